@@ -21,55 +21,58 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Config is everything an operator can say. The file's keys are the yaml tags; every setting is also a flag (with
-// dashes) and a variable of the environment (TRIVET_ and capitals). A flag beats the environment, which beats the file.
+// Config holds the operator's settings. The file's keys are the yaml tags. Every setting also has a flag (with dashes)
+// and an environment variable (TRIVET_ and capitals). A flag overrides the environment, which overrides the file.
 type Config struct {
-	// ControlPlane are members' addresses, host or host:port; 7443 is the port unless given. One that answers is enough.
+	// ControlPlane lists members' addresses, host or host:port; the default port is 7443. One reachable member is
+	// enough.
 	ControlPlane []string `yaml:"controlplane"`
-	// JoinToken is a file with the token of `trivet node token`, or the token. It is needed once.
+	// JoinToken is the token of `trivet node token`, or the path of a file that holds it. It is needed for the first
+	// join only.
 	JoinToken string `yaml:"join_token"`
-	// LeaveCluster is the id of a cluster that this host leaves for that of the join token. Once it has, it says nothing.
+	// LeaveCluster is the id of a cluster that this host leaves for that of the join token. It has no effect once the
+	// host has left that cluster.
 	LeaveCluster string `yaml:"leave_cluster"`
 	DataDir      string `yaml:"data_dir"`
-	// Name of this host; empty is its host name.
+	// Name is the name of this host; empty means its host name.
 	Name string `yaml:"name"`
 	// Accel is auto, kvm or tcg.
 	Accel facts.Mode `yaml:"accel"`
-	// AllowTCG lets a host that has no real KVM take guests, which then run 10 to 50 times slower.
+	// AllowTCG makes a host without hardware KVM accept guests, which then run 10 to 50 times slower.
 	AllowTCG   bool       `yaml:"allow_tcg"`
 	Overcommit Overcommit `yaml:"overcommit"`
 	Reserve    Reserve    `yaml:"reserve"`
-	// UIDRange is first-last: each VM's QEMU runs as one of its own.
+	// UIDRange is first-last: the QEMU of each VM runs with a uid of its own in this range.
 	UIDRange string `yaml:"uid_range"`
-	// Cgroup is the tree of the guests' control groups, relative to where they are mounted.
+	// Cgroup is the parent of the guests' control groups, relative to the cgroup mounts.
 	Cgroup string `yaml:"cgroup"`
-	// MetricsListen is where /metrics and /health are served; empty is nowhere.
+	// MetricsListen is the address that serves /metrics and /health; empty disables both.
 	MetricsListen string `yaml:"metrics_listen"`
-	// MetricsHosts are names by which /metrics and /health may be asked for, besides localhost, Name, this machine's host
-	// name, and any IP address.
+	// MetricsHosts are host names accepted in requests for /metrics and /health, besides localhost, Name, this
+	// machine's host name, and any IP address.
 	MetricsHosts []string `yaml:"metrics_hosts"`
-	// LogFormat is json or text; empty is json under systemd and text elsewhere.
+	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
 	Labels    map[string]string `yaml:"labels"`
-	// QEMU is the program that runs guests, a name or a path.
+	// QEMU is the name or path of the program that runs guests.
 	QEMU string `yaml:"qemu"`
 }
 
-// Overcommit is by how much more than it has the host may promise; 0 is 1.
+// Overcommit holds the factors by which placement may exceed the host's resources; 0 means 1.
 type Overcommit struct {
 	VCPUs   float64 `yaml:"vcpus"`
 	Memory  float64 `yaml:"memory"`
 	Storage float64 `yaml:"storage"`
 }
 
-// Reserve is what the host keeps for itself.
+// Reserve holds the resources that the host keeps for itself.
 type Reserve struct {
 	VCPUs      uint32 `yaml:"vcpus"`
 	MemoryMiB  uint64 `yaml:"memory_mib"`
 	StorageGiB uint64 `yaml:"storage_gib"`
 }
 
-// Default is a host that guests find a little overbooked and never out of memory.
+// Default returns the default settings: processors are overcommitted fourfold, memory and storage are not.
 func Default() Config {
 	return Config{
 		DataDir: "/var/lib/trivet-agent", Accel: facts.Auto, Overcommit: Overcommit{VCPUs: 4, Memory: 1, Storage: 1},
@@ -78,7 +81,7 @@ func Default() Config {
 	}
 }
 
-// setting is one field as text: a flag and a variable of the environment.
+// setting is one field with a flag and an environment variable that set it from text.
 type setting struct {
 	name, usage string
 	set         func(c *Config, text string) error
@@ -146,8 +149,8 @@ func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// load puts defaults, file, environment and flags together, and checks the result. Usage goes to out; asking for it
-// returns flag.ErrHelp.
+// load merges defaults, file, environment and flags, and validates the result. It prints usage to out; if usage was
+// requested, it returns flag.ErrHelp.
 func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
 	flags := flag.NewFlagSet("trivet-nodeagent", flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -203,7 +206,7 @@ func load(args []string, env func(string) (string, bool), out io.Writer) (Config
 	return c, c.Validate()
 }
 
-// read takes the file's settings. A field that is not known is an error.
+// read parses the settings in the file. An unknown field is an error.
 func (c *Config) read(data []byte) error {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
@@ -220,15 +223,15 @@ func variable(name string) string {
 	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
-// validCluster is a cluster's id: 1 to 2^53−1.
+// validCluster matches the form of a cluster id, a number from 1 to 2^53−1.
 var validCluster = regexp.MustCompile(`^[1-9][0-9]{0,15}$`)
 
 var validHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// validName is a name of DNS.
+// validName matches a DNS name.
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
-// Validate says what is wrong, by the name of the setting, and brings addresses into the form host:port.
+// Validate returns an error that names the invalid setting. It completes the control plane's addresses to host:port.
 func (c *Config) Validate() error {
 	if len(c.ControlPlane) == 0 {
 		return errors.New("controlplane: name at least one member, such as 10.0.0.1")
@@ -282,7 +285,7 @@ func (c *Config) Validate() error {
 	return cloud.CheckNodeLabels("labels", all)
 }
 
-// withPort is an address as host:port.
+// withPort returns an address as host:port, with the default port if addr has none.
 func withPort(addr string) (string, error) {
 	if host, port, err := net.SplitHostPort(addr); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
@@ -297,7 +300,7 @@ func withPort(addr string) (string, error) {
 	return net.JoinHostPort(host, uplink.DefaultPort), nil
 }
 
-// metricsHosts are all names by which /metrics and /health may be asked for.
+// metricsHosts returns all host names that are accepted in requests for /metrics and /health.
 func (c *Config) metricsHosts() []string {
 	names := append([]string{c.Name}, c.MetricsHosts...)
 	if full, err := os.Hostname(); err == nil {
@@ -307,19 +310,19 @@ func (c *Config) metricsHosts() []string {
 	return names
 }
 
-// uids is the range of the guests' uids, both ends included.
+// uids returns the range of the guests' uids, both ends included.
 func (c *Config) uids() (first, last int, err error) {
 	from, to, ok := strings.Cut(c.UIDRange, "-")
 	a, errA := strconv.ParseUint(from, 10, 31)
 	b, errB := strconv.ParseUint(to, 10, 31)
-	// Below 1000 live the host's own users, 65534 is nobody.
+	// uids below 1000 belong to the host's own users, and 65534 is nobody.
 	if !ok || errA != nil || errB != nil || a < 1000 || b < a || a <= 65534 && b >= 65534 {
 		return 0, 0, fmt.Errorf("%q is not first-last with first at least 1000 and without 65534", c.UIDRange)
 	}
 	return int(a), int(b), nil
 }
 
-// token gives the join token: the setting itself, or what the file of that name holds.
+// token returns the join token: the setting itself, or the content of the file that it names.
 func (c *Config) token() (string, error) {
 	if c.JoinToken == "" {
 		return "", errors.New("join_token is not set")

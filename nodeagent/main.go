@@ -1,11 +1,11 @@
-// Command trivet-nodeagent runs the virtual machines of one host, as the control plane wants them.
+// Command trivet-nodeagent runs the virtual machines that the control plane assigns to this host.
 //
-// It is the only privileged program of Trivet. It dials the control plane and opens no port that could command it:
-// /metrics and /health are all that it serves. Guests outlive it.
+// It is the only privileged program of Trivet. It connects to the control plane and accepts no commands from the
+// network: it serves only /metrics and /health. Guests keep running when it stops.
 //
-// run.go builds everything from bottom to top and is the only file that knows all packages; config.go is what an
-// operator can say. Under the name of a first argument that is none of an operator's ([launchGuest]) the program is the
-// moment between the agent and a QEMU: see package qemu.
+// run.go constructs all parts in dependency order and is the only file that imports all packages; config.go defines the
+// settings. If the first argument is [launchGuest], which the agent itself passes, the program acts as the launcher
+// that sets up a process and executes QEMU: see package qemu.
 package main
 
 import (
@@ -24,11 +24,11 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 )
 
-// launchGuest is the first argument that makes this program the launcher of a QEMU.
+// launchGuest is the first argument with which this program acts as the launcher of a QEMU.
 const launchGuest = "launch-guest"
 
-// stopWithin is how long an orderly stop may take. What is under way then is left as after a crash, which every part
-// is made for.
+// stopWithin is the maximum duration of an orderly stop. The program then exits; every part can recover operations that
+// were in progress, as after a crash.
 const stopWithin = 9 * time.Second
 
 func main() {
@@ -38,7 +38,7 @@ func main() {
 	os.Exit(start(os.Args[1:]))
 }
 
-// start is the program; it returns its exit code.
+// start runs the program and returns its exit code.
 func start(args []string) int {
 	config, err := load(args, os.LookupEnv, os.Stderr)
 	switch {
@@ -64,7 +64,7 @@ func start(args []string) int {
 	return 0
 }
 
-// logger is JSON under systemd, which takes lines for the journal and sets JOURNAL_STREAM, and text elsewhere.
+// logger returns a logger that writes JSON under systemd, which sets JOURNAL_STREAM, and text elsewhere.
 func logger(format string, out io.Writer) *slog.Logger {
 	if _, journal := os.LookupEnv("JOURNAL_STREAM"); format == "json" || format == "" && journal {
 		return slog.New(slog.NewJSONHandler(out, nil))
@@ -72,7 +72,7 @@ func logger(format string, out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, nil))
 }
 
-// version is what the Go tool recorded of the source.
+// version returns the module version that the Go tool recorded in the binary.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version

@@ -8,10 +8,10 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// accelLabel tells placement how guests run here.
+// accelLabel is the label that tells placement which accelerator guests use here.
 const accelLabel = "trivet/accel"
 
-// node is this host as the control plane is told.
+// node describes this host to the control plane.
 type node struct {
 	host        facts.Host
 	allocatable facts.Resources
@@ -19,7 +19,7 @@ type node struct {
 	ready       bool
 }
 
-// describe makes it from what the operator says and what the host is.
+// describe returns the node for a configuration and the properties of the host.
 func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
 	n := &node{
 		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
@@ -43,8 +43,8 @@ func (n *node) facts() *agentv1.NodeFacts {
 	}
 }
 
-// heartbeat is what a heartbeat says, but for the node's id. Volume drivers and storage classes follow when volumes are
-// served.
+// heartbeat returns a heartbeat request without the node's id. It omits volume drivers and storage classes until
+// volumes are supported.
 func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	state := vmv1.NodeState_NODE_STATE_NOT_READY
 	if n.ready {

@@ -31,20 +31,21 @@ import (
 )
 
 const (
-	// formatVersion of the data directory; an agent refuses one that it does not know.
+	// formatVersion is the format of the data directory; an agent refuses to start on any other.
 	formatVersion = "1"
-	// adoptWithin is how long the start waits for the first observation of all VMs. Then it continues without the rest.
+	// adoptWithin is the maximum time that the start waits for the first observation of all VMs. Then it continues
+	// without the rest.
 	adoptWithin = 5 * time.Second
-	// launches and builds are how many run at the same time. A build mostly waits for an image; of those, package disk
-	// fetches four at a time.
+	// launches and builds are the maximum numbers of concurrent launches and builds. A build mostly waits for an image,
+	// and package disk fetches four images at a time.
 	launches, builds = 8, 16
 	measureEvery     = 10 * time.Second
 	pruneEvery       = 10 * time.Minute
-	// pruneAbove is how full, in percent, the file system must be for images that nobody uses to go.
+	// pruneAbove is the usage of the file system, in percent, above which unused images are removed.
 	pruneAbove = 85
 )
 
-// run is the agent, until ctx ends.
+// run runs the agent until ctx ends.
 func run(ctx context.Context, c Config, log *slog.Logger) error {
 	unlock, err := claim(c.DataDir)
 	if err != nil {
@@ -70,7 +71,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		log.Warn("this host takes no guests: it has no real KVM, and allow_tcg is not set")
 	}
 
-	// The link, the loop and the images need each other; nothing is called before all of them are there.
+	// The link, the loop and the machines refer to each other. None of these callbacks is called before all of them
+	// exist.
 	var loop *reconcile.Loop
 	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
@@ -152,7 +154,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	return nil
 }
 
-// claim makes the data directory and keeps other agents out of it.
+// claim creates the data directory, locks it against other agents and checks its format.
 func claim(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
@@ -200,7 +202,7 @@ func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Lo
 	return ctx.Err()
 }
 
-// every calls f again and again until ctx ends.
+// every calls f once per interval until ctx ends.
 func every(ctx context.Context, pause time.Duration, f func()) error {
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
@@ -214,7 +216,7 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 	}
 }
 
-// prune removes images that nobody uses when the disk gets full. Until then they wait for the next VM of their kind.
+// prune removes unused images if the disk is fuller than pruneAbove. Until then they are kept for later VMs.
 func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
@@ -239,7 +241,7 @@ func prune(dir string, images *disk.Images, machines *machine.MachineSet, assign
 	return images.Prune(func(sum string) bool { return keep[sum] })
 }
 
-// serve answers at addr until ctx ends.
+// serve serves HTTP at addr until ctx ends.
 func serve(ctx context.Context, addr string, h http.Handler) error {
 	listener, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -257,7 +259,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 	return nil
 }
 
-// sources is what /metrics asks.
+// sources returns the functions that supply the figures of /metrics.
 func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),
@@ -280,7 +282,7 @@ func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 	}
 }
 
-// defaultModel is what a VM gets that asks for no CPU model: all that the host has to give.
+// defaultModel returns the CPU model of a VM that requests none: the one with the most features that the host offers.
 func defaultModel(offered []string) string {
 	for _, name := range []string{"host", "max", "qemu64"} {
 		if slices.Contains(offered, name) {

@@ -1,13 +1,13 @@
-// Package guest holds the words that the small guest and its watchers share: the line the guest says when it is ready,
-// the kernel command line it is booted with, and the bytes it writes when it is told to.
+// Package guest defines what the small test guest and the programs that watch it share: the line that the guest prints
+// when it is ready, its kernel command line, and the data pattern that it writes on command.
 //
-// The guest itself is built by the script "build" beside this file out of Debian packages and the program in guestd;
-// README.md says what it contains and everything it says on its serial port. The package is compiled into both sides, so
-// it does no I/O and imports little (every kilobyte of the guest's program is paid for at each boot), and it must not
-// know anything of Trivet: the guest is an ordinary tenant's machine and is told nothing about the cloud it runs in.
+// The script "build" beside this file builds the guest from Debian packages and the program in guestd; README.md lists
+// its content and every line that it prints on its serial port. The package is compiled into both sides, so it does no
+// I/O and imports little (every kilobyte of the guest's program costs time at each boot). It must not know anything of
+// Trivet: the guest is an ordinary tenant's machine.
 //
-// Decisions: the guest speaks lines of plain text, because its watchers read them out of a console log that may begin or end in the
-// middle of one; every line of its own begins with Prefix; values never contain blanks.
+// Decisions: the guest prints lines of plain text, because they are read from a console log that may begin or end in
+// the middle of a line. Every line of its own begins with Prefix. Values never contain blanks.
 package guest
 
 import (
@@ -17,34 +17,36 @@ import (
 	"strings"
 )
 
-// Prefix begins every line that the guest itself says; whatever else stands on the serial port is firmware or kernel.
+// Prefix begins every line that the guest program prints; other output on the serial port is from the firmware or the
+// kernel.
 const Prefix = "TRIVET GUEST "
 
-// ErrNotReady says that a line is not the guest's banner.
+// ErrNotReady means that a line is not the guest's banner.
 var ErrNotReady = errors.New("not a guest banner")
 
-// Disk is a whole disk as the guest's kernel sees it. Sectors are of 512 bytes whatever the disk's own sector size.
+// Disk is a whole disk as seen by the guest's kernel. A sector is 512 bytes, whatever the disk's own sector size.
 type Disk struct {
 	Name    string
 	Sectors int64
 }
 
-// Ready is the banner: what the guest knows of its machine at the moment when it can take commands and power events.
+// Ready is the banner: the properties of the machine at the time when the guest begins to accept commands and power
+// events.
 type Ready struct {
 	BootID string  // /proc/sys/kernel/random/boot_id, new at every boot
 	Up     float64 // seconds since the kernel started, to 10 ms
 	CPUs   int     // online processors
-	MemKiB int64   // MemTotal, so less than the machine's memory
-	Disks  []Disk  // in the order of their names; empty when the machine has none
+	MemKiB int64   // MemTotal, less than the machine's memory
+	Disks  []Disk  // sorted by name; empty if the machine has none
 }
 
-// String is the banner as it stands on the serial port, without its line end.
+// String returns the banner as printed on the serial port, without its line end.
 func (r Ready) String() string {
 	return fmt.Sprintf("%sREADY boot_id=%s up=%.2f cpus=%d mem_kib=%d disks=%s",
 		Prefix, r.BootID, r.Up, r.CPUs, r.MemKiB, FormatDisks(r.Disks))
 }
 
-// FormatDisks writes a list of disks as name:sectors,name:sectors.
+// FormatDisks formats a list of disks as name:sectors,name:sectors.
 func FormatDisks(disks []Disk) string {
 	parts := make([]string, 0, len(disks))
 	for _, d := range disks {
@@ -53,8 +55,9 @@ func FormatDisks(disks []Disk) string {
 	return strings.Join(parts, ",")
 }
 
-// ParseReady reads a banner from one line of a serial log. Unknown fields are passed over, so that an older watcher can
-// read a newer guest; a line without the banner's beginning, or with a field missing or broken, is ErrNotReady.
+// ParseReady parses a banner from one line of a serial log. It ignores unknown fields, so that an older program can
+// read the banner of a newer guest. It returns ErrNotReady if the banner's prefix is missing, or if a field is missing
+// or invalid.
 func ParseReady(line string) (Ready, error) {
 	rest, ok := strings.CutPrefix(strings.TrimSpace(line), Prefix+"READY ")
 	if !ok {
@@ -84,7 +87,7 @@ func ParseReady(line string) (Ready, error) {
 	return r, nil
 }
 
-// ParseDisks reads what FormatDisks wrote; the empty text is no disks.
+// ParseDisks is the inverse of FormatDisks; for the empty string it returns no disks.
 func ParseDisks(text string) ([]Disk, error) {
 	if text == "" {
 		return nil, nil

@@ -5,9 +5,9 @@ import "strconv"
 // SectorSize is the unit of Pattern and of the offsets and lengths in the guest's disk commands.
 const SectorSize = 512
 
-// Pattern fills buf with what the guest's "write" command puts at byte offset off of a disk, off and len(buf) being
-// multiples of SectorSize. Each sector names the seed and its own place on the disk and is filled up with dots, so that
-// a sector that was lost, stale or written elsewhere changes the sum of the range.
+// Pattern fills buf with the data that the guest's "write" command writes at byte offset off of a disk. off and
+// len(buf) must be multiples of SectorSize. Each sector begins with the seed and its own sector number and is padded
+// with dots, so that a sector that was lost, stale or written elsewhere changes the checksum of the range.
 func Pattern(buf []byte, seed string, off int64) {
 	var head []byte
 	for len(buf) >= SectorSize {

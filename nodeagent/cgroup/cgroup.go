@@ -1,27 +1,28 @@
-// Package cgroup keeps each guest's processes in a control group of its own: limits, usage, and the one list of what
-// runs that survives everything but a reboot of the host.
+// Package cgroup puts each guest's processes into a control group of their own. The groups limit and measure resource
+// usage, and they are the one list of running guests that survives everything except a reboot of the host.
 //
-// A [Tree] is a directory of groups, one a guest, outside of whatever group the agent runs in, so that whoever stops
-// the agent's service does not stop its guests. The package knows names, numbers of processors and bytes; not what a
-// VM is, nor who starts it: a launcher enters a group by writing to the files that [Tree.Entries] names.
+// A [Tree] is a directory with one group per guest. It lies outside the agent's own group, so that stopping the agent's
+// service does not stop its guests. The package knows names, numbers of processors and bytes. It does not know VMs and
+// starts no processes: a launcher enters a group by writing to the files that [Tree.Entries] returns.
 //
 // # Versions
 //
-// [Open] looks at what is mounted. Version 2 is used when its hierarchy has the cpu and memory controllers (systemd's
-// unified mode); otherwise version 1, each controller where it is mounted. In the hybrid mode, where version 2 is
-// mounted without controllers, that is version 1. The pids controller is used where there is one.
+// [Open] checks which cgroup file systems are mounted. It uses version 2 if its hierarchy has the cpu and memory
+// controllers (systemd's unified mode), otherwise version 1, with each controller where it is mounted. In the hybrid
+// mode, version 2 is mounted without controllers, so version 1 is used. The pids controller is used if there is one.
 //
 // # Decisions
 //
-//   - Guests get processor time up to their number of vCPUs, hard (quota), and by weight against each other in
-//     proportion to it. The tree as a whole has half the default weight, so that Trivet's own processes come first on
-//     a host that is full.
-//   - Memory is limited hard. What it must hold besides the guest's RAM is the caller's to know. The kernel ends a
-//     process that exceeds it, and [Usage.OOMKills] tells so afterwards.
-//   - A group is entered by writing "0" to its files before exec, on both versions. clone3's CLONE_INTO_CGROUP would do
-//     for version 2 only, and a launcher is needed for other reasons anyway.
-//   - On version 1 a guest also leaves the agent's groups of the devices controller and of systemd's own hierarchies
-//     (name=systemd, and version 2 mounted without controllers), for systemd stops by those. Limits there are not set.
+//   - A guest's processor time has a hard limit (quota), its number of vCPUs, and a weight proportional to that number
+//     against other guests. The whole tree has half the default weight, so that Trivet's own processes take precedence
+//     on a busy host.
+//   - Memory has a hard limit. The caller must include the memory needed besides the guest's RAM. The kernel kills a
+//     process that exceeds the limit, and [Usage.OOMKills] counts such kills.
+//   - A process enters a group by writing "0" to its files before exec, on both versions. clone3's CLONE_INTO_CGROUP
+//     would work on version 2 only, and a launcher is needed for other reasons anyway.
+//   - On version 1 a guest also leaves the agent's groups in the devices controller and in systemd's own hierarchies
+//     (name=systemd, and version 2 mounted without controllers), because systemd stops a service's processes by these
+//     groups. No limits are set there.
 package cgroup
 
 import (
@@ -39,21 +40,22 @@ import (
 	"syscall"
 )
 
-// Tree is the parent of all guests' groups. Its methods may be called at the same time; those about one group should
-// not be.
+// Tree is the parent of all guests' groups. Its methods are safe for concurrent use, but not two calls for the same
+// group.
 type Tree struct {
 	version int               // 1 or 2
 	dirs    map[string]string // by controller; version 2 has one directory for all
 	sys     system
 }
 
-// system is what tests replace: a directory of a real cgroup is born with files, and goes with them.
+// system holds the system calls that tests replace: creating and removing a real cgroup directory also creates and
+// removes its files.
 type system struct {
 	mkdir func(dir string) error
 	rmdir func(dir string) error
 }
 
-// Controllers that are used; pids is optional. Version 2 has no cpuacct: cpu accounts.
+// Controllers used; pids is optional. Version 2 has no cpuacct: cpu includes it.
 const (
 	cpu, cpuacct, memory, pids = "cpu", "cpuacct", "memory", "pids"
 
@@ -61,7 +63,7 @@ const (
 )
 
 var (
-	// ErrNoControllers means that the host has no cpu and memory controllers that we may use.
+	// ErrNoControllers means that the host has no usable cpu and memory controllers.
 	ErrNoControllers = errors.New("no usable cgroup controllers")
 
 	validName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
@@ -69,7 +71,7 @@ var (
 )
 
 // Open finds the host's controllers and makes the tree at root, such as "trivet" or "system.slice/guests.service",
-// relative to where they are mounted. What is in it already is left as it is.
+// relative to the mount points. Existing groups in the tree are left unchanged.
 func Open(root string) (*Tree, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -150,7 +152,7 @@ func findMounts(r io.Reader) (mounts, error) {
 	return m, nil
 }
 
-// make2 makes the tree of version 2 and hands the controllers down to it, level by level.
+// make2 makes the tree of version 2 and delegates the controllers to it, level by level.
 func (t *Tree) make2(mount, root string, have []string) error {
 	dir := filepath.Join(mount, root)
 	var down []string
@@ -184,10 +186,10 @@ func (t *Tree) mkdirs(mount, root string) error {
 	return nil
 }
 
-// Version is 1 or 2.
+// Version returns the cgroup version, 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// paths are the directories of a group, each once; of the tree itself for the empty name.
+// paths returns the directories of a group, each once; for the empty name, those of the tree itself.
 func (t *Tree) paths(name string) []string {
 	all := slices.Sorted(maps.Values(t.dirs))
 	for i := range all {
@@ -196,7 +198,7 @@ func (t *Tree) paths(name string) []string {
 	return slices.Compact(all)
 }
 
-// Create makes a group, or gives the limits to one that exists. A memory limit cannot be set below what is in use.
+// Create makes a group, or updates the limits of an existing one. A memory limit cannot be set below the current usage.
 func (t *Tree) Create(name string, l Limits) error {
 	if !validName.MatchString(name) {
 		return fmt.Errorf("create cgroup: %q is not a name", name)
@@ -216,7 +218,7 @@ func (t *Tree) Create(name string, l Limits) error {
 	return nil
 }
 
-// Entries are the files of a group that take a process in: one that writes "0" to each of them is inside.
+// Entries returns the files through which a process enters a group: it must write "0" to each of them.
 func (t *Tree) Entries(name string) []string {
 	files := t.paths(name)
 	for i := range files {
@@ -225,7 +227,8 @@ func (t *Tree) Entries(name string) []string {
 	return files
 }
 
-// List names the groups that exist, in order, also those that exist in part: the guests of this host, alive or not.
+// List returns the names of the existing groups, sorted, including those that exist only in some hierarchies: all
+// guests of this host, running or not.
 func (t *Tree) List() ([]string, error) {
 	names := map[string]bool{}
 	for _, dir := range t.paths("") {
@@ -242,7 +245,7 @@ func (t *Tree) List() ([]string, error) {
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
-// Close removes the tree if it is empty, for a host that is to be left as it was found.
+// Close removes the tree, which must be empty, to restore the host to its original state.
 func (t *Tree) Close() error {
 	for _, dir := range t.paths("") {
 		if err := t.sys.rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Limits of one group.
+// Limits are the resource limits of one group.
 type Limits struct {
 	CPUs   int    // quota in processors, 1 to 1024; weight follows from it
 	Memory uint64 // bytes, hard; at least 1 MiB
@@ -18,19 +18,19 @@ type Limits struct {
 // The quota is given per period, in microseconds; 100 ms is the kernel's default.
 const period = 100_000
 
-// Weights on version 2's scale, 1 to 10000 with 100 for a group that nobody set.
+// Weights on version 2's scale, 1 to 10000; the kernel's default is 100.
 const (
 	treeWeight   = 50
-	weightPerCPU = 25 // so that 288 vCPUs still fit
+	weightPerCPU = 25 // the weight of 288 vCPUs is still below maxWeight
 	maxWeight    = 10_000
 )
 
-// setting is one file of a controller and what to write to it.
+// setting is a controller's file and the value to write to it.
 type setting struct {
 	controller, file, value string
 }
 
-// treeSettings are those of the tree itself.
+// treeSettings returns the settings of the tree itself.
 func treeSettings(version int) []setting {
 	if version == 2 {
 		return []setting{{cpu, "cpu.weight", strconv.Itoa(treeWeight)}}
@@ -38,7 +38,7 @@ func treeSettings(version int) []setting {
 	return []setting{{cpu, "cpu.shares", strconv.Itoa(shares(treeWeight))}}
 }
 
-// shares is a weight on version 1's scale, on which 1024 stands for 100.
+// shares converts a weight to version 1's scale, on which 1024 corresponds to 100.
 func shares(weight int) int { return max(2, weight*1024/100) }
 
 func (l Limits) settings(version int) ([]setting, error) {
@@ -72,7 +72,7 @@ func (l Limits) settings(version int) ([]setting, error) {
 	}, nil
 }
 
-// apply writes settings to a group, and skips those of a controller that the host does not have.
+// apply writes settings to a group. It skips those of a controller that the host does not have.
 func (t *Tree) apply(name string, set []setting) error {
 	for _, s := range set {
 		dir, ok := t.dirs[s.controller]
@@ -86,7 +86,7 @@ func (t *Tree) apply(name string, set []setting) error {
 	return nil
 }
 
-// write never creates: a control file that is not there is one that the kernel does not offer.
+// write writes to an existing control file. It creates none: a file that does not exist is not supported by the kernel.
 func write(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Between two looks at a group that is being emptied. The kernel says when only on version 2; there is no need there.
+// Limits of the interval at which a group is polled until it is empty. Only version 2 offers notifications, and they
+// are not needed there.
 const (
 	firstLook = time.Millisecond
 	lastLook  = 50 * time.Millisecond
 )
 
-// Procs lists the processes of a group, in order; none if there is no such group.
+// Procs returns the processes of a group, sorted; none if there is no such group.
 func (t *Tree) Procs(name string) ([]int, error) {
 	var all []int
 	for _, file := range t.Entries(name) {
@@ -38,7 +39,7 @@ func (t *Tree) Procs(name string) ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("list processes of cgroup %s: %w", name, err)
 			}
-			// 0 is a process that our pid namespace does not see.
+			// 0 stands for a process outside the agent's pid namespace.
 			if pid > 0 {
 				all = append(all, pid)
 			}
@@ -48,8 +49,8 @@ func (t *Tree) Procs(name string) ([]int, error) {
 	return slices.Compact(all), nil
 }
 
-// Kill ends all processes of a group at once and waits until none is left, or for the error of ctx. A group without
-// processes, or none at all, is no error.
+// Kill kills all processes of a group and waits until none is left or ctx ends. A group without processes, or one that
+// does not exist, is no error.
 func (t *Tree) Kill(ctx context.Context, name string) error {
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
 		left, err := t.Procs(name)
@@ -68,7 +69,7 @@ func (t *Tree) Kill(ctx context.Context, name string) error {
 	}
 }
 
-// signal kills what is in a group now. It never hits a process that got the pid of one that was.
+// signal kills the current processes of a group. It never hits another process that has reused a pid.
 func (t *Tree) signal(name string, procs []int) error {
 	if t.version == 2 {
 		err := write(filepath.Join(t.dirs[cpu], name, "cgroup.kill"), "1")
@@ -84,7 +85,7 @@ func (t *Tree) signal(name string, procs []int) error {
 		if err != nil {
 			return os.NewSyscallError("pidfd_open", err)
 		}
-		// What the descriptor stands for is inside if the pid is inside now.
+		// If the pid is in the group now, the process of the descriptor is the one in the group.
 		still, err := t.Procs(name)
 		if err == nil && slices.Contains(still, pid) {
 			err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
@@ -97,8 +98,8 @@ func (t *Tree) signal(name string, procs []int) error {
 	return nil
 }
 
-// Remove removes a group without processes, waiting a moment for the kernel to forget dead ones, at most until ctx
-// ends. A group that is not there is no error.
+// Remove removes a group without processes. It waits until the kernel has removed exited processes from the group, at
+// most until ctx ends. A group that does not exist is no error.
 func (t *Tree) Remove(ctx context.Context, name string) error {
 	if !validName.MatchString(name) {
 		return fmt.Errorf("remove cgroup: %q is not a name", name)

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Usage is what a group has used since it was made, and holds now.
+// Usage is the resource usage of a group: total processor time and kills since it was made, and current memory.
 type Usage struct {
 	CPU      time.Duration // processor time, user and system
-	Memory   uint64        // bytes of anonymous and shared memory: what cannot be dropped, unlike the page cache
-	OOMKills uint64        // processes that the kernel ended for exceeding Limits.Memory
+	Memory   uint64        // bytes of anonymous and shared memory: memory that cannot be dropped, unlike the page cache
+	OOMKills uint64        // processes that the kernel killed for exceeding Limits.Memory
 }
 
 // Usage reads the counters of a group. The error wraps fs.ErrNotExist when there is no such group.
@@ -64,7 +64,7 @@ func (t *Tree) usage(name string) (Usage, error) {
 	return Usage{CPU: time.Duration(ns), Memory: mem["total_rss"] + mem["total_shmem"], OOMKills: oom["oom_kill"]}, nil
 }
 
-// counters reads a file of lines with a word and a number. Other lines are skipped.
+// counters parses a file with one word and one number per line. Other lines are skipped.
 func (t *Tree) counters(controller, name, file string) (map[string]uint64, error) {
 	text, err := os.ReadFile(filepath.Join(t.dirs[controller], name, file))
 	if err != nil {

@@ -1,27 +1,30 @@
-// Package console keeps the last part of what a guest wrote to its serial port, and of what QEMU wrote to its standard
-// error: the same thing with another size.
+// Package console keeps the last part of what a guest writes to its serial port, and of what QEMU writes to its
+// standard error. Both are bounded log files of different sizes.
 //
-// A [Log] is one file. The writing program has it open for appending and needs nobody: it goes on while the agent is
-// restarted, and nothing is lost. The agent bounds the file from outside ([Log.Trim]) by giving the blocks before the
-// last part back to the file system. The file then looks long and occupies little, and an offset in it means the
-// same until the file is [Longest], when it is cut to its last part.
+// A [Log] is one file. The writing program opens it for appending and does not depend on the agent: it continues while
+// the agent restarts, and no output is lost. The agent limits the file's size from outside ([Log.Trim]): it punches a
+// hole before the last part, so that the file keeps its length but occupies little space. An offset in the file stays
+// valid until the file reaches [Longest]; then it is cut to its last part.
 //
-// The package knows files and bytes; not QEMU, and not what the bytes mean: they are a guest's and may hold anything.
+// The package handles files and bytes. It knows nothing of QEMU and does not interpret the content, which guests
+// control.
 //
 // # Decisions
 //
-//   - No socket or pipe between the writer and the agent: with nobody at its other end it either loses bytes or stops
-//     the guest. QEMU writes its serial port's log to a descriptor (a chardev's logfile), and ignores errors of it.
+//   - There is no socket or pipe between the writer and the agent: without a reader, a pipe either loses bytes or
+//     blocks the guest. QEMU writes its serial port's log to a descriptor (a chardev's logfile) and ignores write
+//     errors.
 //   - Only a running agent trims. While none runs, a guest that prints without pause makes the file grow (170 KiB/s was
-//     measured through QEMU's serial port, under TCG): a host's service manager must restart its agent, for this too.
+//     measured through QEMU's serial port, under TCG). This is one more reason why the host's service manager must
+//     restart the agent.
 //   - A file stays far below the file size limit of its writer, beyond which writes are lost. At [Longest] the agent
 //     removes the beginning of the file, also while it is being written, with fallocate's FALLOC_FL_COLLAPSE_RANGE on
-//     ext4 and xfs; on other file systems it removes the whole content. A reader that follows the file then receives
+//     ext4 and xfs. On other file systems it removes the whole content. A reader that follows the file then receives
 //     the remaining content again.
-//   - Where the file system cannot punch holes (ext4, xfs, btrfs and tmpfs can), a file that is twice as long as what is
-//     kept is emptied: bounded first, complete second.
-//   - Readers poll, every 20 to 250 ms and only while somebody reads: the kernel grants a user 128 inotify instances,
-//     on a host that may have more readers.
+//   - If the file system cannot punch holes (ext4, xfs, btrfs and tmpfs can), a file is emptied at twice the length
+//     that is kept: the size limit has priority over complete output.
+//   - Readers poll, every 20 to 250 ms and only while there are readers: the kernel grants a user 128 inotify
+//     instances, and a host may have more readers.
 package console
 
 import (
@@ -35,14 +38,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kept by default, in bytes.
+// Default number of bytes that are kept.
 const (
 	KeepConsole = 1 << 20  // of a guest's serial port
 	KeepStderr  = 64 << 10 // of QEMU's standard error
 )
 
 const (
-	// slack is how much more than it should a file may occupy before it is trimmed.
+	// slack is the number of bytes beyond the limit that a file may occupy before it is trimmed.
 	slack = 128 << 10
 
 	// Longest is the length, in bytes, at which the beginning of a file is removed: hours of output of a guest that
@@ -50,7 +53,8 @@ const (
 	Longest = 512 << 20
 )
 
-// Log is a bounded log. Its methods may be called at the same time, but Writer only while nobody writes.
+// Log is a bounded log file. Its methods are safe for concurrent use, but Writer may be called only while no program
+// writes.
 type Log struct {
 	path    string
 	keep    int64
@@ -60,16 +64,16 @@ type Log struct {
 	collapse func(f *os.File, to int64) error
 }
 
-// At names the log at path, of which the last keep bytes are kept. It touches nothing.
+// At returns the Log at path, of which the last keep bytes are kept. It does not access the file.
 func At(path string, keep int64) *Log {
 	return &Log{path: path, keep: keep, longest: Longest, punch: punch, collapse: collapse}
 }
 
-// Path is the file's.
+// Path returns the path of the file.
 func (l *Log) Path() string { return l.path }
 
-// Writer opens the log for a program that will append to it, making it if there is none (0600). The caller hands the
-// descriptor on and closes it.
+// Writer opens the log for a program that appends to it, creating the file if there is none (0600). The caller must
+// pass the descriptor to the program and close it.
 func (l *Log) Writer() (*os.File, error) {
 	if st, err := os.Stat(l.path); err == nil && st.Size() >= l.longest {
 		if err := l.begin(); err != nil {
@@ -83,7 +87,7 @@ func (l *Log) Writer() (*os.File, error) {
 	return f, nil
 }
 
-// begin replaces the file by one that holds its last part.
+// begin replaces the file by a new one that holds its last part.
 func (l *Log) begin() error {
 	tail, err := l.Tail(l.keep)
 	if err != nil {
@@ -96,8 +100,8 @@ func (l *Log) begin() error {
 	return os.Rename(next, l.path)
 }
 
-// Trim gives back what the file occupies beyond the part that is kept. It costs one stat when there is nothing to do.
-// A log that is not there needs none.
+// Trim frees the space that the file occupies beyond the part that is kept. It costs one stat if there is nothing to
+// do. A missing file is no error.
 func (l *Log) Trim() error {
 	st, err := os.Stat(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -134,7 +138,7 @@ func (l *Log) Trim() error {
 	return nil
 }
 
-// punch makes a hole from the beginning of f.
+// punch punches a hole into f, from its beginning up to the offset to.
 func punch(f *os.File, to int64) error {
 	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for {
@@ -148,7 +152,7 @@ func punch(f *os.File, to int64) error {
 // collapse removes at most to bytes, in whole blocks, from the beginning of f. The rest moves to offset 0; a program
 // that appends to f continues at the new end.
 func collapse(f *os.File, to int64) error {
-	// Blocks, and clusters of them, have powers of two up to this size.
+	// File system blocks and block clusters have sizes of powers of two, up to this size.
 	const align = 64 << 10
 	for {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_COLLAPSE_RANGE, 0, to/align*align)
@@ -162,7 +166,7 @@ func collapse(f *os.File, to int64) error {
 	}
 }
 
-// Length is the file's length in bytes, of which most may be a hole; 0 when there is no log.
+// Length returns the file's length in bytes, including any hole; 0 if there is no log.
 func (l *Log) Length() (int64, error) {
 	st, err := os.Stat(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,7 +185,7 @@ func occupied(st fs.FileInfo) int64 {
 	return st.Size()
 }
 
-// Tail returns the last n bytes, at most what is kept. The error wraps fs.ErrNotExist when there is no log.
+// Tail returns the last n bytes, but not more than the kept part. The error wraps fs.ErrNotExist if there is no log.
 func (l *Log) Tail(n int64) ([]byte, error) {
 	f, err := os.Open(l.path)
 	if err != nil {
@@ -206,7 +210,8 @@ func (l *Log) tail(f *os.File, n int64) ([]byte, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	// What was written meanwhile may have led to the beginning being trimmed before it was read: then that is zeros.
+	// Bytes at the beginning may have been trimmed before they were read, if the file grew meanwhile. They are zeros:
+	// drop them.
 	now, err := length(f)
 	if err != nil {
 		return nil, err

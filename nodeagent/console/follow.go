@@ -10,24 +10,24 @@ import (
 	"time"
 )
 
-// Between two looks of a reader, after data and when there was none for long.
+// Limits of the polling interval of a reader: soon after new data, growing to late without data.
 const (
 	soon = 20 * time.Millisecond
 	late = 250 * time.Millisecond
 )
 
-// maxChunk is the longest piece that Follow hands over, in bytes.
+// maxChunk is the maximum size of a Chunk, in bytes.
 const maxChunk = 32 << 10
 
-// Chunk is a piece of a log.
+// Chunk is a part of a log, as delivered by Follow.
 type Chunk struct {
-	Data    []byte // valid until the function that got it returns
-	Skipped int64  // bytes between this piece and the one before that were gone before they were read
+	Data    []byte // valid until the send function returns
+	Skipped int64  // bytes before this chunk that were trimmed before they could be read
 }
 
-// Follow hands the last n bytes of the log to send, then everything that is appended, until ctx ends or send fails,
-// and returns that error. A reader slower than the writer is told what it missed.
-// The error wraps fs.ErrNotExist when there is no log, or it is removed.
+// Follow passes the last n bytes of the log to send, then everything that is appended. It returns when ctx ends or send
+// fails, with that error. Chunk.Skipped reports what a reader slower than the writer missed. The error wraps
+// fs.ErrNotExist if there is no log, or it is removed.
 func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error {
 	f, err := os.Open(l.path)
 	if err != nil {
@@ -75,7 +75,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 	}
 }
 
-// next reads what follows at, into buf, and returns where to go on.
+// next reads the bytes at offset at into buf, and returns the offset at which to continue.
 func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	size, err := length(f)
 	if err != nil {
@@ -98,7 +98,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 		if err != nil {
 			return Chunk{}, at, err
 		}
-		// What was read may have been trimmed before it was: then it is zeros.
+		// If the range was trimmed before it was read, buf holds zeros: try again.
 		if now-l.keep <= at {
 			c.Data = buf[:n]
 			return c, at + int64(n), nil
@@ -107,7 +107,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	}
 }
 
-// replaced reports whether f has no name any more.
+// replaced reports whether f was removed or replaced: it has no name any more.
 func replaced(f *os.File) bool {
 	st, err := f.Stat()
 	if err != nil {

@@ -1,31 +1,31 @@
-// Package disk makes the disks of a host's VMs, and holds the images they are made from.
+// Package disk makes the disks of a host's VMs, and caches the images on which they are based.
 //
-// [Images] is the host's cache: one file an image, named by the SHA-256 of its bytes, fetched once and never written
-// again. A VM's disk is a QCOW2 file of its own, empty at first: over an image it is an overlay, over nothing a blank
-// disk. [Build] makes them, [Open] opens a disk and what is beneath it for QEMU, which gets descriptors and no paths.
+// [Images] is the host's cache: one file per image, named by its SHA-256, fetched once and never modified. Each disk of
+// a VM is a QCOW2 file, empty at first: an overlay over an image, or a blank disk. [Build] makes the disks. [Open]
+// opens a disk and its image for QEMU, which receives descriptors and no paths.
 //
-// The package knows files, checksums and sizes. It must not know QEMU, the control plane or a VM's life: where the bytes
-// of an image come from is a function, and which VM a directory belongs to is its caller's business.
+// The package handles files, checksums and sizes. It must not know QEMU, the control plane or the VM life cycle: a
+// function supplies the content of images, and the caller assigns directories to VMs.
 //
 // # Layout
 //
 //	<images>/<sha256>            0444: complete and verified
-//	<images>/<sha256>.part       0600: as far as it got
+//	<images>/<sha256>.part       0600: a partial fetch
 //	<disks>/<disk id>.qcow2      0600, owned by the VM's uid
-//	<disks>/<disk id>.json       what it was made as: its size, and the image beneath it
+//	<disks>/<disk id>.json       the disk's original size and its image
 //
 // # Decisions
 //
-//   - An overlay has no name of a backing file in it: QEMU would open whatever the file said. What lies beneath is in
-//     the .json, written before the overlay, so that no disk is without it. A host can therefore tell from itself which
-//     images it needs ([List]), whether or not the control plane is there.
-//   - An image's checksum is verified when it arrives, before it gets its name. Later uses check only that it is a
-//     regular read-only file of the right size: hashing takes half a second for each gigabyte, on each start of a VM.
-//     A file that is complete was synced before it was renamed, so a crash leaves a whole one or a .part.
-//   - An image that claims to be QCOW2 is examined here again before QEMU opens it, although the control plane did: the
-//     host that would suffer judges for itself.
-//   - Building again what is there does nothing. What is there but differs (other size, other image) is an error and
-//     stays as it is: nothing here ever overwrites or shrinks a disk.
+//   - An overlay names no backing file, because QEMU would open any file that the overlay names. The image is recorded
+//     in the .json file, which is written before the overlay, so that no disk is without it. The host can therefore
+//     list the images that it needs ([List]) without the control plane.
+//   - An image's checksum is verified after the fetch, before the file gets its final name. Later uses check only that
+//     it is a regular read-only file of the right size: hashing would take half a second per gigabyte on each start of
+//     a VM. A complete file is synced before it is renamed, so a crash leaves a complete file or a .part.
+//   - A QCOW2 image is validated again before QEMU opens it, although the control plane validated it: the host does not
+//     rely on that check.
+//   - Building an existing disk does nothing. If the existing disk differs (other size, other image), Build returns an
+//     error and leaves it as it is: this package never overwrites or shrinks a disk.
 package disk
 
 import (
@@ -46,20 +46,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// ErrRefused is wrapped by errors that another attempt will not heal: the disk as wanted cannot be.
+// ErrRefused is wrapped by errors that a retry cannot fix: the requested disk cannot be made.
 var ErrRefused = errors.New("disk cannot be made")
 
 var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
-// Disk is one disk of a VM as wanted, and as it was made.
+// Disk describes one disk of a VM, as requested and as made.
 type Disk struct {
-	ID    string `json:"id"`    // as the limits of disk ids say; unique in the VM
-	Size  uint64 `json:"size"`  // bytes the guest sees
-	Image *Image `json:"image"` // beneath it; nil is a blank disk
+	ID    string `json:"id"`    // 1 to 32 characters, see validID; unique in the VM
+	Size  uint64 `json:"size"`  // bytes that the guest sees
+	Image *Image `json:"image"` // backing image; nil for a blank disk
 }
 
-// Build makes those of the disks that are not there yet, in dir, for a QEMU that runs as uid, fetching images that are
-// missing. An error that wraps [ErrRefused] is final.
+// Build makes the missing ones of the disks in dir, for a QEMU that runs as uid. It fetches missing images. An error
+// that wraps [ErrRefused] is final.
 func Build(ctx context.Context, images *Images, dir string, uid int, disks []Disk) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make disks: %w", err)
@@ -127,7 +127,7 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// same returns nil if the disk is there as wanted, an error that wraps fs.ErrNotExist if it is not there.
+// same returns nil if the disk exists as requested, and an error that wraps fs.ErrNotExist if it does not exist.
 func same(dir string, want Disk) error {
 	have, err := read(dir, want.ID)
 	if err != nil {
@@ -155,7 +155,7 @@ func same(dir string, want Disk) error {
 	return nil
 }
 
-// List tells what disks exist in dir, in the order of their ids; none if there is no dir.
+// List returns the disks in dir, sorted by id; none if dir does not exist.
 func List(dir string) ([]Disk, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -191,14 +191,14 @@ func read(dir, id string) (Disk, error) {
 	return d, nil
 }
 
-// Chain is a disk, opened, from the top down. Base is nil for a blank disk.
+// Chain holds the open files of a disk. Base is nil for a blank disk.
 type Chain struct {
 	Overlay *os.File // read and write; QCOW2
 	Base    *os.File // read only
 	Format  qcow2.Format
 }
 
-// Open opens a disk that Build made, and its image, which must be held.
+// Open opens a disk that Build made, and its image, which must be in the cache.
 func Open(images *Images, dir, id string) (Chain, error) {
 	if !validID.MatchString(id) {
 		return Chain{}, fmt.Errorf("open disk %q: its id is not one", id)
@@ -221,7 +221,7 @@ func Open(images *Images, dir, id string) (Chain, error) {
 	return c, nil
 }
 
-// Close closes what is open.
+// Close closes the open files.
 func (c Chain) Close() {
 	for _, f := range []*os.File{c.Overlay, c.Base} {
 		if f != nil {
@@ -230,7 +230,7 @@ func (c Chain) Close() {
 	}
 }
 
-// Remove removes all disks in dir, and dir. That they are not there is no error. The images stay.
+// Remove removes all disks in dir, and dir itself. A missing dir is no error. The images are kept.
 func Remove(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove disks: %w", err)
@@ -241,7 +241,7 @@ func Remove(dir string) error {
 func path(dir, id string) string     { return filepath.Join(dir, id+".qcow2") }
 func notePath(dir, id string) string { return filepath.Join(dir, id+".json") }
 
-// create makes a file whole or not at all: under another name first, synced, then renamed.
+// create makes a file atomically: it writes and syncs it under another name, then renames it.
 func create(path string, fill func(*os.File) error) (err error) {
 	next := path + ".new"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// maxFetches is how many images are fetched at a time.
+// maxFetches is the maximum number of concurrent image fetches.
 const maxFetches = 4
 
-// ErrChecksum means that the bytes which arrived are not those of the image. What arrived is thrown away.
+// ErrChecksum means that the fetched content has another SHA-256 than the image. It has been deleted.
 var ErrChecksum = errors.New("image has another checksum")
 
 var validSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Image names the content of a file.
+// Image identifies the content of an image file.
 type Image struct {
 	SHA256 string       `json:"sha256"` // 64 digits, lower case
 	Size   int64        `json:"size"`   // bytes of the file
@@ -46,10 +46,10 @@ func (i Image) validate() error {
 	return nil
 }
 
-// Fetch opens the bytes of an image from offset on. It is called with a context that ends when nobody waits any more.
+// Fetch opens an image for reading from an offset. Its context ends when no caller waits for the image any more.
 type Fetch func(ctx context.Context, sha256 string, offset int64) (io.ReadCloser, error)
 
-// Images is a host's cache of images. Its methods may be called at the same time.
+// Images is a host's cache of images. Its methods are safe for concurrent use.
 type Images struct {
 	dir   string
 	fetch Fetch
@@ -63,15 +63,15 @@ type Images struct {
 	flights map[string]*flight // by SHA-256
 }
 
-// flight is one image being fetched, for everyone who waits for it.
+// flight is an image fetch in progress, shared by all callers that wait for the image.
 type flight struct {
 	cancel  context.CancelFunc
-	waiting int           // under Images.mu
-	done    chan struct{} // closed when err is there
+	waiting int           // guarded by Images.mu
+	done    chan struct{} // closed when err is set
 	err     error
 }
 
-// OpenImages opens the cache in dir, which is made if it is not there.
+// OpenImages opens the cache in dir, creating dir if necessary.
 func OpenImages(dir string, fetch Fetch) (*Images, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open images: %w", err)
@@ -80,14 +80,15 @@ func OpenImages(dir string, fetch Fetch) (*Images, error) {
 	return &Images{dir: dir, fetch: fetch, life: life, end: end, slots: make(chan struct{}, maxFetches), flights: map[string]*flight{}}, nil
 }
 
-// Close ends all fetches and waits for them. What has arrived is kept, and gone on with next time.
+// Close cancels all fetches and waits for their goroutines. Partial content is kept and used by the next fetch.
 func (s *Images) Close() {
 	s.end()
 	s.work.Wait()
 }
 
-// Hold returns once the image is here, complete and verified. Callers that want the same image share one fetch, which
-// ends with the last of them. After an error the next call goes on where this one stopped, unless it was [ErrChecksum].
+// Hold returns once the image is in the cache, complete and verified. Callers that need the same image share one fetch,
+// which is canceled when the last of them stops waiting. After an error, the next call continues where this one
+// stopped, unless the error was [ErrChecksum].
 func (s *Images) Hold(ctx context.Context, img Image) error {
 	if err := img.validate(); err != nil {
 		return err
@@ -108,7 +109,7 @@ func (s *Images) Hold(ctx context.Context, img Image) error {
 		}
 		s.leave(f)
 		if errors.Is(err, context.Canceled) && ctx.Err() == nil && s.life.Err() == nil {
-			continue // its last caller gave up just before we came
+			continue // the other callers canceled the fetch just before this one joined it
 		}
 		if err != nil {
 			return fmt.Errorf("fetch image %s: %w", img.SHA256, err)
@@ -116,7 +117,8 @@ func (s *Images) Hold(ctx context.Context, img Image) error {
 	}
 }
 
-// held returns nil if the image is here, an error that wraps fs.ErrNotExist if not, another one if it cannot be that.
+// held returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another error if
+// the file cannot be that image.
 func (s *Images) held(img Image) error {
 	st, err := os.Lstat(s.path(img.SHA256))
 	switch {
@@ -130,7 +132,7 @@ func (s *Images) held(img Image) error {
 	return nil
 }
 
-// join finds the flight of an image, or starts it.
+// join returns the fetch of an image in progress, or starts one.
 func (s *Images) join(img Image) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,7 +165,7 @@ func (s *Images) leave(f *flight) {
 	}
 }
 
-// bring fetches an image into its .part, from where that ends, verifies it and gives it its name.
+// bring fetches an image into its .part file, from where that ends, verifies it and renames it.
 func (s *Images) bring(ctx context.Context, img Image) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -202,7 +204,7 @@ func (s *Images) bring(ctx context.Context, img Image) error {
 	return syncDir(s.dir)
 }
 
-// resume hashes what is there of a .part and returns how much that is. One that is too long is begun again.
+// resume hashes the content of a .part file and returns its length. A file longer than size is emptied.
 func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -214,13 +216,13 @@ func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, 
 	return io.Copy(sum, reader{ctx, f})
 }
 
-// copy appends to the .part what is missing, never more.
+// copy appends the missing content to the .part file, up to the image's size.
 func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image, at int64) error {
 	r, err := s.fetch(ctx, img.SHA256, at)
 	if err != nil {
 		return err
 	}
-	// A reader that hangs is closed under it.
+	// Closing the reader unblocks a Read that hangs.
 	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
 	defer func() {
 		if stop() {
@@ -242,7 +244,7 @@ func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image,
 	return nil
 }
 
-// reader stops between two reads when its context ends.
+// reader returns the context's error, instead of starting another read, after its context has ended.
 type reader struct {
 	ctx context.Context
 	io.Reader
@@ -255,7 +257,7 @@ func (r reader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// Open opens an image that is held, to be read. The error wraps fs.ErrNotExist when it is not.
+// Open opens a cached image for reading. The error wraps fs.ErrNotExist if it is not in the cache.
 func (s *Images) Open(img Image) (*os.File, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
@@ -270,7 +272,8 @@ func (s *Images) Open(img Image) (*os.File, error) {
 	return f, nil
 }
 
-// virtualSize is the size of the disk in an image that is held. Refuses what QEMU must not open.
+// virtualSize returns the size, in bytes, of the disk in a cached image. It returns ErrRefused for an image that QEMU
+// must not open.
 func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
 	if img.Format == qcow2.Raw {
 		return uint64(img.Size), nil
@@ -287,7 +290,7 @@ func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
 	return info.VirtualSize, err
 }
 
-// readerAt is a reader for random access.
+// readerAt is like reader, for random access.
 type readerAt struct {
 	ctx context.Context
 	io.ReaderAt
@@ -300,7 +303,7 @@ func (r readerAt) ReadAt(p []byte, at int64) (int, error) {
 	return r.ReaderAt.ReadAt(p, at)
 }
 
-// List names the images that are held, by their SHA-256, in order.
+// List returns the SHA-256 of each cached image, sorted.
 func (s *Images) List() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -315,8 +318,8 @@ func (s *Images) List() ([]string, error) {
 	return sums, nil
 }
 
-// Prune removes images that keep refuses, and what is left of fetches that nobody goes on with. What QEMU has open it
-// keeps, without a name; a VM that is off needs its images kept.
+// Prune removes images for which keep returns false, and partial content that no fetch is using. An image that QEMU has
+// open loses only its name and stays usable. For a VM that is off, keep must return true.
 func (s *Images) Prune(keep func(sha256 string) bool) error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is how QEMU runs guest code.
+// Kind is the way in which QEMU runs guest code.
 type Kind string
 
 const (
@@ -21,35 +21,35 @@ const (
 	TCG Kind = "tcg" // translated, 10 to 50 times slower
 )
 
-// Mode is what an operator wants of [Accel].
+// Mode is the operator's choice for [Accel].
 type Mode string
 
 const (
-	Auto    Mode = "auto" // KVM where it really runs guests, else TCG
+	Auto    Mode = "auto" // KVM if it runs guests at hardware speed, else TCG
 	WantKVM Mode = "kvm"  // KVM, or an error
-	WantTCG Mode = "tcg"  // TCG without a look at KVM
+	WantTCG Mode = "tcg"  // TCG, without probing KVM
 )
 
-// Accelerator is how guests can be run here, and why so.
+// Accelerator is the result of [Accel]: how guests run here, and the reason.
 type Accelerator struct {
 	Kind   Kind
 	Reason string // one line, for the operator
 }
 
 const (
-	loops    = 1_000_000              // of the guest: two instructions each, under 2 ms of a real processor
-	window   = 100 * time.Millisecond // what they may take
-	windows  = 10                     // at most, while other work of the host keeps the guest off the processor
-	patience = 5 * time.Second        // for the kernel to give the probing thread back
+	loops    = 1_000_000              // loops of the guest: two instructions each, under 2 ms on hardware
+	window   = 100 * time.Millisecond // duration of one window, in which hardware finishes all loops
+	windows  = 10                     // maximum number of windows, if other processes keep the guest off the processor
+	patience = 5 * time.Second        // maximum time of the probe, in case a system call hangs
 )
 
-// Accel finds out how guests can be run. Auto and WantKVM run a guest of one processor and a million kernel-mode
-// loops under KVM: hardware needs about a millisecond, an interpreting KVM about a second. The verdict comes after
-// 100 ms, unless the host was too busy to run the guest for half of that; then it looks again, for a second at most. An
-// error means that mode is none, that ctx ended, or that KVM was demanded and does not run guests.
+// Accel determines how guests can be run. Auto and WantKVM run a guest with one processor and a million kernel-mode
+// loops under KVM: hardware needs about a millisecond, an interpreting KVM about a second. The probe ends after 100 ms,
+// unless the host was too busy to run the guest for half of that; then it continues, for a second at most. Accel
+// returns an error if mode is unknown, ctx ends, or mode is WantKVM and KVM does not run guests.
 //
-// Everything opened is closed again, but for one case: a kernel that does not return from an ioctl within 5 s, signal
-// or not, keeps that thread and its descriptors until it does. The answer is then TCG.
+// All descriptors are closed again, with one exception: if the kernel does not return from an ioctl within 5 s, despite
+// a signal, the thread and its descriptors remain until it does. Auto then returns TCG, and WantKVM an error.
 func Accel(ctx context.Context, mode Mode) (Accelerator, error) {
 	return decide(ctx, mode, probeKVM)
 }
@@ -74,7 +74,7 @@ func decide(ctx context.Context, mode Mode, probe func(context.Context) (time.Du
 	return Accelerator{Kind: TCG, Reason: err.Error()}, nil
 }
 
-// patiently runs probe on a goroutine of its own, and leaves it to itself if it does not come back.
+// patiently runs probe in a goroutine, and abandons it if it does not return within patience.
 func patiently(ctx context.Context, probe func(context.Context) (time.Duration, error)) (time.Duration, error) {
 	type answer struct {
 		took time.Duration
@@ -95,7 +95,7 @@ func patiently(ctx context.Context, probe func(context.Context) (time.Duration, 
 	}
 }
 
-// From the kernel's linux/kvm.h, for amd64.
+// Constants of the kernel's linux/kvm.h, for amd64.
 const (
 	kvmGetAPIVersion       = 0xAE00
 	kvmCreateVM            = 0xAE01
@@ -143,7 +143,7 @@ type kvmRegs struct {
 	rip, rflags uint64
 }
 
-// kvmRunPage is the head of struct kvm_run, shared with the kernel.
+// kvmRunPage is the beginning of struct kvm_run, which is shared with the kernel.
 type kvmRunPage struct {
 	flags      uint32 // byte 1 is immediate_exit: the next KVM_RUN returns EINTR at once
 	_          uint32
@@ -154,12 +154,12 @@ const immediateExit = 1 << 8
 
 const codeAt = 0x1000
 
-// guestCode is: mov ecx, n; again: dec ecx; jnz again; hlt
+// guestCode returns the machine code of: mov ecx, n; again: dec ecx; jnz again; hlt
 func guestCode(n uint32) []byte {
 	return append(binary.LittleEndian.AppendUint32([]byte{0xb9}, n), 0xff, 0xc9, 0x75, 0xfc, 0xf4)
 }
 
-// guest is a virtual machine of one processor and 64 KiB of memory.
+// guest is a virtual machine with one processor and 64 KiB of memory.
 type guest struct {
 	kvm, vm, cpu int    // -1: not open
 	mem, run     []byte // nil: not mapped
@@ -167,7 +167,7 @@ type guest struct {
 
 func probeKVM(ctx context.Context) (time.Duration, error) { return runLoops(ctx, loops) }
 
-// runLoops runs n loops of guest code and returns how long they took.
+// runLoops runs n loops of guest code and returns the time they took.
 func runLoops(ctx context.Context, n uint32) (time.Duration, error) {
 	if runtime.GOARCH != "amd64" {
 		return 0, fmt.Errorf("the KVM probe has no guest code for %s", runtime.GOARCH)
@@ -235,7 +235,7 @@ func (g *guest) close() {
 	}
 }
 
-// reset puts the processor before the code: ring 0, 32-bit protected mode, flat segments, no paging.
+// reset sets the processor's registers to run the code: ring 0, 32-bit protected mode, flat segments, no paging.
 func (g *guest) reset() error {
 	var s kvmSregs
 	if err := ioctlAt(g.cpu, kvmGetSregs, unsafe.Pointer(&s)); err != nil {
@@ -258,9 +258,9 @@ func (g *guest) reset() error {
 
 var errKicked = errors.New("kicked")
 
-// spin runs the guest until it halts or has had its chance.
+// spin runs the guest until it halts or has had enough processor time to show that KVM is too slow.
 func (g *guest) spin(ctx context.Context) (time.Duration, error) {
-	runtime.LockOSThread() // the thread is what gets the signal, and whose processor time counts
+	runtime.LockOSThread() // the signal goes to this thread, and its processor time is measured
 	defer runtime.UnlockOSThread()
 	start, used := time.Now(), threadTime()
 	for range windows {
@@ -281,7 +281,7 @@ func (g *guest) spin(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("the host was too busy to run the probe for %v in %v", window/2, windows*window)
 }
 
-// enter runs the guest for one window. A second call goes on where the first stopped.
+// enter runs the guest for one window. A second call continues where the first one stopped.
 func (g *guest) enter(ctx context.Context) error {
 	page := (*kvmRunPage)(unsafe.Pointer(&g.run[0]))
 	atomic.StoreUint32(&page.flags, 0)
@@ -289,8 +289,8 @@ func (g *guest) enter(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, window)
 	defer cancel()
 	kicked := make(chan struct{})
-	// The flag catches a thread that is not in KVM_RUN just now, the signal one that is. Go's runtime uses SIGURG
-	// itself and takes one that it did not send for spurious.
+	// The flag stops a thread that is not in KVM_RUN at the moment, the signal one that is. Go's runtime uses SIGURG
+	// itself and ignores signals that it did not send.
 	stop := context.AfterFunc(ctx, func() {
 		defer close(kicked)
 		atomic.StoreUint32(&page.flags, immediateExit)
@@ -298,7 +298,7 @@ func (g *guest) enter(ctx context.Context) error {
 	})
 	defer func() {
 		if !stop() {
-			<-kicked // before anybody unmaps the page or leaves the thread
+			<-kicked // before the caller unmaps the page or unlocks the thread
 		}
 	}()
 	for {
@@ -320,7 +320,7 @@ func (g *guest) enter(ctx context.Context) error {
 
 func threadTime() time.Duration {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // always there on Linux
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // always available on Linux
 	return time.Duration(ts.Nano())
 }
 

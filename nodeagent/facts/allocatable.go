@@ -5,18 +5,18 @@ import (
 	"math"
 )
 
-// Overcommit is by how much more than it has a host may promise. A field left 0 means 1: not at all. Less than 1 keeps
-// a part back.
+// Overcommit holds the factors by which placement may exceed the host's resources. A field left 0 means 1: no
+// overcommit. A factor below 1 leaves a part unused.
 type Overcommit struct {
 	VCPUs   float64
 	Memory  float64
 	Storage float64
 }
 
-// MaxOvercommit is the largest factor taken for sane.
+// MaxOvercommit is the largest factor that is accepted.
 const MaxOvercommit = 1000
 
-// Validate refuses factors that are negative, not numbers, or above [MaxOvercommit].
+// Validate returns an error for factors that are negative, not numbers, or above [MaxOvercommit].
 func (o Overcommit) Validate() error {
 	for _, f := range []struct {
 		name  string
@@ -29,8 +29,8 @@ func (o Overcommit) Validate() error {
 	return nil
 }
 
-// Allocatable is what may be placed on a host: (capacity − reserve) × overcommit, each resource by itself, rounded down.
-// A reserve above the capacity leaves nothing. A factor that [Overcommit.Validate] refuses counts as 1.
+// Allocatable returns the resources that may be placed on a host: (capacity − reserve) × overcommit for each resource,
+// rounded down. A reserve above the capacity leaves nothing. A factor that [Overcommit.Validate] rejects counts as 1.
 func Allocatable(capacity, reserve Resources, over Overcommit) Resources {
 	return Resources{
 		VCPUs:      uint32(min(math.MaxUint32, promise(uint64(capacity.VCPUs), uint64(reserve.VCPUs), over.VCPUs))),
@@ -47,7 +47,7 @@ func promise(have, reserve uint64, factor float64) uint64 {
 	if factor == 1 || !(factor > 0 && factor <= MaxOvercommit) {
 		return left
 	}
-	// 100 × 1.15 is 114.99999999999999 in binary, and who wrote 1.15 expects 115.
+	// 100 × 1.15 is 114.99999999999999 in binary, but a user who configures 1.15 expects 115.
 	const rounding = 1 + 1e-12
 	product := float64(left) * factor * rounding
 	if product >= math.MaxUint64 {

@@ -1,16 +1,17 @@
-// Package facts finds out what this host is and has: how it can run guests, its size, and what its QEMU offers. It
-// looks afresh each time and remembers nothing. It must not know the control plane, the agent's configuration or any
-// VM; what is done with a fact (a label, NOT_READY, an argument of QEMU) is the caller's.
+// Package facts reads the properties of this host: how it can run guests, its size, and what its QEMU supports. It
+// reads them anew on each call and caches nothing. It must not know the control plane, the agent's configuration or any
+// VM; the caller decides how to use a fact (a label, NOT_READY, an argument of QEMU).
 //
 // # Decisions
 //
-//   - Acceleration is measured, not asked for. A /dev/kvm that opens, creates a VM and even runs it may interpret
-//     kernel code one instruction at a time (nested hosts without hardware support do), and a guest then needs minutes
-//     to boot. See [Accel].
-//   - What QEMU offers is asked of QEMU itself, in one short-lived process without a machine, confined, and spoken to
-//     over an inherited socket, so that no path is made or left.
-//   - Storage counts what an unprivileged QEMU can fill: not the blocks a file system reserves for root.
-//   - A size that cannot be read is an error. A guess would be placed upon.
+//   - Acceleration is measured. A /dev/kvm that opens, creates a VM and even runs it may interpret kernel code one
+//     instruction at a time (nested hosts without hardware support do this), and a guest then needs minutes to boot.
+//     See [Accel].
+//   - QEMU itself is queried for its features, in one short-lived, sandboxed process without a machine. The connection
+//     is an inherited socket, so that no socket file is created.
+//   - Storage counts only the space that an unprivileged QEMU can use, without the blocks that a file system reserves
+//     for root.
+//   - A size that cannot be read is an error, because placement would rely on a guess.
 package facts
 
 import (
@@ -25,29 +26,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Resources is an amount of what a guest can be given, in the units of the node's capacity on the wire.
+// Resources is an amount of host resources, in the units of the node's capacity on the wire.
 type Resources struct {
 	VCPUs      uint32
 	MemoryMiB  uint64
 	StorageGiB uint64
 }
 
-// Host is what this host is and has.
+// Host holds the properties of this host.
 type Host struct {
-	Capacity Resources // all of it, whoever uses it
-	Arch     string    // as uname says, such as x86_64
-	BootID   string    // another one after each boot of the kernel
+	Capacity Resources // total, including what is in use
+	Arch     string    // as uname prints it, such as x86_64
+	BootID   string    // changes with each boot of the kernel
 	QEMU     QEMU
 }
 
-// Options says where to look.
+// Options configures Read.
 type Options struct {
 	DataDir string // required: an existing directory on the file system that holds the guests' disks
-	Accel   Kind   // required: the accelerator that CPU models are asked for
+	Accel   Kind   // required: the accelerator for which CPU models are listed
 	QEMU    string // optional: the program's name or path; DefaultQEMU
 }
 
-// Read finds out everything. It runs QEMU twice, for a fraction of a second, and takes at most 20 seconds.
+// Read returns the properties of this host. It runs QEMU twice, for a fraction of a second, and takes at most 20
+// seconds.
 func Read(ctx context.Context, o Options) (Host, error) {
 	if o.DataDir == "" {
 		return Host{}, errors.New("read host facts: no data directory given")
@@ -95,7 +97,7 @@ func capacity(dir string) (Resources, error) {
 	return r, err
 }
 
-// countCPUs counts a kernel CPU list such as "0-3,5".
+// countCPUs returns the number of CPUs in a kernel CPU list such as "0-3,5".
 func countCPUs(list string) (uint32, error) {
 	var n uint32
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
@@ -113,7 +115,7 @@ func countCPUs(list string) (uint32, error) {
 	return n, nil
 }
 
-// memoryMiB reads MemTotal, rounded down. It includes what is set aside as huge pages.
+// memoryMiB returns MemTotal, rounded down to MiB. It includes memory reserved for huge pages.
 func memoryMiB(meminfo string) (uint64, error) {
 	for line := range strings.Lines(meminfo) {
 		rest, ok := strings.CutPrefix(line, "MemTotal:")
@@ -129,7 +131,8 @@ func memoryMiB(meminfo string) (uint64, error) {
 	return 0, errors.New("read memory size: no MemTotal")
 }
 
-// storageGiB is what users other than root can use of a file system, rounded down. The arguments are statfs's.
+// storageGiB returns the space of a file system that users other than root can use, rounded down. The arguments are
+// statfs's.
 func storageGiB(blocks, free, avail, size uint64) uint64 {
 	if free > avail {
 		blocks -= min(blocks, free-avail)

@@ -22,21 +22,21 @@ import (
 )
 
 const (
-	// DefaultQEMU is the program that runs guests.
+	// DefaultQEMU is the name of the program that runs guests.
 	DefaultQEMU = "qemu-system-x86_64"
 
-	machineAlias = "q35"            // the machine type that guests get, in its newest version here
-	maxOutput    = 64 << 10         // bytes kept of what QEMU prints
+	machineAlias = "q35"            // alias of the newest machine type, which guests get
+	maxOutput    = 64 << 10         // bytes of QEMU's output that are kept
 	askTimeout   = 10 * time.Second // for each of the two runs of QEMU
 )
 
-// QEMU is the program that runs guests here, and what it offers.
+// QEMU describes the program that runs guests here, and its features.
 type QEMU struct {
 	Path    string // absolute
-	Version string // such as 7.2.22, without the distribution's part
-	Machine string // the versioned machine type behind q35, such as pc-q35-7.2
+	Version string // such as 7.2.22, without the distribution's suffix
+	Machine string // the versioned machine type of the alias q35, such as pc-q35-7.2
 
-	// CPUModels are the names that run with all their features under the accelerator asked for, sorted.
+	// CPUModels are the models that run with all their features under the accelerator, sorted.
 	CPUModels []string
 }
 
@@ -68,7 +68,7 @@ func version(ctx context.Context, path string) (string, error) {
 	cmd := command(ctx, path, "--version")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil { // rather than the signal it was killed with
+		if ctx.Err() != nil { // instead of the signal that killed the process
 			err = ctx.Err()
 		}
 		return "", err
@@ -87,7 +87,7 @@ func parseVersion(out string) (string, error) {
 	return m[1], nil
 }
 
-// inspect asks a QEMU without a machine. Its monitor is a socket pair: nothing on disk, and nobody else's.
+// inspect queries a QEMU process without a machine. Its monitor is a socket pair, so that there is no socket file.
 func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -102,9 +102,9 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control")
 	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.ExtraFiles = []*os.File{theirs} // becomes 3
+	cmd.ExtraFiles = []*os.File{theirs} // becomes descriptor 3
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	runtime.LockOSThread() // Pdeathsig means the thread's death, not the process's
+	runtime.LockOSThread() // Pdeathsig is sent when the parent thread exits, not the process
 	defer runtime.UnlockOSThread()
 	err = cmd.Start()
 	theirs.Close()
@@ -143,8 +143,8 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	return monitor.Quit()
 }
 
-// resolve returns the versioned machine type that an alias stands for. Guests are recorded with the versioned type,
-// because the alias means another one after an upgrade of QEMU.
+// resolve returns the versioned machine type of an alias. VMs are recorded with the versioned type, because the meaning
+// of the alias changes with an upgrade of QEMU.
 func resolve(machines []raw.MachineInfo, alias string) (string, error) {
 	for _, m := range machines {
 		if m.Alias != nil && *m.Alias == alias {
@@ -154,7 +154,7 @@ func resolve(machines []raw.MachineInfo, alias string) (string, error) {
 	return "", fmt.Errorf("it has no machine type %s", alias)
 }
 
-// runnable returns the sorted names of the models of which the accelerator offers every feature. QEMU leaves out
+// runnable returns the sorted names of the models of which the accelerator supports every feature. QEMU omits
 // UnavailableFeatures for a model that it cannot check.
 func runnable(models []raw.CPUDefinitionInfo) []string {
 	names := []string{}
@@ -167,8 +167,8 @@ func runnable(models []raw.CPUDefinitionInfo) []string {
 	return slices.Compact(names)
 }
 
-// command runs a program of this host with an environment and a process group of its own. The whole group is killed
-// when ctx ends, and nobody waits for more than a second after that, whoever may still hold its output.
+// command returns a command of this host with an environment and a process group of its own. When ctx ends, the whole
+// group is killed. Wait then returns within a second, even if another process still holds the output open.
 func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
@@ -199,7 +199,7 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, far, nil
 }
 
-// head keeps the first maxOutput bytes written to it. The buffer is not embedded: its ReadFrom knows no limit.
+// head keeps the first maxOutput bytes written to it. The buffer is not embedded, because its ReadFrom has no limit.
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {

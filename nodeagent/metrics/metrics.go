@@ -1,11 +1,11 @@
-// Package metrics shows what the agent does and what its guests use: GET /metrics for Prometheus, GET /health for
-// programs that restart others.
+// Package metrics serves figures about the agent and its guests: GET /metrics for Prometheus, GET /health for liveness
+// checks.
 //
 // Requests need no credential. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
 // localhost, or one of the host's own names.
 //
-// It asks when it is asked and keeps nothing; where the figures come from is a [Sources] of functions. Only ids of VMs
-// are labels here, no names: an id says nothing to a reader who may not see the VM.
+// Each request reads the figures from the functions in [Sources]; nothing is cached. Labels hold only ids of VMs, no
+// names: an id reveals nothing to a reader who may not see the VM.
 package metrics
 
 import (
@@ -24,7 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Sources are what is shown. All are required, quick, and may be called at any time.
+// Sources supplies the figures. All fields are required. The functions must return quickly and be safe for concurrent
+// use.
 type Sources struct {
 	Version string
 	Uplink  func() Uplink
@@ -37,9 +38,9 @@ type Uplink struct {
 	Connected bool
 	Term      uint64
 	Revision  int64
-	Sessions  uint64 // connections that came about
+	Sessions  uint64 // connections that were accepted
 	Failures  uint64 // connections and attempts that ended with an error
-	// Lease is what is left of it; negative when it is over or there never was one.
+	// Lease is the remaining time of the lease; negative after its end or if there never was one.
 	Lease time.Duration
 }
 
@@ -47,27 +48,27 @@ type Uplink struct {
 type VM struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
-	// Usage is nil when nothing runs, or nothing was measured yet. CPU is processor time since the start.
+	// Usage is nil if nothing runs, or nothing was measured yet. CPU is processor time since the start.
 	Usage *cloud.Usage
 	CPU   time.Duration
 }
 
-// Counts are sums since the agent started.
+// Counts holds totals since the agent started.
 type Counts struct {
 	Launches, LaunchFailures uint64
 	Builds, BuildFailures    uint64
-	// Deaths are guests whose process ended without having been asked to.
+	// Deaths counts guests whose process ended without a request to stop.
 	Deaths uint64
 }
 
-// observed are the levels' names, as agent.v1 has them.
+// observed holds the names of cloud.Observed values, as in agent.v1.
 var observed = [...]string{
 	cloud.ObservedAbsent: "absent", cloud.ObservedBuilding: "building", cloud.ObservedBuilt: "built",
 	cloud.ObservedLaunching: "launching", cloud.ObservedRunning: "running", cloud.ObservedStopping: "stopping",
 	cloud.ObservedBuildFailed: "build_failed", cloud.ObservedEnded: "ended",
 }
 
-// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts; others get 403.
+// Handler serves /metrics and /health to requests for an IP address, localhost or one of hosts. Other requests get 403.
 func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -83,7 +84,7 @@ func Handler(s Sources, hosts []string, log *slog.Logger) http.Handler {
 	return onlyFor(hosts, mux)
 }
 
-// onlyFor refuses requests whose Host header is neither an IP address nor localhost nor in names.
+// onlyFor rejects requests whose Host header is neither an IP address nor localhost nor in names.
 func onlyFor(names []string, next http.Handler) http.Handler {
 	allowed := map[string]bool{"localhost": true}
 	for _, name := range names {
@@ -103,19 +104,19 @@ func onlyFor(names []string, next http.Handler) http.Handler {
 	})
 }
 
-// health answers in the form of every service's /health (the spec's part 2.1).
+// health responds in the form of every service's /health in the wire contract.
 func health(w http.ResponseWriter, _ *http.Request) {
 	id := uuid.NewString()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Request-Id", id)
-	// A reader that is gone is nobody's trouble.
+	// An error means that the client is gone: nothing to do.
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"data": map[string]string{"status": "healthy"},
 		"meta": map[string]string{"request_id": id, "timestamp": time.Now().UTC().Format(time.RFC3339Nano)},
 	})
 }
 
-// collector makes metrics from the sources at each scrape.
+// collector reads the sources at each scrape.
 type collector struct{ s Sources }
 
 var _ prometheus.Collector = collector{}
@@ -142,7 +143,7 @@ var (
 	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
 )
 
-// Describe names everything.
+// Describe implements prometheus.Collector.
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
@@ -151,7 +152,7 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect reads the sources.
+// Collect implements prometheus.Collector.
 func (c collector) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

@@ -17,25 +17,26 @@ var (
 	errNotComplete = errors.New("the member sent a delta before its snapshot was complete")
 )
 
-// Ways to break the rules of this file, each caught by TestMutants.
+// Mutants of the rules in this file; TestMutants detects each.
 const (
-	followLowerTerm  = "follow-lower-term"  // a leader whose term is over is believed
-	handOnIncomplete = "hand-on-incomplete" // a snapshot is handed on before its complete mark
+	followLowerTerm  = "follow-lower-term"  // messages of a lower term are accepted
+	handOnIncomplete = "hand-on-incomplete" // a snapshot is delivered before its complete mark
 )
 
-// assembly puts a watch's messages together. It is pure: what it returns is for the caller to keep and hand on.
+// assembly builds assignments from the messages of a watch. It does no I/O; the caller stores and delivers the results.
 type assembly struct {
 	term     uint64      // highest ever seen
-	held     *Assignment // the newest that is whole; nil before the first
-	building *Assignment // a snapshot under way
+	held     *Assignment // the newest complete one; nil before the first
+	building *Assignment // the incomplete snapshot
 	whole    bool        // this stream's snapshot is complete
 }
 
-// begin starts a new stream: what the last one left unfinished is dropped.
+// begin starts a new stream and discards an incomplete snapshot of the last one.
 func (a *assembly) begin() { a.building, a.whole = nil, false }
 
-// add takes the stream's next message and returns the assignment when there is a new whole one, nil when more must come.
-// After an error the stream is of no use; nothing of the refused message is kept.
+// add processes the next message of the stream. It returns the new assignment when one is complete, nil if more
+// messages must follow or nothing changed. After an error the stream must be abandoned; nothing of the rejected message
+// is kept.
 func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	if m.GetTerm() < a.term && !mutant.On(followLowerTerm) {
 		return nil, fmt.Errorf("%w: term %d, seen %d", errLowerTerm, m.GetTerm(), a.term)
@@ -75,7 +76,7 @@ func (a *assembly) delta(m *agentv1.WatchResponse) (*Assignment, error) {
 	}
 	a.term = m.GetTerm()
 	if len(m.GetVms()) == 0 && len(m.GetReleasedVms()) == 0 && len(m.GetImages()) == 0 {
-		return nil, nil // a console request, or a sign of life
+		return nil, nil // a console request or a keepalive
 	}
 	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.held.VMs), Images: slices.Clone(a.held.Images)}
 	for _, vm := range m.GetVms() {

@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// consolesAtOnce is how many consoles are sent at the same time: as many as the control plane asks for. The control
-	// plane limits each tenant to a part of them.
+	// consolesAtOnce is the maximum number of consoles sent at the same time, equal to the control plane's own limit.
+	// The control plane limits each tenant to a part of them.
 	consolesAtOnce = 64
-	// consoleChunk bounds one message, in bytes.
+	// consoleChunk is the maximum size of one message, in bytes.
 	consoleChunk = 32 << 10
-	// consoleRate is how fast one console is sent in the long run, in bytes a second. The first consoleBurst go at once:
-	// that is all that a host keeps.
+	// consoleRate is the sustained rate per console, in bytes per second. The first consoleBurst bytes are sent at
+	// once: that is all that a host keeps of a console.
 	consoleRate  = 256 << 10
 	consoleBurst = 1 << 20
 )
 
-// consoles sends what ConsoleRequests ask for, each by a goroutine of its own, as long as the session lasts.
+// consoles executes ConsoleRequests, each in a goroutine of its own, for the duration of the session.
 type consoles struct {
 	o Options
 
@@ -35,14 +35,14 @@ type consoles struct {
 
 func newConsoles(o Options) *consoles { return &consoles{o: o, open: map[string]context.CancelFunc{}} }
 
-// begin gives consoles a session to be sent on.
+// begin sets the session on which consoles are sent.
 func (c *consoles) begin(ctx context.Context, agent agentv1.AgentServiceClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ctx, c.agent = ctx, agent
 }
 
-// hangUp ends all of them, and waits.
+// hangUp cancels all consoles and waits for their goroutines.
 func (c *consoles) hangUp() {
 	c.mu.Lock()
 	for _, cancel := range c.open {
@@ -53,7 +53,7 @@ func (c *consoles) hangUp() {
 	c.running.Wait()
 }
 
-// take starts or ends one. A request that is known already is not started again.
+// take starts or cancels one console. A request that is already being executed is not started again.
 func (c *consoles) take(r *agentv1.ConsoleRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +76,7 @@ func (c *consoles) take(r *agentv1.ConsoleRequest) {
 	case len(c.open) > consolesAtOnce:
 		refused = "too many consoles are being read on this host"
 	}
-	if len(c.open) > 4*consolesAtOnce { // not even refusals without a bound
+	if len(c.open) > 4*consolesAtOnce { // refusals are limited too
 		delete(c.open, r.GetRequestId())
 		cancel()
 		return
@@ -126,11 +126,11 @@ type consoleStream interface {
 	Send(*agentv1.SendConsoleRequest) error
 }
 
-// consoleWriter sends what is written to it in chunks, no faster than the rate. A reader that does not read holds it up.
+// consoleWriter sends in chunks, limited to consoleRate. Write blocks while the receiver does not read.
 type consoleWriter struct {
 	ctx    context.Context
 	stream consoleStream
-	credit int // bytes that may go at once
+	credit int // bytes that may be sent at once
 	at     time.Time
 }
 

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// deadAfter is how long a host may be silent on the wire before its connection is given up.
+	// deadAfter is the time without a packet from a host after which the connection fails.
 	deadAfter = 3 * time.Second
-	// maxMessage bounds one message of a member, in bytes.
+	// maxMessage is the maximum size of a member's message, in bytes.
 	maxMessage = 8 << 20
 )
 
-// dial makes a client for one address; it connects at its first call. The caller closes it.
+// dial returns a client for one address, which connects at its first call. The caller must close it.
 func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
@@ -36,8 +36,8 @@ func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// dialTCP connects so that the kernel finds out about a host that is gone: by probes when nothing is sent
-// (SO_KEEPALIVE), by missing acknowledgements when something is (TCP_USER_TIMEOUT, tcp(7)).
+// dialTCP connects with kernel timeouts that detect a dead host: by probes when nothing is sent (SO_KEEPALIVE), by
+// missing acknowledgements otherwise (TCP_USER_TIMEOUT, tcp(7)).
 func dialTCP(ctx context.Context, addr string) (net.Conn, error) {
 	d := net.Dialer{
 		Timeout:         deadAfter,

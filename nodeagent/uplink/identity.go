@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// identity is who this host is: a key of its own, and what the control plane gave for it.
+// identity holds the host's key and the credential that the control plane issued for it.
 type identity struct {
 	dir string
 	key ed25519.PrivateKey
@@ -29,7 +29,7 @@ type identity struct {
 	held *credential
 }
 
-// credential is a node certificate with what belongs to it. It is not changed once made.
+// credential holds a node certificate and its related data. It is immutable.
 type credential struct {
 	cert      *tls.Certificate
 	authority *x509.Certificate
@@ -38,7 +38,7 @@ type credential struct {
 	members   []string
 }
 
-// openIdentity reads the key, making one when there is none, and the credential if there is one.
+// openIdentity loads the key, or makes one if there is none, and the credential if there is one.
 func openIdentity(dir string) (*identity, error) {
 	key, err := openKey(dir)
 	if err != nil {
@@ -92,7 +92,7 @@ func makeKey(dir string) (ed25519.PrivateKey, error) {
 	return key, replace(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
-// request is the CSR of our key. The control plane ignores its subject.
+// request returns a CSR for the host's key. The control plane ignores its subject.
 func (id *identity) request() ([]byte, error) {
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, id.key)
 	if err != nil {
@@ -107,7 +107,7 @@ func (id *identity) credential() *credential {
 	return id.held
 }
 
-// take checks an answer of the control plane and keeps it. pin, when not empty, is what its authority must match.
+// take verifies a credential from the control plane and stores it. If pin is not empty, the authority must match it.
 func (id *identity) take(c *agentv1.Credential, pin string) error {
 	if pin != "" {
 		if _, err := mtls.ParsePinned(c.GetAuthority(), pin); err != nil {
@@ -155,20 +155,21 @@ func (id *identity) read(c *agentv1.Credential) (*credential, error) {
 	}, nil
 }
 
-// expired says whether the certificate can no longer be shown.
+// expired reports whether the certificate has expired.
 func (c *credential) expired(now time.Time) bool { return now.After(c.cert.Leaf.NotAfter) }
 
-// renewAt is half of the certificate's life.
+// renewAt returns the time at which half of the certificate's lifetime is over.
 func (c *credential) renewAt() time.Time {
 	leaf := c.cert.Leaf
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
 }
 
-// client is the TLS configuration of a dialler that shows this credential.
+// client returns the TLS configuration of a client that presents this credential.
 func (c *credential) client() *tls.Config { return c.clientTelling(func(string) {}) }
 
-// clientTelling is client that tells stranger of the cluster that a server's certificate names when another authority
-// signed it. Nothing proves that name: it is for a person to read.
+// clientTelling returns the configuration of client, extended by a callback: if another authority signed the server's
+// certificate, it calls stranger with the cluster that the certificate names. That name is unverified and only for
+// messages.
 func (c *credential) clientTelling(stranger func(cluster string)) *tls.Config {
 	own := func() (*tls.Certificate, error) { return c.cert, nil }
 	config := mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
@@ -187,10 +188,10 @@ func (c *credential) clientTelling(stranger func(cluster string)) *tls.Config {
 	return config
 }
 
-// names says whether a pin is this credential's authority's.
+// names reports whether a pin matches this credential's authority.
 func (c *credential) names(pin string) bool { return mtls.Pin(c.authority) == pin }
 
-// pinOf is the part of a join token by which the authority is recognised.
+// pinOf returns the fingerprint of the authority from a join token.
 func pinOf(token string) (string, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || len(parts[2]) != 64 {

@@ -13,15 +13,15 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// imageWithin bounds the wait for the next piece of an image.
+// imageWithin is the maximum wait for the next chunk of an image.
 const imageWithin = 15 * time.Second
 
-// ErrNoImage means that every member that answered holds no verified copy of an image, or none answered.
+// ErrNoImage means that no member returned the image: each one either has no verified copy or did not respond.
 var ErrNoImage = errors.New("no member gives the image")
 
-// FetchImage reads an image from an offset on: from the member of the present session, else from any other. The caller
-// verifies what it reads and closes the reader; an error in the middle may be followed by another FetchImage from where
-// it came to. ctx bounds the whole reading.
+// FetchImage opens an image for reading from an offset: from the member of the current session, else from any other.
+// The caller must verify the content and close the reader. After a read error, the caller may call FetchImage again
+// with the offset reached. ctx applies to the whole transfer.
 func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io.ReadCloser, error) {
 	request := &agentv1.ReadImageRequest{Sha256: sha256, Offset: offset}
 	l.mu.Lock()
@@ -63,7 +63,8 @@ func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io
 	return nil, fmt.Errorf("%w: %w", ErrNoImage, trouble)
 }
 
-// openImage starts a stream and waits for its first piece, so that a member without the image is known as such.
+// openImage opens a stream and waits for its first chunk, so that the error of a member without the image is returned
+// here.
 func openImage(ctx context.Context, conn *grpc.ClientConn, request *agentv1.ReadImageRequest) (*imageReader, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stream, err := agentv1.NewAgentServiceClient(conn).ReadImage(ctx, request)
@@ -81,12 +82,12 @@ func openImage(ctx context.Context, conn *grpc.ClientConn, request *agentv1.Read
 
 var errStalled = errors.New("the member stopped sending the image")
 
-// imageReader is an image on its way.
+// imageReader reads an image from a stream.
 type imageReader struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stream grpc.ServerStreamingClient[agentv1.ReadImageResponse]
-	own    *grpc.ClientConn // made for this reader; nil when it is the session's
+	own    *grpc.ClientConn // opened for this reader; nil if the session's is used
 	rest   []byte
 	err    error
 }
@@ -105,7 +106,7 @@ func (r *imageReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill gets the next piece. Its error stays.
+// fill receives the next chunk. After an error, later reads return the same error.
 func (r *imageReader) fill() error {
 	stalled := time.AfterFunc(imageWithin, func() { r.cancel(errStalled) })
 	m, err := r.stream.Recv()
@@ -121,7 +122,7 @@ func (r *imageReader) fill() error {
 	return nil
 }
 
-// Close ends the stream.
+// Close cancels the stream. It also closes the connection if it was opened for this reader.
 func (r *imageReader) Close() error {
 	r.cancel(nil)
 	if r.own != nil {

@@ -12,17 +12,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// answerWithin bounds a call that changes something on the control plane.
+// answerWithin is the timeout of a call that changes something on the control plane.
 const answerWithin = 10 * time.Second
 
-// refusals of a Join are final: asking again with the same token and name would get the same answer.
+// refusals holds the codes after which a Join is not retried: the same token and name would fail again.
 var refusals = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.NotFound: true,
 	codes.AlreadyExists: true, codes.Unimplemented: true,
 }
 
-// join gets a certificate if there is none, or the host is to leave the cluster of the one that it has. It asks member
-// after member until one answers.
+// join gets a certificate if there is none, or if the host must leave the cluster of its certificate. It tries one
+// member after the other until one responds.
 func (l *Link) join(ctx context.Context) error {
 	if c := l.identity.credential(); c != nil {
 		if leaves, err := l.leaves(c); !leaves {
@@ -50,12 +50,12 @@ func (l *Link) join(ctx context.Context) error {
 	}
 }
 
-// errToken wraps what is wrong with the token on our side.
+// errToken is wrapped by errors about the host's own join token.
 var errToken = errors.New("no join token that could be used (`trivet node token` makes one)")
 
-// leaves says whether the host is to leave the cluster of its certificate: it was told to, and holds a token of another.
-// Told so once more afterwards it does nothing, so that the word may stay where it was written. A token alone is not
-// enough: one that came to a host by mistake would take its guests out of a cloud that lives.
+// leaves reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and the
+// token is of another one. After the move the option has no effect, so that it may stay in the configuration. A token
+// alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
 func (l *Link) leaves(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
@@ -74,7 +74,7 @@ func (l *Link) leaves(c *credential) (bool, error) {
 	return true, nil
 }
 
-// errKeep wraps what is wrong with our directory: a certificate that cannot be kept is of no use.
+// errKeep is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
 var errKeep = errors.New("cannot keep the host's identity")
 
 func (l *Link) joinAt(ctx context.Context, addr string) error {
@@ -111,7 +111,7 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 		}
 		l.stored, l.assembly = nil, assembly{}
 		if had != nil {
-			l.o.Assign(Assignment{}) // no wish of the other outlives it
+			l.o.Assign(Assignment{}) // the other node's desired state no longer applies
 		}
 	}
 	if err := l.identity.take(answer, pin); err != nil {
@@ -121,8 +121,8 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	return nil
 }
 
-// revive gets a new certificate for a host that was away until its own ran out: within the control plane's grace by the
-// old one, later only by a new token.
+// revive gets a new certificate for a host whose certificate expired while it was offline: with the old certificate
+// within the control plane's grace period, afterwards only with a new token.
 func (l *Link) revive(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
 	if time.Since(l.renewed) < renewAgain {
 		return errClock
@@ -137,7 +137,7 @@ func (l *Link) revive(ctx context.Context, agent agentv1.AgentServiceClient, add
 	return nil
 }
 
-// rejoin is joinAt for a host that stays in its cluster.
+// rejoin joins like joinAt, but only with a token of the host's own cluster.
 func (l *Link) rejoin(ctx context.Context, addr string) error {
 	token, err := l.o.Token()
 	if err != nil {
@@ -149,17 +149,18 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 	return l.joinAt(ctx, addr)
 }
 
-// errClock is what remains when a certificate is over as soon as it is given.
+// errClock reports that a new certificate has already expired.
 var errClock = errors.New("the certificate that the control plane has just given is over already: is this host's clock right?")
 
-// errRenewed ends a session whose certificate was renewed: a connection shows the one that it was made with.
+// errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
+// opened.
 var errRenewed = errors.New("the certificate was renewed")
 
-// renewAgain is the least time between two renewals, and between two attempts. Half of a certificate's life is left when
-// one is due.
+// renewAgain is the minimum time between two renewals, and between two attempts. A renewal is due when half of the
+// certificate's lifetime is left.
 const renewAgain = time.Minute
 
-// renew waits until half of the certificate's life is over, gets a new one, and returns errRenewed.
+// renew waits until half of the certificate's lifetime is over, gets a new one, and returns errRenewed.
 func (l *Link) renew(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	for {
 		wait := max(time.Until(l.identity.credential().renewAt()), renewAgain-time.Since(l.renewed))

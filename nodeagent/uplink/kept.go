@@ -20,12 +20,13 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// keepEvery is how often the assignment is written at most. Every delta would be an fsync in the way of every start.
+// keepEvery is the minimum interval between two writes of the assignment. Writing each delta would delay every VM start
+// by an fsync.
 const keepEvery = time.Second
 
-// kept holds the last whole assignment on disk, a little behind, and the highest term, never behind: what a lower term
-// says must be dropped also by an agent that has just started. A disk that is full stops neither: the agent goes on by
-// what it remembers, since it is what can make room.
+// kept stores the last complete assignment and the highest term on disk. The assignment is written asynchronously, a
+// term before a message of it is delivered: an agent that has just started must also drop messages of a lower term. If
+// the disk is full, the agent continues with the values in memory, since only the agent can free space.
 type kept struct {
 	dir  string
 	log  *slog.Logger
@@ -36,7 +37,7 @@ type kept struct {
 	newer *Assignment // not yet on disk
 }
 
-// openKept reads what an earlier run left; the assignment is nil when there is none.
+// openKept loads the state of an earlier run; the assignment is nil if there is none.
 func openKept(dir string, log *slog.Logger) (*kept, *Assignment, error) {
 	k := &kept{dir: dir, log: log, wake: make(chan struct{}, 1)}
 	text, err := os.ReadFile(filepath.Join(dir, termFile))
@@ -64,7 +65,8 @@ func openKept(dir string, log *slog.Logger) (*kept, *Assignment, error) {
 	return k, a, nil
 }
 
-// raise notes a term that was seen. When it returns, the term is on disk, if that takes it.
+// raise records a term and, if it is the highest so far, writes it to disk before it returns. A write error is only
+// logged.
 func (k *kept) raise(term uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,7 +79,7 @@ func (k *kept) raise(term uint64) {
 	}
 }
 
-// put notes a new assignment, to be written soon.
+// put records a new assignment, which run writes soon.
 func (k *kept) put(a *Assignment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -88,7 +90,7 @@ func (k *kept) put(a *Assignment) {
 	}
 }
 
-// run writes what was put, until ctx ends, and then once more.
+// run writes assignments passed to put until ctx ends, and then once more.
 func (k *kept) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
@@ -105,7 +107,7 @@ func (k *kept) run(ctx context.Context) {
 	}
 }
 
-// write brings the newest assignment to disk. One that fails is left to the next that is put.
+// write writes the newest assignment to disk. A failed write is not repeated until the next put.
 func (k *kept) write() error {
 	k.mu.Lock()
 	a := k.newer
@@ -121,7 +123,7 @@ func (k *kept) write() error {
 	return store(k.dir, assignmentFile, m)
 }
 
-// forget drops everything: it was another node's.
+// forget discards the term and the assignment, which belonged to another node identity.
 func (k *kept) forget() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -134,7 +136,7 @@ func (k *kept) forget() error {
 	return nil
 }
 
-// What the directory keeps. A reader that meets a damaged file refuses to start: none of them is ever half written.
+// Files in the directory. A damaged file is an error at the start, because every file is written atomically.
 const (
 	keyFile        = "node.key"      // PKCS #8, PEM
 	credentialFile = "credential.pb" // agent.v1.Credential
@@ -142,7 +144,7 @@ const (
 	termFile       = "term"          // highest raft term seen, decimal
 )
 
-// replace writes a file so that after a crash it is the old one or the new one.
+// replace writes a file atomically: after a crash it has the old content or the new one.
 func replace(dir, name string, data []byte) error {
 	f, err := os.CreateTemp(dir, "."+name+"-*") // 0600
 	if err != nil {
@@ -170,7 +172,7 @@ func replace(dir, name string, data []byte) error {
 	return nil
 }
 
-// load reads a message; it reports false when there is no such file.
+// load reads a message from a file; it reports false if there is no such file.
 func load(dir, name string, into proto.Message) (bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -15,13 +15,14 @@ const (
 	beatWithin = 3 * time.Second
 )
 
-// lease is the time until which this host may run what could also run elsewhere.
+// lease holds the time until which this host may run VMs that could also run elsewhere.
 type lease struct {
 	mu    sync.Mutex // guards until
 	until time.Time
 }
 
-// renew counts from when the answered heartbeat was sent: the control plane counts from when it came in, which is later.
+// renew extends the lease, counting from the time at which the acknowledged heartbeat was sent. The control plane
+// counts from its arrival, which is later.
 func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,14 +37,14 @@ func (l *lease) get() (time.Time, bool) {
 	return l.until, !l.until.IsZero()
 }
 
-// sessionEnds are the answers to a heartbeat after which another member should be asked. Any other refusal is about
-// this host, and every member would say the same.
+// sessionEnds holds the gRPC codes of a heartbeat after which the agent tries another member. Other errors concern this
+// host, and every member would return the same.
 var sessionEnds = map[codes.Code]bool{
 	codes.Unavailable: true, codes.DeadlineExceeded: true, codes.FailedPrecondition: true, codes.Aborted: true,
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// beat sends heartbeats until ctx ends or a member should no longer be asked.
+// beat sends heartbeats until ctx ends or an error requires another member.
 func (l *Link) beat(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var said string
 	tick := time.NewTicker(beatEvery)

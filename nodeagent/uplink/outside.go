@@ -11,19 +11,20 @@ import (
 )
 
 const (
-	// tokenEvery is how often a host that was put out of its cluster looks whether it has been given another token.
+	// tokenEvery is the interval at which an evicted or banned host checks whether its token has changed.
 	tokenEvery = 2 * time.Second
-	// pardonEvery is how often one that is banned asks whether it still is.
+	// pardonEvery is the interval at which a banned host retries its session.
 	pardonEvery = time.Minute
 )
 
-// Reasons of refusals by members of our own cluster: their certificates prove that they may say so.
+// Error reasons of an evicted and of a banned host. They can be trusted: the members of the host's own cluster that
+// send them are authenticated by their certificates.
 const (
 	evicted = "NODE_EVICTED"
 	banned  = "NODE_BANNED"
 )
 
-// putOut is the reason for which the cluster no longer talks to this host, empty when it does.
+// putOut returns the reason for which the cluster refuses this host (evicted or banned), empty if err is another error.
 func putOut(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.PermissionDenied {
@@ -37,9 +38,9 @@ func putOut(err error) string {
 	return ""
 }
 
-// outside waits until the host is in its cluster again, by a token that has not been tried, or, banned, for the time to
-// ask again. Meanwhile nobody is asked anything. What is here stays as it is; an assignment on disk is no longer word of
-// ours.
+// outside returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
+// pardonEvery. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
+// no longer used.
 func (l *Link) outside(ctx context.Context, why string) error {
 	l.handing.Lock()
 	l.stored = nil
@@ -75,12 +76,12 @@ func (l *Link) outside(ctx context.Context, why string) error {
 	}
 }
 
-// tryToken joins with the token that there is, unless it was tried. An error is that of a certificate which cannot be kept,
-// or of ctx.
+// tryToken joins with the current token unless it was tried before. It returns an error only if the certificate cannot
+// be stored or ctx ends.
 func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	token, err := l.o.Token()
 	if err != nil || token == l.tried {
-		return false, nil // it may come
+		return false, nil // a new token may follow
 	}
 	if pin, err := pinOf(token); err != nil || !l.identity.credential().names(pin) {
 		l.tried = token
@@ -103,5 +104,5 @@ func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 			return false, nil
 		}
 	}
-	return false, nil // nobody answered; the same token is tried again
+	return false, nil // no member responded; the same token is tried again
 }

@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// reportAll is how often everything is sent again, changed or not.
+	// reportAll is the interval at which all observations are sent again, changed or not.
 	reportAll = 30 * time.Second
-	// reportBatch bounds the observations in one message, and reportBytes their size in bytes, which the last
-	// observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
+	// reportBatch is the maximum number of observations per message, and reportBytes their total size in bytes, which
+	// the last observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
 	reportBatch = 100
 	reportBytes = 256 << 10
-	// reportErrorBytes is how much of an error is sent. A member keeps 1 KiB.
+	// reportErrorBytes is the number of bytes of an error that are sent. A member keeps 1 KiB.
 	reportErrorBytes = 4 << 10
 )
 
 var errReportsEnded = errors.New("the member ended the stream of reports")
 
-// levels is the newest observation of each VM, and which of them the control plane has yet to be told.
+// levels holds the newest observation of each VM, and the set of VMs whose observation has yet to be sent.
 type levels struct {
 	wake chan struct{} // capacity 1
 
@@ -89,7 +89,7 @@ func (l *levels) all() {
 	}
 }
 
-// mark is called with mu held.
+// mark queues a VM's observation. The caller must hold mu.
 func (l *levels) mark(id cloud.VMID) {
 	l.due[id] = true
 	select {
@@ -98,7 +98,7 @@ func (l *levels) mark(id cloud.VMID) {
 	}
 }
 
-// take is the next batch that is due, nil when nothing is.
+// take removes and returns the next batch of queued observations, nil if there are none.
 func (l *levels) take() []*agentv1.VmObservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (l *levels) take() []*agentv1.VmObservation {
 	return out
 }
 
-// report sends the facts and everything that is known, and then what changes, until ctx ends or the stream does.
+// report sends the facts and all observations, and then each change, until ctx or the stream ends.
 func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := agent.Report(ctx)
@@ -130,7 +130,7 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 		cancel()
 		return fmt.Errorf("report: %w", err)
 	}
-	// Only a receive notices at once that the member is through with us, and says why.
+	// Only a pending receive notices at once that the member ended the stream, and returns the status.
 	var why error
 	ended := make(chan struct{})
 	go func() {

@@ -11,25 +11,26 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The pause between two attempts: about firstPause for the first round over the members, then twice as long each round
-// up to lastPause, each spread by half so that hosts do not come in step.
+// Limits of the pause between two attempts. It is about firstPause in the first round over the members and doubles each
+// round up to lastPause. A random factor of 0.5 to 1.5 keeps hosts from retrying in step.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
-	// hops is how often a refusal that names another member is followed without a pause.
+	// hops is the number of refusals in a row naming another member that are followed without a pause.
 	hops = 3
 )
 
-// route decides which member to ask next, and when. It belongs to one goroutine.
+// route chooses the next member and the pause before connecting. Only one goroutine may use it.
 type route struct {
-	hint   string // the member that leads, as the last answer said
-	last   string // asked last
+	hint   string // the leader named by the last error
+	last   string // member tried last
 	at     int
 	hopped int
 	misses int
 }
 
-// next is the member to ask now: the one that was named, else another than last time. members is not empty.
+// next returns the member to try: the leader that was named, else a member other than the last one. members must not be
+// empty.
 func (r *route) next(members []string) string {
 	if r.hint != "" {
 		r.last, r.hint = r.hint, ""
@@ -46,7 +47,7 @@ func (r *route) next(members []string) string {
 	return r.last
 }
 
-// missed takes note of an attempt that failed, and of where it pointed.
+// missed records a failed attempt, and the leader that the error names.
 func (r *route) missed(err error) {
 	if leader := leaderIn(err); leader != "" && leader != r.last && r.hopped < hops {
 		r.hopped++
@@ -57,10 +58,10 @@ func (r *route) missed(err error) {
 	r.misses++
 }
 
-// arrived takes note of a session that held.
+// arrived records a session that lasted, which resets the backoff.
 func (r *route) arrived() { r.misses, r.hopped = 0, 0 }
 
-// pause is how long to wait before the next attempt among n members; spread is in [0, 1).
+// pause returns the time to wait before the next attempt among n members; spread is in [0, 1).
 func (r *route) pause(n int, spread float64) time.Duration {
 	if r.hint != "" {
 		return 0
@@ -69,7 +70,7 @@ func (r *route) pause(n int, spread float64) time.Duration {
 	return time.Duration(float64(min(base, lastPause)) * (0.5 + spread))
 }
 
-// wait pauses before the next attempt, or returns the error of ctx.
+// wait waits for the pause before the next attempt, or returns the error of ctx.
 func (r *route) wait(ctx context.Context, n int) error {
 	t := time.NewTimer(r.pause(n, rand.Float64()))
 	defer t.Stop()
@@ -81,7 +82,7 @@ func (r *route) wait(ctx context.Context, n int) error {
 	}
 }
 
-// leaderIn is the member that a refusal names as the leader: FAILED_PRECONDITION with ErrorInfo metadata `leader`.
+// leaderIn returns the member that an error names as the leader: FAILED_PRECONDITION with ErrorInfo metadata `leader`.
 func leaderIn(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.FailedPrecondition {
@@ -95,7 +96,7 @@ func leaderIn(err error) string {
 	return ""
 }
 
-// code is the gRPC code in err's chain; Unknown when there is none.
+// code returns the gRPC code in err's chain, Unknown if there is none.
 func code(err error) codes.Code {
 	var g interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &g) {

@@ -15,7 +15,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// chunkWithin bounds the wait for each message of a snapshot. Afterwards heartbeats say whether the member lives.
+// chunkWithin is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead member.
 const chunkWithin = 5 * time.Second
 
 var (
@@ -23,8 +23,8 @@ var (
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// strangerError is a member of another cluster where one of ours should be: the cluster was made anew, of a backup or of
-// what one member had, or the address is another's.
+// strangerError reports a member of another cluster at a known member's address: the cluster was recreated, from a
+// backup or from one member's data, or the address now belongs to another cluster.
 type strangerError struct{ own, other string }
 
 func (e *strangerError) Error() string {
@@ -33,7 +33,7 @@ func (e *strangerError) Error() string {
 		e.other, e.own, e.other, e.own)
 }
 
-// session talks to one member until something of it fails. The error is never nil.
+// session connects to one member and runs until any part fails. The error is never nil.
 func (l *Link) session(ctx context.Context, addr string) error {
 	credential := l.identity.credential()
 	var other atomic.Pointer[string]
@@ -72,8 +72,8 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	return group.Wait()
 }
 
-// watch takes assignments until the stream ends. accepted is called after the first message, with the lease's length:
-// only the leader sends one.
+// watch receives assignments until the stream ends. It calls accepted after the first message, with the lease's
+// duration: only the leader sends a first message.
 func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, accepted func(lasts time.Duration)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

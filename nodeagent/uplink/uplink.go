@@ -1,36 +1,41 @@
-// Package uplink is the agent's one connection to the control plane: it joins, keeps the host's certificate fresh, finds
-// the member that leads, and on one connection to it takes assignments and sends observations, heartbeats and consoles.
+// Package uplink maintains the agent's single connection to the control plane. It joins the cluster, renews the host's
+// certificate and finds the leader. On one connection to the leader it receives assignments and sends observations,
+// heartbeats and consoles.
 //
-// It knows agent.v1, certificates and the network; it must not know what a VM is on this host. Assignments go out
-// through Options.Assign, observations come in by [Link.Observe]; what lies between is the caller's.
+// The package knows agent.v1, certificates and the network. It must not know how a VM is implemented on this host: it
+// delivers assignments through Options.Assign and receives observations through [Link.Observe].
 //
-// # What it promises
+// # Guarantees
 //
-//   - An assignment is handed on only whole: a snapshot after its complete mark, or a delta on top of a whole one.
-//   - Nothing of a lower raft term than was ever seen is handed on, also after a restart of the agent.
-//   - Observations are levels. The newest of each VM is what is sent, on change, all of them on every new connection and
-//     every 30 s. A reader that is slow costs no memory.
-//   - The lease runs from the moment an answered heartbeat was sent, by the monotonic clock.
+//   - Only complete assignments are delivered: a snapshot after its complete mark, or a delta on top of a complete
+//     assignment.
+//   - Messages of a lower raft term than the highest one seen are never delivered, also after a restart of the agent.
+//   - An observation describes the current state of a VM, so only the newest one of each VM is sent: when it changes,
+//     and all of them on every new connection and every 30 s. A slow receiver therefore costs no memory.
+//   - The lease runs from the time at which an acknowledged heartbeat was sent, by the monotonic clock.
 //
 // # Decisions
 //
-//   - The key is made before the first Join and kept, so that an answer that was lost can be asked for again: a token is
-//     consumed by the key it was first used with.
-//   - A session ends as a whole. Whatever fails of it (the watch, the reports, a heartbeat without an answer) leads to a
-//     new connection, to the member that a refusal named or to the next one that is known; so there is one place that
-//     decides where to go, and one that starts afresh.
-//   - gRPC's keepalive cannot ask more often than every 10 s, so the kernel does it: TCP keepalive and
-//     TCP_USER_TIMEOUT find a dead host within [deadAfter]. A member whose process hangs while its kernel answers is
-//     found by its unanswered heartbeat.
-//   - The last whole assignment is kept on disk. When no member has answered [storedAfter] after start, it is handed on
-//     marked Stored: it still says what this host owns, but nothing may be destroyed by it.
-//   - A new identity (a Join as another node, or into another cluster) forgets the stored assignment and its term: they
-//     were another's, and a cluster that was made of a backup counts its terms from there.
-//   - A host that its cluster has evicted or banned says so once and asks nobody any more: not before its token is another,
-//     and, banned, once a minute. Its guests stay as they are, and after a restart it goes by no stored assignment.
-//   - A certificate is kept until it is replaced. A host leaves its cluster only when it is told so by that cluster's id
-//     ([Options.Leave]) and holds a token of another; its key stays, and by it the other cluster knows it again if its
-//     records do. A member of another cluster in the place of ours is named in one line, with what helps.
+//   - The key is made before the first Join and kept, so that a Join whose response was lost can be repeated: a token
+//     is bound to the key with which it was first used.
+//   - A session fails as a whole. If any part fails (the watch, the reports, a heartbeat without a response), the agent
+//     opens a new connection, to the leader that the error named or to the next known member. So one place chooses the
+//     member, and one place restarts.
+//   - gRPC's keepalive cannot probe more often than every 10 s, so the kernel does it: TCP keepalive and
+//     TCP_USER_TIMEOUT detect a dead host within [deadAfter]. A member whose process hangs while its kernel still
+//     acknowledges is detected by a heartbeat that times out.
+//   - The last complete assignment is kept on disk. If no member has sent an assignment within [storedAfter] of the
+//     start, the stored one is delivered with Stored set: it lists the VMs that this host owns, but must not be used to
+//     destroy anything.
+//   - A new identity (a Join as another node, or into another cluster) discards the stored assignment and its term.
+//     They belonged to the old identity, and a cluster that was restored from a backup continues with the backup's
+//     terms.
+//   - A host that its cluster has evicted or banned logs this once and then contacts no member until its token changes;
+//     a banned host also retries once a minute. Its guests keep running, and it does not use the stored assignment.
+//   - A certificate is kept until it is replaced. A host leaves its cluster only if [Options.Leave] names that
+//     cluster's id and the host has a token of another cluster. It keeps its key, by which the other cluster recognizes
+//     the host if its records contain it. If a member of another cluster responds instead, one log line names the
+//     cluster and what to do.
 package uplink
 
 import (
@@ -50,71 +55,73 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Protocol is the version of agent.v1 that this agent speaks.
+// Protocol is the version of agent.v1 that this agent implements.
 const Protocol = 1
 
-// DefaultPort is the members' agent listener.
+// DefaultPort is the port of the members' agent listener.
 const DefaultPort = "7443"
 
 const (
-	// storedAfter is how long a start waits for a member before it goes by the assignment on disk.
+	// storedAfter is the time after the start without an assignment from a member after which the stored one is used.
 	storedAfter = 30 * time.Second
-	// settled is how long a session must have lasted for its end not to count as one more failure in a row.
+	// settled is the minimum duration of a session whose end resets the backoff.
 	settled = 5 * time.Second
 )
 
-// Options of a Link.
+// Options configures a Link.
 type Options struct {
 	// Dir keeps key, certificate and the last assignment. It must exist and be closed to other users. Required.
 	Dir string
 	// Seeds are members' agent listeners, host:port. Required.
 	Seeds []string
-	// Token gives the join token; it is asked only when there is no certificate that could be used, or the host
-	// leaves its cluster. Required.
+	// Token returns the join token. It is called only if there is no usable certificate, or if the host leaves its
+	// cluster or was evicted or banned. Required.
 	Token func() (string, error)
-	// Leave is the id of a cluster that this host leaves, if it is in it, for that of its join token. Optional.
+	// Leave is the id of a cluster. If the host is in this cluster, it leaves it for the cluster of its join token.
+	// Optional.
 	Leave string
-	// Name of the host and Version of the agent, as the control plane is told. Required.
+	// Name of the host and Version of the agent, as sent to the control plane. Required.
 	Name, Version string
-	// Facts go first on every stream of reports. Required.
+	// Facts is the first message on every stream of reports. Required.
 	Facts *agentv1.NodeFacts
-	// Heartbeat says how the host is; node_id, name and agent_version are filled in here. Called every 5 s. Required.
+	// Heartbeat returns the request with the host's state; the Link fills in node_id, name and agent_version. Called
+	// every 5 s. Required.
 	Heartbeat func() *vmv1.HeartbeatNodeRequest
-	// Present lists the VMs that exist on this host in any form. Required.
+	// Present returns the VMs of which this host holds anything: a process, disks or records. Required.
 	Present func() []cloud.VMID
-	// Assign takes each new assignment: an empty one of term 0 when the host becomes another node, or one of another
-	// cluster, before Cluster says so. It must not block. Required.
+	// Assign receives each new assignment. When the host becomes another node, or joins another cluster, it first
+	// receives an empty assignment of term 0, before Cluster returns the new cluster. It must not block. Required.
 	Assign func(Assignment)
-	// Console writes the console of a VM to w: at most its last tail bytes (0: all that is kept), and with follow what
-	// comes after, until ctx ends. Its error goes to the reader. Nil: consoles are refused.
+	// Console writes the console of a VM to w: at most its last tail bytes (0: all that is kept), and with follow all
+	// later output, until ctx ends. Its error is sent to the reader. If nil, consoles are refused.
 	Console func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error
 	Log     *slog.Logger // required
 }
 
-// Assignment is what the host should look like, whole. Whoever gets it changes nothing in it.
+// Assignment is the complete desired state of the host. Receivers must not modify it.
 type Assignment struct {
 	Term     uint64
 	Revision int64
 	VMs      map[cloud.VMID]*agentv1.AssignedVm
-	// Released are VMs that left the assignment with this message: the host keeps nothing of them.
+	// Released are VMs that left the assignment with this message: the host deletes everything it keeps of them.
 	Released []cloud.VMID
-	// Images that the host should hold, by sha256.
+	// Images are the SHA-256 sums of the images that the host should hold.
 	Images []string
-	// Stored means that it comes from the disk, no member having answered. It may be out of date.
+	// Stored reports that the assignment was read from disk because no member sent one. It may be out of date.
 	Stored bool
 }
 
-// Status is a look at the link.
+// Status is a snapshot of the link's state.
 type Status struct {
-	Connected bool   // a member accepted the watch
-	Member    string // host:port of it, or of the last one
+	Connected bool   // whether a member has accepted the watch
+	Member    string // host:port of that member, or of the last one
 	Term      uint64 // highest seen
-	Revision  int64  // of the assignment held
-	Sessions  uint64 // connections that came about
+	Revision  int64  // of the current assignment
+	Sessions  uint64 // connections that were accepted
 	Failures  uint64 // sessions and attempts that ended with an error
 }
 
-// Link is the connection. [Link.Run] keeps it; all other methods may be called at any time.
+// Link maintains the connection. [Link.Run] runs it; all other methods may be called at any time.
 type Link struct {
 	o        Options
 	identity *identity
@@ -123,22 +130,22 @@ type Link struct {
 	lease    lease
 	consoles *consoles
 
-	// These belong to Run's goroutine, and to the one session that it runs.
+	// The fields below are used only by Run's goroutine and its current session.
 	assembly assembly
 	renewed  time.Time // last renewal of the certificate
-	out      string    // why the cluster does not talk to this host, as was said; see putOut
-	tried    string    // the last token that was tried since
+	out      string    // evicted or banned, as logged last; see putOut
+	tried    string    // the last token tried since then
 
-	handing sync.Mutex  // held while an assignment is handed on; guards stored
-	stored  *Assignment // the one on disk, until a member gave one
+	handing sync.Mutex  // held while an assignment is delivered; guards stored
+	stored  *Assignment // the assignment on disk, until a member sends one
 
 	mu      sync.Mutex // guards what follows
 	status  Status
-	current *grpc.ClientConn // of the session that a member accepted; nil without one
+	current *grpc.ClientConn // of the accepted session, nil without one
 }
 
-// Open reads what the directory keeps, and makes the host's key if there is none. It touches no network. An error means
-// that the directory cannot be used or that what is in it is damaged.
+// Open loads the state in the directory, and makes the host's key if there is none. It does not use the network. It
+// returns an error if the directory cannot be used or its content is damaged.
 func Open(o Options) (*Link, error) {
 	id, err := openIdentity(o.Dir)
 	if err != nil {
@@ -157,7 +164,7 @@ func Open(o Options) (*Link, error) {
 	return l, nil
 }
 
-// Node is the id of this host, empty before it joined.
+// Node returns the id of this host, empty before it joined.
 func (l *Link) Node() cloud.NodeID {
 	if c := l.identity.credential(); c != nil {
 		return c.node
@@ -165,7 +172,7 @@ func (l *Link) Node() cloud.NodeID {
 	return ""
 }
 
-// Cluster is the id of the cluster that this host is in, empty before it joined.
+// Cluster returns the id of this host's cluster, empty before it joined.
 func (l *Link) Cluster() string {
 	if c := l.identity.credential(); c != nil {
 		return c.cluster
@@ -173,8 +180,9 @@ func (l *Link) Cluster() string {
 	return ""
 }
 
-// Run joins if need be and keeps a session with the leader until ctx ends; it then returns nil. It returns an error only
-// when the host cannot become a node: no token, one that was refused for good, or a certificate that cannot be kept.
+// Run joins the cluster if necessary and keeps a session with the leader until ctx ends; it then returns nil. It
+// returns an error only if the host cannot become a node: no token, a token that was refused for good, or a certificate
+// that cannot be stored.
 func (l *Link) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { l.kept.run(ctx); return nil })
@@ -192,7 +200,7 @@ func (l *Link) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// keepSession makes one session after the other until ctx ends.
+// keepSession opens one session after the other until ctx ends.
 func (l *Link) keepSession(ctx context.Context) error {
 	var r route
 	var said string
@@ -218,7 +226,7 @@ func (l *Link) keepSession(ctx context.Context) error {
 			r.arrived()
 		}
 		r.missed(err)
-		if text := err.Error(); text != said { // the same trouble again is said once
+		if text := err.Error(); text != said { // a repeated error is logged once
 			said = text
 			l.o.Log.Warn("no session with the control plane", "member", addr, "err", err)
 		}
@@ -228,28 +236,28 @@ func (l *Link) keepSession(ctx context.Context) error {
 	}
 }
 
-// Observe records what a VM looks like now, to be sent if it differs from what was last recorded.
+// Observe records a VM's current state. It is sent if it differs from the last one recorded.
 func (l *Link) Observe(o cloud.Observation) { l.levels.observe(o) }
 
-// Usage records figures of VMs that were observed before, to be sent with their observations. It should be called at
-// most every 10 s.
+// Usage records resource usage of VMs, to be sent with their observations. VMs without an observation are ignored. It
+// should be called at most every 10 s.
 func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.levels.measure(figures) }
 
-// Forget ends the reports of a VM of which nothing is left, neither here nor in the assignment.
+// Forget stops reporting a VM of which nothing is left, neither on this host nor in the assignment.
 func (l *Link) Forget(vm cloud.VMID) { l.levels.forget(vm) }
 
-// Lease says until when the host holds its lease, by the monotonic clock; ok is false before the first one. That clock
-// stands still while a host is suspended.
+// Lease returns the time until which the host holds its lease, by the monotonic clock; ok is false before the first
+// lease. That clock does not advance while the host is suspended.
 func (l *Link) Lease() (until time.Time, ok bool) { return l.lease.get() }
 
-// Status is a look at the link.
+// Status returns a snapshot of the link's state.
 func (l *Link) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.status
 }
 
-// goByStored hands on the assignment on disk when no member has given one for long.
+// goByStored delivers the assignment on disk if no member has sent one within storedAfter.
 func (l *Link) goByStored(ctx context.Context) error {
 	wait := time.NewTimer(storedAfter)
 	defer wait.Stop()
@@ -269,7 +277,7 @@ func (l *Link) goByStored(ctx context.Context) error {
 	return nil
 }
 
-// take keeps an assignment that is whole, and hands it on.
+// take stores a complete assignment and delivers it.
 func (l *Link) take(a *Assignment) {
 	l.kept.put(a)
 	l.mu.Lock()
@@ -299,7 +307,7 @@ func (l *Link) disconnected(err error) {
 	}
 }
 
-// members are all known listeners, those that the control plane named first. It is not empty.
+// members returns all known members' listeners, those named by the control plane first. The result is not empty.
 func (l *Link) members() []string {
 	var all []string
 	if c := l.identity.credential(); c != nil {

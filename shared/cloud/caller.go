@@ -9,27 +9,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Proof says how the holder of a token showed who they are.
+// Proof is the method by which a caller authenticated.
 type Proof string
 
 const (
 	ProofNone     Proof = "none"
 	ProofPassword Proof = "password"
-	// ProofAppCred is a service account's secret.
+	// ProofAppCred is the secret of a service account.
 	ProofAppCred Proof = "appcred"
-	// ProofOIDC is the word of an outside OpenID provider.
+	// ProofOIDC is a token of an external OpenID provider.
 	ProofOIDC Proof = "oidc"
-	// ProofInvitation is a one-use token with which a member joins.
+	// ProofInvitation is a one-use token with which a member joins the cluster.
 	ProofInvitation Proof = "invitation"
-	// ProofHostKey is the token that a member signs for itself: its holder reads the member's directory.
+	// ProofHostKey is a token that a member signs for itself. Its holder can read the member's data directory.
 	ProofHostKey Proof = "hostkey"
 	// ProofMTLS is a client certificate.
 	ProofMTLS Proof = "mtls"
-	// ProofDev is what a holder without proof counts as under --dev.
+	// ProofDev is given to unauthenticated callers under --dev.
 	ProofDev Proof = "dev"
 )
 
-// Role is what a binding grants.
+// Role is a set of rights that a binding grants.
 type Role string
 
 const (
@@ -46,12 +46,13 @@ func Roles() []Role {
 	return []Role{SystemAdmin, OrgAdmin, ProjectAdmin, ProjectMember, ProjectViewer, BillingAdmin}
 }
 
-// Binding is a role held somewhere: a system role nowhere in particular, an org role in an org, a project role in both.
+// Binding grants a role: a system role for the whole cloud, an org role in an org, a project role in a project of an
+// org.
 type Binding struct {
 	Role    Role
 	Org     OrgID     `cbor:",omitempty"`
 	Project ProjectID `cbor:",omitempty"`
-	// Incarnation is the incarnation of the project. The binding grants nothing in a later project of the same ID.
+	// Incarnation is that of the project. The binding grants nothing in a later project of the same ID.
 	Incarnation Incarnation `cbor:",omitempty"`
 }
 
@@ -61,7 +62,8 @@ func (b Binding) Same(other Binding) bool {
 	return b == other
 }
 
-// Check says whether the binding makes sense.
+// Check returns an InvalidArgument fault if the role is unknown, or if the org or project that the role needs is
+// missing, malformed or superfluous.
 func (b Binding) Check() error {
 	if !slices.Contains(Roles(), b.Role) {
 		return fault.Invalid("binding.role", "unknown role %q; one of %v", b.Role, Roles())
@@ -84,41 +86,43 @@ func (b Binding) Check() error {
 	return nil
 }
 
-// Caller is who makes a call, as the edge verified it. It travels with a call to the leader.
+// Caller is the verified identity of the caller of an RPC, with facts about the call. It is forwarded to the leader
+// with the call.
 type Caller struct {
 	User  UserID
 	Proof Proof
-	// Scope is the tenant that the token was asked for; empty for system scope.
+	// Scope is the tenant for which the token was issued; empty for system scope.
 	Scope Tenant
 	// Chosen is the tenant that the metadata of the call names; either part may be empty.
 	Chosen Tenant
-	// Bindings as they were when the call was let in.
+	// Bindings are the caller's bindings at the time when the call was authorized.
 	Bindings []Binding
-	// Defaults are the places of calls and tokens that name none.
+	// Defaults are the tenants for calls and tokens that name none.
 	Defaults Defaults
 	// Node is set instead of User for an agent's certificate.
 	Node NodeID
-	// TokenID is the token's, and Expires its end.
+	// TokenID is the ID of the token, and Expires the time when it expires.
 	TokenID string
 	Expires Time
-	// Method and Tenant are what the caller was let in for, Target is what the request named, Address where it came from:
-	// for the audit.
+	// Method and Tenant are those for which the call was authorized, Target is the resource that the request named, and
+	// Address the client's address. The audit log records them.
 	Method  string
 	Tenant  Tenant
 	Target  string
 	Address string
-	// RequestID is the call's.
+	// RequestID is the ID of the call.
 	RequestID string
-	// IdempotencyKey is what the caller sent, at most MaxIdempotencyKey bytes.
+	// IdempotencyKey is the key that the caller sent, at most MaxIdempotencyKey bytes.
 	IdempotencyKey string
 }
 
-// Proven reports whether the caller proved who they are.
+// Proven reports whether the caller is authenticated.
 func (c *Caller) Proven() bool {
 	return c.Proof != ProofNone && c.Proof != "" || mutant.On(mutant.TrustUnproven)
 }
 
-// Has reports whether the caller holds a role, at a place for roles that have one. An unproven caller holds nothing.
+// Has reports whether the caller holds a role, for org and project roles in the tenant at. It returns false for
+// unauthenticated callers.
 func (c *Caller) Has(role Role, at Tenant) bool {
 	if !c.Proven() {
 		return false
@@ -128,12 +132,13 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 	})
 }
 
-// Governs reports whether the caller rules the whole cloud: system:admin, with a token that is not bound to a part of it.
+// Governs reports whether the caller administers the whole cloud: system:admin, with a token that is not limited to a
+// tenant.
 func (c *Caller) Governs() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
 
-// Payer returns the tenant that the call counts for, in budgets and in the audit: the one that it was admitted for. A call
-// of a service account that belongs to no tenant counts for the account's project, because whoever governs a project makes
-// as many accounts there as they like.
+// Payer returns the tenant that is charged for the call in budgets and in the audit log: the tenant for which the call
+// was authorized. A call of a service account without a tenant is charged to the account's project, because a project's
+// administrators can create any number of accounts there.
 func (c *Caller) Payer() Tenant {
 	if c.Tenant == (Tenant{}) && c.Proof == ProofAppCred {
 		return c.Scope
@@ -141,7 +146,7 @@ func (c *Caller) Payer() Tenant {
 	return c.Tenant
 }
 
-// Name is how the caller appears in records and logs.
+// Name returns the caller's name in records and logs.
 func (c *Caller) Name() string {
 	if c.Node != "" {
 		return fmt.Sprintf("node/%s", c.Node)
@@ -150,7 +155,7 @@ func (c *Caller) Name() string {
 }
 
 // Reaches reports whether the caller has a role in a project or, if at names only an org, in the org or one of its
-// projects. A role for the whole cloud counts for every tenant. It is false for an unauthenticated caller.
+// projects. A role for the whole cloud counts for every tenant. Reaches returns false for an unauthenticated caller.
 func (c *Caller) Reaches(at Tenant) bool {
 	return c.Proven() && slices.ContainsFunc(c.Bindings, func(b Binding) bool {
 		return b.Org == "" || b.Org == at.Org && (at.Project == "" || b.Project == "" || b.Project == at.Project)

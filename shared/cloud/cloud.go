@@ -1,9 +1,9 @@
-// Package cloud is what Trivet is about: virtual machines, images, nodes, tenants, and the rules that hold of them
-// wherever they are looked at. Read it first.
+// Package cloud defines Trivet's domain: virtual machines, images, nodes, tenants and callers, with the rules that
+// apply to them in every component. New readers should start here.
 //
-// It does no I/O, reads no clock and draws no randomness: time and ids come in as values. It knows neither the wire
-// (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. Numbers of enumerations are
-// the spec's (part 2.3).
+// The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It knows neither the
+// wire format (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. The numbers of
+// enumerations are those of the wire contract (protos/vmcontroller/v1).
 package cloud
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Ids are types, so that one cannot stand where another belongs.
+// IDs are distinct types, so that the compiler rejects one kind in place of another.
 type (
 	VMID      string
 	ImageID   string
@@ -25,7 +25,7 @@ type (
 	UserID    string
 )
 
-// Time is Unix milliseconds.
+// Time is in Unix milliseconds.
 type Time = int64
 
 // Incarnation distinguishes successive projects with the same ID: each has a different one. It is 0 for a project
@@ -38,7 +38,7 @@ var (
 	devicePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 )
 
-// Limits of overview part 6, in one place.
+// Limits and defaults of the fields of requests. DefaultStop is in milliseconds.
 const (
 	MaxVCPUs          = 288
 	MinMemoryMiB      = 64
@@ -60,7 +60,7 @@ const (
 	DefaultMemory     = 512
 )
 
-// CheckName says whether s can name a thing.
+// CheckName returns an InvalidArgument fault unless s is a valid name.
 func CheckName(field, s string) error {
 	if !namePattern.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of a-z, 0-9 and -, starting with a letter")
@@ -68,7 +68,8 @@ func CheckName(field, s string) error {
 	return nil
 }
 
-// CheckCallerID says whether s can be an id that callers choose: of a user, an org, a project.
+// CheckCallerID returns an InvalidArgument fault unless s is a valid ID of a user, an org or a project. Callers choose
+// these IDs.
 func CheckCallerID(field, s string) error {
 	if !callerID.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of A-Z, a-z, 0-9 and ._@-, starting with a letter or digit")
@@ -76,8 +77,8 @@ func CheckCallerID(field, s string) error {
 	return nil
 }
 
-// CheckUUID says whether s can be an id that we make. An id of another form is INVALID_ARGUMENT, not NOT_FOUND (the
-// spec's part 5.4).
+// CheckUUID returns an InvalidArgument fault unless s is a valid ID of a resource whose ID the control plane generates.
+// A malformed ID is INVALID_ARGUMENT, not NOT_FOUND, by the wire contract.
 func CheckUUID(field, s string) error {
 	if s == "" {
 		return fault.Invalid(field, "is required")
@@ -88,7 +89,7 @@ func CheckUUID(field, s string) error {
 	return nil
 }
 
-// CheckPairs checks labels or metadata.
+// CheckPairs returns an InvalidArgument fault unless m is valid as labels or metadata.
 func CheckPairs(field string, m map[string]string) error {
 	if len(m) > MaxPairs {
 		return fault.Invalid(field, "at most %d pairs, got %d", MaxPairs, len(m))
@@ -106,10 +107,10 @@ func CheckPairs(field string, m map[string]string) error {
 	return nil
 }
 
-// MaxNodeLabels bounds the labels of a host, keys and values together, in bytes: each of its heartbeats carries them.
+// MaxNodeLabels is the maximum total size of a host's labels, keys and values, in bytes. Every heartbeat carries them.
 const MaxNodeLabels = 4 << 10
 
-// CheckNodeLabels is CheckPairs for the labels of a host, which may hold MaxNodeLabels bytes together.
+// CheckNodeLabels checks a host's labels like CheckPairs, and their total size against MaxNodeLabels.
 func CheckNodeLabels(field string, m map[string]string) error {
 	if err := CheckPairs(field, m); err != nil {
 		return err
@@ -128,7 +129,7 @@ func isControl(r rune) bool { return r < 0x20 || r == 0x7f }
 
 func validText(s string) bool { return strings.ToValidUTF8(s, "") == s && !strings.ContainsRune(s, 0) }
 
-// Tenant is whose a thing is.
+// Tenant identifies the owner of a resource: an org, or a project in an org.
 type Tenant struct {
 	Org     OrgID
 	Project ProjectID

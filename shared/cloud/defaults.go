@@ -12,8 +12,8 @@ type Defaults struct {
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// Settle returns the defaults of a user with these roles. A default in which the user has a role stays. Without a
-// default, the only org or project with a role becomes the default; if there are several, there is none.
+// Settle returns the defaults of a user with these roles. A default in which the user still has a role is kept. Without
+// a default, the only org or project with a role becomes the default; if there are several, there is no default.
 func (d Defaults) Settle(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)
@@ -26,7 +26,7 @@ func (d Defaults) Settle(all []Binding) (out Defaults) {
 	return out
 }
 
-// ProjectIn returns the default project of an org; of all orgs when that is empty.
+// ProjectIn returns the default project of an org, or the user's default project if org is empty.
 func (d Defaults) ProjectIn(org OrgID) ProjectID {
 	if org == "" {
 		return d.Project.Project
@@ -39,7 +39,7 @@ func (d Defaults) ProjectIn(org OrgID) ProjectID {
 	return ""
 }
 
-// Prefer returns the preferred one of several if it is among them, or the only one. Otherwise it returns false.
+// Prefer returns preferred if all contains it, else the only element of all. It returns false if there is neither.
 func Prefer[T comparable](all []T, preferred T) (T, bool) {
 	switch {
 	case slices.Contains(all, preferred):
@@ -50,7 +50,7 @@ func Prefer[T comparable](all []T, preferred T) (T, bool) {
 	return *new(T), false
 }
 
-// OrgsOf returns the orgs that roles are in, each once, in the order of the roles.
+// OrgsOf returns the orgs of the bindings, each once, in the order of the bindings.
 func OrgsOf(all []Binding) (found []OrgID) {
 	for _, b := range all {
 		if b.Org != "" && !slices.Contains(found, b.Org) {
@@ -60,8 +60,8 @@ func OrgsOf(all []Binding) (found []OrgID) {
 	return found
 }
 
-// ProjectsOf returns the projects that roles are in, of one org or of all when that is empty, each once, in the order of
-// the roles.
+// ProjectsOf returns the projects of the bindings, each once, in the order of the bindings: those of one org, or all if
+// org is empty.
 func ProjectsOf(all []Binding, org OrgID) (found []Tenant) {
 	for _, b := range all {
 		t := Tenant{b.Org, b.Project}

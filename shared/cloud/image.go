@@ -48,23 +48,24 @@ func (s ImageStatus) String() string {
 	return [...]string{"UNSPECIFIED", "PENDING", "UPLOADING", "AVAILABLE", "ERROR"}[min(s, ImageError)]
 }
 
-// SharedWith is the metadata key that names, comma-separated, the orgs a SHARED image is shown to.
+// SharedWith is the metadata key for the comma-separated orgs that may read a SHARED image.
 const SharedWith = "trivet/shared-with"
 
-// ImageReason is the metadata key under which an image in ERROR says why.
+// ImageReason is the metadata key that holds the cause when an image is in ERROR.
 const ImageReason = "trivet/error"
 
-// Image is an image as recorded. Its bytes are files named by checksum on the members that Holders lists.
+// Image is the record of an image. Its content is a file named by its checksum on each member that Holders lists.
 type Image struct {
 	ID   ImageID
 	Name string
 	Org  OrgID
-	// Project is whose quota it counts in: the one that its creator acted in; empty when that was none in particular.
+	// Project is the project whose quota the image counts in: the one in which its creator acted; empty if there was
+	// none.
 	Project    ProjectID `cbor:",omitempty"`
 	Visibility Visibility
 	Format     ImageFormat
 	SizeBytes  uint64
-	// VirtualSize is what a guest would see, in bytes.
+	// VirtualSize is the size of the disk as a guest sees it, in bytes.
 	VirtualSize  uint64
 	SHA256       string
 	OSType       OSType
@@ -77,12 +78,12 @@ type Image struct {
 	UpdatedAt    Time
 	CreatedBy    string
 	Metadata     map[string]string
-	// Holders are the members that hold and have verified the bytes.
+	// Holders are the members that store the content and have verified its checksum.
 	Holders []uint64
-	// Importer is the member that opens Source, while PENDING.
+	// Importer is the member that downloads Source while the image is PENDING.
 	Importer uint64
 	Source   string
-	// Users counts the VMs whose spec names this image: a used image cannot be deleted.
+	// Users is the number of VMs whose spec names this image. An image in use cannot be deleted.
 	Users int
 }
 
@@ -99,7 +100,7 @@ func (i *Image) VisibleTo(org OrgID) bool {
 	return i.Org == org
 }
 
-// Checksum is the spec's form of the hash; empty while there is none.
+// Checksum returns the hash in the form of the wire contract; empty if there is none yet.
 func (i *Image) Checksum() string {
 	if i.SHA256 == "" {
 		return ""
@@ -107,7 +108,7 @@ func (i *Image) Checksum() string {
 	return "sha256:" + i.SHA256
 }
 
-// Check says what is wrong with an image's description.
+// Check returns an InvalidArgument fault if a field of the image's description is invalid.
 func (i *Image) Check() error {
 	if err := CheckName("name", i.Name); err != nil {
 		return err

@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Time that a transient state may take before the leader settles it (milliseconds). Stopping adds its grace.
+// Maximum time in a transient state before the leader ends it with TimedOut (milliseconds). Stopping adds its grace.
 const (
 	CreatingTime = 30 * 60_000
 	StartingTime = 120_000
@@ -17,13 +17,14 @@ const (
 // RestartPolicy is the metadata key of the restart policy: "never" (default) or "on-failure".
 const RestartPolicy = "trivet/restart"
 
-// RestartLimit automatic starts within RestartWindow (milliseconds); the next death leaves the VM in ERROR.
+// RestartLimit is the number of automatic starts within RestartWindow (milliseconds); the next exit leaves the VM in
+// ERROR.
 const (
 	RestartLimit  = 3
 	RestartWindow = 10 * 60_000
 )
 
-// On lets an event happen at now. Refused, it returns a FailedPrecondition and has changed nothing.
+// On applies an event at now. If the state does not allow the event, On returns FailedPrecondition and changes nothing.
 func (vm *VM) On(ev Event, now Time) error {
 	to, ok := next[vm.State][ev]
 	if !ok {
@@ -34,7 +35,7 @@ func (vm *VM) On(ev Event, now Time) error {
 	return nil
 }
 
-// verb is the event as something one asks for.
+// verb returns the API call that causes the event, for messages.
 func (e Event) verb() string {
 	switch e {
 	case CutAsked:
@@ -45,7 +46,7 @@ func (e Event) verb() string {
 	return e.String()
 }
 
-// effect is what an event changes in the wish, judged in the state before it.
+// effect applies an event's change to vm.Wish. vm.State is still the state before the event.
 func (vm *VM) effect(ev Event, now Time) {
 	w := vm.Wish
 	switch ev {
@@ -81,7 +82,7 @@ func (w Wish) started() Wish {
 	return w
 }
 
-// wish replaces the wish; a different one is a new generation.
+// wish replaces vm.Wish and increases the generation if the value differs.
 func (vm *VM) wish(w Wish) {
 	if w != vm.Wish {
 		vm.Wish = w
@@ -89,8 +90,8 @@ func (vm *VM) wish(w Wish) {
 	}
 }
 
-// enter moves to a state and sets its deadline. Two states are passed through: STOPPED by what was asked to start
-// again, ERROR by what restarts by policy.
+// enter moves to a state and sets its deadline. Two states are passed through at once: STOPPED if another start was
+// requested, ERROR if the VM restarts by its policy.
 func (vm *VM) enter(to State, now Time) {
 	switch {
 	case to == Stopped && vm.Wish.Again:
@@ -125,8 +126,8 @@ func (vm *VM) mayRestart(now Time) bool {
 	return len(vm.Restarts) < RestartLimit
 }
 
-// Stop asks for power off: the button, and after graceMS the cut. Asking again while STOPPING can only shorten the
-// grace.
+// Stop requests power off: the power button, and after graceMS a hard power off. A repeated request while STOPPING can
+// only shorten the grace.
 func (vm *VM) Stop(graceMS uint64, now Time) error {
 	ev := StopAsked
 	if graceMS == 0 {
@@ -148,10 +149,10 @@ func (vm *VM) Stop(graceMS uint64, now Time) error {
 	return nil
 }
 
-// Reboot and Reset count a wish that the host does once. Only what runs can be rebooted.
+// Reboot and Reset increment a counter; the host performs each number once. Both require a running VM.
 func (vm *VM) Reboot() error { return vm.pulse("reboot", func(w *Wish) { w.Reboots++ }) }
 
-// Reset presses the reset button.
+// Reset requests a hard reset.
 func (vm *VM) Reset() error { return vm.pulse("reset", func(w *Wish) { w.Resets++ }) }
 
 func (vm *VM) pulse(verb string, count func(*Wish)) error {
@@ -164,8 +165,8 @@ func (vm *VM) pulse(verb string, count func(*Wish)) error {
 	return nil
 }
 
-// Observe takes a host's report at now and says whether the record changed. Reports of an older generation, or from a
-// host that does not own the VM (the caller checks), say nothing about what is wanted now and are dropped.
+// Observe applies a host's report at now and reports whether the record changed. It drops reports of an older
+// generation, which do not reflect the current Wish. The caller must check that the host owns the VM.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false
@@ -193,7 +194,8 @@ func (s Status) equal(t Status) bool {
 		s.LastError == t.LastError && s.StartsDone == t.StartsDone && s.RebootsDone == t.RebootsDone && s.ResetsDone == t.ResetsDone
 }
 
-// events is what a level means, in order: a host may have gone through several steps since it last spoke.
+// events returns the events that an observation implies, in order: the host may have gone through several steps since
+// its last report.
 func (vm *VM) events(o Observation) []Event {
 	switch o.Observed {
 	case ObservedBuilt:
@@ -204,7 +206,7 @@ func (vm *VM) events(o Observation) []Event {
 		return []Event{Built}
 	case ObservedRunning:
 		if !vm.Wish.On {
-			return nil // told to stop, and has not yet looked
+			return nil // the host has not seen the stop request yet
 		}
 		return []Event{Built, Up}
 	case ObservedEnded:
@@ -213,8 +215,9 @@ func (vm *VM) events(o Observation) []Event {
 	return nil
 }
 
-// off is the sight of a VM without a process. In ERROR it counts only for one that was last seen on, so after a stop that
-// came too late; what failed or died stays in ERROR to be read.
+// off returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last seen on,
+// which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its owner can
+// read the error.
 func (vm *VM) off(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}
@@ -225,8 +228,8 @@ func (vm *VM) off(o Observation) []Event {
 	return []Event{Off}
 }
 
-// ended is the end of a VM. One that was wanted on counts only if the last start that was asked for is the one that
-// ended.
+// ended returns the events for a VM whose process ended. If the VM should be on, they count only if the process that
+// ended is that of the latest requested start.
 func (vm *VM) ended(o Observation) []Event {
 	if !vm.Wish.On {
 		return vm.off(o)
@@ -269,7 +272,7 @@ func (o *Observation) actual() State {
 	return Unspecified
 }
 
-// TimeOut settles a transient state whose deadline has passed, and says whether it did.
+// TimeOut applies TimedOut if the deadline of the state has passed, and reports whether it did.
 func (vm *VM) TimeOut(now Time) bool {
 	if vm.Deadline == 0 || now < vm.Deadline {
 		return false

@@ -4,7 +4,7 @@ import "strconv"
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// NodeState is computed, not stored: from what the record says and when the host was last heard from.
+// NodeState is computed, not stored: from the record and the time of the host's last heartbeat.
 type NodeState uint8
 
 const (
@@ -20,24 +20,24 @@ func (s NodeState) String() string {
 	return [...]string{"UNSPECIFIED", "READY", "NOT_READY", "CORDONED", "DRAINING", "MAINTENANCE"}[min(s, NodeMaintenance)]
 }
 
-// Capacity is an amount of what a host has.
+// Capacity is an amount of a host's resources.
 type Capacity struct {
 	VCPUs      uint32
 	MemoryMiB  uint64
 	StorageGiB uint64
 }
 
-// Plus adds two amounts.
+// Plus returns c + d.
 func (c Capacity) Plus(d Capacity) Capacity {
 	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB}
 }
 
-// Minus takes d away, never below nothing.
+// Minus returns c − d, with no field below 0.
 func (c Capacity) Minus(d Capacity) Capacity {
 	return Capacity{c.VCPUs - min(c.VCPUs, d.VCPUs), c.MemoryMiB - min(c.MemoryMiB, d.MemoryMiB), c.StorageGiB - min(c.StorageGiB, d.StorageGiB)}
 }
 
-// Node is a hypervisor host as recorded. How alive it is stands in the leader's memory.
+// Node is the record of a hypervisor host. The time of its last heartbeat is only in the leader's memory.
 type Node struct {
 	ID           NodeID
 	Name         string
@@ -48,9 +48,9 @@ type Node struct {
 	Hypervisors  []Hypervisor
 	Labels       map[string]string
 	AgentVersion string
-	// Declared is what the agent says of itself: READY, or NOT_READY when it could not run a guest.
+	// Declared is the state that the agent reports: READY, or NOT_READY if it cannot run guests.
 	Declared NodeState
-	// CPUModels are the names that a spec may ask for on this host.
+	// CPUModels are the CPU models that a spec may name on this host.
 	CPUModels       []string
 	Architecture    Architecture
 	QEMUVersion     string
@@ -61,10 +61,10 @@ type Node struct {
 	UpdatedAt       Time
 }
 
-// HeartbeatLost is how long a silence makes a host NOT_READY (milliseconds).
+// HeartbeatLost is the time without a heartbeat after which a host is NOT_READY (milliseconds).
 const HeartbeatLost = 15_000
 
-// State is the node's state at now, when it was last heard from at lastSeen (0: not yet).
+// State returns the node's state at now, given the time of its last heartbeat (0: none yet).
 func (n *Node) State(now, lastSeen Time) NodeState {
 	switch {
 	case lastSeen == 0 || now-lastSeen > HeartbeatLost || n.Declared == NodeNotReady:

@@ -49,9 +49,9 @@ const (
 	AArch64
 )
 
-// Spec is what a tenant wants of a VM.
+// Spec is the configuration of a VM that a tenant requests.
 type Spec struct {
-	// CPU nil is one vCPU, Memory nil is DefaultMemory: Normalize fills them in.
+	// CPU nil means one vCPU, Memory nil means DefaultMemory: Normalize fills them in.
 	CPU      *CPU
 	Memory   *Memory
 	Disks    []Disk `cbor:",omitempty"`
@@ -64,7 +64,7 @@ type CPU struct {
 	VCPUs          uint32
 	CoresPerSocket uint32
 	Sockets        uint32
-	// Model is one that the host reports; empty is the host's default.
+	// Model is a CPU model that the host reports; empty means the host's default.
 	Model string `cbor:",omitempty"`
 }
 
@@ -99,7 +99,7 @@ type NIC struct {
 	SecurityGroups []string
 }
 
-// Boot starts a kernel directly; Kernel and Initrd are images, never paths.
+// Boot configures direct kernel boot; Kernel and Initrd are images, never paths.
 type Boot struct {
 	Kernel  ImageID `cbor:",omitempty"`
 	Initrd  ImageID `cbor:",omitempty"`
@@ -111,7 +111,7 @@ type Security struct {
 	TPM        bool
 }
 
-// Normalize fills in the defaults of the spec's part 8. It changes nothing that was said.
+// Normalize fills in the defaults of the wire contract. It changes no value that was given.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
 		s.CPU = &CPU{VCPUs: 1}
@@ -140,8 +140,8 @@ func (s *Spec) Normalize() {
 	}
 }
 
-// Topology is sockets and cores that multiply to the vCPUs. A REST body gives neither, and builds 1 × 1 by law whatever
-// its vcpus are: that 1 × 1 says nothing.
+// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body holds neither, and by
+// the wire contract results in 1 × 1 whatever its vcpus are: Topology therefore ignores 1 × 1.
 func (c *CPU) Topology() (sockets, cores uint32) {
 	switch {
 	case c.Sockets <= 1 && c.CoresPerSocket <= 1:
@@ -156,8 +156,8 @@ func (c *CPU) Topology() (sockets, cores uint32) {
 
 var modelPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Check says what is wrong with a normalized spec, naming the field. What it accepts can be placed, though perhaps not
-// served yet: see Unserved.
+// Check returns an InvalidArgument fault that names the invalid field of a normalized spec. A spec that Check accepts
+// can be placed, but may use features that are not supported yet: see Unserved.
 func (s *Spec) Check() error {
 	if s.CPU.VCPUs < 1 || s.CPU.VCPUs > MaxVCPUs {
 		return fault.Invalid("spec.cpu.vcpus", "must be 1 to %d, got %d", MaxVCPUs, s.CPU.VCPUs)
@@ -232,14 +232,14 @@ func (s *Spec) checkDisks() error {
 	return nil
 }
 
-// busSlots is what one controller of each kind takes: the chipset's AHCI has six ports, PIIX3 IDE four.
+// busSlots holds the maximum number of disks per controller: the chipset's AHCI has six ports, PIIX3 IDE four.
 var busSlots = map[DiskBus]int{BusIDE: 4, BusSATA: 6}
 
 func (b DiskBus) String() string {
 	return [...]string{"unspecified", "virtio", "scsi", "ide", "sata"}[min(b, BusSATA)]
 }
 
-// label is how a disk is called in a message: its id when that is one.
+// label returns the name of a disk in messages: its ID if that is valid, else its index i.
 func (d *Disk) label(i int) string {
 	if devicePattern.MatchString(d.ID) {
 		return d.ID
@@ -297,7 +297,7 @@ func (b *Boot) check() error {
 	return nil
 }
 
-// Unserved is FailedPrecondition for what a spec may say but this version does not do yet.
+// Unserved returns FailedPrecondition if the spec uses a feature that this version does not support yet.
 func (s *Spec) Unserved() error {
 	if len(s.Network) > 0 {
 		return unserved("spec.network", "NICs are")
@@ -324,7 +324,7 @@ func unserved(field, what string) error {
 	return f
 }
 
-// Need is what a spec takes of a host.
+// Need returns the capacity that the spec takes of a host.
 func (s *Spec) Need() Capacity {
 	need := Capacity{VCPUs: s.CPU.VCPUs, MemoryMiB: s.Memory.SizeMiB}
 	for _, d := range s.Disks {
@@ -335,7 +335,7 @@ func (s *Spec) Need() Capacity {
 	return need
 }
 
-// Images lists each image that the spec uses, once.
+// Images returns the ID of each image that the spec uses, once.
 func (s *Spec) Images() []ImageID {
 	var ids []ImageID
 	add := func(id ImageID) {

@@ -1,6 +1,6 @@
 package cloud
 
-// State is what the control plane holds of a VM (the spec's part 3).
+// State is a VM's state as recorded by the control plane. The states are those of the wire contract.
 type State uint8
 
 const (
@@ -22,23 +22,23 @@ func (s State) String() string {
 		"ERROR", "FAILED", "DELETED"}[min(s, Deleted)]
 }
 
-// Variant is the state's name on REST (the spec's part 2.4).
+// Variant returns the state's name in REST (docs/api.md, "REST: VMs").
 func (s State) Variant() string {
 	return [...]string{"Unspecified", "Pending", "Creating", "Stopped", "Starting", "Running", "Stopping", "Migrating",
 		"Error", "Failed", "Deleted"}[min(s, Deleted)]
 }
 
-// Event is what can happen to a VM: by a call, by its host's report, or by time.
+// Event is a cause of a state transition of a VM: a call, a report of its host, or a timeout.
 type Event uint8
 
 const (
-	// By a call.
+	// Caused by a call.
 	StartAsked Event = iota
 	StopAsked
 	CutAsked
 	DeleteAsked
 	ForcedDeleteAsked
-	// By the host.
+	// Reported by the host.
 	Built
 	BuildFailed
 	Up
@@ -46,7 +46,7 @@ const (
 	GuestOff
 	Died
 	Off
-	// By the leader.
+	// Caused by the leader.
 	TimedOut
 )
 
@@ -55,8 +55,9 @@ func (e Event) String() string {
 		"guest off", "died", "off", "timed out"}[min(e, TimedOut)]
 }
 
-// next is the whole VM life cycle: a missing entry is a refused transition. What a transition does besides stands in
-// life.go. A call that only changes what is wished for later (start in CREATING, say) stays in its state.
+// next is the whole VM life cycle: a missing entry is a refused transition. life.go implements the side effects of each
+// transition. A call that only changes what the VM should do later (start in CREATING, for example) leaves the state as
+// it is.
 var next = map[State]map[Event]State{
 	Pending: {
 		StartAsked: Pending, StopAsked: Pending, CutAsked: Pending,

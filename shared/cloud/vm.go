@@ -2,7 +2,7 @@ package cloud
 
 import "maps"
 
-// VM is a virtual machine as recorded.
+// VM is the record of a virtual machine.
 type VM struct {
 	ID         VMID
 	Name       string
@@ -19,31 +19,31 @@ type VM struct {
 	Metadata   map[string]string
 	Labels     map[string]string
 
-	// Generation rises with every change of what the host should do. A report of an older one says nothing.
+	// Generation increases with every change of the desired state. Reports of an older generation are ignored.
 	Generation uint64
 	Wish       Wish
-	// Deadline settles a transient state that nobody ends; 0 for the others.
+	// Deadline is when the leader ends a transient state that has not ended by itself; 0 in other states.
 	Deadline Time
 	// Restarts are the times of automatic starts within the restart window.
 	Restarts []Time
-	// Disks are what the host is to build, fixed at creation.
+	// Disks are the disks that the host makes, fixed at creation.
 	Disks []BuiltDisk
-	// Kernel and Initrd of a direct boot, fixed at creation.
+	// Kernel and Initrd are the images of a direct boot, fixed at creation.
 	Kernel, Initrd *BuiltImage
 }
 
-// Wish is what the host should bring about.
+// Wish is the desired state of a VM.
 type Wish struct {
 	On bool
-	// Again starts the VM once it has stopped: a start that was asked for while STOPPING.
+	// Again starts the VM once it has stopped: a start was requested while STOPPING.
 	Again bool
-	// GraceMS is the time between the power button and the cut, while On is false.
+	// GraceMS is the time in milliseconds between the power button and the hard power off, while On is false.
 	GraceMS uint64
-	// Starts, Reboots and Resets count what was asked for; the host does each number once.
+	// Starts, Reboots and Resets count the requests; the host performs each number once.
 	Starts, Reboots, Resets uint64
 }
 
-// BuiltDisk is a disk resolved to what a host needs to make it.
+// BuiltDisk is a disk with everything that a host needs to make it.
 type BuiltDisk struct {
 	ID        string
 	SizeBytes uint64
@@ -52,7 +52,7 @@ type BuiltDisk struct {
 	Image     *BuiltImage
 }
 
-// BuiltImage is an image resolved to its bytes.
+// BuiltImage identifies an image's content.
 type BuiltImage struct {
 	ID        ImageID
 	SHA256    string
@@ -60,7 +60,7 @@ type BuiltImage struct {
 	Format    ImageFormat
 }
 
-// Status is what the host last said.
+// Status holds the values of the host's last report.
 type Status struct {
 	Actual      State
 	PID         uint32
@@ -72,7 +72,7 @@ type Status struct {
 	ResetsDone  uint64
 }
 
-// Usage is what a VM uses. It is soft state of the leader.
+// Usage is a VM's resource usage. Only the leader holds it, in memory.
 type Usage struct {
 	CPUPercent                                 float64
 	MemoryMiB                                  uint64
@@ -80,11 +80,11 @@ type Usage struct {
 	NetworkReceivedBytes, NetworkTransmitBytes uint64
 }
 
-// Tenant is whose the VM is.
+// Tenant returns the owner of the VM.
 func (vm *VM) Tenant() Tenant { return Tenant{vm.Org, vm.Project} }
 
-// Merge applies an update to labels or metadata: an empty value removes its key, since proto3 cannot tell an empty map
-// from none.
+// Merge returns have with an update to labels or metadata applied. An empty value removes its key, since proto3 cannot
+// distinguish an empty map from none.
 func Merge(have, change map[string]string) map[string]string {
 	out := maps.Clone(have)
 	for k, v := range change {
@@ -100,7 +100,7 @@ func Merge(have, change map[string]string) map[string]string {
 	return out
 }
 
-// Observed is a level: what a host sees of a VM. Numbers are agent.v1's.
+// Observed is the current state of a VM as its host sees it. The numbers are those of agent.v1.
 type Observed uint8
 
 const (
@@ -115,7 +115,7 @@ const (
 	ObservedEnded
 )
 
-// Exit says how a VM that was wanted on came to its end. Numbers are agent.v1's.
+// Exit is the cause of the end of a VM's process. The numbers are those of agent.v1.
 type Exit uint8
 
 const (
@@ -125,7 +125,7 @@ const (
 	ExitFailed
 )
 
-// Observation is one report of one VM by its host.
+// Observation is a host's report about one VM.
 type Observation struct {
 	VM          VMID
 	Generation  uint64

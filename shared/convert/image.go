@@ -6,7 +6,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Image is an image as the API shows it.
+// Image returns the API's form of an image.
 func Image(i *cloud.Image) *vmv1.Image {
 	return &vmv1.Image{
 		Id: string(i.ID), Name: i.Name, OrgId: string(i.Org), Visibility: vmv1.Visibility(i.Visibility),
@@ -17,7 +17,7 @@ func Image(i *cloud.Image) *vmv1.Image {
 	}
 }
 
-// ImageFrom is the image that a CreateImage call describes.
+// ImageFrom returns the image that a CreateImage request describes.
 func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	return cloud.Image{
 		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),
@@ -27,5 +27,5 @@ func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	}
 }
 
-// Visibility narrows the wire's value; see enum.
+// Visibility converts the wire's value; see enum.
 func Visibility(v vmv1.Visibility) cloud.Visibility { return enum[cloud.Visibility](v) }

@@ -6,7 +6,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Node is a node as the API shows it, in the state and with the last heartbeat that the leader knows.
+// Node returns the API's form of a node, with the state and the time of the last heartbeat, both of which only the
+// leader knows.
 func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node {
 	return &vmv1.Node{
 		Id: string(n.ID), Name: n.Name, State: vmv1.NodeState(state), Capacity: capacity(n.Capacity),
@@ -18,7 +19,7 @@ func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node 
 	}
 }
 
-// NodeFrom is what a heartbeat says of a node.
+// NodeFrom returns the node that a heartbeat describes.
 func NodeFrom(r *vmv1.HeartbeatNodeRequest) cloud.Node {
 	return cloud.Node{
 		ID: cloud.NodeID(r.GetNodeId()), Name: r.GetName(), Declared: enum[cloud.NodeState](r.GetState()),

@@ -8,7 +8,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Spec is a spec as the API shows it.
+// Spec returns the API's form of a spec.
 func Spec(s *cloud.Spec) *vmv1.VmSpec {
 	out := &vmv1.VmSpec{Disks: each(s.Disks, disk), Network: each(s.Network, nic)}
 	if c := s.CPU; c != nil {
@@ -26,7 +26,7 @@ func Spec(s *cloud.Spec) *vmv1.VmSpec {
 	return out
 }
 
-// SpecFrom is the spec that a caller sent; nil is the empty spec.
+// SpecFrom returns the spec of a request; for nil, the empty spec.
 func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	out := cloud.Spec{
 		Disks: each(s.GetDisks(), diskFrom), Network: each(s.GetNetwork(), nicFrom),
@@ -45,8 +45,8 @@ func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	return out
 }
 
-// enum narrows a proto3 enumeration, which any integer may fill: what has no counterpart becomes the highest value of
-// its type, which every check refuses.
+// enum converts a proto3 enumeration, which may hold any integer. A value without a counterpart becomes the highest
+// value of T, which every check rejects.
 func enum[T ~uint8, E ~int32](e E) T {
 	if e < 0 || e >= math.MaxUint8 {
 		return math.MaxUint8
@@ -93,5 +93,5 @@ func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
 	}
 }
 
-// Hypervisor narrows the wire's value; see enum.
+// Hypervisor converts the wire's value; see enum.
 func Hypervisor(h vmv1.HypervisorType) cloud.Hypervisor { return enum[cloud.Hypervisor](h) }

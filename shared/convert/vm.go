@@ -6,7 +6,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// VM is a VM as the API shows it; usage may be nil.
+// VM returns the API's form of a VM; usage may be nil.
 func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
 	return &vmv1.VirtualMachine{
 		Id: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project),
@@ -23,7 +23,7 @@ func status(s *cloud.Status, usage *cloud.Usage) *vmv1.VmStatus {
 	}
 }
 
-// Usage is nil for nil.
+// Usage returns the API's form of u, nil for nil.
 func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
 	if u == nil {
 		return nil
@@ -34,7 +34,7 @@ func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
 	}
 }
 
-// UsageFrom is nil for nil.
+// UsageFrom is the inverse of Usage. It returns nil for nil.
 func UsageFrom(u *vmv1.ResourceUsage) *cloud.Usage {
 	if u == nil {
 		return nil

@@ -1,14 +1,14 @@
-// Package wire translates between the domain (package cloud) and the protobuf contracts, one file a noun. A test walks
-// every field by reflection, so that a field added on one side and forgotten on the other fails.
+// Package convert translates between the domain types (package cloud) and the protobuf messages, one file per noun. A
+// test walks every field by reflection, so that it fails if a field is added on one side only.
 //
-// It decides nothing: no defaults, no checks but those without which a value has no counterpart.
+// The package applies no defaults and checks only that a value has a counterpart on the other side.
 package convert
 
 import (
 	"slices"
 )
 
-// clone copies a map, keeping nil and empty as nil: proto3 cannot tell them apart.
+// clone copies a map. It returns nil for an empty map: proto3 cannot distinguish nil and empty.
 func clone(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
@@ -20,7 +20,7 @@ func clone(m map[string]string) map[string]string {
 	return out
 }
 
-// each maps a slice, nil for an empty one.
+// each applies f to every element. It returns nil for an empty slice.
 func each[A, B any](in []A, f func(A) B) []B {
 	if len(in) == 0 {
 		return nil

@@ -1,8 +1,9 @@
-// Package fault is the one error that a caller may read.
+// Package fault defines Fault, the only error type whose message is shown to the caller of an RPC.
 //
-// A Fault is made where the fact is known, says what to do about it, and carries a Kind. Everything else that travels as
-// an error is ours: it is logged once at the edge with the request id and shown as INTERNAL. The table in table.go is the
-// only place where a Kind becomes an RPC code, a REST code or an HTTP status. It knows no transport but the codes' names.
+// Code that detects a failure creates a Fault with a Kind and a message that tells the caller what to do. Any other
+// error is internal: the API server logs it once, with the request ID, and returns INTERNAL. The table in table.go is
+// the only place that maps a Kind to an RPC code, a REST code and an HTTP status. Of the transports, the package knows
+// only those codes.
 package fault
 
 import (
@@ -12,7 +13,7 @@ import (
 	"time"
 )
 
-// Kind says what sort of failure it is. The zero Kind is Internal.
+// Kind classifies a Fault. The zero Kind is Internal.
 type Kind uint8
 
 const (
@@ -30,40 +31,42 @@ const (
 	Unavailable
 	DeadlineExceeded
 	Canceled
-	// TooLarge is a body or message over its limit: INVALID_ARGUMENT with its own HTTP status, 413.
+	// TooLarge reports a body or message over its size limit: INVALID_ARGUMENT with its own HTTP status, 413.
 	TooLarge
-	// MethodNotAllowed is a known path asked in a wrong way: INVALID_ARGUMENT with its own HTTP status, 405.
+	// MethodNotAllowed reports an HTTP method that a known path does not support: INVALID_ARGUMENT with its own HTTP
+	// status, 405.
 	MethodNotAllowed
-	// BadGateway is a call that was handed on to another member and broke on the way there or back.
+	// BadGateway reports that a call was forwarded to another member and the forwarding failed, in either direction.
 	BadGateway
-	// Throttled refuses a call because of load, not its arguments: the caller's budget is used up, or a member's disk
+	// Throttled rejects a call because of load, not its arguments: the caller's budget is used up, or a member's disk
 	// is nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
 	Throttled
 	kinds
 )
 
-// Fault is an error for the caller. Message is one sentence for a person; Reason, when set, is a constant for a program
-// (UPPER_SNAKE, as in google.rpc.ErrorInfo); Field names the offending request field; Details are for both.
+// Fault is an error that is returned to the caller of an RPC. Message is one sentence for a person. Reason is an
+// optional constant for programs (UPPER_SNAKE, as in google.rpc.ErrorInfo). Field names the invalid request field.
+// Details holds further values, for persons and programs.
 type Fault struct {
 	Kind    Kind
 	Message string
 	Reason  string
 	Field   string
 	Details map[string]any
-	// Retry tells that the same call may succeed soon.
+	// Retry reports that the same call may succeed soon.
 	Retry bool
-	// RetryAfter is how long to wait before that; 0 is a second.
+	// RetryAfter is the time to wait before the retry; 0 means one second.
 	RetryAfter time.Duration `cbor:",omitempty"`
 
 	cause error
 }
 
-// New makes a Fault with a formatted message.
+// New returns a Fault with a formatted message.
 func New(kind Kind, format string, args ...any) *Fault {
 	return &Fault{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// Invalid is an InvalidArgument about one field of the request.
+// Invalid returns an InvalidArgument fault about one field of the request.
 func Invalid(field, format string, args ...any) *Fault {
 	f := New(InvalidArgument, format, args...)
 	f.Field = field
@@ -73,16 +76,16 @@ func Invalid(field, format string, args ...any) *Fault {
 
 func (f *Fault) Error() string { return f.Message }
 
-// Unwrap gives the cause, which the caller never sees.
+// Unwrap returns the cause, which is not sent to the caller.
 func (f *Fault) Unwrap() error { return f.cause }
 
-// Because keeps err as the cause, for the log.
+// Because sets err as the cause, for the log, and returns f.
 func (f *Fault) Because(err error) *Fault { f.cause = err; return f }
 
-// WithReason sets the program-readable reason.
+// WithReason sets the reason for programs and returns f.
 func (f *Fault) WithReason(reason string) *Fault { f.Reason = reason; return f }
 
-// With adds one detail.
+// With adds one detail and returns f.
 func (f *Fault) With(key string, value any) *Fault {
 	f.Details = maps.Clone(f.Details)
 	if f.Details == nil {
@@ -92,10 +95,10 @@ func (f *Fault) With(key string, value any) *Fault {
 	return f
 }
 
-// MayRetry marks a failure that the same call may not meet again soon.
+// MayRetry marks the failure as temporary: the same call may succeed soon.
 func (f *Fault) MayRetry() *Fault { f.Retry = true; return f }
 
-// MayRetryAfter is MayRetry with a retry delay.
+// MayRetryAfter does what MayRetry does and sets the time to wait.
 func (f *Fault) MayRetryAfter(wait time.Duration) *Fault {
 	f.Retry, f.RetryAfter = true, wait
 	return f
@@ -106,14 +109,14 @@ func (f *Fault) RetryDelay() time.Duration {
 	return max((f.RetryAfter + time.Second - 1).Truncate(time.Second), time.Second)
 }
 
-// From finds the Fault in err's chain.
+// From returns the first Fault in err's chain, if there is one.
 func From(err error) (*Fault, bool) {
 	var f *Fault
 	ok := errors.As(err, &f)
 	return f, ok
 }
 
-// Is reports whether err is a Fault of this kind.
+// Is reports whether err's chain holds a Fault of this kind.
 func Is(err error, kind Kind) bool {
 	f, ok := From(err)
 	return ok && f.Kind == kind

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Service names a column of the table: each HTTP service has its own codes (the spec's part 7.3).
+// Service identifies a column of the table: each HTTP service has its own codes (docs/api.md, "Errors").
 type Service uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 	services
 )
 
-// Shape is how a Kind looks on one HTTP service.
+// Shape is the REST code and HTTP status of a Kind on one HTTP service.
 type Shape struct {
 	Code   string
 	Status int
@@ -47,10 +47,10 @@ var (
 	kvProxy      = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
-// table is indexed by Kind. VM REST has INTERNAL for every RPC status that the spec's part 7.3 does not list; identity
-// has SERVICE_UNAVAILABLE where its backend cannot be reached. The key-value store knows no other ways to fail than those
-// of its row in part 7.3, and those of every HTTP service. What fails on credit is the operation, under a code of its own:
-// what is INTERNAL here is so before the operation is known.
+// table is indexed by Kind. VM REST returns INTERNAL for every RPC status that the wire contract does not list for it.
+// Identity returns SERVICE_UNAVAILABLE when its backend cannot be reached. The key-value store uses only the failures
+// that the contract lists for it and those common to every HTTP service. A credit operation that fails reports a code
+// of its own; INTERNAL for Credit is used only for failures before the operation is known.
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},
@@ -72,7 +72,7 @@ var table = [kinds]row{
 	Throttled:          {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: exhausted, Credit: exhausted}},
 }
 
-// RPC is the gRPC code of a kind.
+// RPC returns the gRPC code of a kind.
 func (k Kind) RPC() codes.Code {
 	if k >= kinds {
 		return codes.Internal
@@ -80,7 +80,7 @@ func (k Kind) RPC() codes.Code {
 	return table[k].rpc
 }
 
-// REST is the shape of a kind on one service.
+// REST returns the REST code and HTTP status of a kind on one service.
 func (k Kind) REST(s Service) Shape {
 	if k >= kinds {
 		return internal
@@ -88,7 +88,7 @@ func (k Kind) REST(s Service) Shape {
 	return table[k].rest[s]
 }
 
-// FromRPC is the kind that a gRPC code stands for.
+// FromRPC returns the first kind that maps to a gRPC code, Internal if there is none.
 func FromRPC(c codes.Code) Kind {
 	for k := Internal; k < TooLarge; k++ {
 		if table[k].rpc == c {

@@ -16,13 +16,13 @@ import (
 	"time"
 )
 
-// The authority's certificate has fixed dates, so that every member derives the same bytes from the same key.
+// The authority's certificate has fixed validity dates, so that every member derives the same bytes from the same key.
 var (
 	authorityFrom  = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	authorityUntil = time.Date(2126, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// backdate allows for a party whose clock is behind: it is to be told so, which takes a connection.
+// backdate is subtracted from NotBefore, so that a party whose clock is behind can still connect and be told so.
 const backdate = time.Hour
 
 // Authority signs certificates for one cluster.
@@ -60,14 +60,14 @@ func NewAuthority(cluster string, seed []byte) (*Authority, error) {
 	return &Authority{cluster: cluster, key: key, cert: cert}, nil
 }
 
-// Certificate is the authority's own.
+// Certificate returns the authority's own certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// Cluster names the cluster.
+// Cluster returns the cluster's ID.
 func (a *Authority) Cluster() string { return a.cluster }
 
-// Issue signs a certificate for a party's public key, from a little before now until now+lifetime. Members may act on
-// both ends of a connection, nodes only dial.
+// Issue signs a certificate for a party's public key, valid from backdate before now until now+lifetime. A member's
+// certificate is valid for both ends of a connection, a node's only for clients.
 func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	switch kind {
@@ -80,7 +80,7 @@ func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now t
 	return a.sign(ID{a.cluster, kind, name}, &x509.Certificate{ExtKeyUsage: usages}, public, now, lifetime)
 }
 
-// sign fills in what every certificate has.
+// sign fills in the fields that all certificates share, and signs the certificate.
 func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -97,7 +97,7 @@ func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.Public
 	return x509.ParseCertificate(der)
 }
 
-// IssueFor makes a key and a certificate for it.
+// IssueFor makes a key and a certificate for it; see Issue.
 func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -110,13 +110,13 @@ func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime tim
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private, Leaf: leaf}, nil
 }
 
-// Pin is what a join token carries to recognise the authority by: SHA-256 of its public key, in hex.
+// Pin returns the fingerprint of the authority that a join token carries: SHA-256 of the public key, in hex.
 func Pin(authority *x509.Certificate) string {
 	sum := sha256.Sum256(authority.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 
-// ParsePinned reads an authority's certificate and checks it against a pin.
+// ParsePinned parses an authority's certificate and returns an error unless it matches pin.
 func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -131,8 +131,8 @@ func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// ClientPinned is the configuration of a dialler that holds only a pin: the server must show a member's certificate
-// and, behind it, the authority that the pin names.
+// ClientPinned returns the configuration of a client that holds only a pin: the server must present a member's
+// certificate and, behind it, the authority that matches the pin.
 func ClientPinned(pin string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
@@ -152,7 +152,8 @@ func ClientPinned(pin string) *tls.Config {
 	}
 }
 
-// WithAuthority adds the authority behind a leaf, for clients that hold only its pin.
+// WithAuthority returns a copy of leaf with the authority's certificate in its chain, for clients that hold only the
+// pin.
 func WithAuthority(leaf *tls.Certificate, authority *x509.Certificate) *tls.Certificate {
 	c := *leaf
 	c.Certificate = [][]byte{leaf.Certificate[0], authority.Raw}

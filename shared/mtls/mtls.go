@@ -1,9 +1,10 @@
-// Package mtls is how Trivet's programs prove to each other who they are: one authority a cluster, certificates that
-// name a kind and an id as spiffe://<cluster>/<kind>/<id>, and TLS 1.3 configurations that accept only the kinds that a
-// port is for. Host names play no part, but in certificates for tenants' ports, which clients of any make verify.
+// Package mtls provides the certificates and TLS configurations with which Trivet's programs authenticate each other.
+// Each cluster has one certificate authority. A certificate names its owner's kind and ID as
+// spiffe://<cluster>/<kind>/<id>. The TLS 1.3 configurations accept only the kinds that the caller allows. Host names
+// are not verified, except in certificates for tenants' ports, which arbitrary clients verify.
 //
-// It keeps no files and opens no sockets; keys come in as values. Source of the form: the SPIFFE ID and X.509-SVID
-// standards.
+// The package stores no files and opens no sockets; keys are passed as values. The URI form follows the SPIFFE ID and
+// X.509-SVID standards.
 package mtls
 
 import (
@@ -16,13 +17,14 @@ import (
 	"time"
 )
 
-// Kind is what sort of party a certificate names.
+// Kind is the type of party that a certificate names.
 type Kind string
 
 const (
 	Member Kind = "member"
 	Node   Kind = "node"
-	// Tenants is what tenants' ports show. It names hosts, proves nobody, and no port of ours lets it in.
+	// Tenants is the kind of the server certificates of tenants' ports. They name hosts and identify no member or node,
+	// and no Trivet listener accepts them from a client.
 	Tenants Kind = "tenants"
 )
 
@@ -39,7 +41,7 @@ func (id ID) uri() *url.URL {
 
 func (id ID) String() string { return id.uri().String() }
 
-// Of reads the party from a certificate: exactly one URI, of our form.
+// Of returns the party that a certificate names. The certificate must have exactly one URI, of the form above.
 func Of(cert *x509.Certificate) (ID, error) {
 	if len(cert.URIs) != 1 {
 		return ID{}, fmt.Errorf("certificate names %d URIs, want one", len(cert.URIs))
@@ -52,10 +54,11 @@ func Of(cert *x509.Certificate) (ID, error) {
 	return ID{Cluster: u.Host, Kind: Kind(kind), Name: name}, nil
 }
 
-// Accept judges the party at the other end, after its certificate proved to be of our authority and for this use.
+// Accept authorizes the peer, after its certificate was verified to be signed by the cluster's authority for this key
+// usage. A non-nil error rejects the connection.
 type Accept func(ID) error
 
-// OnlyKind accepts one kind.
+// OnlyKind returns an Accept function that accepts one kind.
 func OnlyKind(kind Kind) Accept {
 	return func(id ID) error {
 		if id.Kind != kind {
@@ -65,10 +68,10 @@ func OnlyKind(kind Kind) Accept {
 	}
 }
 
-// Source gives the certificate to show now; it may change between calls.
+// Source returns the certificate to present now; the result may change between calls.
 type Source func() (*tls.Certificate, error)
 
-// Server is the configuration of a listener that demands a client certificate of our authority.
+// Server returns the configuration of a listener that requires a client certificate of the cluster's authority.
 func Server(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	return server(own, authority, accept, 0)
 }
@@ -80,8 +83,9 @@ func server(own Source, authority *x509.Certificate, accept Accept, grace time.D
 	return c
 }
 
-// ServerOptional is Server that also lets in clients without a certificate, and those whose certificate expired within
-// grace, so that they can ask for one. What they may call is the caller's affair: see Expired.
+// ServerOptional returns a configuration like that of Server that also accepts clients without a certificate, and
+// clients whose certificate expired within grace, so that they can request a new one. The caller must restrict what
+// such clients may call: see Expired.
 func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
 	c := server(own, authority, accept, grace)
 	c.ClientAuth = tls.RequestClientCert
@@ -95,7 +99,7 @@ func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grac
 	return c
 }
 
-// Client is the configuration of a dialler. own may be nil when there is no certificate yet.
+// Client returns the configuration of a client. own may be nil if the client has no certificate yet.
 func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	c := base(authority, x509.ExtKeyUsageServerAuth, accept, 0)
 	if own != nil {
@@ -104,8 +108,9 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// base verifies the chain itself: Go's own check wants host names, which our certificates do not carry. It goes by the
-// clock that the caller sets as the configuration's Time, if it does before anybody connects.
+// base returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names, which
+// these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before the
+// first connection.
 func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
@@ -113,7 +118,7 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 	c = &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the use and the party
-		// Tickets would let a resumed session outlive what accept says now.
+		// With tickets, a resumed session could remain valid after accept starts to reject the peer.
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
@@ -147,10 +152,10 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 	return c
 }
 
-// Expired reports whether a certificate that was let in is over at now.
+// Expired reports whether a certificate has expired at now. ServerOptional accepts such certificates within its grace.
 func Expired(cert *x509.Certificate, now time.Time) bool { return now.After(cert.NotAfter) }
 
-// PeerID reads the verified party from a connection's state; ok is false without a certificate.
+// PeerID returns the verified peer of a connection; ok is false if the peer presented no certificate.
 func PeerID(state tls.ConnectionState) (ID, bool) {
 	if len(state.PeerCertificates) == 0 {
 		return ID{}, false

@@ -11,8 +11,9 @@ import (
 // MaxRequest is the limit of a certificate request in bytes.
 const MaxRequest = 8 << 10
 
-// ParseRequest reads a certificate request (DER) and proves that its sender holds the key, which is of Ed25519 or ECDSA:
-// what anybody may send is cheap to check. Its subject is ignored. key is what KeyOf says of the public key.
+// ParseRequest parses a certificate request (DER) and verifies that the sender holds the private key. It accepts only
+// Ed25519 and ECDSA keys, because unauthenticated clients may send requests and these keys are cheap to verify. The
+// subject is ignored. key is the result of KeyOf for the public key.
 func ParseRequest(der []byte) (csr *x509.CertificateRequest, key []byte, err error) {
 	if len(der) > MaxRequest {
 		return nil, nil, fmt.Errorf("at most %d bytes", MaxRequest)
@@ -30,7 +31,7 @@ func ParseRequest(der []byte) (csr *x509.CertificateRequest, key []byte, err err
 	return csr, key, err
 }
 
-// KeyOf is by what a public key is known: SHA-256 of its SubjectPublicKeyInfo.
+// KeyOf returns the identifier of a public key: SHA-256 of its SubjectPublicKeyInfo.
 func KeyOf(public any) ([]byte, error) {
 	der, err := x509.MarshalPKIXPublicKey(public)
 	if err != nil {
@@ -40,5 +41,5 @@ func KeyOf(public any) ([]byte, error) {
 	return sum[:], nil
 }
 
-// Issued is when a certificate was signed, to the second.
+// Issued returns the time at which a certificate was signed, to the second.
 func Issued(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }

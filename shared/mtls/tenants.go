@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// MaxHosts bounds how many hosts one certificate names.
+	// MaxHosts is the maximum number of hosts in one certificate.
 	MaxHosts = 100
-	// maxHost is the longest name there is (RFC 1035 part 2.3.4), maxLabel the longest part of one, in bytes.
+	// maxHost is the maximum length of a host name (RFC 1035 part 2.3.4), maxLabel that of one label, in bytes.
 	maxHost  = 253
 	maxLabel = 63
 )
 
-// IssueTenants makes a key and a certificate for tenants' ports, from a little before now until now+lifetime. Hosts are
-// names, with * for the first label at most, and IP addresses. It is good for the server's end alone, and of a kind that
-// neither members nor agents take for one of theirs.
+// IssueTenants makes a key and a certificate for tenants' ports, valid from backdate before now until now+lifetime.
+// Hosts are IP addresses and host names, in which only the first label may be *. The certificate is valid only for
+// servers, and its kind is accepted neither as a member's nor as an agent's.
 //
-// The key is of P-256, which every client can use; the authority's signature on it is Ed25519, which browsers do not
-// check: for those it takes a certificate of a public authority.
+// The key is P-256, which every client supports. The authority signs with Ed25519, which browsers do not support: for
+// browsers, use a certificate of a public authority.
 func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if len(hosts) == 0 || len(hosts) > MaxHosts {
@@ -57,7 +57,7 @@ func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Du
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// checkHost takes host names as clients compare them: RFC 6125 part 6.4.3.
+// checkHost returns an error unless host is a name that clients can match (RFC 6125 part 6.4.3).
 func checkHost(host string) error {
 	bad := fmt.Errorf("%q is neither a host name nor an IP address", host)
 	if len(host) > maxHost {

@@ -10,7 +10,7 @@ import (
 
 var active atomic.Pointer[string]
 
-// TRIVET_MUTANT names the mutant of a program that no test can reach into.
+// fromEnvironment returns TRIVET_MUTANT, the mutant of a program that runs as a process of its own in a test.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv("TRIVET_MUTANT") })
 
 // On reports whether the named mutant is active.

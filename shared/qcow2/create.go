@@ -7,14 +7,14 @@ import (
 	"io"
 )
 
-// CreateClusterBits is the cluster size of the images that Create makes: 64 KiB.
+// CreateClusterBits is the log2 of the cluster size of images made by Create: 64 KiB.
 const CreateClusterBits = 16
 
-// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the length that
-// the file then has. It has no backing file's name: whoever opens it names the lower layer.
+// Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the resulting file
+// length in bytes. The image names no backing file: the program that opens it names the lower layer.
 //
-// The image is an overlay or a blank disk, which only differ in what is put beneath them. It occupies at most a few
-// clusters; refcounts are exact (no lazy refcounts), so a crash leaks clusters at worst.
+// The image serves as an overlay or as a blank disk, which differ only in the layer beneath. It occupies a few
+// clusters. Refcounts are exact (no lazy refcounts), so a crash leaks clusters at worst.
 //
 // virtualSize must be a multiple of 512, above 0 and at most MaxVirtualSize.
 func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
@@ -37,7 +37,7 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		RefcountTableOffset: reftable, RefcountTableClusters: 1}
 	copy(h.Magic[:], Magic)
 	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
-	// Then eight bytes of compression type (zlib) and padding, and the end of extensions.
+	// After the headers: eight bytes of compression type (zlib) and padding, then the end marker of the extensions.
 	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
 		if err := binary.Write(&head, binary.BigEndian, part); err != nil {
 			return 0, fmt.Errorf("encode qcow2 header: %w", err)
@@ -51,10 +51,10 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		at    int64
 		bytes []byte
 	}{
-		{length - 1, []byte{0}}, // the L1 table is all zeros, and so is what nobody writes
+		{length - 1, []byte{0}}, // the L1 table is all zeros, and so is every byte not written here
 		{int64(refblock), counts},
 		{int64(reftable), binary.BigEndian.AppendUint64(nil, refblock)},
-		{0, head.Bytes()}, // last, so that a file cut short is no image
+		{0, head.Bytes()}, // written last, so that a file that is cut short is not an image
 	} {
 		if _, err := w.WriteAt(part.bytes, part.at); err != nil {
 			return 0, fmt.Errorf("write qcow2: %w", err)

@@ -2,16 +2,16 @@ package qcow2
 
 import "bytes"
 
-// Magic begins every QCOW2 file.
+// Magic is the first four bytes of every QCOW2 file.
 const Magic = "QFI\xfb"
 
-// IsQCOW2 reports whether a file that begins like this claims to be QCOW2.
+// IsQCOW2 reports whether first begins with the QCOW2 magic.
 func IsQCOW2(first []byte) bool { return bytes.HasPrefix(first, []byte(Magic)) }
 
-// Format is what a file's first bytes say it is.
+// Format is a file format as detected from a file's first bytes.
 type Format string
 
-// Formats that [Detect] tells apart. Raw is everything else: a raw disk has no mark.
+// Formats that [Detect] recognizes. Raw is everything else: a raw disk has no magic number.
 const (
 	Raw       Format = "raw"
 	QCOW2     Format = "qcow2"
@@ -27,7 +27,7 @@ const (
 	Zstandard Format = "zstd"
 )
 
-// DetectLength is how many first bytes of a file [Detect] looks at.
+// DetectLength is the number of bytes at the beginning of a file that [Detect] checks.
 const DetectLength = 512
 
 var marks = []struct {
@@ -51,8 +51,9 @@ var marks = []struct {
 	{0, "\x28\xb5\x2f\xfd", Zstandard},
 }
 
-// Detect says what a file is that begins with first (DetectLength bytes, or the whole of a shorter file). It is meant
-// for telling an owner that what was declared RAW is something else; nothing is ever opened in a format so found.
+// Detect returns the format of a file that begins with first (DetectLength bytes, or the whole of a shorter file). It
+// only serves to tell an owner that a file declared RAW has another format. Trivet never opens a file in a format found
+// this way.
 func Detect(first []byte) Format {
 	for _, m := range marks {
 		if len(first) >= m.at && bytes.HasPrefix(first[m.at:], []byte(m.magic)) {

@@ -1,20 +1,22 @@
-// Package qcow2 reads and writes QEMU's disk format as far as Trivet needs it, in pure Go and without trust.
+// Package qcow2 validates and creates disk images in QEMU's QCOW2 format, in pure Go. It treats every image as
+// untrusted.
 //
-// The control plane examines images that tenants hand in, and the agent examines its own copy before QEMU sees it:
-// [Inspect] accepts only a stand-alone image whose every pointer stays inside the file. The agent makes a VM's disks
-// with [Create]: empty, with no name of a backing file, because the chain is given to QEMU as open descriptors.
+// The control plane validates images that tenants upload, and the agent validates its own copy before QEMU opens it:
+// [Inspect] accepts only a stand-alone image in which every pointer lies inside the file. The agent makes a VM's disks
+// with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
+// descriptors.
 //
-// The layout is that of QEMU's docs/interop/qcow2.txt. The package imports nothing of ours, opens no files, and runs
-// no program. It judges bytes; what a refusal means to a tenant is its callers' business.
+// The layout follows QEMU's docs/interop/qcow2.txt. The package imports nothing of Trivet, opens no files and runs no
+// program. Callers translate its errors into responses to tenants.
 //
-// Decisions taken here:
-//   - Refused although legal: a backing file, an external data file, encryption (each makes QEMU read something that
-//     is not in the file), internal snapshots and persistent bitmaps (tables that a plain image does not need and that
-//     we would have to walk too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image
-//     is only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
+// Decisions:
+//   - Rejected although legal: a backing file, an external data file, encryption (each makes QEMU read data that is not
+//     in the file), internal snapshots and persistent bitmaps (tables that a plain image does not need and that Inspect
+//     would have to walk too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image is
+//     only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
 //   - Accepted: versions 2 and 3, zlib and zstd clusters, extended L2 entries, every legal cluster size.
-//   - Reference counts are not verified. They matter to writers alone, and nobody writes to an image.
-//   - Unknown header extensions are skipped, as the format demands; unknown incompatible features are refused, likewise.
+//   - Reference counts are not verified. Only writers use them, and base images are never written.
+//   - Unknown header extensions are skipped and unknown incompatible features are rejected, as the format requires.
 package qcow2
 
 import (
@@ -25,7 +27,7 @@ import (
 	"io"
 )
 
-// Limits. The first four are QEMU's own (block/qcow2.h): it refuses to open what exceeds them.
+// Limits. The first four are QEMU's own (block/qcow2.h): QEMU does not open an image that exceeds them.
 const (
 	MinClusterBits = 9
 	MaxClusterBits = 21
@@ -43,15 +45,15 @@ const (
 	sector        = 512
 )
 
-// ErrRefused is wrapped by every refusal that is due to the image's content. Other errors are of reading it.
+// ErrRefused is wrapped by every error that is caused by the image's content. Other errors are read errors.
 var ErrRefused = errors.New("qcow2 image refused")
 
-// refuse says what is wrong with an image, in words that its owner may read: they tell nothing of the host.
+// refuse returns an ErrRefused error. The message is shown to the image's owner and must reveal nothing about the host.
 func refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, args...))
 }
 
-// Info is what Inspect learnt of an image.
+// Info holds the properties of an image that Inspect accepted.
 type Info struct {
 	Version     int    // 2 or 3
 	VirtualSize uint64 // bytes the guest sees; a multiple of 512, at most MaxVirtualSize
@@ -62,7 +64,7 @@ type Info struct {
 	Allocated uint64
 }
 
-// Compression is the way an image's compressed clusters were made, if it has any.
+// Compression is the compression method of an image's compressed clusters, if it has any.
 type Compression uint8
 
 const (
@@ -87,7 +89,7 @@ const (
 	extDataFile = 0x44415441
 )
 
-// header is the fixed part, field by field as on disk.
+// header is the fixed part of the header, field by field as on disk.
 type header struct {
 	Magic                 [4]byte
 	Version               uint32
@@ -115,11 +117,11 @@ const (
 	header3Length = 104
 )
 
-// Inspect examines the image in r, which is size bytes long, and refuses it with an error that wraps [ErrRefused]
-// unless it stands alone and all its tables and clusters lie inside the file.
+// Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] unless the
+// image stands alone and all its tables and clusters lie inside the file.
 //
-// It reads the header, the L1 table and each L2 table once, never guest data; at most 1 GiB in all, in pieces of at
-// most 2 MiB. To bound it in time, give it a reader that fails.
+// It reads the header, the L1 table and each L2 table once, never guest data: at most 1 GiB in all, in reads of at most
+// 2 MiB. To limit the time, pass a reader that fails at the deadline.
 func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	if size < header2Length {
 		return Info{}, refuse("the file has %d bytes, which is too short for a header", size)
@@ -138,7 +140,7 @@ func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	return img.info, nil
 }
 
-// image is an accepted header with what is needed to walk its tables.
+// image is an accepted header with the values needed to walk its tables.
 type image struct {
 	info     Info
 	fileSize uint64
@@ -149,7 +151,7 @@ type image struct {
 	l2Span   uint64 // bytes of the disk that one L2 table describes
 }
 
-// parse judges everything in the header. first is the file's beginning: the whole first cluster, or the whole file.
+// parse validates the header. first holds the beginning of the file: the whole first cluster, or the whole file.
 func parse(first []byte, fileSize uint64) (*image, error) {
 	var h header
 	if err := binary.Read(bytes.NewReader(first), binary.BigEndian, &h); err != nil {
@@ -192,7 +194,7 @@ func parse(first []byte, fileSize uint64) (*image, error) {
 	return img, nil
 }
 
-// parse3 judges what version 3 added, and returns the header's length.
+// parse3 validates the fields that version 3 added, and returns the header's length.
 func (img *image) parse3(first []byte) (uint64, error) {
 	var h header3
 	if err := binary.Read(bytes.NewReader(first[header2Length:]), binary.BigEndian, &h); err != nil {
@@ -233,7 +235,7 @@ func (img *image) parse3(first []byte) (uint64, error) {
 	return length, nil
 }
 
-// extensions walks the header extensions, which end inside the first cluster.
+// extensions validates the header extensions, which must end inside the first cluster.
 func extensions(first []byte, at, cluster uint64) error {
 	end := min(cluster, uint64(len(first)))
 	for n := 0; ; n++ {
@@ -241,7 +243,7 @@ func extensions(first []byte, at, cluster uint64) error {
 			return refuse("it has more than %d header extensions", maxExtensions)
 		}
 		if at+8 > end {
-			// Old writers end the list by the end of the cluster.
+			// Old writers write no end marker: the list ends with the cluster.
 			return nil
 		}
 		kind, length := binary.BigEndian.Uint32(first[at:]), uint64(binary.BigEndian.Uint32(first[at+4:]))
@@ -263,7 +265,7 @@ func extensions(first []byte, at, cluster uint64) error {
 	}
 }
 
-// geometry judges the sizes, and the places of the two top tables.
+// geometry validates the sizes and the offsets of the L1 and refcount tables.
 func (img *image) geometry(h header) error {
 	switch {
 	case h.Size == 0:
@@ -298,7 +300,8 @@ func (img *image) entrySize() uint64 {
 	return 8
 }
 
-// table refuses a table that is not wholly inside the file, or begins in the middle of a cluster, or in the header's.
+// table returns an error unless the table lies wholly inside the file, begins at a cluster boundary, and does not
+// overlap the header's cluster.
 func (img *image) table(name string, offset, length uint64) error {
 	switch {
 	case offset%img.cluster != 0:
@@ -311,8 +314,8 @@ func (img *image) table(name string, offset, length uint64) error {
 	return nil
 }
 
-// VirtualSize reads the size of the disk from an image's first 32 bytes or more, and reports false when they are not
-// an image's. It is for an image of our own making: it judges nothing.
+// VirtualSize reads the size of the disk, in bytes, from the first 32 bytes or more of an image. It reports false if
+// they are not the beginning of a QCOW2 image. It validates nothing else: use it only for images that Trivet made.
 func VirtualSize(first []byte) (uint64, bool) {
 	if len(first) < 32 || !IsQCOW2(first) {
 		return 0, false

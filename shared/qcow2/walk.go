@@ -16,13 +16,13 @@ const (
 	flagCompressed = 1 << 62
 )
 
-// chunk is how much of the L1 table is read at a time, in bytes.
+// chunk is the number of bytes of the L1 table that are read at a time.
 const chunk = 64 << 10
 
-// walk follows both levels of the mapping and refuses the image when an entry leads outside.
+// walk follows both levels of the mapping and rejects the image if an entry points outside the file.
 //
-// Work is bounded by the file: an L2 table that two entries share is refused, so that a few bytes of L1 cannot make us
-// read the same table a million times.
+// The work is bounded by the size of the file: an L2 table that two entries share is rejected, because otherwise a few
+// bytes of L1 could make walk read the same table a million times.
 func (img *image) walk(r io.ReaderAt) error {
 	tables, err := img.l2Tables(r)
 	if err != nil {
@@ -78,7 +78,7 @@ func (img *image) l2Tables(r io.ReaderAt) ([]uint64, error) {
 	return tables, nil
 }
 
-// l2 judges one L2 table, read from offset at.
+// l2 validates one L2 table, which was read from offset at.
 func (img *image) l2(table []byte, at uint64) error {
 	step := int(img.entrySize())
 	for i := 0; i < len(table); i += step {
@@ -113,7 +113,7 @@ func (img *image) l2(table []byte, at uint64) error {
 	return nil
 }
 
-// compressed judges the descriptor of a compressed cluster: an offset of any alignment, and a count of sectors.
+// compressed validates the descriptor of a compressed cluster: an offset of any alignment, and a number of sectors.
 func (img *image) compressed(entry uint64, where func() string) error {
 	shift := 62 - (img.info.ClusterBits - 8)
 	offset := entry & (1<<shift - 1)

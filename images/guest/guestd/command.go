@@ -16,23 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of the commands.
+// Limits and defaults of the commands.
 const (
-	defaultLen = 1 << 20          // bytes that write and sum cover when not told
+	defaultLen = 1 << 20          // default number of bytes for write and sum
 	maxLen     = 256 << 20        // bytes
 	maxSpewKiB = 64 << 10         // KiB
-	maxOutput  = 1 << 20          // bytes that a "run" may say; the rest is dropped
+	maxOutput  = 1 << 20          // bytes of output of a "run"; the rest is dropped
 	runTimeout = 60 * time.Second // of a "run"
 )
 
-// verb is a command: how it is written, how many words may follow, and what it does.
+// verb is a command: its usage, the minimum and maximum number of arguments, and its function.
 type verb struct {
 	usage    string
 	min, max int
 	do       func(m *machine, args []string) error
 }
 
-// verbs is everything that the guest can be told. "run" takes the rest of its line as it stands and is not in it.
+// verbs holds all commands except "run", which takes the rest of its line verbatim.
 var verbs = map[string]verb{
 	"id":     {"id", 0, 0, (*machine).doID},
 	"disks":  {"disks", 0, 0, (*machine).doDisks},
@@ -45,7 +45,7 @@ var verbs = map[string]verb{
 	"crash":  {"crash", 0, 0, func(m *machine, _ []string) error { return m.crash() }},
 }
 
-// serve takes commands one after the other, for ever.
+// serve executes commands one after the other and does not return.
 func (m *machine) serve() {
 	for {
 		line := m.tty.next()
@@ -112,7 +112,7 @@ func (m *machine) doSum(args []string) error {
 	return nil
 }
 
-// parseExtent reads DEV [OFFSET [LENGTH]], in bytes; DEV with or without /dev/.
+// parseExtent parses DEV [OFFSET [LENGTH]], in bytes; DEV with or without /dev/.
 func parseExtent(dev string, rest []string) (extent, error) {
 	e := extent{dev: strings.TrimPrefix(dev, "/dev/"), len: defaultLen}
 	for i, p := range []*int64{&e.off, &e.len} {
@@ -131,7 +131,7 @@ func parseExtent(dev string, rest []string) (extent, error) {
 	return e, nil
 }
 
-// doSpew fills the port with numbered lines of 64 bytes, for tests of whoever keeps the console log.
+// doSpew writes numbered lines of 64 bytes to the port, for tests of the console log.
 func (m *machine) doSpew(args []string) error {
 	kib, err := strconv.Atoi(args[0])
 	if err != nil || kib < 1 || kib > maxSpewKiB {
@@ -165,13 +165,13 @@ func (m *machine) doReboot([]string) error {
 	return nil
 }
 
-// run gives a line to busybox's shell and says its output, each line in the guest's own form, and its exit code.
+// run executes a line with busybox's shell. It prints the output, each line with the guest's prefix, and the exit code.
 func (m *machine) run(script string) error {
 	if script == "" {
 		return errors.New("usage: run SHELL LINE")
 	}
 	if _, err := os.Lstat("/bin/ls"); err != nil {
-		// The applets' links cost boot time, so they are made when somebody wants them.
+		// The applets' links cost boot time, so they are created by the first "run".
 		if out, err := exec.Command("/bin/busybox", "--install", "-s", "/bin").CombinedOutput(); err != nil {
 			return fmt.Errorf("install applets: %w: %s", err, out)
 		}
@@ -198,7 +198,7 @@ func (m *machine) run(script string) error {
 	return nil
 }
 
-// output keeps what fits into maxOutput and swallows the rest, so that the process is not stopped by a full pipe.
+// output keeps the first maxOutput bytes and discards the rest, so that a full pipe does not block the process.
 type output struct{ kept bytes.Buffer }
 
 func (o *output) Write(p []byte) (int, error) {
@@ -206,7 +206,8 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// reap buries orphans, which process 1 inherits. Only between commands: a command waits for its own child.
+// reap waits for orphans, which process 1 inherits. It must be called only between commands: a command waits for its
+// own child.
 func reap() {
 	for {
 		if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {

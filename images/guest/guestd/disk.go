@@ -18,11 +18,11 @@ import (
 
 const (
 	dataDir   = "/data"
-	dataLabel = "trivet-data" // as the build gives it to the data partition
-	chunk     = 64 << 10      // of direct I/O
+	dataLabel = "trivet-data" // the label that the build gives to the data partition
+	chunk     = 64 << 10      // bytes per direct I/O
 )
 
-// mountData mounts the partition or disk that carries the data label, if there is one.
+// mountData mounts the partition or disk that has the data label, if there is one.
 func mountData() []error {
 	names, err := os.ReadDir("/sys/class/block")
 	if err != nil {
@@ -40,8 +40,9 @@ func mountData() []error {
 	return nil
 }
 
-// isData reads an ext4 superblock: at byte 1024, magic 0xEF53 at +56 and a 16-byte label at +120. A device that
-// cannot be read (a drive without its disc) is none.
+// isData reports whether dev holds an ext4 file system with the data label. The superblock is at byte 1024, with magic
+// 0xEF53 at +56 and a 16-byte label at +120. For a device that cannot be read (a drive without a disc) it returns
+// false.
 func isData(dev string) bool {
 	f, err := os.Open(dev)
 	if err != nil {
@@ -56,7 +57,7 @@ func isData(dev string) bool {
 	return binary.LittleEndian.Uint16(sb[56:]) == 0xEF53 && string(label) == dataLabel
 }
 
-// extent is a part of a block device that a command names.
+// extent is the range of a block device to which a command applies.
 type extent struct {
 	dev      string // name below /dev
 	off, len int64  // bytes, multiples of guest.SectorSize
@@ -64,8 +65,8 @@ type extent struct {
 
 func (e extent) String() string { return fmt.Sprintf("dev=%s off=%d len=%d", e.dev, e.off, e.len) }
 
-// write fills the extent with the seed's pattern, past the page cache, and returns the sum of what it wrote after the
-// device has said that it is on stable storage.
+// write fills the extent with the seed's pattern, bypassing the page cache. It syncs the device and returns the SHA-256
+// of the data.
 func (e extent) write(seed string) (sum string, err error) {
 	f, err := e.open(unix.O_WRONLY)
 	if err != nil {
@@ -88,7 +89,7 @@ func (e extent) write(seed string) (sum string, err error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// sum reads the extent from the device, past the page cache.
+// sum returns the SHA-256 of the extent, read from the device, bypassing the page cache.
 func (e extent) sum() (string, error) {
 	f, err := e.open(unix.O_RDONLY)
 	if err != nil {
@@ -109,7 +110,7 @@ func (e extent) sum() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// open opens the device for direct I/O and checks that the extent lies in it.
+// open opens the device for direct I/O and checks that the extent lies within it.
 func (e extent) open(mode int) (*os.File, error) {
 	if e.dev == "" || strings.ContainsAny(e.dev, "/.") {
 		return nil, fmt.Errorf("%q is no device name", e.dev)
@@ -135,13 +136,13 @@ func (e extent) open(mode int) (*os.File, error) {
 	return f, nil
 }
 
-// each calls do for each chunk of the extent with a buffer that is aligned as direct I/O wants it.
+// each calls do for each chunk of the extent with a buffer aligned for direct I/O.
 func (e extent) each(do func(buf []byte, off int64) error) error {
 	buf, err := unix.Mmap(-1, 0, chunk, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return fmt.Errorf("allocate buffer: %w", err)
 	}
-	defer func() { _ = unix.Munmap(buf) }() // cannot fail on what Mmap returned
+	defer func() { _ = unix.Munmap(buf) }() // cannot fail for a slice that Mmap returned
 	for done := int64(0); done < e.len; {
 		n := min(chunk, e.len-done)
 		if err := do(buf[:n], e.off+done); err != nil {

@@ -13,32 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// always are the modules that no device of a bus asks for by itself: the power button's event device is one of the input
-// layer, which asks late.
+// always lists the modules that no device's modalias requests: the power button's event device belongs to the input
+// layer, which requests its module too late.
 var always = [...]string{"button", "evdev"}
 
-// buses are searched in this order, again and again until nothing new is found: a driver of one makes devices on the next.
+// buses lists the buses, which are searched in this order and repeatedly until nothing new is found: a driver on one
+// bus creates devices on the next.
 var buses = [...]string{"pci", "acpi", "virtio", "scsi"}
 
-// catalogue is what depmod wrote about the modules in the image: which device asks for which module, and which modules
-// each needs.
+// catalogue holds depmod's index of the modules in the image: the modules for each device, and the dependencies of each
+// module.
 type catalogue struct {
 	dir string
 
 	mu      sync.Mutex
 	aliases []alias
 	files   map[string]string   // module name -> file below dir
-	needs   map[string][]string // file -> files it needs, the first to be loaded last
-	loaded  map[string]bool     // by file; also those that could not be loaded, so that each is tried once
+	needs   map[string][]string // file -> files it needs, to be loaded from last to first
+	loaded  map[string]bool     // by file; includes failed ones, so that each is tried once
 	asked   map[string]bool     // modaliases that were looked up
 }
 
-// alias says that a device whose modalias matches the pattern wants the module. The literal beginning of the pattern
-// is kept apart: it settles almost every comparison, and there are thousands at a boot.
+// alias maps devices whose modalias matches the pattern to a module. The literal beginning of the pattern is kept
+// separately: it decides almost every comparison, and there are thousands at each boot.
 type alias struct{ literal, pattern, module string }
 
-// loadCatalogue reads the catalogue of the running kernel. An image without one has no modules; that shows as a machine
-// without disks.
+// loadCatalogue loads the catalogue of the running kernel. An image without one has no modules, and a machine with it
+// then shows no disks.
 func loadCatalogue() *catalogue {
 	var uts unix.Utsname
 	_ = unix.Uname(&uts) // cannot fail with a valid address
@@ -52,7 +53,7 @@ func loadCatalogue() *catalogue {
 	return c
 }
 
-// parseDep reads modules.dep: "kernel/a.ko: kernel/b.ko kernel/c.ko".
+// parseDep parses modules.dep: "kernel/a.ko: kernel/b.ko kernel/c.ko".
 func parseDep(text string) (files map[string]string, needs map[string][]string) {
 	files, needs = make(map[string]string), make(map[string][]string)
 	for line := range strings.Lines(text) {
@@ -66,7 +67,7 @@ func parseDep(text string) (files map[string]string, needs map[string][]string) 
 	return files, needs
 }
 
-// parseAliases reads modules.alias: "alias pci:v00001AF4d*sv*sd*bc*sc*i* virtio_pci".
+// parseAliases parses modules.alias: "alias pci:v00001AF4d*sv*sd*bc*sc*i* virtio_pci".
 func parseAliases(text string) []alias {
 	var list []alias
 	for line := range strings.Lines(text) {
@@ -81,12 +82,12 @@ func parseAliases(text string) []alias {
 	return list
 }
 
-// moduleName is the kernel's name of a module file: without folder and ending, and with one spelling of the dash.
+// moduleName returns the kernel's name of a module file: without directory and suffix, and with underscores for dashes.
 func moduleName(file string) string {
 	return strings.ReplaceAll(strings.TrimSuffix(path.Base(file), ".ko"), "-", "_")
 }
 
-// wanted lists the modules that a device with this modalias asks for.
+// wanted returns the modules for a device with this modalias.
 func (c *catalogue) wanted(modalias string) []string {
 	var list []string
 	for _, a := range c.aliases {
@@ -100,8 +101,8 @@ func (c *catalogue) wanted(modalias string) []string {
 	return list
 }
 
-// coldplug loads the drivers of every device that is there. When it returns, their disks are there too: the kernel
-// ends the loading of a module only after the probes that it started.
+// coldplug loads the drivers of every existing device. When it returns, their disks exist too: the kernel completes the
+// loading of a module only after the probes that the module started.
 func (c *catalogue) coldplug() []error {
 	var errs []error
 	for _, name := range always {
@@ -124,7 +125,7 @@ func (c *catalogue) coldplug() []error {
 	return errs
 }
 
-// ask loads what a device with this modalias wants and says whether the question was new.
+// ask loads the modules for a device with this modalias, and reports whether the modalias was new.
 func (c *catalogue) ask(modalias string) (news bool, errs []error) {
 	c.mu.Lock()
 	if modalias == "" || c.asked[modalias] {
@@ -139,7 +140,7 @@ func (c *catalogue) ask(modalias string) (news bool, errs []error) {
 	return true, errs
 }
 
-// load loads a module after those it needs. A name that the image does not have is no error: the driver is built in.
+// load loads a module after its dependencies. A name that the image does not have is no error: the driver is built in.
 func (c *catalogue) load(name string) []error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

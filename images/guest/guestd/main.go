@@ -1,12 +1,12 @@
-// Command guestd is the whole user space of the small guest: the kernel starts it as process 1 and it never ends.
+// Command guestd is the whole user space of the small test guest: the kernel starts it as process 1 and it never exits.
 //
-// It loads the drivers that the machine's devices ask for, mounts the data partition, says the banner on the first
-// serial port, and from then on answers the power button and the commands that come in as lines on that port. It is one
-// program rather than a shell script because every process costs milliseconds under emulation and because a
-// script that reads a terminal loses input; busybox is in the image for the "run" command alone.
+// It loads the drivers for the machine's devices, mounts the data partition and prints the banner on the first serial
+// port. From then on it handles the power button and executes commands, which it reads as lines from that port. It is
+// one program rather than a shell script, because every process costs milliseconds under emulation and because a script
+// that reads a terminal loses input. Busybox is in the image only for the "run" command.
 //
-// It must not end (the kernel panics when process 1 does), must not know anything of Trivet, and needs nothing from the
-// network. What it says is listed in ../README.md.
+// It must not exit (the kernel panics when process 1 does), must not know anything of Trivet, and does not use the
+// network. ../README.md lists its output.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beat is the time between two heartbeats; they stand on whole multiples of it since the kernel's start.
+// beat is the time between two heartbeats, which are aligned to multiples of it since the kernel's start.
 const beat = 10 * time.Second
 
 func main() {
@@ -47,7 +47,7 @@ func main() {
 	for _, err := range problems {
 		m.say("ERROR start: %v", err)
 	}
-	// Both listen when they return: whoever reads the banner may press the button at once.
+	// Both calls return only once they receive events: a reader of the banner may press the button at once.
 	m.watchPower()
 	m.watchInterrupt()
 	if events != nil {
@@ -58,14 +58,14 @@ func main() {
 	m.serve()
 }
 
-// machine is the running guest. Its goroutines live as long as process 1, that is until the machine goes.
+// machine is the running guest. Its goroutines run until the machine stops.
 type machine struct {
 	tty     *tty
 	drivers *catalogue
 	power   power
 }
 
-// say puts one line of the guest's own on the serial port; lines of several goroutines do not mix.
+// say prints one line with Prefix on the serial port. Lines of several goroutines do not mix.
 func (m *machine) say(format string, args ...any) {
 	m.tty.line(guest.Prefix + fmt.Sprintf(format, args...))
 }
@@ -74,7 +74,7 @@ func (m *machine) ready() guest.Ready {
 	return guest.Ready{BootID: bootID(), Up: uptime().Seconds(), CPUs: onlineCPUs(), MemKiB: memKiB(), Disks: disks()}
 }
 
-// heartbeat makes the guest's uptime readable in a log: a guest that was left alone goes on counting.
+// heartbeat prints the uptime at regular times, so that a log shows whether the guest kept running.
 func (m *machine) heartbeat() {
 	for {
 		now := uptime()
@@ -83,7 +83,7 @@ func (m *machine) heartbeat() {
 	}
 }
 
-// watchInterrupt turns Ctrl-Alt-Del, which the kernel hands to process 1 as an interrupt, into an orderly reboot.
+// watchInterrupt turns Ctrl-Alt-Del, which the kernel sends to process 1 as SIGINT, into an orderly reboot.
 func (m *machine) watchInterrupt() {
 	keys := make(chan os.Signal, 1)
 	signal.Notify(keys, syscall.SIGINT)
@@ -96,7 +96,8 @@ func (m *machine) watchInterrupt() {
 	}()
 }
 
-// mountBasics mounts what the kernel leaves to process 1. A part that fails is reported later, when there is a port.
+// mountBasics mounts the file systems that the kernel leaves to process 1. The caller reports the errors later, once
+// the serial port is open.
 func mountBasics() []error {
 	var errs []error
 	for _, m := range [...]struct{ source, target, fstype string }{
@@ -111,7 +112,7 @@ func mountBasics() []error {
 	return errs
 }
 
-// uptime is the time since the kernel started, time in suspension included, as in /proc/uptime.
+// uptime returns the time since the kernel started, including time in suspension, as in /proc/uptime.
 func uptime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -122,7 +123,7 @@ func uptime() time.Duration {
 
 func bootID() string { return readText("/proc/sys/kernel/random/boot_id") }
 
-// onlineCPUs counts the kernel's list of online processors, such as 0-3,6.
+// onlineCPUs returns the number of CPUs in the kernel's list of online processors, such as 0-3,6.
 func onlineCPUs() int { return countList(readText("/sys/devices/system/cpu/online")) }
 
 func countList(list string) int {
@@ -147,15 +148,15 @@ func countList(list string) int {
 func memKiB() int64 {
 	for line := range strings.Lines(readText("/proc/meminfo")) {
 		if f := strings.Fields(line); len(f) >= 2 && f[0] == "MemTotal:" {
-			n, _ := strconv.ParseInt(f[1], 10, 64) // the kernel's own text; 0 shows if it ever changes
+			n, _ := strconv.ParseInt(f[1], 10, 64) // the kernel's own format; 0 if it is invalid
 			return n
 		}
 	}
 	return 0
 }
 
-// disks lists the whole disks in the order of their names: block devices that have a device behind them (loop devices have
-// none) and are no CD drive.
+// disks returns the whole disks, sorted by name: block devices that have a device behind them (loop devices have none)
+// and are not CD drives.
 func disks() []guest.Disk {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -180,7 +181,7 @@ func disks() []guest.Disk {
 	return list
 }
 
-// readText is for the kernel's small text files: what cannot be read is empty.
+// readText returns the content of one of the kernel's small text files, "" if it cannot be read.
 func readText(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

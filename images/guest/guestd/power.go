@@ -11,20 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// power is what the guest does about its end.
+// power is the state of power button handling and shutdown.
 type power struct {
-	deaf atomic.Bool // the power button is only reported
-	once sync.Once   // the machine goes once, whoever asks first
+	deaf atomic.Bool // if set, the power button is only reported
+	once sync.Once   // the first request to shut down or reboot is executed
 }
 
-// inputEvent sizes and codes of linux/input.h on 64-bit: 16 bytes of time, type, code, value.
+// Sizes and codes of linux/input.h on 64-bit: 16 bytes of time, type, code, value.
 const (
 	inputEventSize = 24
 	evKey          = 1
 	keyPower       = 116
 )
 
-// watchPower reads every ACPI power button (a machine may have a fixed and a programmed one) and answers the first press.
+// watchPower reads every ACPI power button (a machine may have a fixed and a programmed one) and powers the machine off
+// at the first press.
 func (m *machine) watchPower() {
 	names, err := filepath.Glob("/sys/class/input/event*/device/name")
 	if err != nil || len(names) == 0 {
@@ -64,7 +65,7 @@ func (m *machine) readButton(f *os.File) {
 	}
 }
 
-// pressed says whether a run of input events has the power key going down.
+// pressed reports whether events contain a press of the power key.
 func pressed(events []byte) bool {
 	for ; len(events) >= inputEventSize; events = events[inputEventSize:] {
 		kind, code := binary.NativeEndian.Uint16(events[16:]), binary.NativeEndian.Uint16(events[18:])
@@ -75,10 +76,11 @@ func pressed(events []byte) bool {
 	return false
 }
 
-// lastWord bounds how long the end waits for the serial port: QEMU stops it while its reader takes nothing.
+// lastWord is the maximum time that leave waits for the serial port: QEMU blocks the port while its reader does not
+// read.
 const lastWord = 2 * time.Second
 
-// leave says the word, brings the data to the disks and ends or restarts the machine. It does not return.
+// leave prints word, syncs the disks and powers off or restarts the machine. It does not return.
 func (m *machine) leave(word string, how int) {
 	m.power.once.Do(func() {
 		said := make(chan struct{})
@@ -88,7 +90,7 @@ func (m *machine) leave(word string, how int) {
 			close(said)
 		}()
 		unix.Sync()
-		_ = unix.Unmount(dataDir, 0) // EINVAL when it was not there; busy under a "run" it is at least synced
+		_ = unix.Unmount(dataDir, 0) // EINVAL if it was not mounted; if a "run" keeps it busy, it is at least synced
 		select {
 		case <-said:
 		case <-time.After(lastWord):
@@ -100,7 +102,7 @@ func (m *machine) leave(word string, how int) {
 	select {}
 }
 
-// crash panics the kernel; what it does then is on its command line and the machine's panic device.
+// crash causes a kernel panic; the reaction depends on the kernel command line and the machine's panic device.
 func (m *machine) crash() error {
 	m.say("CRASH")
 	m.tty.drain()

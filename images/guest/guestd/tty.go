@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lineLimit bounds a command line; the rest of a longer one is thrown away with it.
+// lineLimit is the maximum length of a command line in bytes; the rest of a longer line is discarded.
 const lineLimit = 4096
 
-// tty is the serial port: raw, without echo (an echo would mix with what the guest says), whole lines out and in.
-// A nil tty, of a machine without the port, swallows everything and never delivers a line.
+// tty is the serial port: raw, without echo (an echo would mix with the guest's output), and read and written in whole
+// lines. A nil tty, of a machine without the port, discards output and never returns a line.
 type tty struct {
 	file *os.File
 	mu   sync.Mutex // one line at a time
-	// pending is the part of buf that was read and not yet taken. Only the reader of lines touches them.
+	// pending is the part of buf that was read but not processed yet. Both are used only by the goroutine that reads
+	// lines.
 	buf     [1024]byte
 	pending []byte
 }
@@ -50,7 +51,7 @@ func openTTY(path string) (*tty, error) {
 // line writes one line.
 func (t *tty) line(text string) { t.write([]byte(text + "\r\n")) }
 
-// write puts whole lines on the port. The guest goes on when nobody can take them: QEMU drops what nobody reads.
+// write writes whole lines to the port. Errors are ignored: QEMU drops output that nobody reads.
 func (t *tty) write(lines []byte) {
 	if t == nil {
 		return
@@ -60,7 +61,7 @@ func (t *tty) write(lines []byte) {
 	_, _ = t.file.Write(lines)
 }
 
-// drain waits until the last byte has left, before the machine goes.
+// drain waits until the last byte has been sent, before the machine stops.
 func (t *tty) drain() {
 	if t == nil {
 		return
@@ -70,8 +71,8 @@ func (t *tty) drain() {
 	_ = unix.IoctlSetInt(int(t.file.Fd()), unix.TCSBRK, 1)
 }
 
-// next waits for the next command line: ended by CR, LF or both, control bytes removed, empty lines and the guest's own
-// lines (a peer that echoes sends them back) passed over. It does not return when the port is gone.
+// next returns the next command line. Lines end with CR, LF or both. next removes control bytes and skips empty lines
+// and the guest's own lines (which a peer with echo sends back). It does not return if the port fails.
 func (t *tty) next() string {
 	if t == nil {
 		select {}
@@ -96,7 +97,7 @@ func (t *tty) readLine() []byte {
 		if len(t.pending) == 0 {
 			n, err := t.file.Read(t.buf[:])
 			if err != nil {
-				select {} // The port is gone for good; the power button and the heartbeat live on.
+				select {} // The port has failed for good; the power button and the heartbeat still work.
 			}
 			t.pending = t.buf[:n]
 		}

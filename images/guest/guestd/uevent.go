@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenUevents opens the kernel's announcements of devices. It is opened before the first look at the devices that are
-// there, so that none falls between.
+// listenUevents opens a socket for the kernel's device events. It must be opened before coldplug, so that no device is
+// missed.
 func listenUevents() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
 	if err != nil {
@@ -22,14 +22,14 @@ func listenUevents() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "uevents"), nil
 }
 
-// watchUevents loads the drivers of devices that come later: hotplug.
+// watchUevents loads the drivers of devices that are added later (hotplug).
 func (m *machine) watchUevents(events *os.File) {
-	buf := make([]byte, 8192) // the kernel's own limit of an announcement is 2 KiB
+	buf := make([]byte, 8192) // the kernel's own limit of an event is 2 KiB
 	for {
 		n, err := events.Read(buf)
 		var problems []error
 		if err != nil {
-			// Announcements were lost, or the socket is broken: look at everything once more.
+			// Events were lost, or the socket is broken: check all devices again.
 			problems = m.drivers.coldplug()
 		} else if modalias, ok := addedModalias(buf[:n]); ok {
 			_, problems = m.drivers.ask(modalias)
@@ -40,7 +40,8 @@ func (m *machine) watchUevents(events *os.File) {
 	}
 }
 
-// addedModalias takes the modalias out of an announcement of a new device: NUL-separated KEY=value after a heading.
+// addedModalias returns the modalias in an event of a new device. An event is a header and KEY=value fields, separated
+// by NUL.
 func addedModalias(event []byte) (string, bool) {
 	var added bool
 	var modalias string
