@@ -95,7 +95,7 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 const completing = 2 * time.Second
 
 // Names completes an argument with the names that list returns. It completes nothing if the control plane does not
-// answer.
+// respond.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }
