@@ -45,7 +45,7 @@ type kvSession struct {
 	login login
 }
 
-// Command is `trivet kv`.
+// Command returns the command `trivet kv`.
 func Command(s *session.Session) *cobra.Command {
 	n := &kvSession{Session: s}
 	c := &cobra.Command{

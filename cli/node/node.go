@@ -22,7 +22,7 @@ import (
 // callTimeout is the deadline of each command.
 const callTimeout = 30 * time.Second
 
-// Command is `trivet node`.
+// Command returns the command `trivet node`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "node", Short: "List, cordon, add, evict and ban hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}

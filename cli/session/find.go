@@ -100,7 +100,7 @@ func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]strin
 	return s.names(s.Connect, list)
 }
 
-// OpenNames is Names for calls that need no token, such as those before a login.
+// OpenNames does the same as Names for calls that need no token, such as those before a login.
 func (s *Session) OpenNames(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(func() (*dial.Conn, error) { return s.ConnectWith("", "") }, list)
 }

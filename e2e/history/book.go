@@ -11,7 +11,7 @@ import (
 // Sweeper is the author (By) of the transactions that expire reservations.
 const Sweeper = "system:expiry"
 
-// effect is what a call or the sweep changed: it moved the journal from position from to position to.
+// effect is what a call or the sweep changed: it moved the journal from one position (from) to another (to).
 type effect struct {
 	kind     Kind
 	name     string

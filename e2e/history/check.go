@@ -47,7 +47,7 @@ func (v *Violation) Error() string { return v.Says }
 
 func violation(format string, args ...any) error { return &Violation{fmt.Sprintf(format, args...)} }
 
-// Check checks a history and searches an order for at most limit. Its error is a *Violation, or wraps ErrUndecided.
+// Check checks a history and searches for an order for at most limit. Its error is a *Violation, or wraps ErrUndecided.
 func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	b, err := open(w.Org, w.Project, w.Journal, w.Ops)
 	if err != nil {
@@ -230,7 +230,7 @@ func (c *call) step(b *book, n int) (bool, int) {
 	if c.did != nil && c.did.from == n && c.Refused == Done {
 		next = c.did.to
 	}
-	if c.silent { // another call of the same name may have taken effect
+	if c.silent { // next is n if another call of the same name took effect instead
 		return true, next
 	}
 	if c.Return == Never {

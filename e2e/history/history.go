@@ -9,7 +9,7 @@
 //     the times of the journal; every transaction must be equal to the recorded one (book.go).
 //   - The order must agree with what the clients saw. The state of the model is only a position in the journal. A call
 //     that took effect leads from one position to the next. A read or a refusal must be true at the position where it
-//     is placed. An expiry is a step of the sweep, at any time after its reservation. Porcupine searches the order
+//     is placed. An expiry is a step of the sweep, at any time after its reservation. Porcupine searches for the order
 //     (check.go).
 //
 // A call whose outcome is unknown may have taken effect at any time after it began, once or never. Calls that are
@@ -71,8 +71,8 @@ type Op struct {
 	Amount int64
 	// TTL is the lifetime of a reservation in seconds.
 	TTL int64
-	// Call and Return are the begin and end on one monotonic clock. Return is Never when the outcome is unknown; the
-	// fields below are then meaningless.
+	// Call and Return are the start and end times on one monotonic clock. Return is Never when the outcome is unknown;
+	// the fields below are then meaningless.
 	Call, Return time.Duration
 	// Refused is one of the reasons above, or Done for a call that succeeded.
 	Refused string

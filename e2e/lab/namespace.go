@@ -20,7 +20,7 @@ func Inside() bool { return os.Getenv(inside) != "" }
 
 // Again runs this program once more, in a new network namespace and in the other new namespaces that flags (CLONE_NEW…)
 // name, and returns its exit code. The inner process must call Loopback first and must clean up on SIGTERM. It receives
-// SIGTERM, perhaps twice, when the outer process is told to exit or dies.
+// SIGTERM, perhaps twice, when the outer process receives SIGINT or SIGTERM, or dies.
 func Again(flags uintptr) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
