@@ -77,7 +77,7 @@ func (c companion) isReady(ctx context.Context) bool {
 	return true
 }
 
-// client presents the member's own certificate if the server requests one, and accepts any server certificate.
+// client returns an HTTP client that presents the member's certificate on request and accepts any server certificate.
 func (c companion) client() *http.Client {
 	config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
 	if pair, err := tls.LoadX509KeyPair(c.Cert, c.Key); err == nil {

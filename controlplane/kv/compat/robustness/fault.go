@@ -141,7 +141,7 @@ func (c *cluster) frozen(ctx context.Context, r *rand.Rand, id int) error {
 	return nil
 }
 
-// moved requests another leader. A refusal is no error: the leadership may have moved by itself.
+// moved requests a transfer of leadership. A refusal is no error: the leadership may have moved by itself.
 func (c *cluster) moved(ctx context.Context, from, to int) error {
 	client, err := c.dial(c.server.endpoint(from))
 	if err != nil {
