@@ -16,7 +16,7 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// Command is `trivet cluster`.
+// Command returns the command `trivet cluster`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "cluster", Short: "Show and change the members of the control plane, and back it up", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}

@@ -41,7 +41,7 @@ type Filter struct {
 	length int
 	// rest is the beginning of a character whose other bytes have not been written yet.
 	rest []byte
-	// returned says that a carriage return is waiting for what follows it, fresh that the line is still empty.
+	// returned is set while the character after a carriage return is not known, fresh while the line is empty.
 	returned, fresh bool
 	out             []byte
 }

@@ -8,7 +8,7 @@
 //   - Endpoints are tried in the given order, each for [Connect] at most, and one endpoint is used until it fails.
 //     There is no load balancing, because `trivet image import` reads a file of the host that serves the call: the
 //     caller chooses it.
-//   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been carried out
+//   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been executed
 //     is retried only if the method is safe to retry; retries of a create use the same idempotency key.
 //   - Calls are made one at a time.
 //   - A secret is sent to another host over TLS only, with the server's name verified, unless Options.Plaintext is set

@@ -25,10 +25,10 @@ func (e *Unreachable) Error() string {
 // GRPCStatus returns UNAVAILABLE.
 func (e *Unreachable) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
-// Unavailable is the error if an endpoint returned UNAVAILABLE, or the connection broke before it answered.
+// Unavailable is the error if an endpoint returned UNAVAILABLE, or the connection broke before the response.
 type Unavailable struct {
 	Endpoint string
-	// Doubtful is set if the call may have been carried out and must not be repeated without checking.
+	// Doubtful is set if the call may have been executed and must not be repeated without checking.
 	Doubtful bool
 	Err      error
 }

@@ -18,7 +18,7 @@ import (
 // auditTimeout is the deadline of the command. It is long because there may be many pages.
 const auditTimeout = 2 * time.Minute
 
-// auditCommand is `trivet audit`; users completes user IDs.
+// auditCommand returns the command `trivet audit`; users completes user IDs.
 func auditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "audit", Short: "List the audit log: changes and refused calls", Args: cobra.NoArgs,

@@ -59,7 +59,7 @@ func bindingText(b *identityv1.Binding) string {
 	return b.GetRole()
 }
 
-// bindingCommand is `trivet binding`; users completes user IDs.
+// bindingCommand returns the command `trivet binding`; users completes user IDs.
 func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,

@@ -9,8 +9,7 @@
 //     SetQuota replaces all limits. If two run at the same time, one may undo the other's change.
 //   - `trivet service-account create --secret-file` creates the file before the account. The control plane returns a
 //     secret only once, and it would be lost if the file could not be created.
-//   - The package knows the names of the roles and where each can be given. What a role allows is the control plane's
-//     decision.
+//   - The package has the names of the roles and where each can be given. The control plane decides what a role allows.
 package identity
 
 import (

@@ -15,7 +15,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// invitationCommand is `trivet invitation`.
+// invitationCommand returns the command `trivet invitation`.
 func invitationCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "invitation", Short: "List, accept and decline roles that other orgs offer you", Args: cobra.NoArgs,

@@ -12,7 +12,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// keyCommand is `trivet key`.
+// keyCommand returns the command `trivet key`.
 func keyCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "key", Short: "Rotate and revoke the keys that sign tokens", Args: cobra.NoArgs,

@@ -12,7 +12,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// orgCommand is `trivet org`.
+// orgCommand returns the command `trivet org`.
 func orgCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "org", Short: "Create, list and delete orgs", Args: cobra.NoArgs,

@@ -13,7 +13,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// projectCommand is `trivet project`.
+// projectCommand returns the command `trivet project`.
 func projectCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "project", Short: "Create, list and delete projects", Args: cobra.NoArgs,

@@ -15,7 +15,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// quotaCommand is `trivet quota`.
+// quotaCommand returns the command `trivet quota`.
 func quotaCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "quota", Short: "Show and set the quotas of projects and orgs", Args: cobra.NoArgs,

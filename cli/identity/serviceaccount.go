@@ -18,7 +18,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// serviceAccountCommand is `trivet service-account`.
+// serviceAccountCommand returns the command `trivet service-account`.
 func serviceAccountCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "service-account", Aliases: []string{"sa"}, Short: "Create, list and delete service accounts for programs", Args: cobra.NoArgs,

@@ -21,7 +21,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// tokenCommand is `trivet token`; users completes user IDs.
+// tokenCommand returns the command `trivet token`; users completes user IDs.
 func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "token", Short: "Issue, verify and revoke tokens", Args: cobra.NoArgs,

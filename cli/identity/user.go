@@ -14,7 +14,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// userCommand is `trivet user`.
+// userCommand returns the command `trivet user`.
 func userCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "user", Short: "Create users and set their passwords", Args: cobra.NoArgs,

@@ -13,7 +13,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// whoAmICommand is `trivet whoami`.
+// whoAmICommand returns the command `trivet whoami`.
 func whoAmICommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "whoami", Short: "Show who you are and what you can do", Args: session.Exactly(),

@@ -25,7 +25,7 @@ import (
 // callTimeout is the deadline of calls that do not wait for an import.
 const callTimeout = 30 * time.Second
 
-// Command is `trivet image`.
+// Command returns the command `trivet image`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "image", Short: "Import, list and delete images", Args: cobra.NoArgs, RunE: printHelp}
 	c.AddCommand(importCommand(s), listCommand(s), showCommand(s), deleteCommand(s))

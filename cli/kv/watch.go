@@ -38,8 +38,8 @@ each line is a response with one or more events.`,
 		if err != nil {
 			return err
 		}
-		// etcd's client retries for ever. Read first, to report errors that will not go away, and to learn the current
-		// revision, so that no event is lost if the watch fails over before its first event.
+		// etcd's client retries forever. Read first, to report permanent errors, and to get the current revision, so
+		// that no event is lost if the watch fails over before its first event.
 		first, err := c.keys.Get(ctx, key, append([]clientv3.OpOption{clientv3.WithCountOnly()}, opts...)...)
 		if err != nil {
 			return err

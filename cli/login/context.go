@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// contextCommand is `trivet context`.
+// contextCommand returns the command `trivet context`.
 func contextCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "context", Short: "List saved logins and switch between them", Args: cobra.NoArgs,

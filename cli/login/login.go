@@ -39,7 +39,7 @@ type loginFlags struct {
 	ttl                time.Duration
 }
 
-// loginCommand is `trivet login`.
+// loginCommand returns the command `trivet login`.
 func loginCommand(s *session.Session) *cobra.Command {
 	var a loginFlags
 	c := &cobra.Command{

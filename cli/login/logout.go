@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// logoutCommand is `trivet logout`.
+// logoutCommand returns the command `trivet logout`.
 func logoutCommand(s *session.Session) *cobra.Command {
 	var local bool
 	c := &cobra.Command{

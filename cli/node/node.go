@@ -1,4 +1,4 @@
-// Package node holds the commands for hosts, the VMs that run VMs: `trivet node`. The API calls a host a node.
+// Package node holds the commands for hosts, the machines that run VMs: `trivet node`. The API calls a host a node.
 package node
 
 import (
@@ -22,7 +22,7 @@ import (
 // callTimeout is the deadline of each command.
 const callTimeout = 30 * time.Second
 
-// Command is `trivet node`.
+// Command returns the command `trivet node`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "node", Short: "List, cordon, add, evict and ban hosts", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}
@@ -166,7 +166,7 @@ var header = []string{"NAME", "ID", "STATE", "VCPUS", "MEMORY", "STORAGE", "HEAR
 
 func row(now time.Time, n *vmv1.Node) []string {
 	used := [3]string{}
-	if all := n.GetAllocatable(); all != nil { // callers without the right to see it get none
+	if all := n.GetAllocatable(); all != nil { // nil if the caller may not see it
 		has := n.GetAllocated()
 		used[0] = fmt.Sprintf("%d/%d", has.GetVcpus(), all.GetVcpus())
 		used[1] = show.Bytes(has.GetMemoryMib()<<20) + "/" + show.Bytes(all.GetMemoryMib()<<20)

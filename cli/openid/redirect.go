@@ -32,7 +32,7 @@ func listen(l net.Listener, state string) *redirect {
 	}
 	go func() {
 		defer close(r.done)
-		_ = r.server.Serve(l) // it ends when it is closed
+		_ = r.server.Serve(l) // returns when the server is closed
 	}()
 	return r
 }

@@ -132,8 +132,8 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith returns a connection that uses token, or no token if it is empty. told describes the secret that the
-// calls contain besides, for error messages, such as "the password"; empty for none.
+// ConnectWith returns a connection that uses token, or no token if it is empty. told describes another secret that the
+// calls contain, for error messages, such as "the password"; empty for none.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {

@@ -42,7 +42,7 @@ func (s *Session) Book() (path string, b *account.Book, err error) {
 	return path, b, err
 }
 
-// NoContext is the error for a context that does not exist.
+// NoContext returns the error for a context that does not exist.
 func NoContext(name string) error {
 	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
 }

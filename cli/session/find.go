@@ -95,12 +95,12 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 const completing = 2 * time.Second
 
 // Names completes an argument with the names that list returns. It completes nothing if the control plane does not
-// answer.
+// respond.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }
 
-// OpenNames is Names for calls that need no token, such as those before a login.
+// OpenNames does the same as Names for calls that need no token, such as those before a login.
 func (s *Session) OpenNames(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(func() (*dial.Conn, error) { return s.ConnectWith("", "") }, list)
 }

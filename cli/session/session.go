@@ -150,7 +150,7 @@ func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) e
 	return table(s.Stdout)
 }
 
-// PrintValue is Print for a value that is not a protobuf message.
+// PrintValue does the same as Print for a value that is not a protobuf message.
 func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error) error {
 	if s.Form != show.JSON {
 		return s.Print(nil, names, table)

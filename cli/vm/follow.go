@@ -34,7 +34,7 @@ func watchCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// interruptible returns nil if the user interrupted: that is how commands without an end of their own end.
+// interruptible returns nil if the user interrupted, which is the normal end of a command that does not end by itself.
 func interruptible(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil

@@ -25,7 +25,7 @@ const (
 	waitMargin = 15 * time.Second
 )
 
-// Command is `trivet vm`.
+// Command returns the command `trivet vm`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "vm", Short: "Create, run and watch VMs", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() }}

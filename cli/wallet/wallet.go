@@ -20,7 +20,7 @@ import (
 // callTimeout is the deadline of each command.
 const callTimeout = 30 * time.Second
 
-// Command is `trivet wallet`.
+// Command returns the command `trivet wallet`.
 func Command(s *session.Session) *cobra.Command {
 	c := &cobra.Command{
 		Use: "wallet", Short: "Show, fill and use a project's credit", Args: cobra.NoArgs,

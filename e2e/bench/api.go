@@ -29,29 +29,29 @@ import (
 )
 
 const (
-	// rate is requests a second; of each hundred, 90 get a VM, 9 list a page of 100 and one creates a VM.
+	// rate is in requests per second. Of each hundred, 90 get a VM, 9 list a page of 100 VMs, and one creates a VM.
 	rate, getsOf100, listsOf100 = 1000, 90, 9
-	// conns is how many connections the load keeps to each member.
+	// conns is the number of connections of the load to each member.
 	conns = 64
-	// fillers create at the same time.
+	// fillers is the number of concurrent creates of the fill.
 	fillers = 64
-	// projects share the VMs.
+	// projects is the number of projects that share the VMs.
 	projects = 4
-	// pairs of runs, all hosts well and one hanging, alternate.
+	// pairs is the number of alternating pairs of runs: one with all hosts well, one with a host that hangs.
 	pairs = 2
-	// targets, in milliseconds, and how much more a host that hangs may cost.
+	// Targets for the p99 of gets and lists in ms, and for the ratio of p99 with and without a host that hangs.
 	getAtMost, listAtMost, stoppedAtMost = 20, 100, 1.2
 )
 
-// project is one tenant's part of the VMs.
+// project holds the VMs of one tenant.
 type project struct {
 	name  string
-	rest  [3]*lab.REST // one a member
+	rest  [3]*lab.REST // one per member
 	vms   []string
-	pages []string // paths of its list's pages
+	pages []string // the request paths of its list's pages
 }
 
-// recorded is a cloud that knows many VMs.
+// recorded is a cloud with many recorded VMs.
 type recorded struct {
 	c        *trivet
 	fleet    *fleet
@@ -84,7 +84,7 @@ func api(ctx context.Context, b *bench) (err error) {
 	return r.measure(ctx, b)
 }
 
-// fill records the VMs through the API, and waits until the hosts have said of each that it is built.
+// fill records the VMs through the API, and waits until the hosts have reported all of them as built.
 func (r *recorded) fill(ctx context.Context, b *bench) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
 	for i := range projects {
@@ -146,7 +146,7 @@ func (r *recorded) awaitBuilt(ctx context.Context, p *project) error {
 	})
 }
 
-// walk notes the pages of every project's list, as they are now.
+// walk records the request paths of the full pages of every project's present list.
 func (r *recorded) walk(ctx context.Context) error {
 	for _, p := range r.projects {
 		p.pages = nil
@@ -176,7 +176,7 @@ func (r *recorded) walk(ctx context.Context) error {
 	return nil
 }
 
-// calls are the requests of one run, made before it.
+// calls builds the requests of one run in advance.
 func (r *recorded) calls(n int) ([]openloop.Call, error) {
 	var out []openloop.Call
 	for len(out) < n {
@@ -228,10 +228,10 @@ func (r *recorded) call(kind string, member int) (openloop.Call, error) {
 	return openloop.Call{Kind: kind, Target: member, Request: []byte(b.String()), Want: want}, nil
 }
 
-// cpuUsed is CPU during runs, in seconds.
+// cpuUsed is the CPU time used during runs, and the duration (wall), in seconds.
 type cpuUsed struct{ members, generator, hosts, all, wall float64 }
 
-// run sends the load once and adds to what was measured before.
+// run sends the load once and adds the results to into and used.
 func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *cpuUsed) error {
 	if err := r.walk(ctx); err != nil {
 		return err
@@ -259,7 +259,7 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	return err
 }
 
-// measure runs the load with all hosts well and with one that hangs, in turn.
+// measure runs the load in alternation with all hosts well and with one that hangs.
 func (r *recorded) measure(ctx context.Context, b *bench) error {
 	var warm, well, hanging openloop.Result
 	var unused, used, usedHanging cpuUsed
@@ -294,7 +294,7 @@ func (r *recorded) measure(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// hang stops one host's process while f runs, and waits until it is READY again.
+// hang stops one host's process (SIGSTOP) while f runs, and then waits until the host is READY.
 func (r *recorded) hang(ctx context.Context, f func() error) error {
 	p := r.fleet.procs[0].Process
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
@@ -334,7 +334,8 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUse
 			max(0, used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
 }
 
-// perf records where the members spend their time until stop is called. Without perf it says so and goes on.
+// perf profiles the members with perf until stop is called. If perf cannot be started, it prints the reason and the
+// measurement continues.
 func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	var pids []string
 	for _, pid := range r.c.members() {
@@ -350,7 +351,7 @@ func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	return func() {
 		once.Do(func() {
 			_ = cmd.Process.Signal(syscall.SIGINT)
-			_ = cmd.Wait() // it ends by the signal
+			_ = cmd.Wait() // perf ends by the signal
 		})
 	}
 }

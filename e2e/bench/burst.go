@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// many is how many VMs are made at once, and burstRounds how often.
+	// many is the number of VMs created at once, burstRounds the number of rounds.
 	many, burstRounds = 20, 3
-	// settle is how long guests are left alone before idleFor is measured.
+	// settle is the pause before the idle guests are measured for idleFor.
 	settle, idleFor = 15 * time.Second, time.Minute
 )
 
-// burst measures many VMs made at once, and then the agent while they idle.
+// burst measures many VMs created at once, and then the agent while they idle.
 func burst(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "burst")
 	if err != nil {
@@ -110,17 +110,17 @@ func (b *bench) rowsOf(what string, ours, theirs []round, of func(round) time.Du
 	b.compare(fmt.Sprintf("%d VMs created and started at once, to %s, against `qemu-img create` and `virsh create`", many, what), pick(ours), pick(theirs), 0)
 }
 
-// round is how long all VMs of a burst took.
+// round holds how long it took until all VMs of a burst were running and had printed their banners.
 type round struct{ running, banners time.Duration }
 
-// latest keeps the latest of the moments that it is told.
+// latest holds per VM when it was running and when its banner came.
 type latest struct{ running, banner []time.Time }
 
 func (l *latest) round(began time.Time) round {
 	return round{slices.MaxFunc(l.running, time.Time.Compare).Sub(began), slices.MaxFunc(l.banner, time.Time.Compare).Sub(began)}
 }
 
-// crowd creates and starts many VMs over REST, each by its own caller.
+// crowd creates and starts many VMs over REST, each from its own goroutine.
 func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int, took *round) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, burstWithin)
 	defer cancel()
@@ -135,7 +135,7 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 				return err
 			}
 			ids[i] = vm.ID
-			// The call waits until the VM runs, though not for ever.
+			// The call waits until the VM runs, but only for a limited time.
 			if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
 				return err
 			}
@@ -155,14 +155,14 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 	return ids, nil
 }
 
-// vmBody is a VM of one disk over an image, as REST takes it.
+// vmBody returns the REST request for a VM with one disk backed by an image.
 func vmBody(name, image string) map[string]any {
 	return map[string]any{"name": name, "memory_mib": memoryMiB, "disks": []any{
 		map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
 	}}
 }
 
-// remove deletes VMs and waits until the host has nothing of them.
+// remove deletes VMs and waits until the host has removed their directories.
 func (c *trivet) remove(ctx context.Context, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, burstWithin)
 	defer cancel()
@@ -183,7 +183,7 @@ func (c *trivet) remove(ctx context.Context, ids []string) error {
 	return group.Wait()
 }
 
-// idle measures the agent while its guests do nothing.
+// idle measures the agent's memory and CPU while its guests are idle.
 func (c *trivet) idle(ctx context.Context, b *bench, guests int, empty float64) error {
 	pid := c.dir.Running(c.agent.Name)
 	if err := sleep(ctx, settle); err != nil {
@@ -230,7 +230,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// crowd makes the same with libvirt.
+// crowd creates and starts the same VMs with libvirt.
 type crowd struct {
 	l                  *libvirt.Daemon
 	dir, base, machine string

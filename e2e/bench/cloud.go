@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// banner is what the small guest says when it is ready.
+	// banner is the text that the small guest prints when it is ready.
 	banner = "TRIVET GUEST READY"
-	// bootWithin bounds one guest's boot, and burstWithin twenty at once, on a host that is busy.
+	// bootWithin bounds the boot of one guest, and burstWithin that of twenty at once, on a busy host.
 	bootWithin, burstWithin = time.Minute, 4 * time.Minute
-	// lookEvery is how often a serial log is looked at: the resolution of what is measured, the same for everybody.
+	// lookEvery is the interval at which a serial log is polled: the resolution of the measurement, the same for all.
 	lookEvery = 2 * time.Millisecond
 	org       = "default"
 	password  = "correct horse battery"
@@ -29,7 +29,7 @@ const (
 
 func median(d []time.Duration) time.Duration { return figure.Median(d) }
 
-// trivet is a trio, and an agent if one was started.
+// trivet is a control plane of three members, and an agent if one was started.
 type trivet struct {
 	dir   lab.Dir
 	trio  *lab.Trio
@@ -38,7 +38,7 @@ type trivet struct {
 	admin *lab.GRPC
 }
 
-// newCloud starts a trio beneath the run's directory.
+// newCloud starts three members beneath the run's directory.
 func newCloud(ctx context.Context, b *bench, name string) (c *trivet, err error) {
 	dir := lab.Dir(filepath.Join(b.dir, name))
 	c = &trivet{dir: dir, trio: lab.NewTrio(dir, b.bin)}
@@ -67,14 +67,14 @@ func newCloud(ctx context.Context, b *bench, name string) (c *trivet, err error)
 	return c, err
 }
 
-// close ends everything of the cloud.
+// close stops the agent, the guests and the members.
 func (c *trivet) close() error {
 	var errs []error
 	if c.agent != nil {
 		if c.dir.Running(c.agent.Name) != 0 {
 			errs = append(errs, c.dir.Stop(c.agent.Name, 12*time.Second))
 		}
-		// Not the run's context, which may be over.
+		// Not the context of the run, which may have ended.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		_, err := c.agent.EndGuests(ctx)
@@ -86,7 +86,7 @@ func (c *trivet) close() error {
 	return errors.Join(append(errs, c.trio.StopAll())...)
 }
 
-// startAgent joins this host.
+// startAgent starts an agent and waits until this host is READY.
 func (c *trivet) startAgent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -108,7 +108,7 @@ func (c *trivet) startAgent(ctx context.Context) error {
 	return err
 }
 
-// addresses are the members' in order, with port appended.
+// addresses returns the members' addresses in order of id, with port appended.
 func (c *trivet) addresses(port string) (out []string) {
 	for id := 1; id <= len(c.trio.Members); id++ {
 		out = append(out, c.trio.Members[id]+port)
@@ -116,7 +116,8 @@ func (c *trivet) addresses(port string) (out []string) {
 	return out
 }
 
-// tenant makes a user with a role in a project, once for each project, and gives REST at a member with its token.
+// tenant creates a user with a role in a project unless they exist, and returns a REST client of a member with its
+// token.
 func (c *trivet) tenant(ctx context.Context, member int, project string) (*lab.REST, error) {
 	binding := &identityv1.Binding{Role: "project:member", OrgId: org, ProjectId: project}
 	user := "bench-" + project
@@ -139,12 +140,12 @@ func (c *trivet) members() (pids []int) {
 	return pids
 }
 
-// vmDir is where the agent keeps a VM.
+// vmDir returns the directory in which the agent keeps a VM.
 func (c *trivet) vmDir(id string) string { return filepath.Join(c.agent.DataDir(), "vms", id) }
 
 func (c *trivet) serial(id string) string { return filepath.Join(c.vmDir(id), "console.log") }
 
-// size is a file's, 0 when there is none.
+// size returns the size of a file, or 0 if there is none.
 func size(path string) int64 {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -153,7 +154,7 @@ func size(path string) int64 {
 	return st.Size()
 }
 
-// awaitBanner waits until the guest's banner stands in a serial log, after an offset, and returns when that was.
+// awaitBanner waits until the guest's banner is in a serial log after an offset, and returns the time when it saw it.
 func awaitBanner(ctx context.Context, path string, offset int64) (time.Time, error) {
 	buf := make([]byte, 64<<10)
 	var f *os.File

@@ -26,8 +26,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostCommand is the first argument that makes this program a simulated host: the agent's own link to the control plane
-// (mutual TLS, lease, heartbeats, reports), and behind it nothing. It says of every VM that its disks are built.
+// hostCommand is the first argument that makes this program a simulated host: it uses the agent's own connection to the
+// control plane (mutual TLS, lease, heartbeats, reports) but runs no VMs. It reports every VM as built.
 const hostCommand = "host"
 
 func hostMain(args []string) int {
@@ -35,7 +35,7 @@ func hostMain(args []string) int {
 	dir := flags.String("dir", "", "")
 	name := flags.String("name", "", "")
 	members := flags.String("members", "", "")
-	_ = flags.Parse(args) // it exits
+	_ = flags.Parse(args) // exits on an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := simulate(ctx, *dir, *name, strings.Split(*members, ",")); err != nil {
@@ -45,7 +45,7 @@ func hostMain(args []string) int {
 	return 0
 }
 
-// simulate is a host until ctx ends. Its join token comes as a line of standard input.
+// simulate runs a simulated host until ctx ends. It reads the join token as a line of standard input.
 func simulate(ctx context.Context, dir, name string, members []string) error {
 	token, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil {
@@ -70,12 +70,12 @@ func simulate(ctx context.Context, dir, name string, members []string) error {
 	return h.link.Run(ctx)
 }
 
-// hollow is a host with nothing in it.
+// hollow is a host without VMs.
 type hollow struct {
 	link *uplink.Link
 
 	mu   sync.Mutex
-	told map[cloud.VMID]uint64 // generation of what was last observed
+	told map[cloud.VMID]uint64 // the generation that was last reported
 }
 
 func (h *hollow) present() (ids []cloud.VMID) {
@@ -107,15 +107,15 @@ func (h *hollow) assign(a uplink.Assignment) {
 	}
 }
 
-// fleet are the processes of the simulated hosts.
+// fleet holds the processes of the simulated hosts.
 type fleet struct {
 	dir   string
 	procs []*exec.Cmd
 	logs  []*os.File
 }
 
-// startFleet starts n simulated hosts and waits until all are READY. What real hosts would write to disks of their own
-// goes to memory here.
+// startFleet starts n simulated hosts and waits until all are READY. Their files are in memory: real hosts would each
+// write to their own disk.
 func startFleet(ctx context.Context, c *trivet, n int) (f *fleet, err error) {
 	f = &fleet{dir: c.dir.Path("hosts")}
 	defer func() {

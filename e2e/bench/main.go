@@ -1,17 +1,18 @@
-// Command bench measures a whole cloud of the real programs on this host, beside a peer in the same run: QEMU started by
-// hand, and libvirt. It prints a table and writes it as Markdown; BENCHMARKS.md holds what came of it and why.
+// Command bench measures a whole cloud of the real programs on this host, and in the same run two alternatives: QEMU
+// started by hand, and libvirt. It prints a table and writes it as Markdown; BENCHMARKS.md holds and explains the
+// results.
 //
-// What is measured, by the names that -run takes:
+// The measurements, by the names that -run accepts:
 //
-//   - start: from StartVm to the guest's banner on the serial port, against the agent's own arguments started by hand and
-//     against `virsh create`.
-//   - burst: 20 VMs created and started at once, against 20 times `qemu-img create` and `virsh create`; then what the
-//     agent needs while they idle.
-//   - api: 20,000 VMs recorded, 1,000 requests a second in an open loop, with and without a host that hangs.
+//   - start: the time from StartVm to the guest's banner on the serial port, compared with QEMU started by hand with
+//     the agent's arguments, and with `virsh create`.
+//   - burst: 20 VMs created and started at once, compared with 20 times `qemu-img create` and `virsh create`; then the
+//     memory and CPU of the agent while the VMs idle.
+//   - api: 20,000 recorded VMs, 1,000 requests per second in an open loop, with and without a host that hangs.
 //
-// Everything runs in a network and a mount namespace of its own, so that it works beside a running cloud, as root; and
-// nothing is left behind. Rounds of ours and of the peer alternate, and medians are compared: a host that is busy slows
-// both. Nothing here asserts a time: a figure that misses its target is a row that says so.
+// Everything runs as root in its own network and mount namespaces, so that it works beside a running cloud; nothing is
+// left behind. Rounds of Trivet and of the alternatives alternate, and medians are compared: other load on the host
+// slows down all of them. No time is asserted: a figure that misses its target only appears as missed in the table.
 package main
 
 import (
@@ -35,26 +36,26 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// runWithin bounds a whole run, which takes about 12 minutes on two cores that do nothing else.
+// runWithin bounds a whole run, which takes about 12 minutes on two otherwise idle cores.
 const runWithin = 25 * time.Minute
 
-// parts in the order in which they run.
+// parts lists the measurements in the order in which they run.
 var parts = []struct {
 	name string
 	run  func(context.Context, *bench) error
 }{{"start", start}, {"burst", burst}, {"api", api}}
 
-// bench is one run.
+// bench holds the options and results of one run.
 type bench struct {
 	bin   lab.Binaries
 	guest string
-	// dir holds everything of this run and is removed at its end.
+	// dir holds all files of this run and is removed at its end.
 	dir  string
 	rows []figure.Row
 
 	rounds, vms, hosts int
 	load               time.Duration
-	patience           time.Duration // left; see usage.AwaitCalm
+	patience           time.Duration // what is left of it; see usage.AwaitCalm
 	profiles           string
 }
 
@@ -95,7 +96,7 @@ func main() {
 	}
 }
 
-// again runs this program in namespaces of its own.
+// again runs this program in new namespaces.
 func again() int {
 	undo, err := libvirt.Prepare()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // ticksPerSecond is the unit of times in /proc (USER_HZ, the same on every Linux of this architecture).
 const ticksPerSecond = 100
 
-// cpuOf is what processes have used of the CPUs, in seconds. One that is gone counts nothing.
+// cpuOf returns the CPU time that processes have used, in seconds. Processes that are gone are not counted.
 func cpuOf(pids ...int) float64 {
 	var ticks uint64
 	for _, pid := range pids {
@@ -37,7 +37,7 @@ func cpuOf(pids ...int) float64 {
 	return float64(ticks) / ticksPerSecond
 }
 
-// busyCPU is what everything on this machine has used, in seconds; 0 when the kernel does not say.
+// busyCPU returns the CPU time that the whole machine has used, in seconds, or 0 if it cannot be read.
 func busyCPU() float64 {
 	d, err := usage.Busy()
 	if err != nil {
@@ -46,7 +46,7 @@ func busyCPU() float64 {
 	return d.Seconds()
 }
 
-// ownCPU is what this process has used, in seconds.
+// ownCPU returns the CPU time that this process has used, in seconds.
 func ownCPU() float64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -55,7 +55,7 @@ func ownCPU() float64 {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-// memory is a process's resident memory in MB (10^6 bytes): all of it, and what is not a file's.
+// memory returns a process's resident memory in MB (10^6 bytes): all of it, and the part that is not file pages.
 func memory(pid int) (all, anonymous float64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -72,7 +72,7 @@ func memory(pid int) (all, anonymous float64, err error) {
 	return read("VmRSS"), read("RssAnon"), nil
 }
 
-// machine says what figures depend on.
+// machine describes what the results depend on.
 func machine(ctx context.Context, dir string) string {
 	first := func(name string, args ...string) string {
 		out, err := exec.CommandContext(ctx, name, args...).Output()
@@ -88,5 +88,5 @@ func machine(ctx context.Context, dir string) string {
 // end kills a process that this program started and waits for it.
 func end(cmd *exec.Cmd) {
 	_ = cmd.Process.Signal(syscall.SIGKILL)
-	_ = cmd.Wait() // killed, as it should be
+	_ = cmd.Wait() // the error reports the SIGKILL
 }

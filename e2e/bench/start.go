@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// cmdline is the kernel's command line of the small guest, as its manifest has it.
+// cmdline returns the kernel command line in the manifest of the small guest.
 func (b *bench) cmdline() (string, error) {
 	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
 	if err != nil {
@@ -37,10 +37,11 @@ func (b *bench) cmdline() (string, error) {
 	return m.Cmdline, nil
 }
 
-// memoryMiB of every guest here.
+// memoryMiB is the memory of every guest of this benchmark.
 const memoryMiB = 192
 
-// start measures one guest's start: ours through the API, by hand, and libvirt's, for both kinds of boot.
+// start measures the start of one guest through the API, by hand and with libvirt, for a direct kernel boot and a BIOS
+// boot.
 func start(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "start")
 	if err != nil {
@@ -108,7 +109,7 @@ type starter struct {
 	xml    string
 }
 
-// record is the part of an agent's record of a VM that is read here.
+// record holds the fields of an agent's record of a VM that the benchmark reads.
 type record struct {
 	Spec struct{ Machine string }
 	Argv []string
@@ -123,8 +124,8 @@ func (c *trivet) record(id string) (r record, err error) {
 	return r, json.Unmarshal(text, &r)
 }
 
-// prepare creates the VM, copies its disk for the other two before it is written, and learns the arguments that the
-// agent starts it with.
+// prepare creates the VM, copies its disk for the two other ways before anything is written to it, and reads the
+// arguments that the agent starts QEMU with.
 func (s *starter) prepare(ctx context.Context, spec *vmv1.VmSpec) error {
 	s.direct = spec.GetBoot() != nil
 	vm, err := s.c.admin.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("start-%t", s.direct), OrgId: org, ProjectId: "default", Spec: spec})
@@ -165,8 +166,8 @@ func (s *starter) disk(name string) string {
 
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
-// byHand are the agent's arguments as somebody would type them: the files where they lie, and no waiting for a go-ahead
-// (-S), which saves that somebody a round over the monitor.
+// byHand returns the agent's arguments with the paths of this host, and without -S: QEMU then starts the guest without
+// waiting for a monitor command.
 func (s *starter) byHand(argv []string) []string {
 	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" })
 	for i, a := range out {
@@ -180,14 +181,14 @@ func (s *starter) byHand(argv []string) []string {
 	return out
 }
 
-// took is how long a start took: until it was answered (not told by hand), and until the banner; and how much of the CPUs
-// QEMU had used by then.
+// took holds the times from the request to its response (0 by hand) and to the banner, and the CPU time that QEMU had
+// used by then.
 type took struct{ answer, banner, cpu time.Duration }
 
-// cpuTime is what one process has used of the CPUs.
+// cpuTime returns the CPU time that a process has used.
 func cpuTime(pid int) time.Duration { return time.Duration(cpuOf(pid) * float64(time.Second)) }
 
-// ours starts the VM over the API and cuts it after its banner.
+// ours starts the VM through the API and forces it off after its banner.
 func (s *starter) ours(ctx context.Context) (took, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
@@ -214,7 +215,7 @@ func (s *starter) ours(ctx context.Context) (took, error) {
 	return t, err
 }
 
-// hand starts QEMU with the same arguments and the same descriptors.
+// hand starts QEMU with the same arguments and the same file descriptors as the agent.
 func (s *starter) hand(ctx context.Context) (t took, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
@@ -258,8 +259,8 @@ func (s *starter) hand(ctx context.Context) (t took, err error) {
 }
 
 func listen(path string) (*os.File, error) {
-	_ = os.Remove(path) // of the round before
-	// The address of a socket holds 108 bytes, the directory's path may have more.
+	_ = os.Remove(path) // of the previous round
+	// A unix socket address holds at most 108 bytes; the path of the directory may be longer.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -291,7 +292,7 @@ func (s *starter) virsh(ctx context.Context) (t took, err error) {
 	return t, errors.Join(err, s.libvirt.Destroy(context.WithoutCancel(ctx), s.domain.Name))
 }
 
-// measure runs the rounds, the three in turning order, after one of each that does not count.
+// measure runs the rounds, the three ways in rotating order, after one warm-up round that does not count.
 func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int) error {
 	ways := []func(context.Context) (took, error){s.ours, s.hand, s.virsh}
 	var banners, answers, cpu [3][]time.Duration
@@ -321,7 +322,7 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 	return nil
 }
 
-// compare adds a row of the medians of two series of equal length, and their ratio.
+// compare adds a row with the medians of two series of equal length, and their ratio.
 func (b *bench) compare(what string, ours, peer []time.Duration, atMost float64) {
 	b.row(figure.Row{
 		What: what, Ours: ms(median(ours)), Peer: ms(median(peer)), Value: median(ours).Seconds() / median(peer).Seconds(),

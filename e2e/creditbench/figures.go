@@ -17,35 +17,36 @@ const (
 
 var kindNames = []string{ours, peer, trio}
 
-// partNames are what -run takes, in the order in which they run.
+// partNames lists the values that -run accepts, in the order in which the parts run.
 var partNames = []string{"pairs", "trio", "verify"}
 
 // Metrics of the rows.
 const (
-	rate = "rate" // answered a second
+	rate = "rate" // successes per second
 	p50  = "p50"  // ms
 	p99  = "p99"  // ms
-	cpu  = "cpu"  // µs of the servers a pair
+	cpu  = "cpu"  // µs of the servers per pair
 )
 
-// line is one of a table: a metric of a row of two kinds, and its target. … stands for what the last line without it says.
+// line is a line of a table: a metric of a row for two kinds, and its target. In a description, … repeats that of the
+// last line without it.
 type line struct {
 	part, row, metric, kind, peer, what, unit string
 	target                                    verdict.Target
 }
 
-// table is lines that are held against one peer.
+// table holds the lines that are compared with one peer.
 type table struct {
 	peer  string
 	lines []line
 }
 
-// least is a bound from below on our own figure.
+// least returns a lower bound on our own figure.
 func least(v float64) verdict.Target {
 	return verdict.Target{Must: v, Aim: v, Least: true, Absolute: true}
 }
 
-// The targets are those of the design: 2,000 pairs a second of one wallet, 20 ms, 10,000 tokens a second and core.
+// tables has the targets of the design: 2,000 pairs per second on one wallet, 20 ms, 10,000 tokens per second and core.
 var tables = []table{
 	{"PostgreSQL", slices.Concat(
 		pairs("pairs", "hot", ours, peer, "pairs on one wallet", least(2000)),
@@ -65,7 +66,7 @@ var tables = []table{
 	}},
 }
 
-// pairs are the lines of a row whose callers ask again as soon as they have their answer.
+// pairs returns the lines of a row measured in a closed loop: each caller sends its next request after its response.
 func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
 	return []line{
 		{part, row, rate, kind, peer, what, "/s", target},
@@ -75,7 +76,7 @@ func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
 	}
 }
 
-// open are the lines of the row whose requests come at a fixed rate.
+// open returns the lines of the row measured at a fixed rate of requests.
 func open(part, kind, peer, what string, target verdict.Target) []line {
 	return []line{
 		{part, "open", p99, kind, peer, what + ": p99", "ms", target},
@@ -84,7 +85,7 @@ func open(part, kind, peer, what string, target verdict.Target) []line {
 	}
 }
 
-// results are figures by row, metric and kind, one a round.
+// results holds figures by row, metric and kind, one per round.
 type results map[string][]float64
 
 func key(parts ...string) string { return strings.Join(parts, "\x00") }
@@ -94,8 +95,8 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows is a table of the parts that were wanted, with a row for each target, measured or not. A row of a rate says how
-// many callers there were.
+// rows returns the lines of the wanted parts that were measured or have a target. The note of a rate is the number of
+// callers.
 func (r results) rows(t table, parts []string, callers map[string]int) (rows []verdict.Row) {
 	subject := ""
 	for _, l := range t.lines {

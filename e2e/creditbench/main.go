@@ -1,14 +1,14 @@
-// Command creditbench measures two-phase transfers of credit (reserve, then commit) of one member beside the same as
-// transactions of one PostgreSQL on the same disk, three members for the record, and the judging of tokens beside the
-// libraries of others. It prints a table; BENCHMARKS.md holds what came of it and why.
+// Command creditbench measures two-phase transfers of credit (reserve, then commit) of one member, compared with the
+// same as transactions of one PostgreSQL on the same disk; of three members, without a comparison; and token
+// verification, compared with other libraries. It prints a table; BENCHMARKS.md holds and explains the results.
 //
-// Both kinds take their turn in each round, the other one first each time, and never run at the same time; each turn
-// starts from empty directories. How many callers ask at once is looked for in the first round, by one rule for all: of 2,
-// 4, 16, 64 and 256 the fewest with 95 % of the highest rate. After the load each ledger is recomputed, and its sums must be
-// those of the pairs that were answered: a turn in which they are not is a failure, and no figure of it counts.
+// In each round the kinds run one after the other, in alternating order and never at the same time; each run starts
+// with empty directories. The number of concurrent callers is chosen in the first round, by one rule for all kinds: of
+// 2, 4, 16, 64 and 256 the smallest with 95 % of the highest rate. After the load each ledger is recomputed, and its
+// sums must equal those of the pairs that succeeded; otherwise the run fails and its figures are discarded.
 //
-// Everything runs in namespaces of its own (network, mounts, IPC, processes), as root: what is started ends with this
-// program, however that ends. Nothing here asserts a time: a figure that misses its target is a row that says so.
+// Everything runs as root in its own namespaces (network, mount, IPC, PID), so that all processes end with this
+// program, however it ends. No time is asserted: a figure that misses its target only appears as missed in the table.
 package main
 
 import (
@@ -36,17 +36,17 @@ import (
 // runWithin bounds a whole run.
 const runWithin = 30 * time.Minute
 
-// bench is one run.
+// bench holds the options and results of one run.
 type bench struct {
 	bin, postgres, identity string // programs
 	extra                   []string
-	// dir holds everything of this run and is removed at its end.
+	// dir holds all files of this run and is removed at its end.
 	dir      string
 	parts    []string
 	kinds    []string // of banks
 	rounds   int
 	quick    bool
-	patience time.Duration // left; see usage.AwaitCalm
+	patience time.Duration // what is left of it; see usage.AwaitCalm
 	profile  string
 
 	size     size
@@ -106,12 +106,12 @@ func (b *bench) check() error {
 	return nil
 }
 
-// enter makes the namespaces fit to live in.
+// enter prepares the new namespaces: private mounts, /proc, /dev/shm and lo.
 func enter() error {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// Our own processes, and PostgreSQL's shared memory.
+	// /proc must show this PID namespace; PostgreSQL's shared memory is in /dev/shm.
 	for dir, kind := range map[string]string{"/proc": "proc", "/dev/shm": "tmpfs"} {
 		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
 			return fmt.Errorf("mount %s: %w", dir, err)
@@ -162,7 +162,7 @@ func (b *bench) main(work, out string) (err error) {
 	return nil
 }
 
-// text is everything that was found.
+// text returns the tables, the summary and the failures.
 func (b *bench) text() string {
 	var all []verdict.Row
 	text := ""
@@ -185,7 +185,7 @@ func (b *bench) text() string {
 	return text
 }
 
-// version is PostgreSQL's, with what it is told.
+// version returns the version of PostgreSQL and its non-default settings.
 func (b *bench) version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, filepath.Join(b.postgres, "postgres"), "--version").Output()
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// bank is what is measured.
+// bank is a ledger service to be measured.
 type bank interface {
-	// Fill makes wallets with a deposit each.
+	// Fill creates wallets with a deposit each.
 	Fill(ctx context.Context, wallets []string, deposit int64) error
-	// Connect makes it possible for so many callers to ask at once.
+	// Connect prepares the bank for a number of concurrent callers.
 	Connect(ctx context.Context, callers int) error
 	// Pair reserves an amount in a wallet and commits all of it.
 	Pair(ctx context.Context, caller int, wallet string, amount int64) error
@@ -37,41 +37,42 @@ type bank interface {
 const (
 	deposit = 1_000_000_000_000
 	amount  = 10
-	// openRate is pairs a second of the row open, openCallers how many may be on their way at once before one waits for
-	// another.
+	// openRate is the pairs per second of the row open, openCallers the number of callers that Connect prepares for;
+	// more pairs in flight wait for one another.
 	openRate, openCallers = 500, 64
 	startWithin           = time.Minute
 	turnWithin            = 5 * time.Minute
 	answerWithin          = 20 * time.Second
-	// trioRounds is for the record.
+	// trioRounds is the maximum number of rounds with three members, which are not compared with anything.
 	trioRounds = 3
 )
 
-// size is how much is done.
+// size is the amount of work.
 type size struct {
 	wallets, openWallets  int
-	warm, probe, length   time.Duration // of a row: before it counts, of each number of callers, as it counts
+	warm, probe, length   time.Duration // of a row: warm-up, probe of each number of callers, measurement
 	openWarm, openMeasure time.Duration
-	callers               []int // numbers that the sweep tries
+	callers               []int // the numbers that sweep tries
 }
 
-// sizes of a full and of a quick run.
+// sizes holds the amount of work by whether the run is quick.
 var sizes = map[bool]size{
 	false: {10_000, 1_000, 500 * time.Millisecond, time.Second, 3 * time.Second, time.Second, 5 * time.Second, []int{2, 4, 16, 64, 256}},
 	true:  {1_000, 100, 100 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, []int{16, 64}},
 }
 
-// turn is one kind's part of one round.
+// turn is the run of one kind in one round.
 type turn struct {
 	*bench
 	kind    string
 	round   int
 	bank    bank
-	wallets []string // the first is the hot one, which nobody else draws from
-	pairs   int64    // answered
+	wallets []string // the first is the hot one, which only the row hot uses
+	pairs   int64    // successful ones
 }
 
-// run runs all rounds of all parts. What fails in a turn is noted and the next goes on; the error is that of ctx.
+// run runs all rounds of all parts. It records the failure of a turn and continues; it returns an error only if ctx
+// ended.
 func (b *bench) run(ctx context.Context) error {
 	for _, part := range []struct {
 		name   string
@@ -105,7 +106,7 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
-// turn starts a bank from nothing, measures it, and ends it.
+// turn starts an empty bank, measures it, and stops it.
 func (b *bench) turn(ctx context.Context, kind string, round int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnWithin)
 	defer cancel()
@@ -137,7 +138,7 @@ func (b *bench) start(ctx context.Context, kind, dir string) (bank, error) {
 	return postgres.Start(ctx, dir, b.postgres)
 }
 
-// measure takes the figures of a bank that serves, and keeps them only if its books add up afterwards.
+// measure measures a running bank, and keeps the figures only if the books add up afterwards.
 func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) error {
 	t := &turn{bench: b, kind: kind, round: round, bank: bank, wallets: []string{"hot"}}
 	for i := range b.size.wallets {
@@ -174,7 +175,7 @@ func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) 
 	return nil
 }
 
-// ask has callers make pairs in some wallets for a time. Any failure is an error: nobody knows then what the books must be.
+// ask makes pairs in a closed loop for a time. Any failed pair is an error, since the expected books are then unknown.
 func (t *turn) ask(ctx context.Context, callers int, length time.Duration, wallets []string) (load.Answers, error) {
 	all, err := load.For(ctx, callers, length, func(ctx context.Context, caller int) error {
 		return t.pair(ctx, caller, wallets)
@@ -197,7 +198,7 @@ func (t *turn) count(all load.Answers) error {
 	return nil
 }
 
-// sweep says how many callers to have for a row: the best of those that were tried in the first round.
+// sweep returns the number of callers for a row: the best of those tried in the first round.
 func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, error) {
 	if n := t.callers[key(row, t.kind)]; n > 0 {
 		return n, nil
@@ -222,10 +223,10 @@ func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, er
 	return n, nil
 }
 
-// enough of the highest rate is as good: more callers would only wait longer for one another.
+// enough is the share of the highest rate that suffices: with more callers, each would only wait longer.
 const enough = 0.95
 
-// best is the smallest number of callers with enough of the highest rate.
+// best returns the smallest number of callers that reaches enough of the highest rate.
 func best(rates map[int]float64) int {
 	highest := slices.Max(slices.Collect(maps.Values(rates)))
 	for _, callers := range slices.Sorted(maps.Keys(rates)) {
@@ -236,7 +237,7 @@ func best(rates map[int]float64) int {
 	return 0
 }
 
-// rateOf is how many were answered a second, from the first question to the last answer.
+// rateOf returns the responses per second, from the first request to the last response.
 func rateOf(all load.Answers) float64 {
 	if len(all) == 0 {
 		return 0
@@ -253,7 +254,7 @@ func rateOf(all load.Answers) float64 {
 	return float64(len(all)) / to.Sub(from).Seconds()
 }
 
-// closed measures a row whose callers ask again as soon as they have their answer.
+// closed measures a row in a closed loop.
 func (t *turn) closed(ctx context.Context, row string, wallets []string) error {
 	callers, err := t.sweep(ctx, row, wallets)
 	if err != nil {
@@ -272,7 +273,7 @@ func (t *turn) closed(ctx context.Context, row string, wallets []string) error {
 	})
 }
 
-// open measures pairs that come at a fixed rate, whatever becomes of the answers.
+// open measures pairs at a fixed rate, regardless of the responses.
 func (t *turn) open(ctx context.Context, wallets []string) error {
 	if err := t.bank.Connect(ctx, openCallers); err != nil {
 		return err
@@ -292,8 +293,8 @@ func (t *turn) open(ctx context.Context, wallets []string) error {
 	})
 }
 
-// used runs f, which gives the answers that count and how many there were in all, and adds their latencies and what the
-// servers used for each of all.
+// used runs f, which returns the results whose latencies count and the total number of pairs. It adds those latencies
+// and the servers' CPU time per pair.
 func (t *turn) used(ctx context.Context, row string, f func() (load.Answers, int, error)) error {
 	stop := t.perf(ctx, row)
 	defer stop()
@@ -325,8 +326,8 @@ func (t *turn) add(row, metric string, v float64) { t.results.add(row, metric, t
 
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
-// perf records where the servers spend their time until stop is called, in the first round. Without perf it says so and
-// goes on.
+// perf profiles the servers with perf until stop is called, in the first round only. If perf cannot be started, it
+// prints the reason and the measurement continues.
 func (t *turn) perf(ctx context.Context, row string) (stop func()) {
 	if t.profile == "" || t.round > 0 {
 		return func() {}

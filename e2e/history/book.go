@@ -8,10 +8,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Sweeper is by whom reservations expire.
+// Sweeper is the author (By) of the transactions that expire reservations.
 const Sweeper = "system:expiry"
 
-// effect is what a call, or the sweep, did: it led the journal from one number to another.
+// effect is what a call or the sweep changed: it moved the journal from one position (from) to another (to).
 type effect struct {
 	kind     Kind
 	name     string
@@ -20,7 +20,7 @@ type effect struct {
 	at       cloud.Time
 }
 
-// fate is what became of a reservation: ended is 0 while it is pending at the end of the journal.
+// fate is the history of a reservation. made and ended are journal positions; ended is 0 if it is pending to the end.
 type fate struct {
 	amount, charged int64
 	made, ended     int
@@ -28,7 +28,7 @@ type fate struct {
 	deadline        cloud.Time
 }
 
-// at is the status when the journal had come so far, 0 before the reservation was made.
+// at returns the status at journal position n, or 0 before the reservation was made.
 func (f *fate) at(n int) ledger.ReservationStatus {
 	switch {
 	case f == nil || n < f.made:
@@ -39,15 +39,15 @@ func (f *fate) at(n int) ledger.ReservationStatus {
 	return f.status
 }
 
-// book is a journal that the ledger has confirmed.
+// book is a journal that the ledger has reproduced.
 type book struct {
-	// after are the wallet's figures at each number.
+	// after holds the wallet's figures at each journal position.
 	after   []Figures
 	effects map[Kind]map[string]*effect
 	fates   map[string]*fate
 }
 
-// open carries the calls out again in the order of the journal, which begins with the wallet's creation with a balance.
+// open executes the calls again in the order of the journal, whose first transaction creates the wallet with a balance.
 func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction, ops []Op) (*book, error) {
 	asked := map[string]*Op{}
 	for i := range ops {
@@ -100,7 +100,7 @@ func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction
 	return b, m.Audit()
 }
 
-// again is the command that made a transaction, or that and the next.
+// again returns the command that produced a transaction, or that one and the next, and the kind of its call.
 func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.Command, kind Kind, err error) {
 	c = ledger.Command{
 		At: tx.At, By: tx.By, IDs: [2]string{tx.ID}, Amount: tx.Amount, Description: tx.Description, Reservation: tx.Reservation, ResourceID: tx.ResourceID,
@@ -128,10 +128,10 @@ func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.C
 	return c, kind, nil
 }
 
-// take notes what a command did.
+// take records the effect of a command.
 func (b *book) take(kind Kind, c ledger.Command, out *ledger.Outcome, from, to int) error {
 	for i := from + 1; i <= to; i++ {
-		b.after[i].Sequence = uint64(i) // nobody sees the wallet between the two of one command
+		b.after[i].Sequence = uint64(i) // no client sees the wallet between the two transactions of one command
 	}
 	b.after[to] = figuresOf(&out.Wallet)
 	if kind == 0 {

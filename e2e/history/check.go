@@ -14,40 +14,40 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Wallet is one wallet's history.
+// Wallet is the history of one wallet.
 type Wallet struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	// Journal is all its transactions, read after the last call that may still take effect. Totals are not looked at.
+	// Journal holds all transactions, read after the last call that may still take effect. Totals are not checked.
 	Journal []ledger.Transaction
 	Ops     []Op
-	// Began is the zero of the calls' clock by a clock that is right, and Tolerance how far a stamp may be from what that
-	// says. Zero Tolerance does not ask.
+	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is how far the time of
+	// a transaction may be outside of its call; 0 skips that check.
 	Began     time.Time
 	Tolerance time.Duration
 }
 
-// Summary says what was judged.
+// Summary holds statistics of a check.
 type Summary struct {
-	// Known and Unknown are calls by whether an answer came; Refused are known, and Late those that took effect though no
-	// answer came.
+	// Known and Unknown count the calls with and without a response. Refused counts the known ones that were refused,
+	// Late the unknown ones that took effect.
 	Known, Unknown, Refused, Late int
 	Transactions, Expired         int
-	// Off is the most by which a stamp was outside of its call.
+	// Off is the largest time by which a transaction's time was outside of its call.
 	Off time.Duration
 }
 
-// ErrUndecided is returned when time ran out before an order was found, or found not to be.
+// ErrUndecided is returned when the time ran out before an order was found or proven impossible.
 var ErrUndecided = errors.New("no order was found in time, and no proof that there is none")
 
-// Violation is a history that cannot be.
+// Violation is the error for a history that no correct ledger can produce.
 type Violation struct{ Says string }
 
 func (v *Violation) Error() string { return v.Says }
 
 func violation(format string, args ...any) error { return &Violation{fmt.Sprintf(format, args...)} }
 
-// Check judges a history, for at most limit. Its error is a *Violation, or ErrUndecided.
+// Check checks a history and searches for an order for at most limit. Its error is a *Violation, or wraps ErrUndecided.
 func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	b, err := open(w.Org, w.Project, w.Journal, w.Ops)
 	if err != nil {
@@ -59,7 +59,7 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 		return s, err
 	}
 	model := porcupine.Model{
-		Init:  func() any { return 1 }, // the wallet is there
+		Init:  func() any { return 1 }, // the wallet exists
 		Step:  func(state, input, _ any) (bool, any) { return input.(*call).step(b, state.(int)) },
 		Equal: func(a, b any) bool { return a == b },
 	}
@@ -73,7 +73,7 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	}
 }
 
-// stuck is the earliest call that the longest order which was found leaves out.
+// stuck returns the earliest call that is missing from the longest order that was found.
 func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []int
 	for _, partial := range info.PartialLinearizations() {
@@ -99,19 +99,19 @@ func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string
 	return calls[first].Input.(*call).String()
 }
 
-// call is an Op with what it did, if the journal has that.
+// call is an Op with its effect, or nil if the journal has none.
 type call struct {
 	Op
 	did *effect
-	// over says that the deadline of the reservation may have come by the end of the call.
+	// over reports that the deadline of the reservation may have passed by the end of the call.
 	over bool
-	// silent is set for the effect of a call whose answer is checked as a call of its own; see apart.
+	// silent marks the effect of a call whose response is checked as a separate call; see apart.
 	silent bool
 }
 
-// apart splits a commit or release whose answer shows a later state than its own effect. A member that loses the leader
-// sends such a call again, and the second answer shows the wallet as of then. The effect and the answer each lie within
-// the call, but other calls may take effect between them.
+// apart splits a commit or release whose response shows a later state than its own effect. A member that loses the
+// leader sends such a call again, and the second response shows the wallet at that time. Effect and response are both
+// within the duration of the call, but other calls may take effect between them.
 func (c *call) apart() (effect, answer *call, ok bool) {
 	if c.did == nil || c.Refused != Done || c.Return == Never || c.Kind != Commit && c.Kind != Release || c.Wallet == nil || c.Wallet.Sequence <= uint64(c.did.to) {
 		return nil, nil, false
@@ -120,7 +120,7 @@ func (c *call) apart() (effect, answer *call, ok bool) {
 	return effect, answer, true
 }
 
-// calls are those that say anything, and the sweep's.
+// calls returns the calls that took effect or had a response, and the expiries of the sweep.
 func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	var out []porcupine.Operation
 	began := map[string]time.Duration{}
@@ -128,7 +128,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	for _, o := range w.Ops {
 		c := &call{Op: o, did: b.effects[o.Kind][o.Name]}
 		if c.did != nil && c.did.amount != o.Amount && (o.Kind == TopUp || o.Kind == Commit) {
-			c.did = nil // another call's of that name
+			c.did = nil // the effect of another call with that name
 		}
 		if o.Kind == Reserve {
 			if at, ok := began[o.Name]; !ok || o.Call < at {
@@ -138,7 +138,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 		if o.Return == Never {
 			s.Unknown++
 			if c.did == nil {
-				continue // it never took effect, and nobody was told anything
+				continue // it took no effect and had no response
 			}
 			late[c.did] = true
 		} else {
@@ -175,7 +175,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	return out, w.stamps(b, s)
 }
 
-// sweeper is the client that expires.
+// sweeper is the client number of the expiry sweep.
 const sweeper = -1
 
 func sorted(effects map[Kind]map[string]*effect) []*effect {
@@ -187,7 +187,8 @@ func sorted(effects map[Kind]map[string]*effect) []*effect {
 	return out
 }
 
-// stamps says by how much the times in the journal are wrong: each must lie within the calls that may have made it.
+// stamps checks the times in the journal: each must be within the calls that may have made the transaction. It sets
+// s.Off.
 func (w *Wallet) stamps(b *book, s *Summary) error {
 	if w.Tolerance == 0 {
 		return nil
@@ -223,13 +224,13 @@ func (w *Wallet) stamps(b *book, s *Summary) error {
 	return nil
 }
 
-// step says whether a call may come when the journal has come to n, and how far it has come then.
+// step reports whether a call may come at journal position n, and returns the position after it.
 func (c *call) step(b *book, n int) (bool, int) {
 	next := n
 	if c.did != nil && c.did.from == n && c.Refused == Done {
 		next = c.did.to
 	}
-	if c.silent { // unless another call of the same name has taken effect
+	if c.silent { // next is n if another call of the same name took effect instead
 		return true, next
 	}
 	if c.Return == Never {
@@ -241,11 +242,11 @@ func (c *call) step(b *book, n int) (bool, int) {
 	return c.true(b, n, next), next
 }
 
-// true says whether the answer is true when the call leads from n to next.
+// true reports whether the response is correct if the call leads from position n to next.
 func (c *call) true(b *book, n, next int) bool {
 	f := b.fates[c.Name]
 	switch c.Kind {
-	case TopUp: // said again it gives the first answer
+	case TopUp: // a repeat returns the first response
 		return c.Refused == Done && c.did != nil && next >= c.did.to && c.Wallet != nil && *c.Wallet == b.after[c.did.to]
 	case Reserve:
 		if c.Refused == Insufficient {
@@ -299,7 +300,8 @@ func (c *call) release(f *fate, n, next int) bool {
 	return c.expired(f, n)
 }
 
-// expired says whether a reservation may be past its deadline: the sweep has found it, or will find it and nobody else can.
+// expired reports whether a reservation may be past its deadline: the sweep has expired it, or nothing else will end
+// it.
 func (c *call) expired(f *fate, n int) bool {
 	switch f.at(n) {
 	case ledger.Expired:

@@ -1,20 +1,21 @@
-// Package history judges what clients saw of one wallet: is there an order of all their calls that the ledger allows, in
-// which no call comes before another that had ended when it began?
+// Package history checks what clients observed of one wallet for linearizability: there must be an order of all their
+// calls that the ledger allows and in which no call comes before another that had ended when it began.
 //
-// The wallet's own journal makes that cheap to answer. It numbers every transaction, so it says in which order the calls
-// took effect that did, and also which of those took effect whose answer was lost. Two questions remain, and each can be
-// answered with no:
+// The wallet's own journal makes the check cheap. It numbers every transaction. It therefore gives the order in which
+// calls took effect, and shows which calls took effect although their response was lost. Two conditions remain to be
+// checked:
 //
-//   - Is the journal what the ledger does? The calls are carried out again, in the order of the journal and at its times,
-//     by the pure ledger; every transaction must come out as it is written (book.go).
-//   - Is that order what the clients saw? The model is then no more than how far the journal has come: a call that took
-//     effect leads from one number to the next, a read or a refusal must be true at the number where it is put, an expiry
-//     is a step of nobody's that may come at any time after its reservation. Porcupine looks for the order (check.go).
+//   - The journal must be what the ledger does. The calls are executed again by the pure ledger, in the order and at
+//     the times of the journal; every transaction must be equal to the recorded one (book.go).
+//   - The order must agree with what the clients saw. The state of the model is only a position in the journal. A call
+//     that took effect leads from one position to the next. A read or a refusal must be true at the position where it
+//     is placed. An expiry is a step of the sweep, at any time after its reservation. Porcupine searches for the order
+//     (check.go).
 //
-// A call whose outcome is not known may have taken effect at any time after it began, once or never; one that was said again
-// under the same name, by idempotency key or id, took effect once at most, whichever of the two did it.
+// A call whose outcome is unknown may have taken effect at any time after it began, once or never. Calls that are
+// repeated under the same name (idempotency key or id) took effect at most once, no matter which of them did.
 //
-// It knows no transport and no cluster: what it is given can come from anywhere.
+// The package does not depend on a transport or a cluster: the calls and the journal may come from any source.
 package history
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 )
 
-// Kind of a call.
+// Kind is the kind of a call.
 type Kind uint8
 
 const (
@@ -36,7 +37,7 @@ const (
 	// ReadWallet and ReadReservation change nothing.
 	ReadWallet
 	ReadReservation
-	// expire is the step of the sweep, which nobody calls.
+	// expire is a step of the expiry sweep, not a call of a client.
 	expire
 )
 
@@ -45,10 +46,10 @@ func (k Kind) String() string {
 	return names[min(int(k), len(names)-1)]
 }
 
-// Never is the return of a call whose outcome is not known.
+// Never is the Return of a call whose outcome is unknown.
 const Never = time.Duration(math.MaxInt64)
 
-// Why a call was refused, as the service says it.
+// Reasons for a refusal, with the error codes of the service.
 const (
 	Done         = ""
 	Insufficient = "INSUFFICIENT_CREDIT"
@@ -63,22 +64,23 @@ const (
 type Op struct {
 	Client int
 	Kind   Kind
-	// Name is the description of a top-up, unique in the wallet but for the same said again; else the reservation's id.
+	// Name is the description of a top-up, unique in the wallet except for repeats of the call; otherwise the id of the
+	// reservation.
 	Name string
-	// Amount of a top-up or reservation; of a commit, which is never 0 here.
+	// Amount is that of a top-up, reservation or commit; that of a commit is never 0 here.
 	Amount int64
-	// TTL of a reservation in seconds.
+	// TTL is the lifetime of a reservation in seconds.
 	TTL int64
-	// Call and Return are on one clock that goes forward only; Return is Never when the outcome is not known, and then the
-	// rest says nothing.
+	// Call and Return are the start and end times on one monotonic clock. Return is Never when the outcome is unknown;
+	// the fields below are then meaningless.
 	Call, Return time.Duration
-	// Refused is one of the reasons above, Done for a call that was carried out.
+	// Refused is one of the reasons above, or Done for a call that succeeded.
 	Refused string
-	// Available is what a refusal for want of credit says.
+	// Available is the available amount that an Insufficient refusal reports.
 	Available int64
-	// Wallet is what was answered, if a wallet was.
+	// Wallet holds the wallet in the response, or nil.
 	Wallet *Figures
-	// Status and Charged are what was answered of a reservation; Released is the answer of a release.
+	// Status and Charged are those of the reservation in the response; Released is the result of a release.
 	Status   ledger.ReservationStatus
 	Charged  int64
 	Released bool
@@ -98,13 +100,13 @@ func (o *Op) String() string {
 	return fmt.Sprintf("client %d, %s %s of %d, from %s %s", o.Client, o.Kind, o.Name, o.Amount, o.Call.Round(time.Millisecond), end)
 }
 
-// Figures are a wallet as clients see it.
+// Figures holds the numbers of a wallet that clients see.
 type Figures struct {
 	Sequence                                          uint64
 	Balance, Reserved, Available, Deposited, Consumed int64
 }
 
-// figuresOf are those of a wallet.
+// figuresOf returns the figures of a wallet.
 func figuresOf(w *ledger.Wallet) Figures {
 	return Figures{w.Sequence, w.Balance(), w.Reserved(), w.Available(), w.Deposited(), w.Consumed()}
 }

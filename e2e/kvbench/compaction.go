@@ -13,13 +13,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 )
 
-// compaction loads 2 GB, each key twice, and looks at puts while the older half is compacted, and while members
-// defragment. What follows the answer by some seconds counts too.
+// compaction loads 2 GB, writing each key twice, and measures the latency of puts while the older half is compacted and
+// while members defragment, each with the few seconds that follow.
 func compaction(ctx context.Context, t *turn) error {
 	const (
 		big       = 4 << 10
-		puts      = 100             // a second, in an open loop, to all members in turn
-		calm      = 3 * time.Second // before, and after each act
+		puts      = 100             // per second, in an open loop, to the members in rotation
+		calm      = 3 * time.Second // before and after each step
 		patience  = 5 * time.Minute
 		fillBytes = 2 << 30
 	)
@@ -27,7 +27,7 @@ func compaction(ctx context.Context, t *turn) error {
 	defer cancel()
 	count := t.scale(fillBytes / big / 2)
 	for range 2 {
-		// Few puts an entry: etcd keeps its last 10,000 entries in memory.
+		// Few puts per entry: etcd keeps its last 10,000 entries in memory.
 		fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 8, Workers: loaders, ValueBytes: big}
 		if err := fill.Run(ctx); err != nil {
 			return err
@@ -65,7 +65,7 @@ func compaction(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// compact waits, compacts, and defragments all members, and gives the moments between the three.
+// compact waits, compacts, and defragments all members one by one. It returns the boundaries of these three steps.
 func (t *turn) compact(ctx context.Context, revision int64, calm, patience time.Duration) (moments [4]time.Time, err error) {
 	acts := []struct {
 		name string

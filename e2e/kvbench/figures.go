@@ -9,22 +9,22 @@ import (
 
 // Metrics that most rows have.
 const (
-	rate  = "rate"  // requests answered a second
+	rate  = "rate"  // successful requests per second
 	p50   = "p50"   // ms
 	p99   = "p99"   // ms
-	cpu   = "cpu"   // µs of the three servers a request
-	bytes = "bytes" // that the three servers wrote a request; shown where there are so many that late writes even out
+	cpu   = "cpu"   // µs of the three servers per request
+	bytes = "bytes" // written by the servers per request; only shown where many requests average out late writes
 )
 
-// line is one of the table: a metric of a row, and its target.
+// line is a line of the table: a metric of a row, and its target.
 type line struct {
 	row, metric, what, unit string
 	target                  verdict.Target
 }
 
-// table is everything that is measured, in the order in which it is printed; … stands for what the last line without it
-// says before its colon. The targets are those of the design of the
-// key-value store, part "Proof": what must be reached, and what is aimed at.
+// table lists all measurements in the order of printing. In a description, … repeats the part before the colon of the
+// last description without it. The targets come from the design of the key-value store, part "Proof": the value that
+// must be reached and the value that is aimed at.
 var table = []line{
 	{"put", rate, "put, 1000 clients, 200k keys, values of 256 bytes", "/s", verdict.AtLeast(1.15, 1.4)},
 	{"put", p50, "… p50", "ms", verdict.Target{}},
@@ -122,7 +122,7 @@ var table = []line{
 	{"watchers", "event p50", "… p50 from the put's sending to its event", "ms", verdict.Target{}},
 }
 
-// rowNames are what -run takes.
+// rowNames returns the values that -run accepts.
 func rowNames() (names []string) {
 	for _, l := range table {
 		if !slices.Contains(names, l.row) {
@@ -132,7 +132,7 @@ func rowNames() (names []string) {
 	return names
 }
 
-// results are figures by row, metric and kind, one a round.
+// results holds figures by row, metric and kind, one per round.
 type results map[string][]float64
 
 func key(parts ...string) string { return strings.Join(parts, "\x00") }
@@ -142,9 +142,9 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows is the table of what was measured, and of every target of the rows that were wanted.
+// rows returns the measured lines of the wanted rows, and their lines with a target even if those were not measured.
 func (r results) rows(wanted []string) (rows []verdict.Row) {
-	subject := "" // of the lines that begin with …
+	subject := "" // what … stands for
 	for _, l := range table {
 		what, more := strings.CutPrefix(l.what, "… ")
 		if more {

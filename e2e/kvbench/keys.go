@@ -14,20 +14,20 @@ import (
 )
 
 const (
-	// keyCount keys are there when the rows of the group keys are measured.
+	// keyCount is the number of keys in the store when the rows of the group "keys" are measured.
 	keyCount = 200_000
-	// putCount puts of many clients are counted. What is written to disk for them comes in pieces, at several times ten
-	// thousand puts: so many that the bytes of one hold for all.
+	// putCount is the number of measured puts of many clients. The store writes them to disk in batches, each after
+	// some ten thousand puts; this number is large enough that the bytes written per put are representative.
 	putCount = 250_000
-	// valueBytes of values, unless a row says otherwise.
+	// valueBytes is the size of values, unless a row differs.
 	valueBytes = 256
-	// loaders put transactions at the same time, to fill.
+	// loaders is the number of concurrent transactions of a fill.
 	loaders = 32
-	// manyConns and manyCallers are those of every row of 1000 clients.
+	// manyConns and manyCallers are the connections and clients of every row with 1000 clients.
 	manyConns, manyCallers = 100, 1000
-	// aKey is what ranges of one key read. The tool's own keys hold bytes that no argument can.
+	// aKey is the key that ranges of one key read. The tool's own keys hold bytes that cannot be passed as an argument.
 	aKey = "a-key"
-	// answerWithin bounds a request of our own generators.
+	// answerWithin is the timeout of a request of our own load generators.
 	answerWithin = 10 * time.Second
 )
 
@@ -51,7 +51,8 @@ func keys(ctx context.Context, t *turn) error {
 		run func() error
 	}{
 		{"put", func() error {
-			// Not counted: what the fill left to be written, and what a store that has just begun does not do yet.
+			// A warm-up that is not counted: it absorbs the pending writes of the fill and brings the store to a steady
+			// state.
 			if _, err := t.many().Run(ctx, 1, put(t.scale(100_000))...); err != nil {
 				return err
 			}
@@ -76,11 +77,11 @@ func keys(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// dial makes n connections, to the members in turn.
+// dial opens n connections, to the members in rotation.
 func (t *turn) dial(n int) (clients []*clientv3.Client, hangUp func(), err error) {
 	hangUp = func() {
 		for _, c := range clients {
-			_ = c.Close() // its own context's end, at most
+			_ = c.Close() // returns at most the error of its own context
 		}
 	}
 	endpoints := t.trio.Endpoints(t.leader)
@@ -95,7 +96,7 @@ func (t *turn) dial(n int) (clients []*clientv3.Client, hangUp func(), err error
 	return clients, hangUp, nil
 }
 
-// putRandom is the put of the tool with a new value each time: the tool repeats one, which compression makes small.
+// putRandom does the tool's put with a new value each time: the tool repeats one value, which compresses well.
 func (t *turn) putRandom(ctx context.Context, total int) error {
 	clients, hangUp, err := t.dial(manyConns)
 	if err != nil {
@@ -119,7 +120,7 @@ func (t *turn) putRandom(ctx context.Context, total int) error {
 	})
 }
 
-// limit reads the first 10 of all keys. The tool cannot name a range that has all of its own keys.
+// limit reads the first 10 of all keys. The tool cannot express a range over all of its own keys.
 func (t *turn) limit(ctx context.Context) error {
 	read := func(ctx context.Context, _, _ int) error {
 		ctx, cancel := context.WithTimeout(ctx, answerWithin)
@@ -130,7 +131,7 @@ func (t *turn) limit(ctx context.Context) error {
 		}
 		return err
 	}
-	// As many as take some seconds: one kind answers hundreds while the other answers one.
+	// Choose a number that takes some seconds: one kind serves hundreds of these while the other serves one.
 	few, err := load.Closed(ctx, 1, 10, read)
 	if err != nil {
 		return err
@@ -146,7 +147,7 @@ func (t *turn) limit(ctx context.Context) error {
 	})
 }
 
-// watchLatency is the tool's, with 10 streams of 10 watchers on one key.
+// watchLatency runs the tool's watch-latency, with 10 streams of 10 watchers on one key.
 func (t *turn) watchLatency(ctx context.Context, puts int) error {
 	return t.measure(ctx, "watch", func() (int, error) {
 		got, err := load.Tool{Binary: t.many().Binary, Endpoints: t.trio.Endpoints(t.leader)}.Run(ctx, 2, "watch-latency", "--key-size", "8",
@@ -161,7 +162,8 @@ func (t *turn) watchLatency(ctx context.Context, puts int) error {
 	})
 }
 
-// watchSent measures events from when their put was sent: the tool's figure is better the later puts are answered.
+// watchSent measures events from the time their put was sent. The tool measures from the put's response, which favors
+// slow responses.
 func (t *turn) watchSent(ctx context.Context, puts int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -189,7 +191,7 @@ func (t *turn) watchSent(ctx context.Context, puts int) error {
 	return nil
 }
 
-// transactions is the tool's txn-mixed: half of them read 10 of 10k keys, half put one.
+// transactions runs the tool's txn-mixed: half of the transactions read 10 of 10k keys, half put one key.
 func transactions(ctx context.Context, t *turn) error {
 	const count = 10_000
 	fill := load.Fill{Clients: t.clients, Key: load.ToolKey, To: count, PerTxn: 128, Workers: loaders, ValueBytes: valueBytes}
@@ -204,7 +206,7 @@ func transactions(ctx context.Context, t *turn) error {
 		}
 		t.summary("txn-mixed", "read ", got[0])
 		t.summary("txn-mixed", "write ", got[1])
-		// Both ran at the same time.
+		// Reads and writes ran concurrently.
 		n := got[0].Count() + got[1].Count()
 		t.add("txn-mixed", rate, float64(n)/max(got[0].Took, got[1].Took).Seconds())
 		return n, nil

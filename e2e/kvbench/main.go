@@ -1,13 +1,13 @@
-// Command kvbench measures the key-value store of three members beside three of etcd, in one run and in turn, and prints
-// a table. BENCHMARKS.md holds what came of it and why.
+// Command kvbench measures the key-value store of three members and of three etcd servers in one run, and prints a
+// table that compares them. BENCHMARKS.md holds the results and explains them.
 //
-// What is measured is the table in figures.go; groups of rows share one start of the servers, from empty directories,
-// in every round. In each round both kinds take their turn, the other one first each time, and never run at the same
-// time: what one leaves to do in the background costs the other nothing. Load comes from etcd's own program `benchmark`
-// where it has the case.
+// The measurements are in the table in figures.go. Each group of rows starts the servers once per round, with empty
+// directories. In each round the two kinds run one after the other, in alternating order and never at the same time, so
+// that background work of one does not slow down the other. The load comes from etcd's own program `benchmark` where
+// that has the case.
 //
-// Everything runs in a network and a mount namespace of its own, on 127.0.0.1 to .3, as root; nothing is left behind.
-// Nothing here asserts a time: a figure that misses its target is a row that says so.
+// Everything runs as root in its own network and mount namespaces, on 127.0.0.1 to .3; nothing is left behind. No time
+// is asserted: a figure that misses its target only appears as missed in the table.
 package main
 
 import (
@@ -34,23 +34,23 @@ import (
 // runWithin bounds a whole run.
 const runWithin = 4 * time.Hour
 
-// The two kinds.
+// The two kinds of servers.
 const (
 	ours = "trivet"
 	etcd = "etcd"
 )
 
-// bench is one run.
+// bench holds the options and results of one run.
 type bench struct {
 	bin, etcd string // directories of programs
 	extra     []string
-	// dir holds everything of this run and is removed at its end.
+	// dir holds all files of this run and is removed at its end.
 	dir      string
 	wanted   []string // rows; see figures
 	kinds    []string
 	rounds   int
 	quick    bool
-	patience time.Duration // left; see usage.AwaitCalm
+	patience time.Duration // what is left of it; see usage.AwaitCalm
 	profile  string
 
 	results  results
@@ -114,7 +114,7 @@ func (b *bench) main(work, out string) (err error) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, runWithin)
 	defer cancel()
-	// Mounts made here are seen by nobody else.
+	// Keep later mounts inside this namespace.
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -167,7 +167,7 @@ func (b *bench) main(work, out string) (err error) {
 	return nil
 }
 
-// version is etcd's.
+// version returns the first line of `etcd --version`.
 func (b *bench) version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, filepath.Join(b.etcd, "etcd"), "--version").Output()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// memory adds what the three have resident; suffix follows the metric's names.
+// memory adds the resident and the anonymous memory of the three members; prefix and suffix enclose the metric's name.
 func (t *turn) memory(row, prefix, suffix string) error {
 	pids, err := t.trio.PIDs()
 	if err != nil {
@@ -28,8 +28,8 @@ func (t *turn) memory(row, prefix, suffix string) error {
 	return nil
 }
 
-// restart stops all members and starts them, and gives the time from the start until all serve. What their files hold is
-// in the page cache then, as after a deployment, not as after a power cut.
+// restart stops all members and starts them, and returns the time from the start until all serve. Their files are then
+// in the page cache, as after a deployment but not as after a power cut.
 func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	if err := errors.Join(t.hangUp(), t.trio.Stop()); err != nil {
 		return 0, err
@@ -37,14 +37,14 @@ func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	return t.start(ctx)
 }
 
-// size loads big values and starts the servers again.
+// size measures loading of large values, memory, disk space and a restart.
 func size(ctx context.Context, t *turn, row string, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
 	const big = 64 << 10
 	count := t.scale(total / big)
 	began := time.Now()
-	// One put an entry: etcd keeps its last 10,000 entries in memory, and with megabytes in each no memory would do.
+	// One put per entry: etcd keeps its last 10,000 entries in memory, which would not fit with megabytes in each.
 	fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 1, Workers: loaders, ValueBytes: big}
 	if err := fill.Run(ctx); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (t *turn) holds(ctx context.Context, key string, valueBytes int) error {
 	return nil
 }
 
-// puts1 is the median of a single client's puts at the leader, on keys that are there.
+// puts1 returns the median latency of a single client's puts to existing keys at the leader.
 func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, error) {
 	random := rand.New(rand.NewPCG(uint64(among), 3))
 	all, err := load.Closed(ctx, 1, total, func(ctx context.Context, _, _ int) error {
@@ -101,7 +101,7 @@ func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, erro
 	return figure.Median(all.Latencies()), nil
 }
 
-// growth loads more and more keys, and looks at the puts of one client and at memory.
+// growth measures the puts of one client, and memory, at 10 thousand, 1 million and 10 million keys.
 func growth(ctx context.Context, t *turn) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Hour)
 	defer cancel()
@@ -119,7 +119,7 @@ func growth(ctx context.Context, t *turn) error {
 		}
 		loaded = to
 		t.add("growth", step.name+" load", time.Since(began).Seconds())
-		// What the load left to do is done before.
+		// Let the background work of the load finish first.
 		if err := sleep(ctx, 5*time.Second); err != nil {
 			return err
 		}

@@ -20,24 +20,24 @@ import (
 )
 
 const (
-	// stallFor is how long the disk of the leader takes no write.
+	// stallFor is how long writes to the leader's disk are blocked.
 	stallFor = 2 * time.Second
-	// imageBytes of each member's own file system.
+	// imageBytes is the size of each member's own file system.
 	imageBytes = 1 << 30
 	leaseTTL   = 5 // seconds
 	leases     = 60
 )
 
-// mountImages gives each member's directory a file system of its own: an image, loop-mounted, which can be frozen.
+// mountImages gives each member's directory its own file system, a loop-mounted image, which can be frozen.
 func mountImages(ctx context.Context, t *turn) (undo func() error, err error) {
 	var mounted []string
 	undo = func() error {
-		// Without the caller's context: it is the end of it, maybe.
+		// Not the caller's context, which may have ended.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		var errs []error
 		for _, dir := range mounted {
-			// The last threads of a killed server may still be leaving the kernel.
+			// The last threads of a killed server may still be exiting in the kernel.
 			errs = append(errs, lab.Until(ctx, dir+" is unmounted", func(ctx context.Context) error { return command(ctx, "umount", dir) }))
 		}
 		return errors.Join(errs...)
@@ -57,7 +57,7 @@ func mountImages(ctx context.Context, t *turn) (undo func() error, err error) {
 	return undo, nil
 }
 
-// mountImage makes a file system and mounts it over a directory, whose owner it keeps.
+// mountImage creates a file system and mounts it over a directory, keeping that directory's owner and mode.
 func mountImage(ctx context.Context, image, dir string) error {
 	was, err := os.Stat(dir)
 	if err != nil {
@@ -79,7 +79,7 @@ func mountImage(ctx context.Context, image, dir string) error {
 	if !ok {
 		return errors.New("a directory without an owner")
 	}
-	// The servers want an empty directory.
+	// The servers require an empty directory.
 	if err := os.Remove(filepath.Join(dir, "lost+found")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -93,12 +93,12 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// freezer freezes a file system, thaws it after a time, and says when it did either. It ignores polite signals and lives
-// in a session of its own, so that it thaws whatever becomes of us.
+// freezer freezes a file system, thaws it after a time, and prints a line after each. It ignores HUP, INT and TERM and
+// has its own session, so that it thaws the file system even if kvbench dies.
 const freezer = `trap '' HUP INT TERM; fsfreeze -f "$1" || exit 1; echo frozen; sleep "$2"; fsfreeze -u "$1" || exit 1; echo thawed`
 
-// freeze lets no write through to a directory's file system for a time, and returns when it takes them again. began is
-// called when it has stopped.
+// freeze blocks writes to a directory's file system for a time, and returns when they are possible again. began is
+// called when they are blocked.
 func freeze(dir string, length time.Duration, began func()) (err error) {
 	cmd := exec.Command("sh", "-c", freezer, "freezer", dir, fmt.Sprintf("%g", length.Seconds()))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -109,7 +109,7 @@ func freeze(dir string, length time.Duration, began func()) (err error) {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("freeze: %w", err)
 	}
-	// Somebody may have killed the freezer. To thaw what is not frozen is an error of no interest.
+	// Thaw in case the freezer was killed; it fails if nothing is frozen, which does not matter.
 	defer func() { _ = exec.Command("fsfreeze", "-u", dir).Run() }()
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if lines.Text() == "frozen" {
@@ -122,12 +122,13 @@ func freeze(dir string, length time.Duration, began func()) (err error) {
 	return nil
 }
 
-// stall freezes the leader's file system and looks for the longest time without an acknowledged put, and for lost leases.
+// stall freezes the leader's file system and measures the longest time without an acknowledged put, and the lost
+// leases.
 func stall(ctx context.Context, t *turn) error {
 	const (
-		puts = 50              // a second, to all members in turn
+		puts = 50              // per second, to the members in rotation
 		calm = 2 * time.Second // before
-		// after is long enough for a lease that is lost to run out.
+		// after is long enough for a lost lease to expire.
 		after = (leaseTTL + 3) * time.Second
 	)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -196,7 +197,7 @@ func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err erro
 			return nil, fmt.Errorf("keep a lease alive: %w", err)
 		}
 		go func() {
-			for range kept { // it ends with ctx, or with the lease
+			for range kept { // closed when ctx or the lease ends
 			}
 		}()
 		ids = append(ids, granted.ID)
@@ -204,7 +205,7 @@ func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err erro
 	return ids, nil
 }
 
-// lostLeases counts leases that are gone, or whose key is.
+// lostLeases counts leases that no longer hold their key.
 func (t *turn) lostLeases(ctx context.Context, ids []clientv3.LeaseID) (lost int, err error) {
 	for i, id := range ids {
 		r, err := t.clients[i%len(t.clients)].Get(ctx, fmt.Sprintf("leased-%d", i))

@@ -18,21 +18,22 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// serveWithin bounds a start of three servers, whatever they have on their disks.
+// serveWithin bounds a start of three servers, however much data they have.
 const serveWithin = 5 * time.Minute
 
-// group is rows that are measured on the same servers, started once a round from nothing.
+// group is a set of rows that are measured on the same servers, which are started empty once per round.
 type group struct {
 	name string
 	rows []string
-	// rounds at most; 0 is as many as were asked for.
+	// rounds is the maximum number of rounds; 0 is the number of the flag -rounds.
 	rounds int
-	// prepare, if set, is called with the servers' directories made and no server started; undo after all were killed.
+	// prepare, if set, is called when the servers' directories exist and before a server starts; undo is called after
+	// all were killed.
 	prepare func(ctx context.Context, t *turn) (undo func() error, err error)
 	run     func(ctx context.Context, t *turn) error
 }
 
-// groups in the order in which they run.
+// groups lists the groups in the order in which they run.
 var groups = []group{
 	{name: "keys", rows: []string{"put", "put-random", "put1", "range", "range1", "serializable", "limit", "watch", "watch-sent"}, run: keys},
 	{name: "transactions", rows: []string{"txn-mixed"}, run: transactions},
@@ -48,17 +49,18 @@ func (g group) wanted(b *bench) bool {
 	return slices.ContainsFunc(g.rows, func(row string) bool { return slices.Contains(b.wanted, row) })
 }
 
-// turn is one kind's part of one round.
+// turn is the run of one kind in one round of a group.
 type turn struct {
 	*bench
 	kind    string
 	round   int
 	trio    *subject.Trio
 	leader  int
-	clients []*clientv3.Client // one a member, the leader's first
+	clients []*clientv3.Client // one per member, the leader's first
 }
 
-// runGroup runs all rounds. What fails in a turn is noted and the next goes on; the error is that of ctx.
+// runGroup runs all rounds. It records the failure of a turn and continues with the next; it returns an error only if
+// ctx ended.
 func (b *bench) runGroup(ctx context.Context, g group) error {
 	rounds := b.rounds
 	if g.rounds > 0 {
@@ -87,7 +89,7 @@ func (b *bench) runGroup(ctx context.Context, g group) error {
 	return nil
 }
 
-// run starts the servers from nothing, runs the group's rows, and ends them.
+// run starts empty servers, measures the group's rows, and kills the servers.
 func (t *turn) run(ctx context.Context, g group) (err error) {
 	dir := filepath.Join(t.dir, t.kind)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
@@ -116,7 +118,7 @@ func (t *turn) run(ctx context.Context, g group) (err error) {
 	return g.run(ctx, t)
 }
 
-// start starts the servers and tells how long it took until all serve.
+// start starts the servers, connects clients, and returns the time until all servers served.
 func (t *turn) start(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, serveWithin)
 	defer cancel()
@@ -155,7 +157,7 @@ func (t *turn) hangUp() error {
 // wants reports whether a row is to be measured.
 func (t *turn) wants(row string) bool { return slices.Contains(t.wanted, row) }
 
-// scale is n, or a tenth of it in a quick run.
+// scale returns n, or a tenth of n in a quick run.
 func (t *turn) scale(n int) int {
 	if t.quick {
 		return max(n/10, 1)
@@ -165,7 +167,7 @@ func (t *turn) scale(n int) int {
 
 func (t *turn) add(row, metric string, v float64) { t.results.add(row, metric, t.kind, v) }
 
-// measure runs f, which says how many requests it made, and adds what the servers used for each.
+// measure runs f, which returns its number of requests, and adds the servers' CPU time and bytes written per request.
 func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) error {
 	pids, err := t.trio.PIDs()
 	if err != nil {
@@ -196,7 +198,7 @@ func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) e
 	return nil
 }
 
-// many are 1000 clients on 100 connections to all members; one is a single client at the leader.
+// many returns 1000 clients on 100 connections to all members; one returns a single client at the leader.
 func (t *turn) many() load.Tool {
 	return load.Tool{Binary: filepath.Join(t.etcd, "benchmark"), Endpoints: t.trio.Endpoints(t.leader), Conns: 100, Clients: 1000}
 }
@@ -205,7 +207,7 @@ func (t *turn) one() load.Tool {
 	return load.Tool{Binary: filepath.Join(t.etcd, "benchmark"), Endpoints: []string{t.trio.Endpoint(t.leader)}}
 }
 
-// tool measures a row with one report of etcd's benchmark.
+// tool measures a row with a command of etcd's benchmark that prints one report.
 func (t *turn) tool(ctx context.Context, row string, tool load.Tool, args ...string) error {
 	return t.measure(ctx, row, func() (int, error) {
 		got, err := tool.Run(ctx, 1, args...)
@@ -218,7 +220,7 @@ func (t *turn) tool(ctx context.Context, row string, tool load.Tool, args ...str
 	})
 }
 
-// summary adds latencies, and a failure when requests failed.
+// summary adds the latencies of a report, and records a failure if requests failed.
 func (t *turn) summary(row, prefix string, s load.Summary) {
 	t.add(row, prefix+p50, ms(s.Quantile(50)))
 	t.add(row, prefix+p99, ms(s.Quantile(99)))
@@ -228,7 +230,7 @@ func (t *turn) summary(row, prefix string, s load.Summary) {
 	}
 }
 
-// answers adds what a generator of our own measured.
+// answers adds the results of one of our own generators, and returns the number of successful requests.
 func (t *turn) answers(row string, all load.Answers, took time.Duration) int {
 	latencies := all.Latencies()
 	t.add(row, rate, float64(len(latencies))/took.Seconds())
@@ -245,8 +247,8 @@ func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// perf records where the servers spend their time until stop is called, in the first round. Without perf it says so and
-// goes on.
+// perf profiles the servers with perf until stop is called, in the first round only. If perf cannot be started, it
+// prints the reason and the measurement continues.
 func (t *turn) perf(ctx context.Context, row string, pids []int) (stop func()) {
 	if t.profile == "" || t.round > 0 {
 		return func() {}

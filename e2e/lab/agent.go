@@ -19,26 +19,26 @@ import (
 type Agent struct {
 	Dir Dir
 	Bin Binaries
-	// Name names its files and the host.
+	// Name is the name of the host, and the base name of the agent's files.
 	Name string
-	// Members are the control plane's addresses.
+	// Members holds the addresses of the control plane.
 	Members []string
-	// Cgroup is the tree of its guests; no two agents may share one, nor a range of uids.
+	// Cgroup is the name of the guests' cgroup tree. No two agents may share a tree or a range of uids.
 	Cgroup   string
 	UIDRange string
-	// Metrics is where it serves /metrics and /health.
+	// Metrics is the address that serves /metrics and /health.
 	Metrics string
-	// Leave is the id of a cluster that it leaves for that of its token. Optional.
+	// Leave is the id of the cluster that the agent leaves in order to join that of its token. Optional.
 	Leave string
 }
 
-// DataDir is where it keeps disks.
+// DataDir returns the directory that holds the agent's disks.
 func (a *Agent) DataDir() string { return a.Dir.Path(a.Name) }
 
-// Overcommit is what every agent of a lab promises: tests run many small guests.
+// overcommit is the overcommit configuration of every agent of a lab: tests run many small guests.
 var overcommit = map[string]int{"vcpus": 64, "memory": 1, "storage": 20}
 
-// Start starts the agent; token is needed the first time.
+// Start starts the agent. The join token is needed only the first time.
 func (a *Agent) Start(token string) error {
 	if err := os.MkdirAll(a.DataDir(), 0o755); err != nil {
 		return err
@@ -67,14 +67,14 @@ func (a *Agent) Start(token string) error {
 	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir)})
 }
 
-// Joined reports whether the agent has a certificate already.
+// Joined reports whether the agent already has a certificate.
 func (a *Agent) Joined() bool {
 	_, err := os.Stat(filepath.Join(a.DataDir(), "identity", "credential.pb"))
 	return err == nil
 }
 
-// EndGuests kills every guest of this host that is not running any more after the agent's stop, and removes what they
-// had of the kernel. The disks stay.
+// EndGuests kills every guest in the agent's cgroup tree, removes the guests' cgroups and returns the number of guests.
+// Call it after the agent has stopped. The disks are kept.
 func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	tree, err := cgroup.Open(a.Cgroup)
 	if err != nil {
@@ -92,7 +92,7 @@ func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	return len(names), errors.Join(errs...)
 }
 
-// Healthy waits until the agent serves.
+// Healthy waits until the agent's /health returns 200.
 func (a *Agent) Healthy(ctx context.Context) error {
 	return Until(ctx, "the agent serves", func(ctx context.Context) error {
 		if a.Dir.Running(a.Name) == 0 {
@@ -102,7 +102,7 @@ func (a *Agent) Healthy(ctx context.Context) error {
 	})
 }
 
-// get is nil for a 200.
+// get sends a GET request, with a timeout of two seconds, and returns nil for status 200.
 func get(ctx context.Context, client *http.Client, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -20,21 +20,21 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// REST speaks to one member over HTTP.
+// REST is an HTTP client of one member.
 type REST struct {
 	Host  string
 	Token string
 	HTTP  *http.Client
-	// Secure is set for TLS, which HTTP then knows of.
+	// Secure selects https; HTTP must then be configured for TLS.
 	Secure bool
 }
 
-// HTTPS is a client for members that speak TLS. Close its idle connections.
+// HTTPS returns a client for members that use TLS. The caller must close its idle connections.
 func HTTPS(config *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true}}
 }
 
-// Answer is an answer in the envelope.
+// Answer is a response, decoded from the envelope that every REST response has.
 type Answer struct {
 	Status int
 	Header http.Header
@@ -47,11 +47,11 @@ type Answer struct {
 		RequestID string `json:"request_id"`
 		Timestamp string `json:"timestamp"`
 	}
-	// Raw is the body as it came.
+	// Raw is the undecoded body.
 	Raw string
 }
 
-// Do sends a request. body is marshalled unless it is a string; header is name, value, ….
+// Do sends a request. body is marshalled to JSON unless it is a string; header holds names and values in turn.
 func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
 	var content io.Reader
 	switch b := body.(type) {
@@ -102,7 +102,7 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 	return a, nil
 }
 
-// VM is the spec's VmResponse, as far as the lab reads it.
+// VM holds the fields of the API's VmResponse that the lab reads.
 type VM struct {
 	ID, Name, State string
 	NodeID          string `json:"node_id"`
@@ -110,7 +110,7 @@ type VM struct {
 	MemoryMB        uint64 `json:"memory_mb"`
 }
 
-// Call sends a request to the VM controller and decodes what a success carries.
+// Call sends a request to the VM controller and decodes the data of a successful response into out, unless out is nil.
 func (c *REST) Call(ctx context.Context, method, path string, body, out any, header ...string) error {
 	a, err := c.Do(ctx, 8084, method, path, body, header...)
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *REST) Call(ctx context.Context, method, path string, body, out any, hea
 	return json.Unmarshal(a.Data, out)
 }
 
-// IssueToken asks the identity service for a token over REST.
+// IssueToken requests a token from the identity service over REST; more holds further fields of the request.
 func (c *REST) IssueToken(ctx context.Context, user, password string, more map[string]any) (string, error) {
 	body := map[string]any{"username": user, "password": password}
 	for k, v := range more {
@@ -142,7 +142,7 @@ func (c *REST) IssueToken(ctx context.Context, user, password string, more map[s
 	return out.Token, nil
 }
 
-// GRPC speaks to members over gRPC, with the token of one caller.
+// GRPC holds gRPC clients that use one connection to a member and one caller's token.
 type GRPC struct {
 	conn     *grpc.ClientConn
 	VMs      vmv1.VmServiceClient
@@ -167,7 +167,7 @@ func (bearer) RequireTransportSecurity() bool { return false }
 // Dial connects to a member in plaintext.
 func Dial(host, token string) (*GRPC, error) { return DialTLS(host, token, nil) }
 
-// DialTLS connects to a member, in plaintext without a configuration.
+// DialTLS connects to a member over TLS, or in plaintext if config is nil.
 func DialTLS(host, token string, config *tls.Config) (*GRPC, error) {
 	secure := insecure.NewCredentials()
 	if config != nil {
@@ -184,13 +184,12 @@ func DialTLS(host, token string, config *tls.Config) (*GRPC, error) {
 	}, nil
 }
 
-// Conn is the connection, for calls by name.
+// Conn returns the connection, for calls by method name.
 func (g *GRPC) Conn() *grpc.ClientConn { return g.conn }
 
-// Close closes the connection.
 func (g *GRPC) Close() error { return g.conn.Close() }
 
-// WithKey adds an idempotency key to the calls of a context.
+// WithKey returns a context that adds an idempotency key to its calls.
 func WithKey(ctx context.Context, key string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "idempotency-key", key)
 }

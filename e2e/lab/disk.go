@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a small file system of its own beneath a directory, which can be filled up and can fail. The caller lives in a
-// mount namespace of its own (PrivateMounts): whatever is left goes with it.
+// Disk is a small ext4 file system, mounted over a directory, that can be filled up and made to fail. The caller runs
+// in its own mount namespace (PrivateMounts), so that remaining mounts vanish with the namespace.
 type Disk struct {
-	// At is where it is mounted, Image the file that it is in.
+	// At is the mount point, Image the file that holds the file system.
 	At, Image string
 }
 
-// PrivateMounts keeps what is mounted from here on to this mount namespace.
+// PrivateMounts keeps later mounts from propagating to other mount namespaces.
 func PrivateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -29,7 +29,7 @@ func PrivateMounts() error {
 	return nil
 }
 
-// NewDisk makes a file system of so many MiB and mounts it over a directory, whose owner and mode it keeps.
+// NewDisk creates a file system of mib MiB and mounts it over a directory, keeping that directory's owner and mode.
 func NewDisk(at, image string, mib int) (d *Disk, err error) {
 	info, err := os.Stat(at)
 	if err != nil {
@@ -60,7 +60,7 @@ func NewDisk(at, image string, mib int) (d *Disk, err error) {
 
 func (d *Disk) mount() error { return tool("mount", "-o", "loop", d.Image, d.At) }
 
-// Free is the room on it, in bytes.
+// Free returns the free space in bytes.
 func (d *Disk) Free() (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(d.At, &s); err != nil {
@@ -69,7 +69,7 @@ func (d *Disk) Free() (int64, error) {
 	return int64(s.Bavail) * s.Bsize, nil
 }
 
-// Fill writes into a file on it until there is no room.
+// Fill appends to a file until the file system is full.
 func (d *Disk) Fill(file string) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -87,14 +87,14 @@ func (d *Disk) Fill(file string) error {
 	return nil
 }
 
-// ext4's way to stop at once, from linux/fs/ext4/ext4.h, and its mode that brings to an end what is under way before: in
-// the other modes a fdatasync that is under way may succeed (Linux 6.18) although what it wrote is lost.
+// The ioctl that shuts an ext4 down at once (linux/fs/ext4/ext4.h), and its mode that first completes the writes in
+// flight: in the other modes an fdatasync in flight may succeed (Linux 6.18) although its data is lost.
 const (
 	ext4Shutdown     = 0x8004587d // EXT4_IOC_SHUTDOWN
 	ext4GoingDefault = 0          // EXT4_GOING_FLAGS_DEFAULT
 )
 
-// Fail makes everything that is asked of it fail with EIO, from now on until Repair.
+// Fail makes all I/O on the disk fail with EIO until Repair.
 func (d *Disk) Fail() error {
 	f, err := os.Open(d.At)
 	if err != nil {
@@ -107,10 +107,10 @@ func (d *Disk) Fail() error {
 	return nil
 }
 
-// Repair makes it sound again. Nothing may have it open.
+// Repair remounts the disk after Fail. No process may have a file open on it.
 func (d *Disk) Repair() error { return errors.Join(d.unmount(), d.mount()) }
 
-// Grow makes it larger, to so many MiB. Nothing may have it open.
+// Grow enlarges the file system to mib MiB. No process may have a file open on it.
 func (d *Disk) Grow(mib int) error {
 	if err := d.unmount(); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (d *Disk) Grow(mib int) error {
 	if err := os.Truncate(d.Image, int64(mib)<<20); err != nil {
 		return err
 	}
-	// It answers 1 when it had something to mend, which is no error.
+	// e2fsck exits with 1 after it has corrected something, which is no error here.
 	err := tool("e2fsck", "-f", "-p", d.Image)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
 		err = nil
@@ -129,13 +129,13 @@ func (d *Disk) Grow(mib int) error {
 	return d.mount()
 }
 
-// Remove unmounts it; the kernel then lets go of the image.
+// Remove unmounts the file system and deletes its image.
 func (d *Disk) Remove() error { return errors.Join(d.unmount(), os.Remove(d.Image)) }
 
 func (d *Disk) unmount() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	// The last threads of a killed program may still be leaving the kernel.
+	// The last threads of a killed program may still be exiting in the kernel.
 	return Until(ctx, d.At+" is unmounted", func(context.Context) error {
 		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted
 			return err
@@ -144,7 +144,7 @@ func (d *Disk) unmount() error {
 	})
 }
 
-// tool runs a program of the host, for at most a while.
+// tool runs a program of the host, for at most 20 seconds.
 func tool(name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -155,7 +155,7 @@ func tool(name string, args ...string) error {
 	return nil
 }
 
-// Flip changes one bit of a file.
+// Flip inverts the lowest bit of the byte at offset of a file.
 func Flip(path string, offset int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

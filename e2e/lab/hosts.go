@@ -9,13 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hosts are network namespaces, one a member, each behind a link of its own: what two members say to each other is
-// forwarded by the namespace of who made them, where it can be dropped. They end with that namespace.
+// Hosts is a set of network namespaces, one per member, each with its own link. Traffic between two members is
+// forwarded by the namespace of the process that called NewHosts, where Cut can drop it. The namespaces vanish with
+// that one.
 type Hosts struct{ ids []int }
 
-// NewHosts makes them, in a network and a mount namespace of the caller's own (Again).
+// NewHosts creates the namespaces. The caller must be in its own network and mount namespaces (Again).
 func NewHosts(ids ...int) (*Hosts, error) {
-	// Where ip keeps the names of namespaces.
+	// The directory in which ip keeps the names of namespaces.
 	if err := os.MkdirAll(netns, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", netns, err)
 	}
@@ -48,24 +49,24 @@ func NewHosts(ids ...int) (*Hosts, error) {
 
 const netns = "/run/netns"
 
-// Address is a host's.
+// Address returns the address of a host.
 func (h *Hosts) Address(id int) string { return fmt.Sprintf("10.94.%d.2", id) }
 
-// Net is a host's network namespace.
+// Net returns the path of a host's network namespace.
 func (h *Hosts) Net(id int) string { return fmt.Sprintf("%s/m%d", netns, id) }
 
-// Cut drops what one host says to another.
+// Cut drops the packets from one host to another, in this direction only.
 func (h *Hosts) Cut(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", h.Address(from), "-d", h.Address(to), "-j", "DROP")
 }
 
-// Heal ends all cuts.
+// Heal undoes all cuts.
 func (h *Hosts) Heal() error { return tool("iptables", "-w", "-F", "FORWARD") }
 
-// Close takes them down. What runs in them must have ended.
+// Close removes the namespaces. The programs in them must have ended.
 func (h *Hosts) Close() error {
 	for _, id := range h.ids {
-		// Some may not have come to be; whatever is left goes with the namespace of who made them.
+		// Some may never have been created; the rest vanishes with the creator's namespace.
 		_ = tool("ip", "link", "del", fmt.Sprintf("v%d", id))
 		_ = tool("ip", "netns", "del", fmt.Sprintf("m%d", id))
 	}

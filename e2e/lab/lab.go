@@ -1,9 +1,9 @@
-// Package lab runs a whole cloud of the real programs on one host: a trio, node agents, clients. `make up`, the
-// end-to-end tests and the benchmarks all stand on it.
+// Package lab runs a whole cloud of the real programs on one host: three control-plane members, node agents and
+// clients. `make up`, the end-to-end tests and the benchmarks are built on it.
 //
-// Everything it starts is a process of its own session with a file that holds its pid, so that a later call finds it;
-// everything it keeps is beneath one directory. The control plane runs under an unprivileged uid, with its working
-// directory inside that directory and relative paths, so that it needs no right to anything above.
+// Every process that lab starts has its own session and a pid file, so that a later run finds the process. All files
+// are beneath one directory. The control plane runs under an unprivileged uid with that directory as its working
+// directory, and uses relative paths, so that it needs no access to the directories above.
 package lab
 
 import (
@@ -22,42 +22,42 @@ import (
 	"time"
 )
 
-// UID is what the control plane runs as: just below the range of the guests.
+// UID is the uid of the control plane: just below the uid range of the guests.
 const UID = 599_999
 
-// Dir is where a cloud keeps everything.
+// Dir is the directory that holds all files of a cloud.
 type Dir string
 
-// Path is a path beneath it.
+// Path returns the path of a file or directory beneath d.
 func (d Dir) Path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
 
-// Program is one process of the cloud.
+// Program describes one process of the cloud.
 type Program struct {
-	// Name names its pid and log files.
+	// Name is the base name of its pid file and log file.
 	Name string
-	// Binary is a path; Args follow it.
+	// Binary is the path of the executable, Args its arguments.
 	Binary string
 	Args   []string
-	// Work is its working directory.
+	// Work is the working directory.
 	Work string
-	// UID other than 0 is what it runs as.
+	// UID is the uid and gid of the process; 0 keeps those of the starter.
 	UID int
-	// Net is the path of the network namespace that it runs in; the starter's when empty.
+	// Net is the path of the network namespace that the process joins; empty keeps the starter's.
 	Net string
-	// Env is added to a small environment.
+	// Env is added to an environment of PATH and GOTRACEBACK.
 	Env []string
-	// Ended is told its exit code, -1 when a signal ended it, if its starter still lives then. Optional.
+	// Ended, if not nil, is called with the exit code (-1 after a signal) if the starter is still running by then.
 	Ended func(code int)
 }
 
 func (d Dir) pidFile(name string) string { return d.Path("pid", name) }
 
-// LogFile is where a program writes.
+// LogFile returns the path of the file that a program's output goes to.
 func (d Dir) LogFile(name string) string { return d.Path("log", name) }
 
-// Running is the pid of a program that was started here and still runs; 0 when it does not.
+// Running returns the pid of a program that Start started, or 0 if the program does not run any more.
 func (d Dir) Running(name string) int {
 	text, err := os.ReadFile(d.pidFile(name))
 	if err != nil {
@@ -68,14 +68,14 @@ func (d Dir) Running(name string) int {
 	if err != nil || pid <= 1 {
 		return 0
 	}
-	// Another process may have the number by now.
+	// The pid may have been reused by another process.
 	if now, state := startTime(pid); now == "" || now != start || state == "Z" {
 		return 0
 	}
 	return pid
 }
 
-// startTime is when a process started, in the kernel's ticks, and its state.
+// startTime returns the start time of a process in clock ticks since boot, and its state; both are "" if there is none.
 func startTime(pid int) (start, state string) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -89,7 +89,7 @@ func startTime(pid int) (start, state string) {
 	return fields[19], fields[0]
 }
 
-// Start starts a program that outlives its starter.
+// Start starts a program that keeps running when its starter exits, and writes its pid file.
 func (d Dir) Start(p Program) error {
 	for _, dir := range []string{"pid", "log"} {
 		if err := os.MkdirAll(d.Path(dir), 0o755); err != nil {
@@ -103,12 +103,12 @@ func (d Dir) Start(p Program) error {
 	defer log.Close()
 	cmd := exec.Command(p.Binary, p.Args...)
 	if p.UID != 0 {
-		// Go would change the uid before the directory, which the uid may not be able to reach by its path.
+		// Go would change the uid before the working directory, which that uid may not be able to reach by its path.
 		drop := []string{"--reuid", strconv.Itoa(p.UID), "--regid", strconv.Itoa(p.UID), "--clear-groups", "--no-new-privs", "--", p.Binary}
 		cmd = exec.Command("setpriv", append(drop, p.Args...)...)
 	}
 	if p.Net != "" {
-		// It becomes the program, as setpriv does, and leaves it in our mount namespace.
+		// nsenter, like setpriv, executes the program in its own process, and keeps our mount namespace.
 		cmd = exec.Command("nsenter", append([]string{"--net=" + p.Net, "--"}, cmd.Args...)...)
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Work, log, log
@@ -118,7 +118,7 @@ func (d Dir) Start(p Program) error {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
 	go func() {
-		cmd.Wait() // it is ours until we end; then init's
+		cmd.Wait() // we are its parent until we exit; then init is
 		if p.Ended != nil {
 			p.Ended(cmd.ProcessState.ExitCode())
 		}
@@ -127,14 +127,14 @@ func (d Dir) Start(p Program) error {
 	return os.WriteFile(d.pidFile(p.Name), fmt.Appendf(nil, "%d %s\n", cmd.Process.Pid, start), 0o644)
 }
 
-// Signal sends a signal to a program, if it runs.
+// Signal sends a signal to a program, if the program runs.
 func (d Dir) Signal(name string, sig syscall.Signal) {
 	if pid := d.Running(name); pid != 0 {
 		syscall.Kill(pid, sig)
 	}
 }
 
-// Stop ends a program: politely, and after grace not.
+// Stop sends SIGTERM to a program and waits up to grace; a program that still runs then is killed, which is an error.
 func (d Dir) Stop(name string, grace time.Duration) error {
 	d.Signal(name, syscall.SIGTERM)
 	d.Signal(name, syscall.SIGCONT)
@@ -144,7 +144,7 @@ func (d Dir) Stop(name string, grace time.Duration) error {
 	return errors.Join(fmt.Errorf("%s did not stop in %s and was killed; see %s", name, grace, d.LogFile(name)), d.Kill(name))
 }
 
-// Kill ends a program at once and waits until it is gone.
+// Kill sends SIGKILL to a program and waits until the process is gone.
 func (d Dir) Kill(name string) error {
 	d.Signal(name, syscall.SIGKILL)
 	if !d.gone(name, 10*time.Second) {
@@ -171,7 +171,7 @@ func (d Dir) gone(name string, wait time.Duration) bool {
 	}
 }
 
-// Stale reports whether a program that runs is another build than the file.
+// Stale reports whether the executable of a running process differs from the file, or either cannot be read.
 func Stale(pid int, binary string) bool {
 	a, errA := sum(fmt.Sprintf("/proc/%d/exe", pid))
 	b, errB := sum(binary)
@@ -191,7 +191,7 @@ func sum(path string) (out [32]byte, err error) {
 	return [32]byte(h.Sum(nil)), nil
 }
 
-// Until repeats try until it succeeds or ctx ends, and then gives its last error.
+// Until calls try until it returns nil. If ctx ends first, Until returns the last error of try.
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := try(ctx)

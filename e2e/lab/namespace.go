@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside marks the process that lives in the namespaces.
+// inside is the environment variable that marks a process started by Again.
 const inside = "TRIVET_LAB_INSIDE"
 
-// Inside says whether this process was started by Again.
+// Inside reports whether this process was started by Again.
 func Inside() bool { return os.Getenv(inside) != "" }
 
-// Again runs this program once more, in a network namespace of its own and the others that flags (CLONE_NEW…) name, and
-// returns its exit code. The one inside begins with Loopback and cleans up: it hears SIGTERM when this one is told to
-// end, perhaps twice, or dies.
+// Again runs this program once more, in a new network namespace and in the other new namespaces that flags (CLONE_NEW…)
+// name, and returns its exit code. The inner process must call Loopback first and must clean up on SIGTERM. It receives
+// SIGTERM, perhaps twice, when the outer process receives SIGINT or SIGTERM, or dies.
 func Again(flags uintptr) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -41,7 +41,7 @@ func Again(flags uintptr) int {
 	return 0
 }
 
-// Loopback brings lo up: a new namespace has it down.
+// Loopback brings lo up, which is down in a new network namespace.
 func Loopback() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// NodeToken makes a join token.
+// NodeToken creates a join token for a node agent.
 func (g *GRPC) NodeToken(ctx context.Context) (string, error) {
 	t, err := g.Operator.CreateNodeToken(ctx, &operatorv1.CreateNodeTokenRequest{})
 	return t.GetToken(), err
 }
 
-// AwaitNode waits until a host is READY.
+// AwaitNode waits until a host is READY, and returns it.
 func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err error) {
 	err = Until(ctx, "host "+name+" is READY", func(ctx context.Context) error {
 		list, err := g.Nodes.ListNodes(ctx, &vmv1.ListNodesRequest{})
@@ -42,7 +42,7 @@ func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err
 	return node, err
 }
 
-// EnsureProject makes an org and a project, unless they are there.
+// EnsureProject creates an org and a project unless they exist; an empty name is skipped.
 func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	if org != "" {
 		if _, err := g.Identity.CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: org}); err != nil && status.Code(err) != codes.AlreadyExists {
@@ -58,7 +58,8 @@ func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	return nil
 }
 
-// EnsureUser makes a user with a password, and binds a role to it, in an org and a project that it makes too.
+// EnsureUser creates a user unless it exists, sets its password and binds a role to it. It also creates the binding's
+// org and project.
 func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
 	if err := g.EnsureProject(ctx, binding.GetOrgId(), binding.GetProjectId()); err != nil {
 		return err
@@ -73,11 +74,11 @@ func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *ide
 	return err
 }
 
-// Images are the parts of the small guest.
+// GuestImages holds the image ids of the small guest.
 type GuestImages struct{ Disk, Kernel, Initrd string }
 
-// ImportGuest puts the small guest's files into the import directory and makes PUBLIC images of them; those that are
-// there already, with the same bytes, stay.
+// ImportGuest copies the small guest's files into the import directory and creates PUBLIC images of them. An image that
+// exists with the same name and checksum is used as it is.
 func ImportGuest(ctx context.Context, t *Trio, g *GRPC, guest string) (out GuestImages, err error) {
 	for _, i := range []struct {
 		file, name string
@@ -137,7 +138,8 @@ func importFile(ctx context.Context, t *Trio, g *GRPC, from, name string, format
 	})
 }
 
-// ImportURL makes an image and waits until it is AVAILABLE; an ERROR is an error with its reason.
+// ImportURL creates an image, waits until it is AVAILABLE, and returns its id. If the image becomes ERROR, it returns
+// the recorded reason as an error.
 func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string, error) {
 	made, err := g.Images.CreateImage(ctx, r)
 	if err != nil {
@@ -160,7 +162,7 @@ func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string
 	return made.GetId(), errors.Join(err, failed)
 }
 
-// Console reads a VM's console until a line contains text for the nth time, and returns that line.
+// Console follows a VM's console log until the nth line that contains text, and returns that line.
 func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, error) {
 	r := &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm, Follow: true}
 	var line string
@@ -202,7 +204,7 @@ func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, e
 	return line, err
 }
 
-// ReadConsole is what a VM's console log holds now.
+// ReadConsole returns the present content of a VM's console log.
 func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	s, err := g.Operator.ReadConsoleLog(ctx, &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {
@@ -221,7 +223,7 @@ func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	}
 }
 
-// Alive checks that the process of a VM, as recorded, runs on this host.
+// Alive returns an error unless the process recorded for a VM runs on this host.
 func (g *GRPC) Alive(ctx context.Context, vm string) error {
 	v, err := g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {

@@ -16,51 +16,51 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
-// Binaries are the paths of the programs.
+// Binaries holds the paths of the programs.
 type Binaries struct{ ControlPlane, NodeAgent, CLI string }
 
-// In are the binaries of a directory.
+// In returns the paths of the programs in a directory.
 func In(dir string) Binaries {
 	return Binaries{filepath.Join(dir, "trivet-controlplane"), filepath.Join(dir, "trivet-nodeagent"), filepath.Join(dir, "trivet")}
 }
 
-// Trio is the control plane of a cloud: members 1 to 3 on 127.0.0.1 to .3, in the network namespace of the caller.
+// Trio is a control plane of three members: ids 1 to 3 on 127.0.0.1 to .3, in the network namespace of the caller.
 type Trio struct {
 	Dir Dir
 	Bin Binaries
-	// Members are addresses by id.
+	// Members holds the member addresses by id.
 	Members map[int]string
-	// Extra are further flags of each member.
+	// Extra holds further flags for every member.
 	Extra []string
-	// TLS is how clients speak with the members; nil for plaintext.
+	// TLS is the configuration for clients of the members; nil for plaintext.
 	TLS *tls.Config
-	// Net is the network namespace that a member runs in; the starter's when nil. See Hosts.
+	// Net returns the path of a member's network namespace; when nil, members run in the starter's. See Hosts.
 	Net func(id int) string
-	// Env is added to each member's environment. Optional.
+	// Env returns what is added to a member's environment. Optional.
 	Env func(id int) []string
-	// Ended is told how a member has ended: see Program. Optional.
+	// Ended is called with the exit code of a member: see Program. Optional.
 	Ended func(id, code int)
 }
 
-// Unlimited are flags of members whose tenants may write as much as they like: for measurements, and for stories that need
-// thousands of changes in one project.
+// Unlimited holds the flags that turn off the rate limits on tenants' calls and bytes: for measurements, and for
+// end-to-end tests that need thousands of changes in one project.
 var Unlimited = []string{"--limits-calls-per-second=0", "--limits-bytes-per-second=0"}
 
-// NewTrio describes a trio beneath dir.
+// NewTrio returns three members whose files are beneath dir. It starts nothing.
 func NewTrio(dir Dir, bin Binaries) *Trio {
 	return &Trio{Dir: dir, Bin: bin, Members: map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}}
 }
 
-// Name is a member's name.
+// Name returns the program name of a member.
 func (t *Trio) Name(id int) string { return fmt.Sprintf("controlplane-%d", id) }
 
-// KeyFile is the cluster key.
+// KeyFile returns the path of the cluster key.
 func (t *Trio) KeyFile() string { return t.Dir.Path("cluster.key") }
 
-// ImportDir is where images are imported from, on every member.
+// ImportDir returns the directory that every member imports images from.
 func (t *Trio) ImportDir() string { return t.Dir.Path("import") }
 
-// Prepare makes what must be there before a member starts.
+// Prepare creates the directories and the cluster key that must exist before a member starts.
 func (t *Trio) Prepare() error {
 	if err := os.MkdirAll(string(t.Dir), 0o755); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (t *Trio) Prepare() error {
 
 func (t *Trio) data(id int) string { return t.Dir.Path(t.Name(id)) }
 
-// DataDir is a member's.
+// DataDir returns the data directory of a member.
 func (t *Trio) DataDir(id int) string { return t.data(id) }
 
 // Start starts a member.
@@ -100,7 +100,8 @@ func (t *Trio) Start(id int) error {
 	if err != nil {
 		return err
 	}
-	// The unprivileged member may not be able to reach the binary by its path: it runs the one beside its directory.
+	// The unprivileged member may not be able to reach the binary by its path: run a copy beneath the working
+	// directory.
 	local := t.Dir.Path("bin", filepath.Base(binary))
 	if err := place(binary, local); err != nil {
 		return err
@@ -122,7 +123,7 @@ func (t *Trio) Start(id int) error {
 	return t.Dir.Start(p)
 }
 
-// place copies a file unless the copy is the same already. The copy gets a new inode: what runs keeps the old one.
+// place copies a file unless an equal copy exists. A new copy gets a new inode, so a running process keeps the old one.
 func place(from, to string) error {
 	a, err := sum(from)
 	if err != nil {
@@ -156,7 +157,7 @@ func (t *Trio) StartAll() error {
 	return nil
 }
 
-// Ready waits until every member that runs knows a leader.
+// Ready waits until every running member knows a leader.
 func (t *Trio) Ready(ctx context.Context) error {
 	for id, host := range t.Members {
 		if t.Dir.Running(t.Name(id)) == 0 {
@@ -175,7 +176,7 @@ func (t *Trio) Ready(ctx context.Context) error {
 	return nil
 }
 
-// ask is nil for a 200.
+// ask sends a GET request and returns nil for status 200.
 func (t *Trio) ask(ctx context.Context, url string) error {
 	if t.TLS == nil {
 		return get(ctx, http.DefaultClient, "http://"+url)
@@ -185,7 +186,7 @@ func (t *Trio) ask(ctx context.Context, url string) error {
 	return get(ctx, client, "https://"+url)
 }
 
-// tail is the last lines of a file.
+// tail returns the last five lines of a file.
 func tail(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -206,7 +207,7 @@ func (t *Trio) StopAll() error {
 	return errors.Join(errs...)
 }
 
-// AdminToken is the administrator's, of a member that has one.
+// AdminToken returns the administrator's token, which one of the members writes to its data directory.
 func (t *Trio) AdminToken() (string, error) {
 	for id := range t.Members {
 		if text, err := os.ReadFile(filepath.Join(t.data(id), "admin.token")); err == nil {

@@ -1,5 +1,6 @@
-// Command up runs a whole cloud on this host beneath one directory: a trio, one node agent, the small guest image, a
-// tenant and a VM that has booted. It does only what is missing, and restarts what was rebuilt; guests live on.
+// Command up runs a whole cloud on this host beneath one directory: three control-plane members, one node agent, the
+// small guest image, a tenant, and a VM that has booted. It does only what is missing, and restarts programs that were
+// rebuilt; guests keep running.
 //
 //	up DIR BIN GUEST    start or repair it
 //	up -down DIR        end guests and processes
@@ -139,7 +140,7 @@ func (c *cloud) startTrio(ctx context.Context) error {
 			if err := c.trio.Start(id + 1); err != nil {
 				return err
 			}
-			// One at a time where there is a quorum to keep.
+			// Restart one member at a time where there is a quorum to keep.
 			if err := c.settle(ctx); err != nil {
 				return err
 			}
@@ -152,7 +153,7 @@ func (c *cloud) startTrio(ctx context.Context) error {
 	return nil
 }
 
-// settle waits for the members that run when all of them do; before that a new cluster has no leader.
+// settle waits until the running members are ready, but only if all run; before that a new cluster has no leader.
 func (c *cloud) settle(ctx context.Context) error {
 	for id := range c.trio.Members {
 		if c.dir.Running(c.trio.Name(id)) == 0 {
@@ -162,7 +163,7 @@ func (c *cloud) settle(ctx context.Context) error {
 	return c.trio.Ready(ctx)
 }
 
-// adminToken copies the administrator's token to where `trivet` is told to look for it.
+// adminToken waits for the administrator's token, copies it to admin.token in the cloud's directory, and returns it.
 func (c *cloud) adminToken(ctx context.Context) (token string, err error) {
 	err = lab.Until(ctx, "there is an admin token", func(context.Context) error {
 		token, err = c.trio.AdminToken()
@@ -211,7 +212,7 @@ func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
 
 const user = "demo"
 
-// tenant makes the user and gets a token for it, the way a tenant does.
+// tenant creates the user, and gets a token with the user's password, as a tenant would.
 func (c *cloud) tenant(ctx context.Context, g *lab.GRPC) (string, error) {
 	password, err := os.ReadFile(c.dir.Path("demo.password"))
 	made := errors.Is(err, os.ErrNotExist)
@@ -253,7 +254,7 @@ const (
 	banner = "TRIVET GUEST READY"
 )
 
-// boot makes and starts the VM through REST, as the tenant, and says which of its boots to wait for.
+// boot creates and starts the VM through REST as the tenant, and returns the number of the boot to wait for.
 func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, int, error) {
 	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
 	var list struct{ VMs []lab.VM }
@@ -277,7 +278,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 		c.say("VM %s is created (%s)", vm.Name, vm.ID)
 	}
 	if vm.State == "Running" {
-		// After a `make down` the host has yet to say that it ended.
+		// After `make down` the node agent may not have reported yet that the VM ended.
 		if err := lab.Until(ctx, "VM "+vmName+" is as recorded", func(ctx context.Context) error {
 			if err := rest.Call(ctx, "GET", "/api/v1/vms/"+vm.ID, nil, vm); err != nil || vm.State != "Running" {
 				return err
@@ -289,7 +290,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 	}
 	boots := 1
 	if vm.State != "Running" {
-		// One that never ran has no console yet.
+		// A VM that never ran has no console log.
 		if log, err := g.ReadConsole(ctx, vm.ID); err == nil {
 			boots += strings.Count(log, banner)
 		}
@@ -329,7 +330,7 @@ Try:
 `, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")))
 }
 
-// down ends guests and processes and leaves none behind.
+// down stops the node agent, the guests and the control plane.
 func (c *cloud) down(ctx context.Context) error {
 	c.describe(lab.Binaries{})
 	var errs []error

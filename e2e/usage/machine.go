@@ -31,8 +31,8 @@ func blocksOf(e fs.DirEntry) (uint64, bool) {
 	return uint64(st.Blocks), true
 }
 
-// Machine says in one line what figures depend on; versions are those of the programs that are measured. The disk is
-// that of dir.
+// Machine describes in one line what the results of a benchmark depend on: processor, memory, kernel, the given
+// versions of the measured programs, the disk of dir, and the load.
 func Machine(dir string, versions ...string) string {
 	model := "unknown processor"
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -50,7 +50,7 @@ func Machine(dir string, versions ...string) string {
 		unix.ByteSliceToString(u.Release[:]), strings.Join(what, "; "), filesystem(dir), fsync(dir), Load())
 }
 
-// Load is the machine's, over 1, 5 and 15 minutes.
+// Load returns the load averages over 1, 5 and 15 minutes.
 func Load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -70,7 +70,7 @@ func filesystem(dir string) string {
 	return fmt.Sprintf("file system 0x%x", s.Type)
 }
 
-// fsync is the median time to append 4 KiB and sync it, of 21.
+// fsync returns the median time of 21 appends of 4 KiB, each followed by an fsync.
 func fsync(dir string) string {
 	f, err := os.Create(filepath.Join(dir, "fsync"))
 	if err != nil {
@@ -92,7 +92,7 @@ func fsync(dir string) string {
 	return figure.Median(took).Round(10 * time.Microsecond).String()
 }
 
-// Busy is what everything on this machine has used: all but idle and waiting for disks. The kernel counts it by ticks, so
+// Busy returns the CPU time that the whole machine has used: all but idle and iowait. The kernel counts it by ticks, so
 // that it may be some percent less than the exact sum over processes.
 func Busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
@@ -109,7 +109,7 @@ func parseBusy(text string) (time.Duration, error) {
 		return 0, errors.New("no line cpu in /proc/stat")
 	}
 	var ticks uint64
-	// user nice system idle iowait irq softirq steal; the guests' time after them is in user already.
+	// Fields: user nice system idle iowait irq softirq steal. The guest times after them are already included in user.
 	for i, f := range fields[1:9] {
 		if i == 3 || i == 4 {
 			continue
@@ -123,10 +123,10 @@ func parseBusy(text string) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// calm is how much of one CPU may be in use for a machine to count as left alone, and calmFor how long that is looked at.
+// calm is the largest share of one CPU that an idle machine may use, and calmFor the time over which it is measured.
 const calm, calmFor = 0.25, 500 * time.Millisecond
 
-// AwaitCalm waits until the machine does next to nothing, and takes the time from patience; without any left it returns
+// AwaitCalm waits until the machine is idle, and subtracts the time from patience; if none is left, AwaitCalm returns
 // at once.
 func AwaitCalm(ctx context.Context, patience *time.Duration) error {
 	for *patience > 0 {

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// Profile has perf record into a file where processes spend their time, until stop is called. It takes perf, and is an
-// error without.
+// Profile starts perf, which records into a file where processes spend CPU time until stop is called. It returns an
+// error if perf is not installed.
 func Profile(ctx context.Context, file string, pids ...int) (stop func(), err error) {
 	var list []string
 	for _, pid := range pids {
@@ -24,6 +24,6 @@ func Profile(ctx context.Context, file string, pids ...int) (stop func(), err er
 	}
 	return func() {
 		_ = cmd.Process.Signal(syscall.SIGINT)
-		_ = cmd.Wait() // it ends by the signal
+		_ = cmd.Wait() // perf ends by the signal
 	}, nil
 }

@@ -1,9 +1,9 @@
-// Package usage tells what processes have taken of a machine: CPU, bytes written, memory; and what the machine is. All of
-// it comes from /proc. It knows nothing of what the processes do.
+// Package usage measures what processes use of a machine (CPU, bytes written, memory), and describes the machine. All
+// data comes from /proc. The package does not depend on what the processes do.
 //
-// Bytes are write_bytes of /proc/PID/io: what the process caused to be sent towards the disk, counted when a page becomes
-// dirty. A page that is written again before it went to the disk counts once; file system metadata counts nothing.
-// Reading it of another user's process takes root.
+// Bytes written are write_bytes of /proc/PID/io: what the process caused to be sent to the disk, counted when a page
+// becomes dirty. A page that is written again before it reaches the disk counts once; file system metadata is not
+// counted. Reading the value of another user's process requires root.
 package usage
 
 import (
@@ -20,18 +20,18 @@ import (
 // tick is the unit of times in /proc (USER_HZ, 100 on every Linux of this architecture).
 const tick = 10 * time.Millisecond
 
-// Sample is what processes have used since they started.
+// Sample holds what processes have used since they started.
 type Sample struct {
 	CPU     time.Duration // user and system, all threads
 	Written uint64        // bytes
 }
 
-// Since is what was used between an earlier sample and this one.
+// Since returns what was used between an earlier sample and s.
 func (s Sample) Since(earlier Sample) Sample {
 	return Sample{CPU: s.CPU - earlier.CPU, Written: s.Written - earlier.Written}
 }
 
-// Of sums over processes. One that is gone is an error: what it used would be missing from a difference.
+// Of returns the sum over processes. A process that is gone is an error: its usage would be missing from a difference.
 func Of(pids ...int) (sum Sample, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -56,10 +56,10 @@ func Of(pids ...int) (sum Sample, err error) {
 	return sum, nil
 }
 
-// Tree is what a process, its children and those of its children that are gone have used: for a server that starts a
-// process a connection. Of grandchildren only those are in it that a child has waited for.
+// Tree returns the usage of a process and its children, including children that have ended: for a server that forks a
+// process per connection. Of grandchildren it includes only those that a child has waited for.
 func Tree(pid int) (sum Sample, err error) {
-	// A child that ends between two looks is in the sum twice or not at all: look again until none did.
+	// A child that ends between two readings is counted twice or not at all: repeat until the children did not change.
 	for range 10 {
 		before, err := Children(pid)
 		if err != nil {
@@ -83,7 +83,7 @@ func Tree(pid int) (sum Sample, err error) {
 	return Sample{}, fmt.Errorf("process %d starts and ends children all the time", pid)
 }
 
-// Children are the processes that a process has started and not waited for.
+// Children returns the processes that a process has started and not waited for.
 func Children(pid int) (pids []int, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
@@ -99,7 +99,8 @@ func Children(pid int) (pids []int, err error) {
 	return pids, nil
 }
 
-// reapedBy is the CPU time of processes that these have waited for. The kernel has added what they wrote already.
+// reapedBy returns the CPU time of the children that pids have waited for. The kernel already includes their written
+// bytes.
 func reapedBy(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -115,13 +116,13 @@ func reapedBy(pids ...int) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// Memory is what processes have resident, in bytes, summed: pages that two share count twice.
+// Memory is the resident memory of processes in bytes, summed: a page shared by two counts twice.
 type Memory struct {
 	Resident  uint64
-	Anonymous uint64 // without the pages of files, which the kernel can take back
+	Anonymous uint64 // without file pages, which the kernel can reclaim
 }
 
-// MemoryOf sums over processes.
+// MemoryOf returns the sum over processes.
 func MemoryOf(pids ...int) (sum Memory, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -139,10 +140,10 @@ func MemoryOf(pids ...int) (sum Memory, err error) {
 	return sum, nil
 }
 
-// parseStat reads user and system time of /proc/PID/stat. The name in parentheses may hold anything.
+// parseStat returns the user plus system time in /proc/PID/stat. The name in parentheses may contain any character.
 func parseStat(text []byte) (time.Duration, error) { return parseTimes(text, 11) }
 
-// parseTimes sums two fields, which are counted from the one after the name.
+// parseTimes returns the sum of two consecutive fields, counted from 0 after the name in parentheses.
 func parseTimes(text []byte, from int) (time.Duration, error) {
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < from+2 {
@@ -159,7 +160,7 @@ func parseTimes(text []byte, from int) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// parseField reads the number of a line "name: number unit".
+// parseField returns the number in a line "name: number unit".
 func parseField(text []byte, name string) (uint64, error) {
 	for line := range strings.Lines(string(text)) {
 		key, value, ok := strings.Cut(line, ":")
@@ -175,7 +176,8 @@ func parseField(text []byte, name string) (uint64, error) {
 	return 0, fmt.Errorf("no %s", name)
 }
 
-// DiskOf is what the files beneath a directory take of the disk, in bytes. A file that goes away meanwhile counts nothing.
+// DiskOf returns the disk space allocated to the files beneath a directory, in bytes. A file that vanishes meanwhile is
+// not counted.
 func DiskOf(dir string) (uint64, error) {
 	var sum uint64
 	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {

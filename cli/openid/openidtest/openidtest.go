@@ -125,7 +125,7 @@ func (p *Provider) token(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	asked, ok := p.asked[r.PostForm.Get("code")]
-	delete(p.asked, r.PostForm.Get("code")) // it is good once
+	delete(p.asked, r.PostForm.Get("code")) // a code can be used once
 	sum := sha256.Sum256([]byte(r.PostForm.Get("code_verifier")))
 	if !ok || r.PostForm.Get("client_id") != p.ClientID || r.PostForm.Get("redirect_uri") != asked.Get("redirect_uri") ||
 		base64.RawURLEncoding.EncodeToString(sum[:]) != asked.Get("code_challenge") {
@@ -160,5 +160,5 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // whoever asked may be gone
+	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
 }

@@ -1,3 +1,3 @@
-// Package compat holds Trivet's key-value store against etcd's own test suites and programs. It is a module of its own, so
-// that nothing of etcd's server is ever linked into ours. README.md says what is run and what comes out.
+// Package compat tests Trivet's key-value store with etcd's own test suites and programs. It is a separate module, so
+// that etcd's server is never linked into Trivet. README.md lists what is run and the results.
 package compat

@@ -1,7 +1,7 @@
-// Package figure turns samples into figures, and figures into rows of a table that people read: what was measured, for
-// us and for a peer of the same run, their ratio, and the target. It knows no clock and no subject.
+// Package figure computes quantiles of samples and prints a Markdown table of figures: what was measured, for Trivet
+// and for a peer in the same run, a value, and its target. It does not depend on what is measured.
 //
-// Quantiles are nearest-rank: a value that was measured, never one between two.
+// Quantiles are nearest-rank: always one of the samples, never an interpolated value.
 package figure
 
 import (
@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// Quantile is the smallest sample that at least q (0 to 1) of all samples do not exceed; the zero value without samples.
+// Quantile returns the smallest sample that at least q (0 to 1) of all samples do not exceed; the zero value if there
+// are no samples.
 func Quantile[T cmp.Ordered](samples []T, q float64) T {
 	var none T
 	if len(samples) == 0 {
@@ -23,21 +24,21 @@ func Quantile[T cmp.Ordered](samples []T, q float64) T {
 	return sorted[min(max(rank, 0), len(sorted)-1)]
 }
 
-// Median is Quantile at one half.
+// Median returns the Quantile at one half.
 func Median[T cmp.Ordered](samples []T) T { return Quantile(samples, 0.5) }
 
-// Row is one line of a table. Ratio and target follow from each other: a target without one is only shown.
+// Row is one line of a table. It may have a target, which is an upper bound of Value.
 type Row struct {
 	What, Ours, Peer string
-	// Value is compared with AtMost; AtMost 0 is a row without target.
+	// Value is compared with AtMost; an AtMost of 0 means that there is no target.
 	Value, AtMost float64
-	// Unit of both, such as "×", "ms", "MB".
+	// Unit is the unit of Value and AtMost, such as "×", "ms", "MB".
 	Unit string
-	// Note says what the reader must know: spread, rounds.
+	// Note holds remarks for the reader, such as spread and rounds.
 	Note string
 }
 
-// Met reports whether the row's target is met; a row without one is.
+// Met reports whether the target is met; it is true for a row without target.
 func (r Row) Met() bool { return r.AtMost == 0 || r.Value <= r.AtMost }
 
 func (r Row) cells() []string {
@@ -56,7 +57,7 @@ func (r Row) cells() []string {
 
 var heads = []string{"what", "ours", "peer", "figure", "target", "", "note"}
 
-// Markdown is a table of the rows.
+// Markdown returns a table of the rows.
 func Markdown(rows []Row) string {
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }

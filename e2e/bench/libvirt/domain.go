@@ -8,33 +8,34 @@ import (
 	"strings"
 )
 
-// Domain is a guest as both sides of the comparison have it: q35 of a version, emulated, one virtio disk over an image,
-// a serial port into a file, random numbers, a balloon, a panic device and a generation id.
+// Domain describes a guest that is equal for both sides of the comparison: q35 of a given version, emulated (TCG), one
+// virtio disk, perhaps over a backing file, a serial port into a file, virtio-rng, a balloon, a panic device and a
+// generation id.
 type Domain struct {
 	Name, UUID string
 	Machine    string // such as pc-q35-7.2
 	CPUMaximum bool   // QEMU's "max"; otherwise qemu64
 	VCPUs      int
 	MemoryMiB  uint64
-	// Kernel, Initrd and Cmdline are of a direct boot; without Kernel the disk boots.
+	// Kernel, Initrd and Cmdline are for a direct boot; without Kernel the guest boots from the disk.
 	Kernel, Initrd, Cmdline string
-	// Disk is a QCOW2 file, Base what lies beneath it ("" for nothing).
+	// Disk is the path of a QCOW2 file, Base that of its backing file ("" for none).
 	Disk, Base string
-	// Serial is the file that the serial port writes.
+	// Serial is the file that receives the output of the serial port.
 	Serial string
-	// Ports is how many PCIe root ports there are.
+	// Ports is the number of PCIe root ports.
 	Ports int
-	// TBSizeMiB bounds translated code.
+	// TBSizeMiB bounds the cache of translated code.
 	TBSizeMiB int
 }
 
-// Write puts the domain's XML beneath dir and returns the file's name.
+// Write writes the domain's XML to a file beneath dir and returns its path.
 func (d Domain) Write(dir string) (string, error) {
 	path := filepath.Join(dir, d.Name+".xml")
 	return path, os.WriteFile(path, []byte(d.XML()), 0o644)
 }
 
-// XML is the domain as libvirt reads it.
+// XML returns the domain in libvirt's format.
 func (d Domain) XML() string {
 	var b strings.Builder
 	add := func(format string, args ...any) {
@@ -85,6 +86,6 @@ func (d Domain) XML() string {
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a Builder does not fail
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder returns no error
 	return b.String()
 }

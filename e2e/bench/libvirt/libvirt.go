@@ -1,10 +1,10 @@
-// Package libvirt runs a libvirt of its own beside whatever the host has, for a comparison: its configuration, state and
-// sockets lie in memory in the mount namespace of the caller, and end with it.
+// Package libvirt runs a private libvirt beside any libvirt of the host, for a comparison: its configuration, state and
+// sockets are in memory in the mount namespace of the caller, and vanish with it.
 //
-// It is libvirt as Debian has it, but for what a host without systemd and without a security module needs: QEMU runs as
-// root, with no security driver. That spares libvirt work and so does not favour us.
+// It is libvirt as in Debian, except for what a host without systemd and without a security module requires: QEMU runs
+// as root, with no security driver. That reduces libvirt's work and so does not favour Trivet.
 //
-// The caller must live in a mount namespace of its own in which nothing propagates, as root; see [Mount].
+// The caller must run as root in its own mount namespace; see [Mount].
 package libvirt
 
 import (
@@ -24,16 +24,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dirs are where libvirt keeps everything.
+// dirs lists the directories that libvirt uses.
 var dirs = []string{"/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"}
 
-// Prepare makes the directories that are missing, so that something can be mounted over them, and says how to remove
-// those that it made. Call it outside of the mount namespace.
+// Prepare creates the missing directories, so that Mount can mount over them, and returns a function that removes the
+// ones that it created. Call it outside of the mount namespace.
 func Prepare() (undo func(), err error) {
 	var made []string
 	undo = func() {
 		for _, dir := range made {
-			_ = os.Remove(dir) // only when it is still empty
+			_ = os.Remove(dir) // fails, as it should, if it is not empty any more
 		}
 	}
 	for _, dir := range dirs {
@@ -45,7 +45,7 @@ func Prepare() (undo func(), err error) {
 			return nil, err
 		}
 	}
-	// libvirt makes a group of this name for all of its machines, and leaves it.
+	// libvirt creates a cgroup of this name for all of its machines, and leaves it behind.
 	groups, err := filepath.Glob("/sys/fs/cgroup/*")
 	if err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func Prepare() (undo func(), err error) {
 	return undo, nil
 }
 
-// Mount covers libvirt's directories with memory, for this mount namespace alone.
+// Mount mounts tmpfs over libvirt's directories, in this mount namespace only.
 func Mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -68,7 +68,7 @@ func Mount() error {
 			return fmt.Errorf("mount %s: %w", dir, err)
 		}
 	}
-	// libvirt wants its user to exist, also when QEMU is not to run under it.
+	// libvirt requires its user to exist even if QEMU does not run as that user.
 	for path, line := range map[string]string{
 		"/etc/passwd": "libvirt-qemu:x:65533:65533::/:/usr/sbin/nologin\n", "/etc/group": "libvirt-qemu:x:65533:\n",
 	} {
@@ -90,7 +90,7 @@ func Mount() error {
 	return nil
 }
 
-// Daemon is a libvirt that runs.
+// Daemon is a running libvirt.
 type Daemon struct {
 	dir   string
 	procs []*exec.Cmd
@@ -102,10 +102,10 @@ group = "root"
 security_driver = "none"
 `
 
-// startWithin bounds the start, in which libvirt asks QEMU what it can do.
+// startWithin bounds the start, during which libvirt queries QEMU's capabilities.
 const startWithin = time.Minute
 
-// Start starts virtlogd and libvirtd and waits until virsh gets an answer. dir takes their logs and the domains' files.
+// Start starts virtlogd and libvirtd and waits until virsh can connect. dir receives their logs and the domains' files.
 func Start(ctx context.Context, dir string) (*Daemon, error) {
 	if err := os.WriteFile("/etc/libvirt/qemu.conf", []byte(settings), 0o644); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func Start(ctx context.Context, dir string) (*Daemon, error) {
 	}
 }
 
-// said is the end of libvirtd's log.
+// said returns the end of libvirtd's log.
 func (d *Daemon) said() []byte {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "libvirtd.log"))
 	return text[max(0, len(text)-1000):]
@@ -161,10 +161,10 @@ func (d *Daemon) virsh(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Create defines a transient domain out of a file of XML and starts it: `virsh create`.
+// Create runs `virsh create`, which defines and starts a transient domain from an XML file.
 func (d *Daemon) Create(ctx context.Context, file string) error { return d.virsh(ctx, "create", file) }
 
-// PID is the QEMU of a domain that runs; 0 when there is none.
+// PID returns the pid of a domain's QEMU, or 0 if the domain does not run.
 func (d *Daemon) PID(name string) int {
 	text, err := os.ReadFile(filepath.Join("/run/libvirt/qemu", name+".pid"))
 	if err != nil {
@@ -174,12 +174,12 @@ func (d *Daemon) PID(name string) int {
 	return pid
 }
 
-// Destroy cuts a domain.
+// Destroy forces a domain off.
 func (d *Daemon) Destroy(ctx context.Context, name string) error {
 	return d.virsh(ctx, "destroy", name)
 }
 
-// Close ends both daemons, by their pids. Domains must have been destroyed.
+// Close stops both daemons. Domains must have been destroyed.
 func (d *Daemon) Close() error {
 	var errs []error
 	for i := len(d.procs) - 1; i >= 0; i-- {

@@ -1,12 +1,13 @@
-// Package openloop sends HTTP requests at a fixed rate, whatever becomes of the answers, and counts each one's latency
-// from the moment when it was due: a server that stalls is charged for everybody who would have come meanwhile (no
-// coordinated omission).
+// Package openloop sends HTTP requests at a fixed rate, regardless of the responses, and measures each latency from
+// when the request was due: if the server stalls, the requests that were due meanwhile count too (no coordinated
+// omission).
 //
-// It is made to cost little beside a server on the same machine: requests are bytes that were made before, connections
-// are kept, one goroutine serves one connection. It knows HTTP/1.1 and nothing of what the requests say.
+// It is made to use little CPU beside a server on the same machine: requests are bytes that were built in advance,
+// connections are kept open, and one goroutine serves one connection. It knows HTTP/1.1 and does not interpret
+// contents.
 //
-// A target has a bounded number of connections. A request that is due while all of them wait is sent by the next that is
-// free, and its wait counts.
+// Each target has a bounded number of connections. A request that is due while all of them are busy is sent by the next
+// free one, and its latency includes the wait.
 package openloop
 
 import (
@@ -22,7 +23,7 @@ import (
 	"time"
 )
 
-// answerWithin bounds the wait for one answer, connection and body included.
+// answerWithin is the timeout for dialing, and for a request and its response including the body.
 const answerWithin = 10 * time.Second
 
 // Call is one request.
@@ -31,30 +32,30 @@ type Call struct {
 	Kind string
 	// Target is an index into Options.Targets.
 	Target int
-	// Request is the whole request as it goes over the wire.
+	// Request is the complete request in wire format.
 	Request []byte
-	// Want is the status that is a success.
+	// Want is the status of a successful response.
 	Want int
 }
 
-// Options of a run; all are required.
+// Options configures a run; all fields are required.
 type Options struct {
 	Targets []string // host:port
-	// Conns is how many connections each target gets.
+	// Conns is the number of connections per target.
 	Conns int
 	// Rate is in requests per second; Calls are sent in order, Calls[i] at i/Rate after the start.
 	Rate  float64
 	Calls []Call
 }
 
-// Result is what came of a run.
+// Result holds the measurements of a run.
 type Result struct {
-	// Latencies of the successes by kind, from when each was due.
+	// Latencies holds the latencies of the successes by kind, from when each request was due.
 	Latencies map[string][]time.Duration
-	// Failed counts by kind what got another answer or none; First is the first of them.
+	// Failed counts, by kind, the requests with another status or no response. First is the error of one of them.
 	Failed map[string]int
 	First  error
-	// Late is by how much each request was sent after it was due: what the generator and full connections added.
+	// Late holds how long after its due time each request was sent: the delay by the generator and by busy connections.
 	Late []time.Duration
 }
 
@@ -75,7 +76,7 @@ func (r *Result) add(o Result) {
 	r.Late = append(r.Late, o.Late...)
 }
 
-// Add puts another run's samples to these.
+// Add adds the measurements of another run to r.
 func (r *Result) Add(o Result) {
 	if r.Latencies == nil {
 		*r = newResult()
@@ -88,14 +89,14 @@ type job struct {
 	due  time.Time
 }
 
-// Run sends all calls and returns when each has its answer, or has failed. The error is that of the options or of ctx.
+// Run sends all calls and returns when each has succeeded or failed. The error is that of the options or of ctx.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if len(o.Targets) == 0 || o.Conns < 1 || o.Rate <= 0 {
 		return Result{}, errors.New("an open loop needs targets, connections and a rate")
 	}
 	queues := make([]chan job, len(o.Targets))
 	for i := range queues {
-		queues[i] = make(chan job, len(o.Calls)) // a sender never waits
+		queues[i] = make(chan job, len(o.Calls)) // so that sending never blocks
 	}
 	results := make([]Result, len(o.Targets)*o.Conns)
 	var workers sync.WaitGroup
@@ -140,7 +141,7 @@ func send(ctx context.Context, o Options, queues []chan job) error {
 	return nil
 }
 
-// conn is one connection that is made when it is needed.
+// conn is a connection that is dialed when needed.
 type conn struct {
 	addr string
 	c    net.Conn
@@ -181,7 +182,7 @@ func (c *conn) do(call *Call) error {
 	return nil
 }
 
-// exchange leaves the connection closed unless it can be used again.
+// exchange sends a request and reads the response. It closes the connection unless it can be reused.
 func (c *conn) exchange(call *Call) (err error) {
 	again := false
 	defer func() {

@@ -1,18 +1,18 @@
-// Package books is what a ledger must hold after a load that is known: the sums that whoever measures compares with what
-// the ledger says. It is pure arithmetic, and knows neither ledger nor load.
+// Package books computes the sums that a ledger must hold after a known load, and compares them with those that the
+// ledger reports. It is pure arithmetic, and independent of the ledger and of the load.
 package books
 
 import "fmt"
 
-// Books are the sums over all wallets of a ledger.
+// Books holds the sums over all wallets of a ledger.
 type Books struct {
 	Wallets, Transactions, Reservations int64
-	// Deposited, Consumed and Reserved are units of credit; Balance is what was deposited and not consumed.
+	// Deposited, Consumed and Reserved are in units of credit; Balance is Deposited minus Consumed.
 	Deposited, Consumed, Reserved, Balance int64
 }
 
-// After is what stands in the books of wallets that began with a deposit each, after pairs of a reservation and the
-// commit of all of it. The deposit is a transaction, each half of a pair is one.
+// After returns the sums of wallets that began with a deposit each, after pairs of a reservation and a commit of all of
+// it. A deposit is one transaction, a pair two.
 func After(wallets, deposit, pairs, amount int64) Books {
 	return Books{
 		Wallets: wallets, Transactions: wallets + 2*pairs, Reservations: pairs,
@@ -20,7 +20,7 @@ func After(wallets, deposit, pairs, amount int64) Books {
 	}
 }
 
-// Compare says in which sum the books are not what they must be.
+// Compare returns an error that names the first sum that differs from must.
 func (b Books) Compare(must Books) error {
 	for _, sum := range []struct {
 		name      string

@@ -1,7 +1,7 @@
-// Package members is Trivet as a bank to be measured: one member or three of the normal program, asked over gRPC.
+// Package members runs Trivet as a bank to be measured: one member or three of the normal program, called over gRPC.
 //
-// It must not know what is measured. Whoever asks acts as the administrator, who may act in every project; three members
-// are asked in turn, so that two of three calls are passed on to the leader.
+// The package does not depend on what is measured. Calls are made as the administrator, who has access to every
+// project. With three members calls go to them in rotation, so that two of three are forwarded to the leader.
 package members
 
 import (
@@ -23,18 +23,18 @@ import (
 )
 
 const (
-	// connections to each member, which callers share.
+	// connections is the number of connections to each member, which callers share.
 	connections = 4
-	// fillers make wallets at the same time.
+	// fillers is the number of concurrent callers of Fill.
 	fillers = 64
 	org     = "bench"
 )
 
-// Bank is members that run.
+// Bank is a set of running members.
 type Bank struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC
-	asks  []creditv1.CreditServiceClient // one a connection
+	asks  []creditv1.CreditServiceClient // one per connection
 }
 
 // Start starts n members (1 or 3) beneath dir and waits until they serve. After an error none runs.
@@ -50,7 +50,7 @@ func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Ban
 	if err := b.trio.Prepare(); err != nil {
 		return nil, err
 	}
-	// The members run as nobody in particular, and must reach their directory from here.
+	// The members run under an unprivileged uid, which must be able to reach its directory from here.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -82,10 +82,10 @@ func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Ban
 
 func (b *Bank) ids() []int { return slices.Sorted(maps.Keys(b.trio.Members)) }
 
-// Connect has nothing to do: callers share connections.
+// Connect does nothing: callers share connections.
 func (b *Bank) Connect(context.Context, int) error { return nil }
 
-// Fill makes projects, and their wallets with a deposit each.
+// Fill creates projects, and their wallets with a deposit each.
 func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error {
 	if err := b.conns[0].EnsureProject(ctx, org, ""); err != nil {
 		return fmt.Errorf("make org: %w", err)
@@ -114,7 +114,7 @@ func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error 
 
 func (b *Bank) ask(caller int) creditv1.CreditServiceClient { return b.asks[caller%len(b.asks)] }
 
-// Pair reserves and commits all of it.
+// Pair reserves an amount and commits all of it.
 func (b *Bank) Pair(ctx context.Context, caller int, wallet string, amount int64) error {
 	ask := b.ask(caller)
 	r, err := ask.CreateReservation(ctx, &creditv1.CreateReservationRequest{
@@ -129,7 +129,7 @@ func (b *Bank) Pair(ctx context.Context, caller int, wallet string, amount int64
 	return nil
 }
 
-// Books has the ledger recompute everything, and sums up what it says. A wallet that does not add up is an error.
+// Books makes the ledger recompute everything, and returns the sums. A wallet that does not add up is an error.
 func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	audit, err := b.ask(0).AuditLedger(ctx, &creditv1.AuditLedgerRequest{})
 	if err != nil {
@@ -167,7 +167,7 @@ func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	}
 }
 
-// PIDs of the members. One that has stopped is an error.
+// PIDs returns the pids of the members. A member that has stopped is an error.
 func (b *Bank) PIDs() (pids []int, err error) {
 	for _, id := range b.ids() {
 		pid := b.trio.Dir.Running(b.trio.Name(id))
@@ -179,7 +179,7 @@ func (b *Bank) PIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// Usage is what the members have used.
+// Usage returns what the members have used.
 func (b *Bank) Usage() (usage.Sample, error) {
 	pids, err := b.PIDs()
 	if err != nil {
@@ -188,7 +188,7 @@ func (b *Bank) Usage() (usage.Sample, error) {
 	return usage.Of(pids...)
 }
 
-// Close ends the members at once: nobody needs their data any more.
+// Close kills the members: their data is not needed any more.
 func (b *Bank) Close() error {
 	var errs []error
 	for _, c := range b.conns {

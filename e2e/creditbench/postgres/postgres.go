@@ -1,9 +1,9 @@
-// Package postgres is PostgreSQL as a bank to be measured: a private cluster of Debian's package, reached by a unix
-// socket alone, that keeps what Trivet's ledger keeps (schema.sql) and takes each step in a transaction of its own.
+// Package postgres runs PostgreSQL as a bank to be measured: a private cluster of Debian's package, reachable only by a
+// unix socket, that stores what Trivet's ledger stores (schema.sql) and does each step in its own transaction.
 //
-// It must not know what is measured. Settings are the defaults, with fsync and synchronous_commit on as they are, but for
-// what a fair administrator raises: shared_buffers, max_wal_size, max_connections. Locale is C. Left out, in PostgreSQL's
-// favour: idempotency keys, the record of who did what, each type's running sum in each transaction.
+// The package does not depend on what is measured. Settings are the defaults, with fsync and synchronous_commit on,
+// except those that an administrator would raise: shared_buffers, max_wal_size, max_connections. The locale is C. In
+// PostgreSQL's favour, it has no idempotency keys, no audit log, and no running sum of each type in each transaction.
 package postgres
 
 import (
@@ -35,7 +35,7 @@ var (
 	sums string
 )
 
-// owner is who the server runs as: the user that Debian's package makes.
+// owner is the user that the server runs as; Debian's package creates it.
 const owner = "postgres"
 
 const (
@@ -48,17 +48,17 @@ var settings = []string{
 	"listen_addresses=", "fsync=on", "synchronous_commit=on", "shared_buffers=256MB", "max_wal_size=4GB", "max_connections=300",
 }
 
-// Settings are those that are not initdb's.
+// Settings returns the settings that differ from those of initdb.
 func Settings() string { return strings.Join(settings[1:], ", ") }
 
-// Bank is a cluster that runs.
+// Bank is a running cluster.
 type Bank struct {
 	dir  lab.Dir
-	pool *pgxpool.Pool // nil until there is one
+	pool *pgxpool.Pool // nil until Connect succeeds
 }
 
-// Start makes a cluster beneath dir with the programs of bin, and waits until it serves. dir must be reachable by others.
-// After an error nothing runs.
+// Start creates a cluster beneath dir with the programs in bin, and waits until it serves. Other users must be able to
+// reach dir. After an error nothing runs.
 func Start(ctx context.Context, dir, bin string) (_ *Bank, err error) {
 	b := &Bank{dir: lab.Dir(dir)}
 	defer func() {
@@ -101,7 +101,7 @@ func Start(ctx context.Context, dir, bin string) (_ *Bank, err error) {
 func (b *Bank) data() string   { return b.dir.Path("data") }
 func (b *Bank) socket() string { return b.dir.Path("socket") }
 
-// prepare makes the directories of the server, which nobody else reaches into.
+// prepare creates the directories of the server, which only its user can access.
 func (b *Bank) prepare() (uid int, err error) {
 	u, err := user.Lookup(owner)
 	if err != nil {
@@ -118,11 +118,11 @@ func (b *Bank) prepare() (uid int, err error) {
 			return 0, err
 		}
 	}
-	// The server changes to its directory by the whole path.
+	// The server changes to its directory by the full path.
 	return uid, os.Chmod(string(b.dir), 0o755)
 }
 
-// Connect gives each of so many callers a connection.
+// Connect opens a pool with at most one connection per caller.
 func (b *Bank) Connect(ctx context.Context, callers int) error {
 	config, err := pgxpool.ParseConfig(fmt.Sprintf("host='%s' user=%s database=postgres pool_max_conns=%d", b.socket(), owner, min(callers, maxCallers)))
 	if err != nil {
@@ -148,7 +148,7 @@ func (b *Bank) hangUp() {
 	b.pool = nil
 }
 
-// Fill makes wallets with a deposit each, and has the planner look at them.
+// Fill creates wallets with a deposit each, and updates the planner's statistics.
 func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error {
 	const wallet = `insert into wallet select unnest($1::text[]), 'bench', 1, $2::bigint, 0, $2::bigint, 0, 0, 1, now_ms(), now_ms()`
 	const top = `insert into journal select unnest($1::text[]), 1, gen_random_uuid(), 1, $2::bigint, $2::bigint, 'initial balance', '', null, now_ms(), 'bench'`
@@ -165,9 +165,9 @@ func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error 
 	return nil
 }
 
-// Pair reserves and commits all of it: two transactions, each one round trip of a prepared statement.
+// Pair reserves an amount and commits all of it: two transactions, each one round trip of a prepared statement.
 func (b *Bank) Pair(ctx context.Context, _ int, wallet string, amount int64) error {
-	// Ids in the order of time, as ours are: they fall on the same pages of the index.
+	// Ids in the order of time, as in Trivet: new ones fall on the same pages of the index.
 	var ids [4][16]byte
 	for i := range ids {
 		id, err := uuid.NewV7()
@@ -186,7 +186,7 @@ func (b *Bank) Pair(ctx context.Context, _ int, wallet string, amount int64) err
 	return nil
 }
 
-// Books recomputes everything from the journal and the reservations. A wallet that does not add up is an error.
+// Books recomputes the sums from the journal and the reservations. A wallet that does not add up is an error.
 func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	var bad int64
 	err = b.pool.QueryRow(ctx, sums).Scan(&sum.Wallets, &sum.Transactions, &sum.Reservations, &sum.Deposited, &sum.Consumed, &sum.Reserved, &sum.Balance, &bad)
@@ -196,7 +196,7 @@ func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	return sum, err
 }
 
-// PIDs of the server and of what it has started.
+// PIDs returns the pids of the server and of its children.
 func (b *Bank) PIDs() ([]int, error) {
 	pid := b.dir.Running(name)
 	if pid == 0 {
@@ -206,7 +206,7 @@ func (b *Bank) PIDs() ([]int, error) {
 	return append(children, pid), err
 }
 
-// Usage is what the server and its backends have used.
+// Usage returns what the server and its backends have used.
 func (b *Bank) Usage() (usage.Sample, error) {
 	pid := b.dir.Running(name)
 	if pid == 0 {
@@ -215,7 +215,7 @@ func (b *Bank) Usage() (usage.Sample, error) {
 	return usage.Tree(pid)
 }
 
-// Close ends the server: its fast shutdown, which hangs up on whoever is connected.
+// Close stops the server with its fast shutdown (SIGINT), which disconnects clients.
 func (b *Bank) Close() error {
 	b.hangUp()
 	if b.dir.Running(name) == 0 {

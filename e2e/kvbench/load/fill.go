@@ -10,32 +10,32 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ToolKey is the i-th key that `benchmark put` writes with keys of 8 bytes.
+// ToolKey returns the i-th key that `benchmark put` writes with keys of 8 bytes.
 //
-// The tool does not clear its buffer between keys, so that a short number may carry the end of a longer one before it:
-// a few percent of its keys are others than these.
+// The tool does not clear its buffer between keys, so that a short number may be followed by the end of a longer
+// earlier one: a few percent of its keys differ from these.
 func ToolKey(i int) string {
 	var k [8]byte
 	binary.PutVarint(k[:], int64(i))
 	return string(k[:])
 }
 
-// Key is a key of 12 bytes; keys sort as their numbers do.
+// Key returns a key of 12 bytes; keys sort in the order of their numbers.
 func Key(i int) string { return fmt.Sprintf("k%011d", i) }
 
-// Fill puts many keys, in transactions.
+// Fill puts many keys in transactions.
 type Fill struct {
-	Clients []*clientv3.Client // taken in turn
+	Clients []*clientv3.Client // used in rotation
 	Key     func(i int) string
-	// From is the first key's number, To the one after the last.
+	// From is the number of the first key, To the number after the last.
 	From, To int
-	// PerTxn is puts in one transaction, and Workers transactions at the same time.
+	// PerTxn is the number of puts per transaction, Workers the number of concurrent transactions.
 	PerTxn, Workers int
-	// ValueBytes of each value. They are random, all different: nothing is gained by compressing them.
+	// ValueBytes is the size of each value. Values are random and all different, so compression gains nothing.
 	ValueBytes int
 }
 
-// Run puts them all.
+// Run puts all keys.
 func (f Fill) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(f.Workers)
@@ -56,7 +56,7 @@ func (f Fill) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Value is random bytes.
+// Value returns n random bytes.
 func Value(random *rand.Rand, n int) string {
 	b := make([]byte, (n+7)/8*8)
 	for i := 0; i < len(b); i += 8 {

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// Answer is one request: when it was due, when it was answered, and whether well.
+// Answer is the result of one request: when it was due, when its response came, and its error.
 type Answer struct {
 	Due, Done time.Time
 	Err       error
 }
 
-// Took is from when the request was due.
+// Took returns the time from when the request was due until its response.
 func (a Answer) Took() time.Duration { return a.Done.Sub(a.Due) }
 
-// Answers of a run.
+// Answers holds the results of a run.
 type Answers []Answer
 
-// Latencies of the successes.
+// Latencies returns the times that successful requests took.
 func (all Answers) Latencies() (took []time.Duration) {
 	for _, a := range all {
 		if a.Err == nil {
@@ -31,7 +31,7 @@ func (all Answers) Latencies() (took []time.Duration) {
 	return took
 }
 
-// Failed counts what failed, and gives the first of it.
+// Failed returns the number of failed requests, and the first error.
 func (all Answers) Failed() (n int, first error) {
 	for _, a := range all {
 		if a.Err != nil {
@@ -44,7 +44,7 @@ func (all Answers) Failed() (n int, first error) {
 	return n, first
 }
 
-// Within are those that were due from one moment until before another.
+// Within returns the results of requests that were due at or after from and before until.
 func (all Answers) Within(from, until time.Time) (some Answers) {
 	for _, a := range all {
 		if !a.Due.Before(from) && a.Due.Before(until) {
@@ -54,7 +54,7 @@ func (all Answers) Within(from, until time.Time) (some Answers) {
 	return some
 }
 
-// LongestGap is the longest time between two moments in which no request was answered well.
+// LongestGap returns the longest time between from and until in which no request succeeded.
 func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	moments := []time.Time{from, until}
 	for _, a := range all {
@@ -70,8 +70,8 @@ func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	return longest
 }
 
-// Closed has callers ask n times in all, each again as soon as it has its answer. caller is 0 to callers-1. A failure is
-// an answer; the error is that of ctx.
+// Closed makes n requests in all from concurrent callers, numbered from 0, in a closed loop: each caller sends its next
+// request when it has its response. A failed request is a result; the returned error is that of ctx.
 func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, caller, i int) error) (Answers, error) {
 	all := make(Answers, n)
 	var next atomic.Int64
@@ -93,9 +93,9 @@ func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, c
 	return all, ctx.Err()
 }
 
-// For has callers ask for a time, once at least, each again as soon as it has its answer; what was asked by its end is
-// waited for, so ask gives its context a deadline. A failure is an answer; the error is that of ctx. Answers stand in no
-// order.
+// For makes requests from concurrent callers in a closed loop for a time, at least one per caller. It waits for
+// requests that are in flight at the end, so ask must give its context a deadline. A failed request is a result; the
+// returned error is that of ctx. The results are in no particular order.
 func For(ctx context.Context, callers int, length time.Duration, ask func(ctx context.Context, caller int) error) (Answers, error) {
 	each := make([]Answers, callers)
 	until := time.Now().Add(length)
@@ -112,10 +112,10 @@ func For(ctx context.Context, callers int, length time.Duration, ask func(ctx co
 	return slices.Concat(each...), ctx.Err()
 }
 
-// mostOpen bounds the requests of an open loop that wait for their answers.
+// mostOpen bounds the requests in flight of an open loop.
 const mostOpen = 10_000
 
-// Open asks at a fixed rate, whatever becomes of the answers, until it is stopped.
+// Open makes requests at a fixed rate, regardless of the responses, until it is stopped.
 type Open struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -123,7 +123,7 @@ type Open struct {
 	err    error
 }
 
-// StartOpen asks rate times a second. Each request must end by itself: ask gives its context a deadline.
+// StartOpen makes rate requests per second. ask must give its context a deadline, so that each request ends.
 func StartOpen(ctx context.Context, rate float64, ask func(ctx context.Context, i int) error) *Open {
 	stopping, cancel := context.WithCancel(ctx)
 	o := &Open{cancel: cancel, done: make(chan struct{})}
@@ -165,7 +165,7 @@ func (o *Open) run(ctx, stopping context.Context, rate float64, ask func(ctx con
 	}
 }
 
-// Stop asks no more, waits for the answers that are due, and gives all.
+// Stop sends no more requests, waits for those in flight, and returns all results.
 func (o *Open) Stop() (Answers, error) {
 	o.cancel()
 	<-o.done

@@ -1,5 +1,5 @@
-// Package load asks servers of etcd's API for work, and tells how long each answer took: by etcd's own program
-// `benchmark` where it has the case, by generators of its own where it has not. It does not know whose servers they are.
+// Package load sends requests to servers of etcd's API and measures the latency of each: with etcd's own program
+// `benchmark` where that has the case, otherwise with generators of its own. It is the same for both kinds of servers.
 package load
 
 import (
@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// Tool is etcd's program `benchmark`.
+// Tool runs etcd's program `benchmark`.
 type Tool struct {
 	Binary    string
-	Endpoints []string // host:port; connections go to them in turn
-	// Conns are connections, Clients callers that share them.
+	Endpoints []string // host:port; connections go to them in rotation
+	// Conns is the number of connections, Clients the number of callers that share them.
 	Conns, Clients int
 }
 
-// Run runs one of its commands and reads the summaries that it prints, of which there must be as many as wanted.
+// Run runs one command of the tool and parses the summaries that it prints; a number other than wanted is an error.
 func (t Tool) Run(ctx context.Context, wanted int, args ...string) ([]Summary, error) {
 	flags := []string{
 		"--precise", "--endpoints", strings.Join(t.Endpoints, ","), "--conns", strconv.Itoa(max(t.Conns, 1)), "--clients", strconv.Itoa(max(t.Clients, 1)),
@@ -42,7 +42,7 @@ func (t Tool) Run(ctx context.Context, wanted int, args ...string) ([]Summary, e
 	return got, nil
 }
 
-// last keeps the end of what is written to it: a progress bar is long.
+// last keeps the last 1024 bytes written to it: a progress bar is long.
 type last struct{ to *bytes.Buffer }
 
 func (l *last) Write(p []byte) (int, error) {
@@ -53,23 +53,23 @@ func (l *last) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Summary is one of the tool's reports.
+// Summary is one report of the tool.
 type Summary struct {
 	Took    time.Duration
-	Rate    float64 // successes a second
+	Rate    float64 // successes per second
 	Slowest time.Duration
-	// quantiles by percent; see Quantile.
+	// quantiles is keyed by percent; see Quantile.
 	quantiles map[float64]time.Duration
-	// Failed requests; they are not in the other figures.
+	// Failed is the number of failed requests, which the other figures exclude.
 	Failed int
 }
 
-// Count is how many requests succeeded.
+// Count returns the number of successful requests.
 func (s Summary) Count() int { return int(s.Rate*s.Took.Seconds() + 0.5) }
 
-// Quantile is a latency, percent being one of 10, 25, 50, 75, 90, 95, 99, 99.9. The tool prints none that is 0, which
-// its watch latencies are when an event came before its put was answered; and none that it has too few samples for:
-// then this is the slowest.
+// Quantile returns a latency; percent must be 10, 25, 50, 75, 90, 95, 99 or 99.9. The tool omits quantiles that are 0,
+// as its watch latencies are when an event came before the response of its put: Quantile then returns 0. It also omits
+// those that it has too few samples for: Quantile then returns the slowest.
 func (s Summary) Quantile(percent float64) time.Duration {
 	if q, ok := s.quantiles[percent]; ok {
 		return q
@@ -80,11 +80,11 @@ func (s Summary) Quantile(percent float64) time.Duration {
 	return 0
 }
 
-// Parse reads everything that the tool printed. Only failures is an error with the first of them.
+// Parse parses the whole output of the tool. It returns an error with the first failure if all requests failed.
 func Parse(text string) (all []Summary, err error) {
 	var now *Summary
 	failing, first := false, ""
-	orphans := 0 // failures of reports without any success, which have no summary
+	orphans := 0 // failures in reports without a success, which have no summary
 	for number, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
 		switch {
@@ -121,7 +121,7 @@ func Parse(text string) (all []Summary, err error) {
 	return all, nil
 }
 
-// parseFailed reads "[12]	the error".
+// parseFailed returns the count in "[12] the error".
 func parseFailed(line string) (int, error) {
 	count, _, ok := strings.Cut(strings.TrimPrefix(line, "["), "]")
 	if !ok {
@@ -130,7 +130,7 @@ func parseFailed(line string) (int, error) {
 	return strconv.Atoi(count)
 }
 
-// parse reads a line of a report; one that says nothing of use is passed over.
+// parse reads a line of a report; it ignores lines that hold no figure.
 func (s *Summary) parse(line string) error {
 	if percent, value, ok := strings.Cut(line, "% in "); ok {
 		p, err := strconv.ParseFloat(percent, 64)
@@ -156,7 +156,7 @@ func (s *Summary) parse(line string) error {
 	return err
 }
 
-// seconds reads "0.25 secs.".
+// seconds parses "0.25 secs.".
 func seconds(text string) (time.Duration, error) {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, " secs."), 64)
 	return time.Duration(v * float64(time.Second)), err

@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Watchers are watches that were begun, with somebody who takes their events.
+// Watchers is a set of watches, with goroutines that read their events.
 type Watchers struct {
 	cancel  context.CancelFunc
 	streams []clientv3.Watcher
@@ -22,8 +22,8 @@ type Watchers struct {
 	first  error           // guarded by mu
 }
 
-// StartWatchers begins perStream watches on each of many streams, the i-th of all on key(i), and returns when the server
-// has said of each that it began. An event whose value begins as Stamp makes it is a delay.
+// StartWatchers begins perStream watches on each of several streams, the i-th of all on key(i), and returns when the
+// server has confirmed that each was created. An event whose value was made by Stamp yields a delay.
 func StartWatchers(ctx context.Context, clients []*clientv3.Client, streams, perStream int, key func(i int) string) (*Watchers, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	w := &Watchers{cancel: cancel}
@@ -68,7 +68,7 @@ func (w *Watchers) read(events clientv3.WatchChan, begun chan<- error) {
 	}
 }
 
-// Await waits until there were n events, and gives each one's delay from its Stamp.
+// Await waits until n events have arrived, and returns the delay of each from its Stamp.
 func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	for {
 		w.mu.Lock()
@@ -88,7 +88,7 @@ func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	}
 }
 
-// Close ends the watches.
+// Close ends the watches and waits for the readers.
 func (w *Watchers) Close() error {
 	w.cancel()
 	var errs []error
@@ -101,7 +101,7 @@ func (w *Watchers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Stamp is a value that says when it was sent, filled up to n bytes.
+// Stamp returns a value that begins with the time when it was sent, padded to n bytes.
 func Stamp(sent time.Time, n int) string {
 	text := strconv.FormatInt(sent.UnixNano(), 10) + " "
 	for len(text) < n {

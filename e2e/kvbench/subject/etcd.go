@@ -18,13 +18,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Ports of etcd: its own for clients, and for peers one that no member of ours has.
+// Ports of etcd: its usual one for clients, and one for peers that no member of ours uses.
 const (
 	etcdClients = 2379
 	etcdPeers   = 2390
 )
 
-// Etcd is a trio of etcd beneath dir, of the program bin/etcd, with its defaults but for the quota and for mutual TLS
+// Etcd returns three servers of the program bin/etcd beneath dir, with default settings except the quota and mutual TLS
 // between members.
 func Etcd(dir, bin string) (*Trio, error) {
 	bin, err := filepath.Abs(bin)

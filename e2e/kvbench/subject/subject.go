@@ -1,7 +1,8 @@
-// Package subject runs what is measured: three servers of ours or of etcd, on 127.0.0.1 to .3, with the same durability
-// and both with mutual TLS between members. To a client they differ by the port only.
+// Package subject runs the servers to be measured: three of ours or of etcd, on 127.0.0.1 to .3, with the same
+// durability and both with mutual TLS between members. For a client they differ only in the port.
 //
-// It must not know what is measured. Both kinds write beneath one directory, which whoever asked for them removes.
+// The package does not depend on what is measured. All files of the servers are beneath one directory, which the caller
+// removes.
 package subject
 
 import (
@@ -21,16 +22,16 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Members of every trio.
+// Members is the number of servers in every Trio.
 const Members = 3
 
-// quota of the key space, in bytes, for both: above everything that is loaded here.
+// quota is the quota of the key space in bytes, for both kinds: more than any measurement loads.
 const quota = 16 << 30
 
-// stopWithin is how long a server may take to stop when asked.
+// stopWithin is how long a server may take to stop after SIGTERM.
 const stopWithin = time.Minute
 
-// Trio is three servers of one kind.
+// Trio is a cluster of three servers of one kind.
 type Trio struct {
 	dir  lab.Dir
 	port int
@@ -38,21 +39,21 @@ type Trio struct {
 	run  func(id int) error
 }
 
-// Dir is where everything of it lies.
+// Dir returns the directory of all files of the cluster.
 func (t *Trio) Dir() string { return string(t.dir) }
 
-// DataDir is where a member keeps everything.
+// DataDir returns the directory of a member's data.
 func (t *Trio) DataDir(id int) string { return t.dir.Path(t.name(id)) }
 
-// LogFile is where a member's output goes.
+// LogFile returns the path of a member's output.
 func (t *Trio) LogFile(id int) string { return t.dir.LogFile(t.name(id)) }
 
 func host(id int) string { return fmt.Sprintf("127.0.0.%d", id) }
 
-// Endpoint is where a member serves clients, without TLS.
+// Endpoint returns the address of a member for clients, without TLS.
 func (t *Trio) Endpoint(id int) string { return fmt.Sprintf("%s:%d", host(id), t.port) }
 
-// Endpoints are those of all members, in turn from the first that is named.
+// Endpoints returns the addresses of all members, in rotation from member first.
 func (t *Trio) Endpoints(first int) (all []string) {
 	for i := range Members {
 		all = append(all, t.Endpoint((first-1+i)%Members+1))
@@ -60,7 +61,7 @@ func (t *Trio) Endpoints(first int) (all []string) {
 	return all
 }
 
-// PIDs of the members; one that has stopped is an error with the end of its output.
+// PIDs returns the pids of the members; if a member has stopped, it returns an error with the end of its output.
 func (t *Trio) PIDs() (pids []int, err error) {
 	for id := 1; id <= Members; id++ {
 		pid := t.dir.Running(t.name(id))
@@ -72,7 +73,7 @@ func (t *Trio) PIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// tail is the end of a member's output.
+// tail returns the last 2 KiB of a member's output.
 func (t *Trio) tail(id int) string {
 	f, err := os.Open(t.LogFile(id))
 	if err != nil {
@@ -100,7 +101,7 @@ func (t *Trio) Start() error {
 	return nil
 }
 
-// Await waits until every member answers a linearizable read.
+// Await waits until every member serves a linearizable read.
 func (t *Trio) Await(ctx context.Context) error {
 	for id := 1; id <= Members; id++ {
 		c, err := Dial(t.Endpoint(id))
@@ -134,7 +135,7 @@ func (t *Trio) await(ctx context.Context, id int, c *clientv3.Client) error {
 	}
 }
 
-// Leader is the member that leads, as it says itself.
+// Leader returns the member that reports itself as leader.
 func (t *Trio) Leader(ctx context.Context) (int, error) {
 	var last error
 	for id := 1; id <= Members; id++ {
@@ -156,7 +157,7 @@ func (t *Trio) Leader(ctx context.Context) (int, error) {
 	return 0, errors.Join(errors.New("no member says that it leads"), last)
 }
 
-// Stop ends all members politely, all at the same time, so that none waits for another.
+// Stop stops all members with SIGTERM, concurrently, so that none waits for another.
 func (t *Trio) Stop() error {
 	ended := make(chan error, Members)
 	for id := 1; id <= Members; id++ {
@@ -176,7 +177,7 @@ func (t *Trio) stop(id int) error {
 	return t.dir.Stop(t.name(id), stopWithin)
 }
 
-// Kill ends all members that run, at once: for data that nobody needs any more.
+// Kill sends SIGKILL to all running members: for data that is not needed any more.
 func (t *Trio) Kill() error {
 	var errs []error
 	for id := 1; id <= Members; id++ {
@@ -187,7 +188,7 @@ func (t *Trio) Kill() error {
 	return errors.Join(errs...)
 }
 
-// Dial makes a client that tries again at once when a connection fails, so that what is waited for is the server.
+// Dial returns a client that reconnects at once, so that a wait measures the server and not the client's backoff.
 func Dial(endpoints ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints,

@@ -7,14 +7,14 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Trivet is a trio of ours beneath dir, with programs of bin. extra are further flags of each member.
+// Trivet returns three members of ours beneath dir, with the programs in bin. extra holds further flags of each member.
 func Trivet(dir, bin string, extra ...string) (*Trio, error) {
 	trio := lab.NewTrio(lab.Dir(dir), lab.In(bin))
 	trio.Extra = append([]string{"--kv-quota", strconv.Itoa(quota)}, extra...)
 	if err := trio.Prepare(); err != nil {
 		return nil, err
 	}
-	// The members run as nobody in particular, and must reach their directory from here.
+	// The members run under an unprivileged uid, which must be able to reach its directory from here.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,8 @@
-// Package verdict puts what was measured of us and of a peer, round by round, beside each other: medians, spread, ratio,
-// and whether the target is met. It knows no clock and no subject.
+// Package verdict compares the figures of our store and of a peer, round by round: medians, spread, ratio, and whether
+// the target is met. It does not depend on how or on what was measured.
 //
-// A target has two numbers: what must be reached, and what is aimed at. One that is missed is said, never an error.
+// A target has two bounds: one that must be reached and one that is aimed at. A missed target is reported, not an
+// error.
 package verdict
 
 import (
@@ -12,22 +13,22 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 )
 
-// Target is what a figure is held against. The zero value is no target.
+// Target holds the bounds for a figure. The zero value means that there is no target.
 type Target struct {
 	Must, Aim float64
-	// Least says that more is better.
+	// Least makes the bounds lower bounds: more is better.
 	Least bool
-	// Absolute compares our median itself, in the row's unit, not its ratio to the peer's.
+	// Absolute applies the bounds to our median, in the row's unit, instead of its ratio to the peer's.
 	Absolute bool
 }
 
-// AtLeast is a ratio that must not be lower.
+// AtLeast returns lower bounds on the ratio.
 func AtLeast(must, aim float64) Target { return Target{Must: must, Aim: aim, Least: true} }
 
-// AtMost is a ratio that must not be higher.
+// AtMost returns upper bounds on the ratio.
 func AtMost(must, aim float64) Target { return Target{Must: must, Aim: aim} }
 
-// Within is a bound on our own figure.
+// Within returns upper bounds on our own median.
 func Within(must, aim float64) Target { return Target{Must: must, Aim: aim, Absolute: true} }
 
 func (t Target) reached(value, bound float64) bool {
@@ -51,19 +52,19 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s %g / %g", sign, t.Must, t.Aim)
 }
 
-// Row is one figure of both.
+// Row holds one figure of both systems.
 type Row struct {
 	What string
 	// Unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or empty for a count.
 	Unit string
-	// Ours and Peer have one figure a round. Where the two alternate, equal places are of the same round.
+	// Ours and Peer hold one figure per round. If the systems alternate, equal indexes belong to the same round.
 	Ours, Peer []float64
 	Target     Target
-	// Note is what the reader must know beside the spread, which is written anyway.
+	// Note is printed in the last column, after the spread.
 	Note string
 }
 
-// Ratio is our median over the peer's; false when one has none, or etcd's is 0.
+// Ratio returns our median divided by the peer's. It reports false if either is missing or the peer's is 0.
 func (r Row) Ratio() (float64, bool) {
 	if len(r.Ours) == 0 || len(r.Peer) == 0 || figure.Median(r.Peer) == 0 {
 		return 0, false
@@ -71,7 +72,7 @@ func (r Row) Ratio() (float64, bool) {
 	return figure.Median(r.Ours) / figure.Median(r.Peer), true
 }
 
-// Verdict is "aim met", "met", "**missed**", "not measured", or nothing for a row without target.
+// Verdict returns "aim met", "met", "**missed**", "not measured", or "" for a row without target.
 func (r Row) Verdict() string {
 	if r.Target == (Target{}) {
 		return ""
@@ -129,7 +130,7 @@ func spread(whose string, series []float64) string {
 	return fmt.Sprintf("%s %s to %s", whose, Number(slices.Min(series)), Number(slices.Max(series)))
 }
 
-// pairs is the spread of the ratios of single rounds: how far the machine's moods reach.
+// pairs returns the spread of the per-round ratios, which shows how much conditions varied between rounds.
 func (r Row) pairs() string {
 	if len(r.Ours) != len(r.Peer) || len(r.Ours) == 0 || slices.Min(r.Peer) == 0 {
 		return ""
@@ -141,7 +142,7 @@ func (r Row) pairs() string {
 	return fmt.Sprintf("ratio %.2f to %.2f", slices.Min(ratios), slices.Max(ratios))
 }
 
-// Number writes a figure with three digits that say something, and never fewer than it has before the point.
+// Number formats v with three significant digits, or with all digits before the decimal point if there are more.
 func Number(v float64) string {
 	switch {
 	case v >= 100 || v <= -100 || v == 0:
@@ -152,7 +153,7 @@ func Number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// Markdown is a table of the rows, with the peer under its name.
+// Markdown returns a table of the rows, with the peer's name as the heading of its column.
 func Markdown(peer string, rows []Row) string {
 	heads := []string{"what", "ours", peer, "ratio", "must / aim", "", "note"}
 	var b strings.Builder
@@ -165,7 +166,7 @@ func Markdown(peer string, rows []Row) string {
 	return b.String()
 }
 
-// Summary counts verdicts: a line for whoever reads nothing else.
+// Summary returns one line that counts the verdicts and names the missed targets.
 func Summary(rows []Row) string {
 	count := map[string]int{}
 	var missed []string

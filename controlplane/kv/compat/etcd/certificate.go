@@ -17,7 +17,7 @@ import (
 func (p plan) autoCert() string { return filepath.Join(p.dataDir, "auto.crt") }
 func (p plan) autoKey() string  { return filepath.Join(p.dataDir, "auto.key") }
 
-// certificate is the files of the certificate that clients are shown.
+// certificate returns the paths of the certificate for clients and of its key.
 func (p plan) certificate() (cert, key string) {
 	if file := p.values["cert-file"]; file != "" {
 		return file, p.values["key-file"]
@@ -25,7 +25,7 @@ func (p plan) certificate() (cert, key string) {
 	return p.autoCert(), p.autoKey()
 }
 
-// makeCertificate signs a certificate by its own key, for --auto-tls, as etcd does.
+// makeCertificate writes a self-signed certificate for --auto-tls, as etcd does.
 func (p plan) makeCertificate() error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// companion is what stays beside a member.
+// companion is the helper process that runs beside a member.
 type companion struct {
-	Parent    int      // the member's process
-	Ports     []string // where its clients come in
+	Parent    int      // pid of the member's process
+	Ports     []string // addresses that the member serves clients on
 	Scheme    string   // http or https
 	Cert, Key string   // files, for https
 	Forwards  []forward
 }
 
-// look is how often the companion looks whether the member is ready, and whether it still is there.
+// look is the interval at which the companion checks whether the member is ready and still runs.
 const look = 20 * time.Millisecond
 
-// run ends when the member ends, or, with nothing to hand over, when it is ready.
+// run returns when the member ends or, if there is nothing to forward, when the member is ready.
 func (c companion) run() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
@@ -33,7 +33,7 @@ func (c companion) run() error {
 	defer cancel()
 	for _, f := range c.Forwards {
 		if f.Network == "unix" {
-			os.Remove(f.From) // of an earlier life
+			os.Remove(f.From) // left from an earlier run
 		}
 		listener, err := net.Listen(f.Network, f.From)
 		if err != nil {
@@ -55,8 +55,8 @@ func (c companion) run() error {
 	return nil
 }
 
-// isReady reports whether clients can come in and a read that asks the other members is answered. It asks by HTTP/1, so
-// that what a suite reads of the traffic of HTTP/2 in the member's log is the suite's.
+// isReady reports whether every client port serves /health, which includes a linearizable read. It uses HTTP/1.1,
+// because suites inspect the HTTP/2 traffic in the member's log and must find only their own.
 func (c companion) isReady(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -77,7 +77,7 @@ func (c companion) isReady(ctx context.Context) bool {
 	return true
 }
 
-// client shows the member's own certificate where one is asked for, and does not mind whose it sees.
+// client returns an HTTP client that presents the member's certificate on request and accepts any server certificate.
 func (c companion) client() *http.Client {
 	config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
 	if pair, err := tls.LoadX509KeyPair(c.Cert, c.Key); err == nil {
@@ -86,7 +86,7 @@ func (c companion) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
 }
 
-// say writes a line as etcd logs.
+// say writes a line in etcd's log format to standard error.
 func (c companion) say(message string) {
 	line, err := json.Marshal(map[string]string{
 		"level": "info", "ts": time.Now().UTC().Format("2006-01-02T15:04:05.000000Z0700"), "caller": "etcd/companion.go", "msg": message,
@@ -96,7 +96,7 @@ func (c companion) say(message string) {
 	}
 }
 
-// hand hands connections over until ctx ends.
+// hand forwards connections until ctx ends.
 func hand(ctx context.Context, listener net.Listener, to string) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// config is the part of the control plane's configuration that etcd's flags say something about.
+// config holds the settings of the control plane that depend on etcd's flags.
 type config struct {
 	NodeID     uint64            `yaml:"node_id"`
 	Listen     string            `yaml:"listen"`
@@ -38,11 +38,11 @@ type kvConfig struct {
 	StrictReconfig  *bool    `yaml:"strict_reconfig,omitempty"`
 }
 
-// tick is the time between heartbeats unless --heartbeat-interval says another. It makes an election take half a second to
-// a second, as quick as a busy test machine allows; etcd's own default is a second to two.
+// tick is the time between heartbeats unless --heartbeat-interval sets another. With it an election takes half a second
+// to a second, as fast as a busy test machine allows; with etcd's default it takes one to two seconds.
 const tick = "50ms"
 
-// id is the node id of a member that was there from the beginning: its place in --initial-cluster.
+// id returns the node id of an initial member: its position in --initial-cluster, from 1.
 func (o *options) id() uint64 {
 	for i, s := range o.cluster {
 		if s.name == o.name {
@@ -52,7 +52,7 @@ func (o *options) id() uint64 {
 	return 0
 }
 
-// config writes the control plane's configuration. A member that joins gets its id from the cluster.
+// config returns the control plane's configuration. A member that joins got its id from the cluster.
 func (p plan) config(id uint64) ([]byte, error) {
 	c := config{NodeID: id, Listen: p.address, DataDir: p.dataDir, ClusterKey: p.keyFile(), Tick: tick}
 	if text := p.values["heartbeat-interval"]; text != "" {
@@ -71,7 +71,8 @@ func (p plan) config(id uint64) ([]byte, error) {
 	if p.values["strict-reconfig-check"] == "false" {
 		c.KV.StrictReconfig = new(false)
 	}
-	// Suites add members and users without a credential, as a local process may with etcd. Not with ours by default.
+	// On loopback, suites add members and users without a credential, as any local process may with etcd. Trivet allows
+	// that only with etcd_trust_loopback.
 	c.KV.EtcdListen = p.ports()
 	c.KV.TrustLoopback = !slices.ContainsFunc(c.KV.EtcdListen, func(address string) bool {
 		host, _, err := net.SplitHostPort(address)
@@ -102,8 +103,8 @@ func (p plan) config(id uint64) ([]byte, error) {
 	return yaml.Marshal(c)
 }
 
-// tokenTTL is --auth-token-ttl, in seconds, or the ttl among the options of --auth-token. Tokens of ours are of one kind:
-// of what --auth-token says nothing else is heeded.
+// tokenTTL returns --auth-token-ttl, which is in seconds, or else the ttl option of --auth-token. Other options of
+// --auth-token are ignored: Trivet has only one kind of token.
 func (p plan) tokenTTL() string {
 	if text := p.values["auth-token-ttl"]; text != "" {
 		return text + "s"
@@ -116,7 +117,7 @@ func (p plan) tokenTTL() string {
 	return ""
 }
 
-// retention reads --auto-compaction-retention: a duration, or a number of hours.
+// retention converts --auto-compaction-retention, a duration or a number of hours, to a duration; 0 becomes "".
 func retention(text string) string {
 	if _, err := strconv.Atoi(text); err == nil && text != "0" {
 		return text + "h"
@@ -127,7 +128,7 @@ func retention(text string) string {
 	return text
 }
 
-// secure reports whether clients come by TLS. Ours does all of a member's client ports in one way.
+// secure reports whether clients use TLS. Trivet uses it on all client ports of a member or on none.
 func (o *options) secure() bool {
 	for _, u := range o.listenClient {
 		if u.Scheme == "https" || u.Scheme == "unixs" {
@@ -137,7 +138,8 @@ func (o *options) secure() bool {
 	return false
 }
 
-// listenFor is where the member listens for what a client URL promises. Ours has no UNIX sockets: the companion has.
+// listenFor returns the member's listen address for a client URL. For a UNIX socket, which Trivet does not support, it
+// is a TCP address that the companion forwards to.
 func (p plan) listenFor(u *url.URL) string {
 	if socket(u) == "" {
 		return u.Host
@@ -145,7 +147,7 @@ func (p plan) listenFor(u *url.URL) string {
 	return net.JoinHostPort(p.address, clientPort)
 }
 
-// socket is the path of a UNIX socket, as etcd reads it; empty for other URLs.
+// socket returns the path of a UNIX socket as etcd parses it, or "" for other URLs.
 func socket(u *url.URL) string {
 	if u.Scheme != "unix" && u.Scheme != "unixs" {
 		return ""
@@ -153,7 +155,7 @@ func socket(u *url.URL) string {
 	return u.Host + u.Path
 }
 
-// seeds are where the others' gRPC is, for a member that joins.
+// seeds returns the gRPC addresses of the other members, for a member that joins.
 func (p plan) seeds() ([]string, error) {
 	var out []string
 	for _, s := range p.cluster {
@@ -169,7 +171,7 @@ func (p plan) seeds() ([]string, error) {
 	return out, nil
 }
 
-// hosts are the seeds without their port.
+// hosts returns the seeds without their ports, separated by commas.
 func hosts(seeds []string) string {
 	var out []string
 	for _, s := range seeds {

@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// options are etcd's flags as far as they mean something to a member of ours.
+// options holds the flags of etcd that have a meaning for a member of Trivet.
 type options struct {
 	name         string
 	dataDir      string
 	listenClient []*url.URL
 	listenPeer   *url.URL
-	peer         *url.URL // that others dial: the first of --initial-advertise-peer-urls
-	cluster      []seat   // of --initial-cluster, in its order
+	peer         *url.URL // the one that others dial: the first of --initial-advertise-peer-urls
+	cluster      []seat   // --initial-cluster, in its order
 	existing     bool     // --initial-cluster-state
 	token        string
-	values       map[string]string // the flags of passed that were given, by name
-	ignored      []string          // flags that mean nothing here
+	values       map[string]string // given flags among passed, by name
+	ignored      []string          // names of flags without a meaning here
 }
 
-// seat is a member of --initial-cluster.
+// seat is a member in --initial-cluster.
 type seat struct {
 	name string
 	peer *url.URL
 }
 
-// passed are the flags whose values the configuration takes over as they are; a bool may stand without a value.
-var passed = map[string]bool{ // name: is a bool
+// passed lists the flags whose values are used in the configuration as they are. A bool may be given without a value.
+var passed = map[string]bool{ // value: whether the flag is a bool
 	"quota-backend-bytes": false, "auth-token": false, "bcrypt-cost": false, "auth-token-ttl": false,
 	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
 	"auto-compaction-mode": false, "auto-compaction-retention": false, "watch-progress-notify-interval": false,
@@ -37,7 +37,7 @@ var passed = map[string]bool{ // name: is a bool
 	"strict-reconfig-check": true,
 }
 
-// bools are the flags of etcd that may stand without a value and are ignored.
+// bools lists the ignored flags of etcd that may be given without a value.
 var bools = map[string]bool{
 	"force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
 	"initial-election-tick-advance": true, "socket-reuse-port": true, "socket-reuse-address": true,
@@ -45,7 +45,7 @@ var bools = map[string]bool{
 	"peer-skip-client-san-verification": true, "unsafe-no-fsync": true,
 }
 
-// parse reads etcd's command line. Flags that are not known are noted, not refused.
+// parse parses etcd's command line. Unknown flags are recorded in ignored and are no error.
 func parse(args []string) (options, error) {
 	o := options{name: "default", token: "etcd-cluster", values: map[string]string{}}
 	text := map[string]string{}
@@ -72,7 +72,7 @@ func parse(args []string) (options, error) {
 	return o, o.fill(text)
 }
 
-// fill understands the flags that are not just passed on.
+// fill parses the flags that are not in passed.
 func (o *options) fill(text map[string]string) error {
 	var advertisePeer []*url.URL
 	var listenPeer []*url.URL
@@ -105,7 +105,7 @@ func (o *options) fill(text map[string]string) error {
 	return o.settle(listenPeer, advertisePeer)
 }
 
-// settle puts in etcd's defaults and finds this member among the others.
+// settle sets etcd's defaults and checks that --initial-cluster lists this member.
 func (o *options) settle(listenPeer, advertisePeer []*url.URL) error {
 	if o.dataDir == "" {
 		o.dataDir = o.name + ".etcd"
@@ -162,9 +162,9 @@ func parseSeats(text string) ([]seat, error) {
 	return out, nil
 }
 
-// home is the loopback address on which a member with this peer URL keeps all its ports. Members of ours differ by
-// address and share their ports, etcd's on one host differ by port: 127.93.0.0/16 is a host for each port. A URL that
-// names an address of its own keeps it.
+// home returns the loopback address that all ports of a member with this peer URL listen on. On one host, members of
+// Trivet differ by address and use the same ports, while those of etcd differ by port: each port is mapped to an
+// address in 127.93.0.0/16. A peer URL with another IPv4 address keeps that address.
 func home(peer *url.URL) (string, error) {
 	port, err := strconv.ParseUint(peer.Port(), 10, 16)
 	if err != nil {

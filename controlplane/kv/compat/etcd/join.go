@@ -15,11 +15,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// joinTime is how long the cluster may take to say which id was given to a member that was added.
+// joinTime bounds the wait until the cluster reports the id of a member that was added.
 const joinTime = 20 * time.Second
 
-// joinID is the node id that the cluster gave to the member with this peer URL. It is kept in the data directory: a
-// member that starts again may find the cluster unable to answer.
+// joinID returns the node id that the cluster gave to the member with this peer URL. The id is stored in the data
+// directory, since the cluster may be unavailable when the member starts again.
 func (p plan) joinID() (uint64, error) {
 	file := filepath.Join(p.dataDir, "etcd-flags-id")
 	if text, err := os.ReadFile(file); err == nil {

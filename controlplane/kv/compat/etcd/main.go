@@ -1,15 +1,16 @@
-// Command etcd answers to etcd's flags and runs trivet-controlplane with the configuration that fits, so that tools and
-// suites that start etcd can be pointed at us.
+// Command etcd accepts etcd's flags and runs trivet-controlplane with an equivalent configuration, so that tools and
+// test suites that start etcd can use Trivet instead.
 //
-// It becomes the control plane (exec), so that its process is the one that signals, kills and exit codes mean. Beside
-// it stays one small process, the companion: it says "ready to serve client requests" on standard error once the member
-// is ready, and hands connections over from addresses of etcd's flags to the member's where they differ: UNIX sockets, and
-// the peer address of a member that joins later. It ends when the member does.
+// It replaces itself with the control plane (exec), so that signals, kills and exit codes concern the control plane's
+// process. A second small process, the companion, prints "ready to serve client requests" on standard error once the
+// member is ready, and forwards connections where an address in etcd's flags differs from the member's: for UNIX
+// sockets, and for the peer address of a member that joins later. The companion ends when the member does.
 //
-// The members of one host differ by port in etcd and by address in ours: see home. The cluster key is derived from
-// --initial-cluster-token, which makes it no secret: this is for tests.
+// Several members on one host differ by port in etcd and by address in Trivet: see home. The cluster key is derived
+// from
+// --initial-cluster-token and therefore not secret: this is for tests only.
 //
-// The control plane is $TRIVET_CONTROLPLANE, or trivet-controlplane beside this program.
+// The control plane is $TRIVET_CONTROLPLANE, or trivet-controlplane in the directory of this program.
 package main
 
 import (
@@ -24,10 +25,10 @@ import (
 	"syscall"
 )
 
-// version is of the API that is answered to; suites ask before they choose flags.
+// version is the etcd version that --version reports; test suites read it before they choose flags.
 const version = "3.7.3"
 
-// companionFlag, as the first argument, makes this program the companion that the second describes.
+// companionFlag, as the first argument, makes this program the companion that the JSON in the second describes.
 const companionFlag = "--companion"
 
 func main() {
@@ -76,7 +77,7 @@ func run(args []string) error {
 	return fmt.Errorf("run %s: %w", binary, syscall.Exec(binary, argv, os.Environ()))
 }
 
-// controlPlane finds the program.
+// controlPlane returns the path of trivet-controlplane.
 func controlPlane() (string, error) {
 	if path := os.Getenv("TRIVET_CONTROLPLANE"); path != "" {
 		return filepath.Abs(path)
@@ -92,7 +93,7 @@ func controlPlane() (string, error) {
 	return path, nil
 }
 
-// accompany starts the companion of this process. It is never waited for: it outlives this program's code.
+// accompany starts the companion of this process, and does not wait for it: it runs on after this process calls exec.
 func accompany(p plan) error {
 	self, err := os.Executable()
 	if err != nil {

@@ -9,21 +9,21 @@ import (
 	"path/filepath"
 )
 
-// The ports of every member, on its own address.
+// The ports of every member, each on its own address.
 const (
 	peersPort  = "2380"
 	grpcPort   = "50051"
-	clientPort = "2379" // where the UNIX sockets of the flags lead to
+	clientPort = "2379" // for the UNIX sockets in the flags
 )
 
-// plan is how a member of ours is run for etcd's flags.
+// plan describes how a member of Trivet is run for etcd's flags.
 type plan struct {
 	options
-	address  string // of the member
+	address  string // of the member; see home
 	forwards []forward
 }
 
-// forward is an address of the flags that leads to one of the member's.
+// forward is an address from the flags that is forwarded to an address of the member.
 type forward struct{ Network, From, To string }
 
 func newPlan(o options) (plan, error) {
@@ -32,7 +32,7 @@ func newPlan(o options) (plan, error) {
 		return plan{}, err
 	}
 	p := plan{options: o, address: address}
-	// The others were told of a member that joins by the peer address of the flags.
+	// The other members dial a member that joins at the peer address of the flags.
 	if to := net.JoinHostPort(address, peersPort); o.existing && o.listenPeer.Host != to {
 		p.forwards = append(p.forwards, forward{"tcp", o.listenPeer.Host, to})
 	}
@@ -44,7 +44,7 @@ func newPlan(o options) (plan, error) {
 	return p, nil
 }
 
-// ports are where the member listens for clients of etcd.
+// ports returns the addresses on which the member listens for etcd clients.
 func (p plan) ports() []string {
 	var out []string
 	for _, u := range p.listenClient {
@@ -55,7 +55,7 @@ func (p plan) ports() []string {
 
 func (p plan) keyFile() string { return filepath.Join(p.dataDir, "cluster.key") }
 
-// key is the cluster key that all who have the same token share.
+// key derives the cluster key from the token, so that all members with the same token have the same key.
 func key(token string) string {
 	sum := sha256.Sum256([]byte("trivet for the etcd cluster " + token))
 	return base64.StdEncoding.EncodeToString(sum[:]) + "\n"
@@ -63,7 +63,7 @@ func key(token string) string {
 
 func (p plan) configFile() string { return filepath.Join(p.dataDir, "trivet.yaml") }
 
-// prepare makes the data directory, the cluster key and the configuration, and returns the arguments of the control plane.
+// prepare creates the data directory, the cluster key and the configuration, and returns the control plane's arguments.
 func (p plan) prepare() ([]string, error) {
 	if err := os.MkdirAll(p.dataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)

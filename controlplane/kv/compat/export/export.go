@@ -1,11 +1,11 @@
-// Package export reads the log of stopped members of ours as the requests of etcd's robustness model, as that suite reads
-// etcd's own write-ahead log. It is what the suite's checks of watches and of old reads compare with, and it tells which
-// of the writes that were never answered took effect.
+// Package export reads the log of stopped Trivet members as the requests of etcd's robustness model, as that suite
+// reads etcd's own write-ahead log. The suite compares watches and reads of old revisions with these requests, and
+// learns from them which of the writes without a response took effect.
 //
-// A member's log is opened in memory, on a copy of its files, and replayed from its first entry by the consensus package
-// itself into an engine of the mvcc package, so that this package knows neither's files. Only what the log's commit
-// index covers is replayed, and that may be behind by the last batch: whoever wants the last write writes some more after it.
-// A log that was cut, as a long life or a snapshot does it, cannot be read.
+// A member's log is opened on an in-memory copy of its files. The consensus package replays it from its first entry
+// into an mvcc engine, so that this package need not know the file formats. Only entries up to the stored commit index
+// are replayed, which may lag by the last batch: a caller that needs the last write must make some more writes after
+// it. A truncated log, as after a long life or a snapshot, cannot be read.
 package export
 
 import (
@@ -32,7 +32,7 @@ type Member struct {
 	DataDir string
 }
 
-// Requests reads the log of the member that has most of it. Those that cannot be read are passed over as long as one can.
+// Requests reads the longest of the members' logs. Logs that cannot be read are skipped unless none can be read.
 func Requests(members []Member) ([]model.EtcdRequest, error) {
 	var best []model.EtcdRequest
 	var errs []error
@@ -83,7 +83,7 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 	return machine.requests, nil
 }
 
-// machine replays entries and notes what they ask for.
+// machine applies the entries to an engine and records their requests.
 type machine struct {
 	engine   *mvcc.Engine
 	requests []model.EtcdRequest
@@ -108,8 +108,8 @@ func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
 	return make([]any, len(entries)), nil
 }
 
-// note adds a request that the model knows. What was refused because others had gone before is proposed anew, and what
-// is refused for itself changes nothing, but the model would not know of the first.
+// note records a request that the model knows. It skips commands without effect: a command with a conflict is proposed
+// again, and a refused one changes nothing. The model could not tell that a conflicting command had no effect.
 func (m *machine) note(e consensus.Entry, r command.Result) error {
 	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil
@@ -135,7 +135,7 @@ func (m *machine) Applied() (index, term uint64) {
 	return p.Index, p.Term
 }
 
-// Flush says that nothing is kept, so that nothing is cut.
+// Flush returns 0, which means that nothing is stored, so that the log is not truncated.
 func (m *machine) Flush() (uint64, error) { return 0, nil }
 
 func (m *machine) Checkpoint(string) (uint64, uint64, error) {
@@ -144,7 +144,7 @@ func (m *machine) Checkpoint(string) (uint64, uint64, error) {
 
 func (m *machine) Restore(string) error { return errors.New("the log begins with a snapshot") }
 
-// nowhere is a transport to nobody.
+// nowhere is a transport that discards all messages.
 type nowhere struct{}
 
 func (nowhere) Send(message.Envelope)                 {}

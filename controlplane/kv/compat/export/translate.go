@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// translate says in the model's words what a program asks for; nil when the model has no word for it, as for records,
-// which no read and no watch sees.
+// translate converts the steps of a command to a request of the model. It returns nil for steps that the model does not
+// have, such as records, which no read and no watch can see.
 func translate(steps []command.Step) (*model.EtcdRequest, error) {
 	if len(steps) == 1 {
 		switch s := steps[0]; s.Kind {

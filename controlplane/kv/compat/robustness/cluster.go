@@ -17,18 +17,18 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 )
 
-// cluster is a set of members that run, or should.
+// cluster is a set of members and their hosts.
 type cluster struct {
 	server Server
 	dir    string
 	hosts  map[int]*host
-	first  []int // the members that were there from the beginning
+	first  []int // the initial members
 	joined map[int]bool
 	token  string
-	client *clientv3.Client // of the faults; what it sees is not recorded
+	client *clientv3.Client // used by the faults; what it sees is not recorded
 }
 
-// newCluster starts three members in hosts of their own beneath dir and waits until each serves.
+// newCluster starts three members, each in its own host beneath dir, and waits until each serves.
 func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
 	c := &cluster{server: server, dir: dir, hosts: map[int]*host{}, first: []int{1, 2, 3}, joined: map[int]bool{}}
 	if err := server.prepare(dir); err != nil {
@@ -55,7 +55,7 @@ func newCluster(ctx context.Context, server Server, dir string) (*cluster, error
 	return c, nil
 }
 
-// dial connects to members as an impatient administrator.
+// dial connects to members as the administrator, with short keepalive timeouts.
 func (c *cluster) dial(endpoints ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 100 * time.Millisecond,
@@ -63,7 +63,7 @@ func (c *cluster) dial(endpoints ...string) (*clientv3.Client, error) {
 	})
 }
 
-// bearer shows a token with every call, if there is one.
+// bearer adds a token to every call, unless it is empty.
 type bearer string
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -75,7 +75,7 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// close takes everything down, whatever state it is in.
+// close removes all hosts, whatever their state.
 func (c *cluster) close() error {
 	var errs []error
 	if c.client != nil {
@@ -102,7 +102,7 @@ func (c *cluster) start(id int) error {
 	return c.hosts[id].start(c.server.command(c.hosts[id].dir, id, c.first, c.joined[id]))
 }
 
-// ready waits until every member answers a read that asks the others.
+// ready waits until every member serves a linearizable read.
 func (c *cluster) ready(ctx context.Context) error {
 	for _, id := range c.first {
 		if err := c.readyOne(ctx, id); err != nil {
@@ -129,7 +129,7 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	})
 }
 
-// leader is the member that leads, as far as one can tell; when nobody does, any.
+// leader returns the member that reports itself as leader in the highest term, or the first if there is none.
 func (c *cluster) leader(ctx context.Context) int {
 	best, term := c.first[0], uint64(0)
 	for _, id := range c.first {
@@ -143,12 +143,12 @@ func (c *cluster) leader(ctx context.Context) int {
 	return best
 }
 
-// others are the first members but one.
+// others returns the first members except one.
 func (c *cluster) others(id int) []int {
 	return slices.DeleteFunc(slices.Clone(c.first), func(m int) bool { return m == id })
 }
 
-// stop ends all members, of which each should end when asked.
+// stop stops all members with SIGTERM; an error names those that did not stop in time.
 func (c *cluster) stop() error {
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(c.hosts)) {
@@ -157,8 +157,8 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// sameHash compares what the members hold, at the revision that all of them have reached. They have compared it all the
-// while, and raised an alarm if it was not the same.
+// sameHash compares the hashes of all members at the last revision. Trivet's members also compare hashes while they
+// run, and raise an alarm on a difference.
 func (c *cluster) sameHash(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -166,7 +166,7 @@ func (c *cluster) sameHash(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the last revision: %w", err)
 	}
-	if _, ours := c.server.(Trivet); ours { // etcd asks its log, and the driver does not know of that
+	if _, ours := c.server.(Trivet); ours { // etcd writes AlarmList to its log, and the suite panics on that entry
 		alarms, err := c.client.AlarmList(ctx)
 		if err != nil {
 			return fmt.Errorf("list alarms: %w", err)
@@ -200,7 +200,7 @@ func (c *cluster) sameHash(ctx context.Context) error {
 	return nil
 }
 
-// persisted is what was committed, by the directories of the members, which must have stopped.
+// persisted returns the committed requests in the directories of the members, which must have stopped.
 func (c *cluster) persisted(log *zap.Logger) ([]model.EtcdRequest, error) {
 	var dirs []string
 	for _, id := range c.first {
@@ -209,7 +209,7 @@ func (c *cluster) persisted(log *zap.Logger) ([]model.EtcdRequest, error) {
 	return c.server.persisted(log, dirs)
 }
 
-// tail is the end of a file.
+// tail returns the last 3000 bytes of a file.
 func tail(path string) string {
 	text, err := os.ReadFile(filepath.Clean(path))
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// fault breaks something, holds it for a while, and mends it. When act returns without an error the cluster has, or will
-// soon have, all of its first members running and connected.
+// fault is a fault and its repair. When act returns without an error, all of the cluster's first members run and are
+// connected, or soon will be.
 type fault struct {
 	name string
 	act  func(ctx context.Context, c *cluster, r *rand.Rand) error
 }
 
-// faults are all that there are.
+// faults lists all faults.
 var faults = []fault{
 	{"kill any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, anyOf(c, r)) }},
 	{"kill leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, c.leader(ctx)) }},
@@ -68,7 +68,7 @@ var faults = []fault{
 
 func anyOf(c *cluster, r *rand.Rand) int { return c.first[r.IntN(len(c.first))] }
 
-// links are the directed connections of a member with all others.
+// links returns the directed connections between a member and all others, outgoing (out), incoming (in), or both.
 func links(c *cluster, id int, out, in bool) [][2]int {
 	var l [][2]int
 	for _, other := range c.others(id) {
@@ -82,7 +82,7 @@ func links(c *cluster, id int, out, in bool) [][2]int {
 	return l
 }
 
-// hold waits for between least and most, or ctx.
+// hold waits for a random time between least and most, or until ctx ends.
 func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
 	select {
 	case <-time.After(least + time.Duration(r.Int64N(int64(most-least)))):
@@ -141,7 +141,7 @@ func (c *cluster) frozen(ctx context.Context, r *rand.Rand, id int) error {
 	return nil
 }
 
-// moved asks for another leader. That it is refused is no error: the leadership may have moved by itself.
+// moved requests a transfer of leadership. A refusal is no error: the leadership may have moved by itself.
 func (c *cluster) moved(ctx context.Context, from, to int) error {
 	client, err := c.dial(c.server.endpoint(from))
 	if err != nil {
@@ -156,7 +156,7 @@ func (c *cluster) moved(ctx context.Context, from, to int) error {
 	return nil
 }
 
-// visited adds a learner, starts it, promotes it when it has caught up, and removes it. In the end it is gone.
+// visited adds a learner, starts it, promotes it when it has caught up, and then removes it.
 func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
@@ -208,7 +208,7 @@ func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
 	return errors.Join(err, h.remove())
 }
 
-// listed is a member of a list; nil: it is not there.
+// listed is a member in a list, or nil if it is not listed.
 type listed struct{ *pb.Member }
 
 func (l listed) promoted() bool { return l.Member != nil && !l.IsLearner }
@@ -222,10 +222,10 @@ func withPeer(l *clientv3.MemberListResponse, peer string) listed {
 	return listed{}
 }
 
-// patience bounds a wait that has no bound of its own.
+// patience bounds a wait that has no other bound.
 const patience = time.Minute
 
-// until repeats a call to the cluster, a second each, until it succeeds.
+// until repeats a call to the cluster, with a timeout of one second each, until it succeeds.
 func until(ctx context.Context, what string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is what one member stands on: a network namespace, a file system, a process at a time.
+// host is the environment of one member: a network namespace, a file system, and at most one process at a time.
 type host struct {
 	id      int
 	dir     string // the file system
@@ -26,7 +26,7 @@ const diskBytes = 1 << 30
 
 func address(id int) string { return fmt.Sprintf("10.93.%d.2", id) }
 
-// newHost makes a host beneath dir.
+// newHost creates a host beneath dir.
 func newHost(dir string, id int) (*host, error) {
 	h := &host{id: id, dir: filepath.Join(dir, fmt.Sprintf("member-%d", id)), log: filepath.Join(dir, fmt.Sprintf("member-%d.log", id))}
 	image := h.dir + ".img"
@@ -57,7 +57,7 @@ func newHost(dir string, id int) (*host, error) {
 	return h, nil
 }
 
-// remove takes everything down again; what newHost did not come to make is no error.
+// remove removes the host; it is no error if newHost created only a part of it.
 func (h *host) remove() error {
 	h.thaw()
 	h.kill()
@@ -65,13 +65,13 @@ func (h *host) remove() error {
 	if errors.Is(err, unix.EINVAL) {
 		err = nil // it was not mounted
 	}
-	// The kernel takes its time over a namespace, and would over what is in it.
+	// Delete the link first: the kernel removes a namespace, and what is in it, only after a delay.
 	tool("ip", "link", "del", fmt.Sprintf("v%d", h.id))
 	tool("ip", "netns", "del", fmt.Sprintf("m%d", h.id))
 	return err
 }
 
-// start runs a member. It must not run already.
+// start starts the member, which must not be running.
 func (h *host) start(argv []string) error {
 	log, err := os.OpenFile(h.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -79,7 +79,8 @@ func (h *host) start(argv []string) error {
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "=== %s %q\n", time.Now().Format(time.StampMilli), argv)
-	// Unlike ip netns exec, nsenter leaves the member in our mount namespace: a copy would keep a file system that failed.
+	// Unlike ip netns exec, nsenter keeps the member in our mount namespace: a copy of that would keep a failed file
+	// system mounted.
 	c := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/run/netns/m%d", h.id), "--"}, argv...)...)
 	c.Stdout, c.Stderr, c.Dir = log, log, h.dir
 	c.Env = append(os.Environ(), "GOTRACEBACK=all")
@@ -95,7 +96,7 @@ func (h *host) start(argv []string) error {
 	return nil
 }
 
-// running reports whether the member's process has not ended.
+// running reports whether the member's process exists and has not ended.
 func (h *host) running() bool {
 	if h.process == nil {
 		return false
@@ -114,7 +115,7 @@ func (h *host) signal(s syscall.Signal) {
 	}
 }
 
-// kill ends the member at once.
+// kill sends SIGKILL to the member and waits until it has ended.
 func (h *host) kill() {
 	h.signal(syscall.SIGKILL)
 	if h.process != nil {
@@ -122,10 +123,10 @@ func (h *host) kill() {
 	}
 }
 
-// stopTime is how long a member may take to stop when it is asked to.
+// stopTime is how long a member may take to stop after SIGTERM.
 const stopTime = 15 * time.Second
 
-// stop asks the member to end. One that does not is killed, which is an error.
+// stop sends SIGTERM to the member. A member that does not stop in time is killed, which is an error.
 func (h *host) stop() error {
 	if h.process == nil {
 		return nil
@@ -141,8 +142,8 @@ func (h *host) stop() error {
 	}
 }
 
-// freeze holds all writes of the host for a while and returns at once. The thaw is left to a process that outlives this
-// one: nothing that waits for a frozen disk can be killed.
+// freeze blocks all writes of the host for a time and returns at once. A process that outlives this one ends the
+// freeze, since a process that waits for a frozen disk cannot be killed.
 func (h *host) freeze(hold time.Duration) error {
 	c := exec.Command("sh", "-c", fmt.Sprintf("fsfreeze -f %s && sleep %.3f; fsfreeze -u %s", h.dir, hold.Seconds(), h.dir))
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -156,14 +157,14 @@ func (h *host) freeze(hold time.Duration) error {
 // thaw ends a freeze, if there is one.
 func (h *host) thaw() { tool("fsfreeze", "-u", h.dir) }
 
-// ext4's way to stop at once, as if the power had failed: from linux/fs/ext4/ext4.h.
+// The ioctl that shuts an ext4 down at once, as if the power had failed: from linux/fs/ext4/ext4.h.
 const (
 	ext4Shutdown   = 0x8004587d // EXT4_IOC_SHUTDOWN
 	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
 )
 
-// fail is a power failure: what the member has not synced is gone, and so is the member. It goes first: a sync that is
-// under way when the file system ends may be told to have succeeded, which no disk does.
+// fail simulates a power failure: it kills the member and discards its unsynced data. The member is killed first, since
+// an fsync in flight while the file system shuts down may report success, which no disk would do.
 func (h *host) fail() error {
 	h.kill()
 	d, err := os.Open(h.dir)
@@ -178,10 +179,10 @@ func (h *host) fail() error {
 	return tools("umount "+h.dir, "mount -o loop "+h.dir+".img "+h.dir)
 }
 
-// cut drops what member from says to member to.
+// cut drops the packets that member from sends to member to.
 func cut(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", address(from), "-d", address(to), "-j", "DROP")
 }
 
-// healAll ends all cuts.
+// healAll undoes all cuts.
 func healAll() error { return tool("iptables", "-w", "-F", "FORWARD") }

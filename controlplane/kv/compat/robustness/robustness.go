@@ -1,19 +1,19 @@
-// Package robustness breaks a cluster on purpose while etcd's own robustness traffic runs on it, and has etcd's own model
-// judge what the clients saw: linearizability of everything that was read and written, watches against the log, reads of
-// old revisions against the log, and equal hashes on all members at the end.
+// Package robustness injects faults into a cluster while the traffic of etcd's robustness suite runs on it, and checks
+// what the clients saw with etcd's own model: linearizability of all reads and writes, watches against the log, reads
+// of old revisions against the log, and equal hashes on all members at the end.
 //
-// The unit is a Round: a new cluster of three real processes, some seconds of traffic of one kind, faults drawn from a
-// seed, the check. Rounds are short because the check wants the whole log, and what it costs grows with the history.
+// The unit is a Round: a new cluster of three real processes, some seconds of traffic of one kind, faults chosen by a
+// seed, and the check. Rounds are short because the check needs the whole log and its cost grows with the history.
 //
-// It knows how to run two kinds of server, etcd and ours: etcd shows that the suite itself is sound. It knows nothing of
-// how either works, but for ../export, which reads our log.
+// The package can run two kinds of server, etcd and Trivet: etcd shows that the suite itself is correct. It does not
+// depend on how either works, except for ../export, which reads Trivet's log.
 //
-// # The world
+// # Environment
 //
-// Everything happens in a network and a mount namespace of the test's own, so that nothing is left behind however it
-// ends. Each member has a network namespace, routed through the test's: clients reach it from there, and what two
-// members say to each other is forwarded, where it can be dropped. Each member has a file system of its own, which can be
-// frozen. Delay and loss would need netem, which not every kernel has; freezing and dropping are what there is.
+// Everything runs in the test's own network and mount namespaces, so that nothing is left behind however the test ends.
+// Each member has its own network namespace. Clients connect from the test's namespace; traffic between members is
+// forwarded by it, where packets can be dropped. Each member has its own file system, which can be frozen. Delay and
+// packet loss are not tested: they need netem, which not every kernel has.
 package robustness
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Enter runs the test binary again in namespaces of its own and returns its exit code, or prepares them when it already
-// runs there. It needs root.
+// Enter runs the test binary again in new namespaces and returns its exit code; in that inner process it prepares the
+// namespaces instead, and inside is true. It requires root.
 func Enter() (inside bool, code int, err error) {
 	if !lab.Inside() {
 		return false, lab.Again(unix.CLONE_NEWNS), nil
@@ -41,7 +41,7 @@ func Enter() (inside bool, code int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return true, 1, fmt.Errorf("make mounts private: %w", err)
 	}
-	// Where ip keeps the names of namespaces, and iptables its lock.
+	// ip keeps the names of namespaces in /run, and iptables its lock.
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}
@@ -51,7 +51,7 @@ func Enter() (inside bool, code int, err error) {
 	return true, 0, nil
 }
 
-// tool runs a program of the host, for at most a while.
+// tool runs a program of the host, for at most 20 seconds.
 func tool(name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -62,7 +62,7 @@ func tool(name string, args ...string) error {
 	return nil
 }
 
-// tools runs lines of tool, words apart by blanks, until one fails.
+// tools runs command lines, with words separated by blanks, until one fails.
 func tools(lines ...string) error {
 	for _, line := range lines {
 		words := strings.Fields(line)

@@ -20,27 +20,27 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/validate"
 )
 
-// Round is one cluster's life.
+// Round describes one run: a new cluster, its traffic and its faults.
 type Round struct {
 	Server Server
-	Dir    string // empty; what is in it afterwards tells how it went
+	Dir    string // must be empty; afterwards it holds the members' logs and data
 	Seed   uint64
-	// Traffic is the kind; Compact says that somebody compacts meanwhile.
+	// Traffic is the kind of traffic; Compact adds compactions.
 	Traffic traffic.Traffic
 	Compact bool
-	Faults  []string // by name, one after the other
+	Faults  []string // names, in the order of injection
 	Log     *zap.Logger
 }
 
-// Outcome is what a round amounted to.
+// Outcome holds statistics of a round.
 type Outcome struct {
 	Succeeded, Failed int           // requests
-	Events            int           // that watches saw
+	Events            int           // received by watches
 	Persisted         int           // requests in the log
 	Checked           time.Duration // how long the check took
 }
 
-// load is how much traffic there is: as much as the check can judge of a round.
+// load is the amount of traffic: as much as the check can handle in one round.
 var load = traffic.KeyValue{
 	MaximalQPS: 400, BurstableQPS: 400, MemberClientCount: 3, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 2,
 }
@@ -53,7 +53,7 @@ const compactEvery = 200 * time.Millisecond
 // checkTime bounds the search for a linear order.
 const checkTime = time.Minute
 
-// Draw names n different faults.
+// Draw returns the names of n different faults in random order.
 func Draw(r *rand.Rand, n int) []string {
 	var names []string
 	for _, f := range faults {
@@ -63,7 +63,7 @@ func Draw(r *rand.Rand, n int) []string {
 	return names[:min(n, len(names))]
 }
 
-// Run lives through the round. An error that IsViolation names a broken promise of the server.
+// Run runs the round. An error for which IsViolation is true means that the server broke a guarantee.
 func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	c, err := newCluster(ctx, r.Server, r.Dir)
 	if err != nil {
@@ -105,7 +105,8 @@ func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	return out, err
 }
 
-// judge asks etcd's model. It panics over an event of a revision that the log does not have, which is a verdict too.
+// judge runs the checks of etcd's model. The model panics if a watch received an event of a revision that is not in the
+// log, which is a violation too.
 func (r Round) judge(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -123,21 +124,21 @@ func (r Round) judge(reports []report.ClientReport, requests []model.EtcdRequest
 	return nil
 }
 
-// ErrUndecided says that the search for a linear order took too long.
+// ErrUndecided is returned if the search for a linear order took too long.
 var ErrUndecided = errors.New("no verdict within " + checkTime.String())
 
-// violation is a broken promise.
+// violation is the error for a broken guarantee.
 type violation struct{ error }
 
 func (v violation) Unwrap() error { return v.error }
 
-// IsViolation tells a server that broke a promise from a round that could not be lived through.
+// IsViolation reports whether err is a guarantee broken by the server, and not a round that could not be completed.
 func IsViolation(err error) bool {
 	var v violation
 	return errors.As(err, &v)
 }
 
-// live lets traffic and faults loose and returns what the clients saw.
+// live runs traffic and faults and returns what the clients saw.
 func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -154,7 +155,7 @@ func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, err
 	if err := r.begin(ctx, &work, c, clients, finish); err != nil {
 		return nil, err
 	}
-	// One watcher of everything at each member, from the beginning to the last write.
+	// At each member, one watcher receives all events from the first to the last write.
 	last := make(chan int64, 1)
 	collected := make(chan error, 1)
 	go func() {
@@ -172,7 +173,7 @@ func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, err
 		err = r.conclude(ctx, c, clients)
 	}
 	if err != nil {
-		cancel() // some requests of the traffic would wait for ever
+		cancel() // some requests of the traffic would wait forever
 		close(last)
 		work.Wait()
 		<-collected
@@ -220,8 +221,8 @@ func (r Round) begin(ctx context.Context, work *sync.WaitGroup, c *cluster, clie
 	return nil
 }
 
-// compact compacts at revisions between the last one and a little beyond the present. It is the loop of etcd's traffic,
-// which asks for the present revision by a call that only administrators may make here.
+// compact compacts at random revisions between the last one and a little beyond the present. It replaces the loop of
+// etcd's traffic, which reads the present revision with a call that only administrators may make in Trivet.
 func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, random *rand.Rand, finish chan struct{}) {
 	defer recorded.Close()
 	last := int64(2)
@@ -248,7 +249,7 @@ func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, 
 	}
 }
 
-// hurt lets the faults happen, with traffic before, between and after them.
+// hurt injects the faults, with traffic before, between and after them.
 func (r Round) hurt(ctx context.Context, c *cluster, random *rand.Rand) error {
 	hold(ctx, random, time.Second, 1500*time.Millisecond)
 	for _, name := range r.Faults {
@@ -265,7 +266,7 @@ func (r Round) hurt(ctx context.Context, c *cluster, random *rand.Rand) error {
 	return ctx.Err()
 }
 
-// conclude makes a write that is known to have succeeded after all others, which the check needs.
+// conclude makes a write that succeeds after all others, which the check needs.
 func (r Round) conclude(ctx context.Context, c *cluster, clients *client.ClientSet) error {
 	recorded, err := clients.NewClient(c.endpoints())
 	if err != nil {
@@ -277,7 +278,7 @@ func (r Round) conclude(ctx context.Context, c *cluster, clients *client.ClientS
 	})
 }
 
-// lastWords are writes that only bring to every disk how far the log was committed before them.
+// lastWords makes some writes, so that each member stores a commit index that covers all writes before them.
 func lastWords(ctx context.Context, c *cluster) error {
 	for i := range 4 {
 		err := until(ctx, "last words are written", func(ctx context.Context) error {

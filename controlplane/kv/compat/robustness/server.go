@@ -18,22 +18,22 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/compat/export"
 )
 
-// Server is a program that serves etcd's API in clusters.
+// Server is a kind of server with etcd's API.
 type Server interface {
-	// prepare makes what must be in dir before the first member starts.
+	// prepare writes the files that must be in dir before the first member starts.
 	prepare(dir string) error
-	// command starts a member that was there from the beginning, or, with joins, one that others were told of.
+	// command returns the command line of an initial member, or, if joins is true, of a member that was added later.
 	command(dir string, id int, first []int, joins bool) []string
 	endpoint(id int) string
-	// token is what administers the cluster; empty where nothing is asked for. A member must have started.
+	// token returns the administrator's token, or "" if none is needed. prepare must have been called.
 	token(dir string) (string, error)
-	// peer is the URL that a member is added with.
+	// peer returns the URL that a member is added with.
 	peer(id int) string
-	// persisted reads what was committed from the directories of members 1, 2 …, which have stopped.
+	// persisted reads the committed requests from the directories of members 1, 2, …, which must have stopped.
 	persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, error)
 }
 
-// Etcd is etcd itself.
+// Etcd runs etcd.
 type Etcd struct{ Binary string }
 
 func (Etcd) prepare(string) error         { return nil }
@@ -67,7 +67,8 @@ func (Etcd) persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, erro
 	return report.PersistedRequests(log, data)
 }
 
-// Trivet is our control plane. Mutant, in a program that was built with that tag, is the rule that it breaks.
+// Trivet runs Trivet's control plane. Mutant, if set, names a rule that a program built with that tag breaks on
+// purpose.
 type Trivet struct{ Binary, Mutant string }
 
 // keyName and configName are files that all members share.
@@ -79,7 +80,7 @@ const (
 func (s Trivet) prepare(dir string) error {
 	check := 2 * time.Second
 	if s.Mutant != "" {
-		check = 0 // members that lie about how new they are would be taken for damaged, before a client sees anything
+		check = 0 // the check would find the members of some mutants corrupt before a client could observe anything
 	}
 	secret := make([]byte, 32)
 	rand.Read(secret)

@@ -7,10 +7,10 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 )
 
-// settle leaves out the requests that failed and, as the log shows, took no effect. The model must otherwise reckon with
-// each of them at every later moment, which makes the search for an order endless. etcd's own suite does the same for
-// what writes unique values; this does it for deletes and for leases: when the log has a request as often as clients were
-// told of success, the others of the same kind are not in it. A lease whose grant was never answered has no user.
+// settle removes the failed requests that, according to the log, took no effect. Otherwise the model must consider each
+// of them at every later moment, which makes the search for an order take too long. etcd's own suite removes such
+// writes of unique values; settle does so for deletes and leases: if the log has a request as often as clients saw it
+// succeed, the failed ones of the same kind are not in the log. A lease whose grant had no response is never used.
 func settle(reports []report.ClientReport, persisted []model.EtcdRequest) []report.ClientReport {
 	unexplained := map[likeness]int{}
 	for _, r := range persisted {
@@ -38,7 +38,7 @@ func settle(reports []report.ClientReport, persisted []model.EtcdRequest) []repo
 	return out
 }
 
-// vain reports whether an operation failed and took no effect that anybody could see.
+// vain reports whether an operation failed and took no visible effect.
 func vain(op porcupine.Operation, unexplained map[likeness]int) bool {
 	request := op.Input.(model.EtcdRequest)
 	if op.Output.(model.MaybeEtcdResponse).Error == "" {
@@ -51,13 +51,13 @@ func vain(op porcupine.Operation, unexplained map[likeness]int) bool {
 	return ok && unexplained[id] == 0
 }
 
-// likeness is what tells a request from others of its kind.
+// likeness identifies requests that do the same: a revocation by its lease, a delete by its key.
 type likeness struct {
 	revoked int64
 	deleted string
 }
 
-// identify knows revocations and plain deletes.
+// identify returns the likeness of a revocation or a plain delete, and false for other requests.
 func identify(r model.EtcdRequest) (likeness, bool) {
 	switch r.Type {
 	case model.LeaseRevoke:
