@@ -20,7 +20,7 @@ import (
 // Routes adds the endpoints of part 4.6 of the wire contract, and the OpenID discovery endpoints. The endpoints that
 // create and list users and projects refuse clients beyond loopback unless open is set.
 func (s *Service) Routes(r *rest.Server, open bool) {
-	const law = "the spec's part 5.5: identity REST checks no credential"
+	const reason = "the wire contract (docs/api.md): REST of identity requires no credential"
 	near := func(h rest.Handler) rest.Handler {
 		return func(w *rest.Response, r *http.Request) (any, error) {
 			if !open && !rest.FromLoopback(r) {
@@ -30,12 +30,12 @@ func (s *Service) Routes(r *rest.Server, open bool) {
 			return h(w, r)
 		}
 	}
-	r.HandleOpen(http.MethodPost, "/api/v1/auth/token", law, s.postToken)
-	r.HandleOpen(http.MethodPost, "/api/v1/auth/verify", law, s.postVerify)
-	r.HandleOpen(http.MethodPost, "/api/v1/users", law, near(s.postUser))
-	r.HandleOpen(http.MethodGet, "/api/v1/users", law, near(s.getUsers))
-	r.HandleOpen(http.MethodPost, "/api/v1/projects", law, near(s.postProject))
-	r.HandleOpen(http.MethodGet, "/api/v1/projects", law, near(s.getProjects))
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/token", reason, s.postToken)
+	r.HandleOpen(http.MethodPost, "/api/v1/auth/verify", reason, s.postVerify)
+	r.HandleOpen(http.MethodPost, "/api/v1/users", reason, near(s.postUser))
+	r.HandleOpen(http.MethodGet, "/api/v1/users", reason, near(s.getUsers))
+	r.HandleOpen(http.MethodPost, "/api/v1/projects", reason, near(s.postProject))
+	r.HandleOpen(http.MethodGet, "/api/v1/projects", reason, near(s.getProjects))
 	const public = "public keys, for whoever checks our tokens"
 	r.HandleBare(http.MethodGet, "/.well-known/openid-configuration", public, s.getDiscovery)
 	r.HandleBare(http.MethodGet, "/.well-known/jwks.json", public, s.getKeys)

@@ -179,8 +179,8 @@ func (s *Server) route(method, path string, h handler) {
 }
 
 func (s *Server) handle(method, path string, h rest.Handler) {
-	const why = "the spec's part 5.5: the keys' REST checks no credential; it answers on loopback, and other members, unless it is opened"
-	s.server.HandleBare(method, path, why, h)
+	const reason = "the wire contract (docs/api.md): REST of keys requires no credential; it answers on loopback and to other members unless rest.open is set"
+	s.server.HandleBare(method, path, reason, h)
 }
 
 // serve runs a handler if admit accepts the caller.
