@@ -16,8 +16,9 @@ import (
 // is called by the goroutine that drives the host and must not call the host back from there.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not,
-	// the host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
+	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir, whether
+	// the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that makes no
+	// progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
