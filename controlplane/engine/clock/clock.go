@@ -166,8 +166,8 @@ func (c *Clock) Steady() time.Time { return c.started.Add(c.opts.Elapsed()) }
 func (c *Clock) Elapsed() time.Duration { return c.opts.Elapsed() }
 
 // Skew returns how far the wall clock is ahead of the median of the members' clocks; negative if it is behind. known is
-// false if there are no other members, if there are recent responses of less than a majority (this member included), or
-// if the clocks differ and there is no majority for either.
+// false if there are no other members, if the clocks of a majority (this member included) are not known, or if the
+// clocks differ by more than Bound and it is unknown which is wrong.
 func (c *Clock) Skew() (offset time.Duration, known bool) {
 	own := c.own(c.opts.Wall())
 	c.mu.RLock()
