@@ -2,8 +2,9 @@
 // and ring (b). This package has the tests of both and their common types: the Trace of a run, and the Violation, the
 // error of a failed run.
 //
-//   - Ring (a), package steps: consensus, mvcc and store of three members, driven by one goroutine, on memory file systems
-//     that simulate crashes. raft's random numbers come from the seed. The same seed gives exactly the same run.
+//   - Ring (a), package steps: consensus, mvcc and store of three members, driven by one goroutine, on memory file
+//     systems that simulate crashes. raft's random numbers come from the seed. The same seed gives exactly the same
+//     run.
 //   - Ring (b), package live: the services of three members with their real runners, simulated hosts and agents, and
 //     tenants, on the virtual time of testing/synctest. The same seed gives the same faults at the same times, but the
 //     goroutines may be scheduled differently.
@@ -38,9 +39,8 @@
 //	2 shows revision 12: 1 count/0 7/12/3 was 9 =01a4… ; …        watch event: type, key, create/mod/version, value
 //	client 3 begins 3.14-transfer on 2                            a line "ends" follows, with a revision or an error
 //
-// A trace of ring (b) has every commit of a VM's record (`commit 107: VM … STOPPING -> STOPPED, generation 8, wish …`),
-// the actions of hosts (`h1 launches …`), the responses to tenants (`t2-9 stop … : <nil>`), faults, and the members'
-// logs.
+// A trace of ring (b) has the commits of VM records (`commit 107: VM … STOPPING -> STOPPED, generation 8, wish …`), the
+// actions of hosts (`h1 launches …`), the responses to tenants (`t2-9 stop … : <nil>`), faults, and the members' logs.
 package sim
 
 // The environment variables of the tests.

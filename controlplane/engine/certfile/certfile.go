@@ -3,13 +3,13 @@
 //
 // Decisions:
 //
-//   - The files are polled every few seconds, and read at once on a signal. Their content counts, not their modification
-//     time: a tool may write them in place, rename them or move a symbolic link.
-//   - Two files cannot be replaced atomically. A new pair is used when key and certificate match, the certificate is valid
-//     now and for servers, and only its owner can read the key file. Until then the old pair is used. An error is logged
-//     once, not at every poll.
-//   - A program starts even with an expired pair, and logs an error, because its other functions may matter more than the
-//     certificate. An expired pair never replaces a pair in use.
+//   - The files are polled every few seconds, and read at once on a signal. Their content counts, not their
+//     modification time: a tool may write them in place, rename them or move a symbolic link.
+//   - Two files cannot be replaced atomically. A new pair is used when key and certificate match, the certificate is
+//     valid now and for servers, and only its owner can read the key file. Until then the old pair is used. An error is
+//     logged once, not at every poll.
+//   - A program starts even with an expired pair, and logs an error, because its other functions may matter more than
+//     the certificate. An expired pair never replaces a pair in use.
 //   - Open connections keep the certificate with which they were established.
 //
 // The package knows TLS and files. It must not know listeners or the issuer of the certificates.

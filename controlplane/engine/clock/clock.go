@@ -4,8 +4,8 @@
 // Every few seconds a member requests the time of every other member. It stores the responses relative to a monotonic
 // clock (Elapsed). After each round it knows the difference between its wall clock and the median of all members'
 // clocks, its own included. Skew returns this difference, and remains correct when the wall clock is set between two
-// rounds. One wrong clock is found as long as a majority of the clocks is right. If there are only two clocks and they
-// differ, nothing is known.
+// rounds. One wrong clock is found as long as a majority of the clocks is right. Of two clocks that differ by more than
+// Bound, it is unknown which one is wrong; then there is no known skew.
 //
 // Now returns the time for records and for the verification of certificates and tokens: the wall clock while it was
 // within Tolerance of the median in the last round, otherwise the median. A wall clock that is set between two rounds
@@ -14,12 +14,12 @@
 // Decisions:
 //
 //   - The time is corrected, because the store's time never goes back: a leader whose clock is ten minutes ahead would
-//     move the time of all members ahead for ten minutes. Reservations and tokens would end early, and those made in that
-//     time late. CockroachDB stops a member with a wrong clock, etcd warns; with a correction neither is needed.
-//   - A wrong clock is logged, as a warning, beyond Bound as an error, and exported as the gauge trivet_clock_skew_seconds.
-//     A caller that must not continue with a wrong clock checks Skew.
-//   - A member that has not received the time of a majority since its start uses its wall clock as of the start. The only
-//     member of a cluster uses its wall clock. Consensus does not depend on any clock.
+//     move the time of all members ahead for ten minutes. Reservations and tokens would end early, and those made in
+//     that time late. CockroachDB stops a member with a wrong clock, etcd warns; with a correction neither is needed.
+//   - A wrong clock is logged, as a warning, beyond Bound as an error, and exported as the gauge
+//     trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
+//   - A member that has not received the time of a majority since its start uses its wall clock as of the start. The
+//     only member of a cluster uses its wall clock. Consensus does not depend on any clock.
 //
 // In a build with the tag mutant, a test can set the wall clock of a program: see wall_mutant.go. The package must not
 // know records or a transport.

@@ -102,11 +102,11 @@ type Group struct {
 	change        *memberChange
 	removed       bool              // another member reported that this member was removed
 	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
-	flushAfter    uint64            // the last index of the log from which trim calls Flush again,
-	flushBytes    uint64            // or the size of the log
+	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter,
+	flushBytes    uint64            // or its size has reached flushBytes
 
 	flushing bool
-	asked    raftconf.Position // the highest number of a read request in a heartbeat sent in this term
+	asked    raftconf.Position // the term of the last heartbeat sent, and the highest read-request number in that term
 
 	incoming   []incomingSnapshot
 	installing *installation

@@ -122,7 +122,7 @@ func (rs *reads) fail(g *Group, err error) {
 	rs.waiting = rs.answer(g, rs.waiting, all, err)
 }
 
-// answer completes the reads that match and returns the others.
+// answer completes the reads of list that match, and returns the others.
 func (rs *reads) answer(g *Group, list []*Read, match func(*Read) bool, err error) []*Read {
 	keep := list[:0]
 	for _, r := range list {

@@ -134,7 +134,7 @@ func (g *Group) deliver(ms []*raftpb.Message) {
 	g.host.schedule(g)
 }
 
-// take carries out one Ready of raft.
+// take executes one Ready of raft.
 func (h *Host) take(g *Group, rd *raft.Ready) error {
 	g.number(rd.Entries)
 	g.observe(rd)

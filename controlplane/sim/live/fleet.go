@@ -21,14 +21,15 @@
 //
 // # Checked guarantees
 //
-//   - After every commit, in the records: the allocation of a host is the sum of its placed VMs and of the VMs that it has
-//     to destroy and has not yet destroyed, and does not exceed its capacity. Every VM has one name, one placement, and one
-//     usage record per image. An idempotency key creates at most one VM. Generations and the counters of the desired
-//     state never decrease, and a changed desired state has a new generation. A VM recorded as STOPPED does not run.
-//   - On the hosts: a VM has at most one process, on one host. Each start is executed once. Running VMs do not exceed the
-//     host's capacity. No VM that has a record is destroyed.
-//   - For tenants: every member shows at once a created VM after its creation was acknowledged, and does not show a deleted
-//     VM after its deletion was acknowledged.
+//   - After every commit, in the records: the allocation of a host is the sum of its placed VMs and of the VMs that it
+//     has to destroy and has not yet destroyed, and does not exceed its capacity. Every VM has one name, one placement,
+//     and one usage record per image. An idempotency key creates at most one VM. Generations and the counters of the
+//     desired state never decrease, and a changed desired state has a new generation. A VM recorded as STOPPED does not
+//     run.
+//   - On the hosts: a VM has at most one process, on one host. Each start is executed once. Running VMs do not exceed
+//     the host's capacity. No VM that has a record is destroyed.
+//   - For tenants: every member shows at once a created VM after its creation was acknowledged, and does not show a
+//     deleted VM after its deletion was acknowledged.
 //   - After the end of faults: no VM stays in a state beyond its deadline, the records agree with the hosts, every call
 //     succeeds at the first attempt, and after all VMs are deleted nothing is left of them on members and hosts.
 package live

@@ -17,13 +17,13 @@
 //     all members at one index are equal.
 //   - An acknowledged operation is in the log. An operation is applied at most once, however often it was proposed, and
 //     not at all after its client got an error that excludes it.
-//   - Reads and writes are linearizable. Each has the revision that it read or created. Its data equal the history at that
-//     revision, and the revision is not older than any that was returned to a client before the call began.
+//   - Reads and writes are linearizable. Each has the revision that it read or created. Its data equal the history at
+//     that revision, and the revision is not older than any that was returned to a client before the call began.
 //   - Watches deliver every revision completely, once and in order, across crashes, restores and compactions.
-//   - After every commit the invariants of the tables hold: the sum of accounts, names claimed once, lists that only grow,
-//     slots not overbooked, one order per idempotency key. Revisions and stored times never decrease.
-//   - No term has two leaders, and no member votes twice in a term. A member with an empty disk sends no raft messages and
-//     is refused.
+//   - After every commit the invariants of the tables hold: the sum of accounts, names claimed once, lists that only
+//     grow, slots not overbooked, one order per idempotency key. Revisions and stored times never decrease.
+//   - No term has two leaders, and no member votes twice in a term. A member with an empty disk sends no raft messages
+//     and is refused.
 //   - The state on a disk after a crash can be opened, and is not older than what was flushed.
 //
 // # Implementation
