@@ -25,7 +25,7 @@ var (
 	ErrTransferFailed = errors.New("the leadership was not taken over in time")
 	// ErrAlone means that the leadership cannot be transferred because no other voter can be reached.
 	ErrAlone = errors.New("no other member can be reached")
-	// ErrStopped means that the member was closed; the proposal or read was not executed.
+	// ErrStopped means that the member was closed. Unless the error also matches ErrUncertain, nothing was done.
 	ErrStopped = errors.New("the member is stopped")
 	// ErrDamaged means that this member's disk does not hold what was written, or less than what the member has
 	// acknowledged. The member must not take part with such a disk.
