@@ -9,8 +9,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// CopyFiles copies a directory with what is below it to another file system, in order. It syncs nothing: what arrives over
-// a network is on no disk yet.
+// CopyFiles recursively copies a directory to another file system, in the order of names. It does not sync the copies,
+// like the receiver of a network transfer.
 func CopyFiles(from vfs.FS, fromDir string, to vfs.FS, toDir string) error {
 	if err := to.MkdirAll(toDir, 0o700); err != nil {
 		return err

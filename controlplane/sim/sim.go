@@ -1,11 +1,13 @@
-// Package sim proves the control plane by simulation, in two rings. Its tests are the proof; this package holds what both
-// rings share: the trace of a run, and the violation that ends one.
+// Package sim tests the control plane by simulation with injected faults. There are two simulations, called ring (a)
+// and ring (b). This package has the tests of both and their common types: the Trace of a run, and the Violation, the
+// error of a failed run.
 //
-//   - Ring (a), package steps: consensus, mvcc and store of three members, stepped by one goroutine on crashable memory
-//     file systems, with raft's chance drawn from the seed. A seed replays byte for byte.
-//   - Ring (b), package live: the trio's services over three members with their real runners, simulated hosts and agents,
-//     and tenants, on the virtual time of testing/synctest. A seed replays what happens to whom and when, not how
-//     goroutines take turns.
+//   - Ring (a), package steps: consensus, mvcc and store of three members, driven by one goroutine, on memory file
+//     systems that simulate crashes. raft's random numbers come from the seed. The same seed gives exactly the same
+//     run.
+//   - Ring (b), package live: the services of three members with their real runners, simulated hosts and agents, and
+//     tenants, on the virtual time of testing/synctest. The same seed gives the same faults at the same times, but the
+//     goroutines may be scheduled differently.
 //
 // # To run
 //
@@ -14,36 +16,37 @@
 //	TRIVET_SIM_SECONDS=3600 go test … -run RingB -timeout 0      more of ring (b)
 //	go test -tags mutant ./controlplane/sim -run Mutants         that broken rules are caught
 //
-// With -v each ring tells how many seeds it ran and how often everything happened. With -race ring (a) runs fewer.
+// With -v each ring prints how many seeds it ran and how often each kind of event happened. With -race ring (a) runs
+// fewer seeds.
 //
 // # To replay
 //
-// A failure names its seed, the last lines of its trace, and the command:
+// A failure prints its seed, the last lines of its trace, and the command to repeat the run:
 //
 //	TRIVET_SIM_SEED=17 TRIVET_SIM_TRACE=trace.txt go test ./controlplane/sim -run '^TestRingA$' -v
 //
-// runs that seed alone and writes the whole trace. In ring (a) that is the same run again, so prints may be added where
-// the trace is silent. In ring (b) it has the same faults at the same times and may go well: run it some more times, and
-// keep the first trace (TRIVET_SIM_TRACE also gets the trace of whatever seed fails).
+// It runs only that seed and writes the whole trace. In ring (a) the run is identical, so you can add print statements.
+// In ring (b) the faults are the same, but the run may succeed: repeat it, and keep the first trace (TRIVET_SIM_TRACE
+// also receives the trace of any seed that fails).
 //
 // # To read a trace
 //
-// A line begins with the step (a) or the virtual second (b); the line that says BROKEN is where the promise was seen
-// broken, which may be long after it was. Of ring (a):
+// A line begins with the step (a) or the virtual second (b). The line with BROKEN is where the violation was detected,
+// which may be long after it happened. Examples of ring (a):
 //
 //	2>3 1 MsgApp t4 after 17/3: 2 entries, commit 17 5d1c09aa     an envelope: from, to, group, message, checksum
-//	2 applies 18/4 9f04c2d1 77aa01ff: 1012…                       a member, the entry and its term, proposal, data: answer
-//	2 shows revision 12: 1 count/0 7/12/3 was 9 =01a4… ; …        what a watch saw: type, key, create/mod/version, value
-//	client 3 begins 3.14-transfer on 2                            and ends it with a revision or an error
+//	2 applies 18/4 9f04c2d1 77aa01ff: 1012…                       member, index/term, proposal ID, data checksum: result
+//	2 shows revision 12: 1 count/0 7/12/3 was 9 =01a4… ; …        watch event: type, key, create/mod/version, value
+//	client 3 begins 3.14-transfer on 2                            a line "ends" follows, with a revision or an error
 //
-// Of ring (b), every commit of a VM's record (`commit 107: VM … STOPPING -> STOPPED, generation 8, wish …`), what hosts do
-// (`h1 launches …`), what tenants are told (`t2-9 stop … : <nil>`), faults, and the members' logs.
+// A trace of ring (b) has the commits of VM records (`commit 107: VM … STOPPING -> STOPPED, generation 8, wish …`), the
+// actions of hosts (`h1 launches …`), the responses to tenants (`t2-9 stop … : <nil>`), faults, and the members' logs.
 package sim
 
-// What the environment says of a run.
+// The environment variables of the tests.
 const (
-	SeedsVariable   = "TRIVET_SIM_SEEDS"   // how many schedules of ring (a)
-	SeedVariable    = "TRIVET_SIM_SEED"    // the first seed of either ring; the only one unless a number or a time is given
-	SecondsVariable = "TRIVET_SIM_SECONDS" // how long ring (b) goes on with further seeds
-	TraceVariable   = "TRIVET_SIM_TRACE"   // the file that gets the whole trace of a failure, or of an only seed
+	SeedsVariable   = "TRIVET_SIM_SEEDS"   // number of seeds of ring (a)
+	SeedVariable    = "TRIVET_SIM_SEED"    // first seed of either ring; the only one unless a number or a time is given
+	SecondsVariable = "TRIVET_SIM_SECONDS" // how many seconds ring (b) continues with further seeds
+	TraceVariable   = "TRIVET_SIM_TRACE"   // file for the whole trace of a failure, or of a single seed
 )

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Trace is what happened in a run, as text. It may be written to by many.
+// Trace is the log of a run. It is safe for concurrent use.
 type Trace struct {
 	clock func() string
 
@@ -14,7 +14,7 @@ type Trace struct {
 	text bytes.Buffer
 }
 
-// NewTrace makes an empty trace. The clock is what lines begin with.
+// NewTrace returns an empty trace. Each line begins with the result of clock.
 func NewTrace(clock func() string) *Trace { return &Trace{clock: clock} }
 
 // Add adds a line.
@@ -27,14 +27,14 @@ func (t *Trace) Add(format string, args ...any) {
 	t.text.WriteByte('\n')
 }
 
-// String is the whole trace.
+// String returns the whole trace.
 func (t *Trace) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.text.String()
 }
 
-// Tail is the last lines.
+// Tail returns the last lines of the trace.
 func (t *Trace) Tail(lines int) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,7 +46,7 @@ func (t *Trace) Tail(lines int) string {
 	return string(bytes.TrimPrefix(text[at:], []byte("\n")))
 }
 
-// Violation is a promise that a run saw broken.
+// Violation is the error of a run in which a guarantee was violated.
 type Violation struct {
 	Ring  string // a or b
 	Seed  uint64
@@ -54,7 +54,7 @@ type Violation struct {
 	Trace *Trace
 }
 
-// tailLines of a trace are shown with a violation.
+// tailLines is the number of lines of the trace in the message of a Violation.
 const tailLines = 80
 
 func (v *Violation) Error() string {

@@ -1,16 +1,17 @@
-// Package backup is the file form of a whole cloud: the states of all groups, each as of one moment, in one archive that
-// is encrypted with a key of the cluster's.
+// Package backup writes and reads backup archives. An archive contains a checkpoint of the state machine of each raft
+// group, and is encrypted with a key that is derived from the cluster key. The checkpoints of different groups need not
+// be of the same moment.
 //
-// An archive is a header, then a tar in sealed pieces: a manifest first, then each group's checkpoint below its name.
+// An archive is a header and a tar stream in encrypted pieces. The tar has a manifest and then the files of each
+// group's checkpoint below the group's name.
 //
-//	magic, 10 bytes | key id, 8 | salt, 16 | pieces: length, 4, big endian, of what follows; AES-256-GCM
+//	magic, 10 bytes | key ID, 8 | salt, 16 | pieces: length of the ciphertext, 4, big endian; ciphertext, AES-256-GCM
 //
-// Each archive has a key of its own, derived from the cluster's with the salt. The nonce of a piece is its number, and
-// whether it is the last one is sealed with it: pieces cannot be changed, moved, dropped or added, and an archive that
-// was cut short is never taken for a whole one. The key id, which tells nothing of the key, lets the wrong key be told
-// from damage.
+// Each archive has its own key, derived from the given key and the salt. The nonce of a piece is its number, and the
+// additional data says whether the piece is the last one. So a changed, moved, dropped or added piece and a truncated
+// archive are detected. The key ID reveals nothing about the key. It allows to distinguish a wrong key from damage.
 //
-// It knows files and bytes only: not what a state is, nor how it is agreed on.
+// The package handles files and bytes only. It must not know state machines or raft.
 package backup
 
 import (
@@ -28,43 +29,44 @@ import (
 	"time"
 )
 
-// KeyPurpose is the purpose for which the key of an archive is derived from the cluster key. The result is the same for
-// all renewals of a cluster key, so that a renewed key reads older archives.
+// KeyPurpose is the purpose with which the key of archives is derived from the cluster key (clusterkey.Key.Derive). The
+// result is the same for all generations of a cluster key, so that a renewed key reads older archives.
 const KeyPurpose = "backup"
 
-// Manifest says what an archive holds.
+// Manifest describes the content of an archive.
 type Manifest struct {
 	Version int `json:"version"`
-	// Cluster is the id of the cluster that was backed up.
+	// Cluster is the ID of the cluster that was backed up.
 	Cluster uint64 `json:"cluster"`
-	// Made is when, and By the program's version.
+	// Made is the time of the backup, and By the version of the program that wrote it.
 	Made   time.Time `json:"made"`
 	By     string    `json:"by"`
 	Groups []Group   `json:"groups"`
 }
 
-// Group is one group's state.
+// Group describes the checkpoint of one raft group.
 type Group struct {
 	ID   uint64 `json:"id"`
 	Name string `json:"name"`
-	// Index and Term are where the state is in the group's log.
+	// Index and Term are the position of the checkpoint in the group's log.
 	Index uint64 `json:"index"`
 	Term  uint64 `json:"term"`
-	// Revision is the newest of its keyspace.
+	// Revision is the newest revision of the group's keyspace.
 	Revision int64 `json:"revision"`
 }
 
 const (
-	// Version of what is in an archive.
+	// Version is the version of the content of archives.
 	Version = 1
 
 	manifestName = "manifest.json"
-	// maxManifest bounds a manifest that is read, and maxGroups what it may name.
+	// maxManifest limits the size of a manifest in bytes, and maxGroups the number of groups in it.
 	maxManifest = 1 << 20
 	maxGroups   = 10_000
 )
 
-// Write writes an archive of the manifest's groups, whose checkpoints are in dirs by name, under the 32 bytes of key.
+// Write writes an archive of the manifest's groups. dirs has the directory of each group's checkpoint, by the group's
+// name. key has 32 bytes.
 func Write(w io.Writer, key []byte, m Manifest, dirs map[string]string) error {
 	m.Version = Version
 	sealed, err := newSealer(w, key)
@@ -120,8 +122,8 @@ func addDir(out *tar.Writer, dir, name string) error {
 	})
 }
 
-// Extract reads a whole archive into dir, which must be empty: each group's checkpoint below its name, synced. Only when
-// it returns without an error is what it wrote worth anything.
+// Extract decrypts a whole archive and writes each group's checkpoint to a directory of the group's name in dir, which
+// must be empty. The files are synced. After an error the written files must not be used.
 func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 	opened, err := newOpener(r, key)
 	if err != nil {
@@ -160,14 +162,14 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 			return m, said(opened, err)
 		}
 	}
-	// tar stops at its end mark: the last piece, which says that nothing is missing, comes after it.
+	// tar stops at its end mark. The rest is read, too, to verify that the last piece is there.
 	if _, err := io.Copy(io.Discard, opened); err != nil {
 		return m, said(opened, err)
 	}
 	return m, syncTree(dir)
 }
 
-// said prefers why the seal did not open to what tar made of that.
+// said returns the decryption error if there is one, otherwise err, the error of the tar reader.
 func said(o *opener, err error) error {
 	if o.err != nil && !errors.Is(o.err, io.EOF) {
 		return o.err
@@ -193,7 +195,7 @@ func extractFile(in *tar.Reader, h *tar.Header, m Manifest, dir string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// syncTree makes the names of files as durable as their bytes.
+// syncTree syncs dir and all directories below it, so that the names of the files are durable.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

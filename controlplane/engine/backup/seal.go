@@ -19,13 +19,13 @@ const (
 	pieceLen = 64 << 10
 )
 
-// Sealed with each piece: whether it is the last.
+// The additional data of a piece: whether it is the last one.
 var (
 	notLast = []byte{0}
 	isLast  = []byte{1}
 )
 
-// keys are what follows from the cluster's key for one archive.
+// keys derives the key ID from key, and the cipher of one archive from key and salt.
 func keys(key, salt []byte) (id []byte, aead cipher.AEAD, err error) {
 	if len(key) != sha256.Size {
 		return nil, nil, fmt.Errorf("the key of archives has %d bytes, want %d", len(key), sha256.Size)
@@ -49,7 +49,7 @@ func nonce(number uint64) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), number)
 }
 
-// sealer encrypts what is written, in pieces. Close it: without the last piece the archive is not whole.
+// sealer encrypts the written bytes in pieces. Close writes the last piece, without which the archive is incomplete.
 type sealer struct {
 	w      io.Writer
 	aead   cipher.AEAD
@@ -99,7 +99,7 @@ func (s *sealer) piece(last []byte) error {
 // Close writes the last piece.
 func (s *sealer) Close() error { return s.piece(isLast) }
 
-// opener decrypts what a sealer wrote.
+// opener decrypts the output of a sealer.
 type opener struct {
 	r      io.Reader
 	aead   cipher.AEAD
@@ -139,7 +139,7 @@ func (o *opener) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// piece opens the next one.
+// piece reads and decrypts the next piece. It returns io.EOF after the last one.
 func (o *opener) piece() error {
 	var length [4]byte
 	switch n, err := io.ReadFull(o.r, length[:]); {

@@ -1,16 +1,18 @@
-// Package certfile is a certificate and its key in two files that somebody else renews: a [Pair] shows what the files
-// hold now, without a restart.
+// Package certfile loads a TLS certificate and its key from two files that an external tool renews. A [Pair] always
+// serves the current content of the files, without a restart.
 //
-// It knows TLS and files; not which ports there are, nor who issues certificates. Decisions:
+// Decisions:
 //
-//   - The files are read again every few seconds, and at once when told to. What counts is what they hold, not when they
-//     were written: it does not matter whether a renewer writes them in place, renames them or moves a link.
-//   - They cannot be replaced at one moment. A new pair is used once both halves fit each other, are good now and for
-//     servers, and the key is its owner's alone; until then, and if that never comes, the old pair goes on. What is wrong
-//     is logged once, not at every look.
-//   - A program starts with a pair that has expired, and says so: what else it does may matter more than its certificate.
-//     In the place of another an expired pair is refused.
-//   - Connections that stand keep the certificate that they began with.
+//   - The files are polled every few seconds, and read at once on a signal. Their content counts, not their
+//     modification time: a tool may write them in place, rename them or move a symbolic link.
+//   - Two files cannot be replaced atomically. A new pair is used when key and certificate match, the certificate is
+//     valid now and for servers, and only its owner can read the key file. Until then the old pair is used. An error is
+//     logged once, not at every poll.
+//   - A program starts even with an expired pair, and logs an error, because its other functions may matter more than
+//     the certificate. An expired pair never replaces a pair in use.
+//   - Open connections keep the certificate with which they were established.
+//
+// The package knows TLS and files. It must not know listeners or the issuer of the certificates.
 package certfile
 
 import (
@@ -28,28 +30,28 @@ import (
 	"time"
 )
 
-// maxFile bounds what is read of a file, in bytes. A chain has a few KiB.
+// maxFile limits the size of a file in bytes. A certificate chain has a few KiB.
 const maxFile = 1 << 20
 
-// Options of a pair. All are required but where it says otherwise.
+// Options configures a Pair. Cert, Key and Log are required.
 type Options struct {
-	// Cert is the file with the certificate and those between it and its authority, Key that with its key, both in PEM.
+	// Cert is the path of the certificate with its intermediates, Key that of its private key, both in PEM.
 	Cert, Key string
 	Log       *slog.Logger
-	// Now is time.Now unless set.
+	// Now returns the current time; default: time.Now.
 	Now func() time.Time
 }
 
-// Pair is a certificate with its key, as the files have it.
+// Pair holds a certificate and its key, as loaded from the files.
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// Run alone has these: the sum of the files when they were last looked at, and when a warning was last given.
+	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last warning.
 	seen   [sha256.Size]byte
 	warned time.Time
 }
 
-// Open reads a pair. A pair that is not good now is logged, any other flaw is an error.
+// Open loads a pair. An expired or not yet valid certificate is logged; any other defect is an error.
 func Open(opts Options) (*Pair, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -69,8 +71,8 @@ func Open(opts Options) (*Pair, error) {
 	return p, nil
 }
 
-// Config is the configuration of a listener that shows the pair, from TLS 1.2 on. Protocols are offered to clients
-// (ALPN); none are for gRPC, which adds its own.
+// Config returns a TLS configuration, for TLS 1.2 and later, of a server that uses the current certificate. protocols
+// are offered by ALPN; pass none for gRPC, which adds its own.
 func (p *Pair) Config(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: protocols,
@@ -78,13 +80,13 @@ func (p *Pair) Config(protocols ...string) *tls.Config {
 	}
 }
 
-// Leaf is the certificate that is shown now.
+// Leaf returns the current certificate.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// named says which files an error is about.
+// named adds the paths of both files to an error.
 func (p *Pair) named(err error) error { return fmt.Errorf("%s, %s: %w", p.opts.Cert, p.opts.Key, err) }
 
-// read gives what the files hold.
+// read returns the content of both files.
 func (p *Pair) read() (cert, key []byte, err error) {
 	if cert, err = readFile(p.opts.Cert, false); err != nil {
 		return nil, nil, fmt.Errorf("read certificate: %w", err)
@@ -95,7 +97,8 @@ func (p *Pair) read() (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// readFile reads a file, of which the descriptor is asked who may read it.
+// readFile reads a regular file of at most maxFile bytes. With secret it returns an error if the group or others have
+// any permission. It checks the mode on the open descriptor, so that the file cannot be replaced in between.
 func readFile(path string, secret bool) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -119,7 +122,7 @@ func readFile(path string, secret bool) ([]byte, error) {
 	return text, err
 }
 
-// sum tells one state of the files from another. A failure to read them is a state as well.
+// sum returns a hash of the files' content and of the error of reading them, to detect changes.
 func sum(cert, key []byte, err error) [sha256.Size]byte {
 	text := ""
 	if err != nil {
@@ -129,7 +132,8 @@ func sum(cert, key []byte, err error) [sha256.Size]byte {
 	return sha256.Sum256(slices.Concat(a[:], b[:], []byte(text)))
 }
 
-// parse checks what does not depend on the time: that the halves belong together, and that clients could accept them.
+// parse checks everything except the validity period: certificate and key match, and clients can accept the
+// certificate.
 func parse(cert, key []byte) (*tls.Certificate, error) {
 	if bytes.Contains(cert, []byte("PRIVATE KEY")) {
 		return nil, errors.New("the certificate's file holds a private key, which belongs into the other")
@@ -149,7 +153,7 @@ func parse(cert, key []byte) (*tls.Certificate, error) {
 	return &c, nil
 }
 
-// dated says whether a certificate is good at a time.
+// dated returns an error if now is outside the validity period of the certificate.
 func dated(leaf *x509.Certificate, now time.Time) error {
 	switch {
 	case now.Before(leaf.NotBefore):

@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// Every is the time between two looks at the files.
+	// Every is the interval at which the files are polled.
 	Every = 5 * time.Second
-	// warnBefore is how long before its end a certificate is warned of: certificates of 90 days are renewed 30 days
-	// before, so that there is something wrong by then. One of a shorter life is warned of in its last fifth.
+	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed 30
+	// days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last fifth.
 	warnBefore = 14 * 24 * time.Hour
-	// warnEvery is the time between two such warnings.
+	// warnEvery is the interval between two such warnings.
 	warnEvery = 12 * time.Hour
 )
 
-// Run looks at the files until ctx ends: every so often, and at once whenever hurry says so.
+// Run polls the files every Every, and at once for each signal on hurry, until ctx ends.
 func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	tick := time.NewTicker(Every)
 	defer tick.Stop()
@@ -28,7 +28,7 @@ func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 		case <-ctx.Done():
 			return
 		case <-hurry:
-			p.seen = [sha256.Size]byte{} // whoever asks is told, also of what was said before
+			p.seen = [sha256.Size]byte{} // so that the result is logged even if the files are unchanged
 			p.look()
 		case <-tick.C:
 			p.look()
@@ -36,7 +36,7 @@ func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	}
 }
 
-// look takes what the files hold when it is new and good.
+// look reads the files. If they have changed, it uses the new pair if that is valid, and otherwise logs the error.
 func (p *Pair) look() {
 	defer p.warn()
 	cert, key, err := p.read()
@@ -69,7 +69,7 @@ func (p *Pair) take(cert, key []byte) error {
 	return nil
 }
 
-// warn says that the certificate is about to end, or is not good now.
+// warn logs, at most once per warnEvery, that the certificate expires soon or is not valid now.
 func (p *Pair) warn() {
 	leaf, now := p.Leaf(), p.opts.Now()
 	left := leaf.NotAfter.Sub(now)

@@ -1,23 +1,28 @@
-// Package clock is what time it is for a member: its own clock, watched against those of the others.
+// Package clock provides a member's current time. A Clock compares the wall clock of its host with those of the other
+// members, and corrects it if it is wrong.
 //
-// Every member asks every other what its clock says, every few seconds, and keeps the answers by a clock of its own that
-// only goes forward (Elapsed). After each round it knows how far its clock is from the median of all of them, its own
-// included, and from then on at any moment, also right after its own clock was set: Skew. An odd one out is found as long
-// as a majority of the clocks is right; two clocks that differ say nothing about which is wrong, and then nothing is known.
+// Every few seconds a member requests the time of every other member. It stores the responses relative to a monotonic
+// clock (Elapsed). After each round it knows the difference between its wall clock and the median of all members'
+// clocks, its own included. Skew returns this difference, and remains correct when the wall clock is set between two
+// rounds. One wrong clock is found as long as a majority of the clocks is right. Of two clocks that differ by more than
+// Bound, it is unknown which one is wrong; then there is no known skew.
 //
-// Now is the time to put into records and to judge certificates and tokens by: what the last round found to be right, which
-// is the own clock while that is within Tolerance of the median, and the median otherwise. A clock that is set in between
-// changes nothing before the others have been asked again. The store's time never goes back, so a
-// leader that is ten minutes ahead would move everybody's time ahead for ten minutes: reservations and tokens would end
-// early, and those made then late. CockroachDB ends a member whose clock is off, etcd warns; a member that knows the
-// others' time need do neither. It says so (a warning, beyond Bound an error, and the gauge trivet_clock_skew_seconds),
-// and who must not go on with a wrong clock asks Skew.
+// Now returns the time for records and for the verification of certificates and tokens: the wall clock while it was
+// within Tolerance of the median in the last round, otherwise the median. A wall clock that is set between two rounds
+// has no effect before the next round.
 //
-// What is left: a member that has not heard from a majority since it was started goes by its own clock as it was then, and
-// one that is alone by the only one there is. Nothing in the agreement between members depends on any clock; only times that people read, or set, do.
+// Decisions:
 //
-// In a build with the tag mutant the own clock is set by whoever runs the program: see wall_mutant.go. It knows no records
-// and no transport.
+//   - The time is corrected, because the store's time never goes back: a leader whose clock is ten minutes ahead would
+//     move the time of all members ahead for ten minutes. Reservations and tokens would end early, and those made in
+//     that time late. CockroachDB stops a member with a wrong clock, etcd warns; with a correction neither is needed.
+//   - A wrong clock is logged, as a warning, beyond Bound as an error, and exported as the gauge
+//     trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
+//   - A member that has not received the time of a majority since its start uses its wall clock as of the start. The
+//     only member of a cluster uses its wall clock. Consensus does not depend on any clock.
+//
+// In a build with the tag mutant, a test can set the wall clock of a program: see wall_mutant.go. The package must not
+// know records or a transport.
 package clock
 
 import (
@@ -35,44 +40,44 @@ import (
 )
 
 const (
-	// Tolerance is how far a clock may be from the others to be taken as it is, and Bound how far before it is an error.
+	// Tolerance is the largest skew that is not corrected. A skew above Bound is logged as an error.
 	Tolerance = time.Second
 	Bound     = time.Minute
 
-	// Command is what a member is asked for its clock by.
+	// Command is the name of the command that returns a member's wall clock; see Answer.
 	Command = "clock.read"
 
-	// askEvery is the pause between rounds, and askAtFirst the first while nothing is known: they double.
+	// askEvery is the pause between rounds. While the skew is unknown, the pause starts at askAtFirst and doubles.
 	askEvery, askAtFirst = 2 * time.Second, 100 * time.Millisecond
-	// mostTrip is how long a question and its answer may take to count: half of it is how wrong they can be.
+	// mostTrip is the longest round trip that counts. The error of a response is at most half of its round trip.
 	mostTrip = time.Second
-	// keepFor is how long an answer that came fast is kept against slower ones.
+	// keepFor is how long a response with a short round trip is preferred to later ones with longer round trips.
 	keepFor = time.Minute
-	// lately is for how long an answer counts: about as long as two clocks cannot part by a tenth of a second.
+	// lately is how long a response counts. In that time two clocks drift apart by less than a tenth of a second.
 	lately = 10 * time.Minute
-	// sayEvery is the pause between two lines of the log that say the same.
+	// sayEvery is the pause between two equal log messages.
 	sayEvery = time.Minute
 )
 
-// Peers are the other members.
+// Peers calls the other members.
 type Peers interface {
-	// Members are those that are known now, by their addresses.
+	// Members returns the addresses of the other members, by ID.
 	Members() map[uint64]string
 	// Direct calls a command on a member.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
-// Options of a Clock.
+// Options configures a Clock.
 type Options struct {
 	// Log is required.
 	Log *slog.Logger
-	// Wall is the own clock; Wall of this package when nil.
+	// Wall returns the wall clock of this host; default: the function Wall.
 	Wall func() time.Time
-	// Elapsed goes forward only, and does not follow when Wall is set; the process's own when nil.
+	// Elapsed returns a monotonic time, which does not change when Wall is set; default: the time since New.
 	Elapsed func() time.Duration
 }
 
-// Clock is a member's.
+// Clock provides the time of one member. It is safe for concurrent use.
 type Clock struct {
 	opts    Options
 	started time.Time
@@ -81,27 +86,28 @@ type Clock struct {
 
 	mu    sync.RWMutex
 	peers Peers
-	// What the last round has found: right is the time less Elapsed, and median that of all clocks, if known. They are apart
-	// when nobody can say whose is wrong.
+	// The result of the last round. right is the accepted time minus Elapsed. median is the median of all clocks minus
+	// Elapsed, valid if known is set. apart is the difference between clocks of which it is unknown which is wrong.
 	right, median time.Duration
 	known         bool
 	apart         time.Duration
-	// members counts them all, this one too, as of the last round.
+	// members is the number of members in the last round, including this one.
 	members int
 	answers map[uint64]answer
 }
 
-// answer is what another member's clock said.
+// answer is a reading of another member's clock.
 type answer struct {
-	// ahead is that clock less Elapsed here, in Unix time.
+	// ahead is the other clock, in Unix time, minus Elapsed of this member.
 	ahead time.Duration
-	at    time.Duration
-	// trip is how long question and answer took: half of it is how wrong ahead can be.
+	// at is when the response arrived, in Elapsed.
+	at time.Duration
+	// trip is the round-trip time. The error of ahead is at most half of it.
 	trip time.Duration
 }
 
-// better says whether an answer is to be believed rather than the one before it: that told more exactly what this one does
-// not contradict, and is not old.
+// better reports whether a replaces the previous reading. A previous reading with a shorter round trip is kept while it
+// is younger than keepFor and does not contradict a.
 func (a answer) better(before answer) bool {
 	if before.trip >= a.trip || a.at-before.at > keepFor {
 		return true
@@ -109,7 +115,7 @@ func (a answer) better(before answer) bool {
 	return (a.ahead - before.ahead).Abs() > (a.trip+before.trip)/2
 }
 
-// New makes a clock that knows of no others yet: see Attach and Run.
+// New returns a clock without peers; see Attach and Run.
 func New(opts Options) *Clock {
 	if opts.Wall == nil {
 		opts.Wall = Wall
@@ -125,14 +131,15 @@ func New(opts Options) *Clock {
 	}
 }
 
-// Attach says who the others are. Call it once, before Run.
+// Attach sets the peers. It must be called once, before Run.
 func (c *Clock) Attach(p Peers) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.peers = p
 }
 
-// Now is the time, as the last round has found it. It may step.
+// Now returns the current time: the wall clock, corrected by the result of the last round. It may jump in both
+// directions.
 func (c *Clock) Now() time.Time {
 	wall := c.opts.Wall()
 	if mutant.On(mutant.OwnClock) {
@@ -146,20 +153,21 @@ func (c *Clock) Now() time.Time {
 	return wall
 }
 
-// own is a reading of the own clock less Elapsed.
+// own converts a reading of the wall clock to Unix time minus Elapsed.
 func (c *Clock) own(wall time.Time) time.Duration {
 	return time.Duration(wall.UnixNano()) - c.opts.Elapsed()
 }
 
-// Steady is the own clock as it was when the member started, and goes on from there whatever becomes of it: for what lasts
-// as long as the process at most.
+// Steady returns the wall clock at the start of the member plus Elapsed. It is monotonic. It is meant for times that
+// are not used beyond the life of the process.
 func (c *Clock) Steady() time.Time { return c.started.Add(c.opts.Elapsed()) }
 
-// Elapsed goes forward only, whatever becomes of the clock.
+// Elapsed returns a monotonic time, which does not change when the wall clock is set.
 func (c *Clock) Elapsed() time.Duration { return c.opts.Elapsed() }
 
-// Skew is how far the own clock is ahead of the members' median, less than 0 when it is behind. It is not known without
-// other members, while fewer than a majority have answered lately, or when nobody can say whose clock is wrong.
+// Skew returns how far the wall clock is ahead of the median of the members' clocks; negative if it is behind. known is
+// false if there are no other members, if the clocks of a majority (this member included) are not known, or if the
+// clocks differ by more than Bound and it is unknown which is wrong.
 func (c *Clock) Skew() (offset time.Duration, known bool) {
 	own := c.own(c.opts.Wall())
 	c.mu.RLock()
@@ -170,7 +178,7 @@ func (c *Clock) Skew() (offset time.Duration, known bool) {
 	return own - c.median, true
 }
 
-// judge makes of the answers what is right.
+// judge computes the result of a round from the recent responses.
 func (c *Clock) judge() {
 	own, now := c.own(c.opts.Wall()), c.opts.Elapsed()
 	c.mu.Lock()
@@ -193,14 +201,14 @@ func (c *Clock) judge() {
 	}
 }
 
-// Answer is the command of that name: what this member's own clock says.
+// Answer executes Command: it returns this member's wall clock in Unix nanoseconds, as 8 bytes, big endian.
 func (c *Clock) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	return binary.BigEndian.AppendUint64(nil, uint64(c.opts.Wall().UnixNano())), nil
 }
 
 var errTooSlow = errors.New("the answer took too long to say what time it is")
 
-// ask asks one member and keeps what it says.
+// ask requests the time of one member and stores the reading.
 func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, mostTrip)
 	defer cancel()
@@ -225,7 +233,7 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	return nil
 }
 
-// round asks every other member at once, and forgets those that are none any more.
+// round requests the time of all other members concurrently, and drops the readings of members that were removed.
 func (c *Clock) round(ctx context.Context) {
 	c.mu.Lock()
 	peers := c.peers
@@ -239,14 +247,14 @@ func (c *Clock) round(ctx context.Context) {
 	c.mu.Unlock()
 	var work sync.WaitGroup
 	for id := range members {
-		// A member that cannot be reached, or is too old to know the command, just does not count.
+		// A member that cannot be reached, or whose version is too old for the command, does not count.
 		work.Go(func() { _ = c.ask(ctx, peers, id) })
 	}
 	work.Wait()
 	c.judge()
 }
 
-// Run watches the clocks until ctx ends.
+// Run compares the clocks periodically until ctx ends.
 func (c *Clock) Run(ctx context.Context) {
 	for pause := askAtFirst; ctx.Err() == nil; pause = min(2*pause, askEvery) {
 		c.round(ctx)
@@ -261,7 +269,7 @@ func (c *Clock) Run(ctx context.Context) {
 	}
 }
 
-// say tells the log what the last round has found.
+// say logs the result of the last round.
 func (c *Clock) say() {
 	skew, known := c.Skew()
 	c.mu.RLock()

@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// offset is how far the own clock is ahead of the median of all clocks that are known, its own among them, and whether
-// that says anything: a majority of the members is among them, and more than one. With an even number the median is
-// between two; when those differ by more than Bound, one of them is wrong and nobody knows which: apart is by how much.
+// offset returns how far the clock own is ahead of the median of own and others. known is false if these are one clock,
+// or not the clocks of a majority of the members. With an even number of clocks the median is the middle between two;
+// if these two differ by more than Bound, one of them is wrong, but it is unknown which: then known is false, and apart
+// is their difference.
 func offset(own time.Duration, others []time.Duration, members int) (ahead time.Duration, known bool, apart time.Duration) {
 	all := append(slices.Clone(others), own)
 	if len(all) < 2 || len(all) <= members/2 {

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// teller says in the log how the clock is, when that changes and then once in a while.
+// teller logs the skew when its level or sign changes, and then once per sayEvery.
 type teller struct {
 	log   *slog.Logger
 	last  slog.Level
 	ahead bool
 	at    time.Duration
-	// doubted is when it was last said that nobody knows.
+	// doubted is the time of the last message of doubt, in Elapsed.
 	doubted time.Duration
 }
 
-// Words say how far a clock is off, for whoever has to set it.
+// Words returns a message to the operator about a skew.
 func Words(skew time.Duration) string {
 	way := "ahead of"
 	if skew < 0 {
@@ -35,7 +35,7 @@ func level(skew time.Duration) slog.Level {
 	return slog.LevelInfo
 }
 
-// doubt is called after a round that found clocks which differ, and not whose is wrong.
+// doubt logs that clocks differ by apart and that it is unknown which of them is wrong, once per sayEvery.
 func (t *teller) doubt(now, apart time.Duration) {
 	if t.doubted != 0 && now-t.doubted < sayEvery {
 		return
@@ -44,7 +44,7 @@ func (t *teller) doubt(now, apart time.Duration) {
 	t.log.Error(fmt.Sprintf("the members' clocks are %s apart, and too few are heard to say whose is wrong: look at all of them", apart.Round(time.Millisecond)))
 }
 
-// tell is called after each round that found out how the clock is.
+// tell logs the skew that a round has found.
 func (t *teller) tell(now, skew time.Duration) {
 	level, ahead := level(skew), skew > 0
 	same := level == t.last && (ahead == t.ahead || level == slog.LevelInfo)

@@ -4,5 +4,5 @@ package clock
 
 import "time"
 
-// Wall is this host's clock.
+// Wall returns this host's wall clock.
 func Wall() time.Time { return time.Now() }

@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// TRIVET_CLOCK names a file that holds how far this program's clock is ahead of the host's, as Go writes durations ("10m",
-// "-1m0s"). It may change at any time, best by renaming; none, or an empty one, is 0. In a normal build it says nothing.
+// fromEnvironment returns TRIVET_CLOCK: the path of a file with the offset of this program's clock from the host's, as
+// a Go duration ("10m", "-1m0s"). The file may change at any time, preferably by renaming. A missing or empty file
+// means 0. Without the build tag mutant, TRIVET_CLOCK has no effect.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv("TRIVET_CLOCK") })
 
-// Wall is this host's clock, as far as who runs the program wants it to be. It carries no reading of the monotonic clock:
-// that does not follow when a clock is set.
+// Wall returns this host's wall clock plus the offset in the file TRIVET_CLOCK. With an offset the result has no
+// monotonic clock reading, because that does not change when a clock is set.
 func Wall() time.Time {
 	path := fromEnvironment()
 	if path == "" {
@@ -31,7 +32,7 @@ func ahead(path string) time.Duration {
 	}
 	d, err := time.ParseDuration(strings.TrimSpace(string(text)))
 	if err != nil {
-		// A test that believes to have set a clock and has not would prove nothing.
+		// A test whose clock setting is ignored would pass without testing anything.
 		panic(fmt.Sprintf("TRIVET_CLOCK %s: %v", path, err))
 	}
 	return d

@@ -1,11 +1,13 @@
-// Package clusterkey is the one secret that the members of a control plane share, and what follows from it: the
-// authority that signs certificates, the cluster's id, the key that seals secrets at rest, the key of page tokens.
+// Package clusterkey holds the cluster key, the secret that the members of a control plane share, and derives from it
+// the certificate authority, the cluster's ID, the key that encrypts secrets at rest, and other keys such as that of
+// page tokens.
 //
-// Agents and clients never hold it. Whoever does is a member.
+// Agents and clients never have the cluster key. A process that has it can act as a member.
 //
-// A cluster that was made of a backup, or of what is left of another, must not be taken for the old one: not by old
-// members, not by hosts. So the file can hold a generation beside the secret. What the secret seals opens under each
-// generation; the cluster's id and the authority, and with them every certificate and token, are of one only.
+// A cluster that was restored from a backup, or from a surviving member, must not be confused with the old cluster by
+// members or hosts of the old one. Therefore the key file can contain a generation besides the secret. Data that was
+// encrypted under one generation can be decrypted under all of them. The cluster's ID and the authority, and so all
+// certificates and tokens, differ between generations.
 package clusterkey
 
 import (
@@ -26,30 +28,31 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Size of the key in bytes.
+// Size is the size of the secret in bytes.
 const Size = 32
 
-// Key is the shared secret.
+// Key is a cluster key.
 type Key struct {
 	secret     []byte
-	generation uint64 // 0 is the first
+	generation uint64 // 0 for a new key, random after Renewed
 }
 
-// Generate draws a new key.
+// Generate returns a new random key.
 func Generate() *Key {
 	secret := make([]byte, Size)
 	rand.Read(secret)
 	return &Key{secret: secret}
 }
 
-// Renewed is the key of another cluster, which can read what this one has sealed.
+// Renewed returns a key with the same secret and a new random generation, for a restored cluster.
 func (k *Key) Renewed() *Key {
 	var b [8]byte
 	rand.Read(b[:])
 	return &Key{secret: k.secret, generation: max(binary.BigEndian.Uint64(b[:]), 1)}
 }
 
-// Encode is the file form: base64, after the first generation a space and its number in hex, and a newline.
+// Encode returns the file format: the secret in base64, then, unless the generation is 0, a space and the generation in
+// hex, and a newline.
 func (k *Key) Encode() string {
 	text := base64.StdEncoding.EncodeToString(k.secret)
 	if k.generation != 0 {
@@ -58,7 +61,7 @@ func (k *Key) Encode() string {
 	return text + "\n"
 }
 
-// Parse reads the file form.
+// Parse decodes the file format.
 func Parse(text string) (*Key, error) {
 	text, number, renewed := strings.Cut(strings.TrimSpace(text), " ")
 	secret, err := base64.StdEncoding.DecodeString(text)
@@ -72,7 +75,7 @@ func Parse(text string) (*Key, error) {
 	return &Key{secret: secret, generation: generation}, nil
 }
 
-// Load reads a key from a file that only its owner may read.
+// Load reads a key from a file. It returns an error if the group or others have any permission on the file.
 func Load(path string) (*Key, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -92,7 +95,8 @@ func Load(path string) (*Key, error) {
 	return k, nil
 }
 
-// LoadOrMake is Load that makes the key on first use, for a lone member.
+// LoadOrMake loads a key and, if the file does not exist, generates a key and writes the file. It is for a single
+// member.
 func LoadOrMake(path string) (*Key, error) {
 	k, err := Load(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -105,16 +109,16 @@ func LoadOrMake(path string) (*Key, error) {
 	return k, nil
 }
 
-// Derive gives 32 bytes for one purpose (HKDF-SHA256, RFC 5869).
+// Derive returns a key of 32 bytes for one purpose (HKDF-SHA256, RFC 5869). It does not depend on the generation.
 func (k *Key) Derive(purpose string) []byte {
 	out, err := hkdf.Key(sha256.New, k.secret, nil, "trivet/"+purpose, 32)
 	if err != nil {
-		panic(err) // only for lengths that HKDF cannot give
+		panic(err) // only for lengths that HKDF does not support
 	}
 	return out
 }
 
-// ofGeneration is a purpose of which each generation has its own.
+// ofGeneration returns a purpose for Derive that differs between generations.
 func (k *Key) ofGeneration(purpose string) string {
 	if k.generation == 0 {
 		return purpose
@@ -122,21 +126,21 @@ func (k *Key) ofGeneration(purpose string) string {
 	return purpose + "/" + strconv.FormatUint(k.generation, 16)
 }
 
-// ClusterID is 1 to 2^53−1, so that every JSON reader keeps it exactly.
+// ClusterID returns the cluster's ID, from 1 to 2^53−1, so that every JSON parser represents it exactly.
 func (k *Key) ClusterID() uint64 {
 	id := binary.BigEndian.Uint64(k.Derive(k.ofGeneration("cluster-id"))) & (1<<53 - 1)
 	return max(id, 1)
 }
 
-// Cluster is the cluster's name in certificates.
+// Cluster returns the cluster's name in certificates: its ID in decimal.
 func (k *Key) Cluster() string { return strconv.FormatUint(k.ClusterID(), 10) }
 
-// Authority is the cluster's.
+// Authority returns the cluster's certificate authority.
 func (k *Key) Authority() (*mtls.Authority, error) {
 	return mtls.NewAuthority(k.Cluster(), k.Derive(k.ofGeneration("authority")))
 }
 
-// Seal encrypts a secret for rest, bound to the name it is kept under (AES-256-GCM).
+// Seal encrypts a secret for storage (AES-256-GCM). The name under which the secret is stored is authenticated, too.
 func (k *Key) Seal(name string, plain []byte) []byte {
 	aead := k.aead()
 	nonce := make([]byte, aead.NonceSize())
@@ -144,7 +148,7 @@ func (k *Key) Seal(name string, plain []byte) []byte {
 	return aead.Seal(nonce, nonce, plain, []byte(name))
 }
 
-// Open undoes Seal.
+// Open decrypts the output of Seal. It returns an error for another key or name, or if the data was changed.
 func (k *Key) Open(name string, sealed []byte) ([]byte, error) {
 	aead := k.aead()
 	if len(sealed) < aead.NonceSize() {
@@ -160,7 +164,7 @@ func (k *Key) Open(name string, sealed []byte) ([]byte, error) {
 func (k *Key) aead() cipher.AEAD {
 	block, err := aes.NewCipher(k.Derive("secrets"))
 	if err != nil {
-		panic(err) // only for key sizes that AES does not have
+		panic(err) // only for key sizes that AES does not support
 	}
 	aead, err := cipher.NewGCM(block)
 	if err != nil {

@@ -9,30 +9,31 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// A group's state machine has a thread of its own: what it shall do is a job, and jobs are done in order. Driven by
-// steps, the thread is the caller's; a Runner has a goroutine for each group, and raft's goes on meanwhile.
+// The work for a group's state machine is a list of jobs, which run in order. Without a Runner, Process runs them. A
+// Runner has one goroutine per group for them, so that raft continues meanwhile.
 
 // job is one piece of work for a state machine.
 type job struct {
-	// run does it, on the state machine's thread: it may touch nothing of the group.
+	// run does the work, on the state machine's goroutine. It must not access the Group.
 	run func() error
-	// then takes note of it, on raft's thread, in the order of the jobs. Nothing comes after an error of either.
+	// then handles the result on the Host's goroutine, in the order of the jobs. After an error of run or then, no
+	// further then is called.
 	then func() error
 
-	// Of a job that applies entries.
+	// Set in a job that applies entries.
 	entries *entries
 	last    raftconf.Position
 	reply   func(callback, Result, error) // set before run
 }
 
-// entries are what a job applies, and who waits for it.
+// entries holds the entries that a job applies, and the proposals that wait for them.
 type entries struct {
 	raw       []*raftpb.Entry
-	claimed   []*proposal       // for each of raw, nil where nobody waits
-	changes   []*raftpb.Entry   // of the members
-	responses []*raftpb.Message // for raft
+	claimed   []*proposal       // the proposal of each element of raw; nil if it was not made on this member
+	changes   []*raftpb.Entry   // membership changes
+	responses []*raftpb.Message // raft's responses, delivered after the job
 
-	// What is given to the state machine in one call, and who waits for each.
+	// The entries of one call of StateMachine.Apply, and the callback of each, which may be nil.
 	list []Entry
 	asks []callback
 }
@@ -40,7 +41,7 @@ type entries struct {
 // enqueue adds a job.
 func (g *Group) enqueue(j *job) { g.jobs = append(g.jobs, j) }
 
-// apply makes a job of committed entries, or lengthens the last one while it was not begun.
+// apply queues a job for committed entries, or adds them to the last queued job.
 func (g *Group) apply(m *raftpb.Message) error {
 	var j *job
 	if n := len(g.jobs); n > 0 && g.jobs[n-1].entries != nil {
@@ -65,7 +66,7 @@ func (g *Group) apply(m *raftpb.Message) error {
 		}
 		if len(ent.Data) == 0 {
 			g.claim(at, nil)
-			continue // raft's own, at the begin of a term
+			continue // the empty entry that raft appends at the begin of a term
 		}
 		id, err := message.EntryID(ent)
 		if err != nil {
@@ -77,8 +78,8 @@ func (g *Group) apply(m *raftpb.Message) error {
 	return nil
 }
 
-// apply gives the entries to the state machine and answers who waits for them, at most limit bytes at a time, as they are
-// before they are compressed, or one entry.
+// apply passes the entries to the state machine and calls the callbacks of their proposals. Each call of
+// StateMachine.Apply gets entries until limit bytes (uncompressed) are reached, and at least one.
 func (j *job) apply(machine StateMachine, limit uint64) error {
 	e := j.entries
 	for first := 0; first < len(e.raw); {
@@ -107,7 +108,8 @@ func (j *job) apply(machine StateMachine, limit uint64) error {
 	return nil
 }
 
-// open takes proposals out of their entries, from first on, and returns the first entry that was not.
+// open decodes the proposals of e.raw from element first on into list and asks, until they have limit bytes. It returns
+// the index of the first element that it did not decode.
 func (e *entries) open(first int, limit uint64) (last int, err error) {
 	size := uint64(0)
 	for last = first; last < len(e.raw) && (last == first || size < limit); last++ {
@@ -135,7 +137,7 @@ func (e *entries) open(first int, limit uint64) (last int, err error) {
 	return last, nil
 }
 
-// abandon answers who waits for a job that will not be done, or was not done to its end.
+// abandon calls the callbacks of a job that will not run, or has failed, with err.
 func (j *job) abandon(reply func(callback, Result, error), err error) {
 	if j.entries == nil {
 		return
@@ -171,16 +173,16 @@ func (g *Group) finishApply(j *job) error {
 	return nil
 }
 
-// maxSpare entries are kept room for between jobs.
+// maxSpare limits the capacity, in entries, of the slices that are kept for the next job.
 const maxSpare = 16 << 10
 
-// work does a group's jobs on the caller's thread.
+// work runs a group's jobs on the caller's goroutine.
 func (g *Group) work() error {
 	for len(g.jobs) > 0 {
 		j := g.jobs[0]
 		j.reply = g.host.reply
 		if err := j.run(); err != nil {
-			return err // fail answers who waits
+			return err // Host.fail calls the callbacks
 		}
 		g.jobs[0] = nil
 		g.jobs = g.jobs[1:]

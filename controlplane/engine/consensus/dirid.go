@@ -10,27 +10,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// dirIDs is what a host knows about data-directory IDs.
+// dirIDs holds the data-directory IDs that a host has recorded.
 //
-// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two leaders
-// of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member accepts
-// messages of another member from one directory only, forever.
+// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two
+// leaders of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member
+// accepts messages of another member from one directory only, forever.
 //
 // A new directory starts in two steps before the member takes part (before that it has no tick, no vote, no append):
 //
-//  1. It asks every other member which directory of this member it has recorded. All must answer: none.
-//  2. It asks every other member to record this directory. All must answer that they have recorded it.
+//  1. It requests from every other member the directory of this member that is recorded there. All must respond: none.
+//  2. It requests every other member to record this directory. All must respond that they have recorded it.
 //
-// A record is durable before the answer is sent and is never replaced. If an answer names another directory, the host
-// stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before the
-// others run, is not recorded by some of them.
+// A record is durable before the response is sent and is never replaced. If a response names another directory, the
+// host stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before
+// the others run, is not recorded by some of them.
 //
 // Guarantees:
-//   - After a crash between the steps the directory has the same ID, asks again and gets the same answers.
+//   - After a crash between the steps the directory has the same ID, and the same requests get the same responses.
 //   - Every other member has recorded the directory before its first message counts. So one member with an intact disk
 //     suffices to refuse a wiped one. Of two wiped members neither gets back in, though each would accept the other.
 //     Delayed messages of the old directory never count together with those of a new one.
-//   - A member answers before it takes part itself, because at the first start no member takes part yet.
+//   - A member responds before it takes part itself, because at the first start no member takes part yet.
 //
 // Limits: if every member is wiped, the result is a new, empty cluster; so it is with a wiped cluster of one. A member
 // that was wiped between the steps may have to be replaced although it had not voted.
@@ -121,8 +121,8 @@ func (h *Host) requestDirIDs() {
 	}
 }
 
-// answerDirIDRequest answers with the recorded directory of the sender. If none is recorded and the request is a claim,
-// the sender's directory is recorded first.
+// answerDirIDRequest responds with the recorded directory of the sender. If none is recorded and the request is a
+// claim, it records the sender's directory first.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -144,8 +144,8 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	return nil
 }
 
-// handleDirIDResponse counts an answer and moves on to the next step when all members have answered. Answers to an
-// earlier directory of this member, of another step, or from a directory that is not accepted, are ignored.
+// handleDirIDResponse counts a response and begins the next step when all members have responded. It ignores responses
+// to an earlier directory of this member, of another step, or from a directory that is not accepted.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	d := &h.dirIDs
 	known, foreign := d.known[e.From]

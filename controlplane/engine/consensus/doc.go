@@ -8,14 +8,14 @@
 //
 // # Groups and hosts
 //
-// A Group (group.go) is one raft group on this member: a raft.RawNode, its log and its state machine. A Host (host.go) is
-// the member: its ID is the raft ID in every group. Host and Group have no goroutine, no clock and no random source of
-// their own. Tick, Step, Propose and ReadIndex put work in; Process (process.go) does the work and calls the callbacks.
-// So a simulation drives several hosts from one goroutine and replays them exactly. raft draws its election timeouts from
-// crypto/rand.Reader, which the simulation replaces.
+// A Group (group.go) is one raft group on this member: a raft.RawNode, its log and its state machine. A Host (host.go)
+// is the member: its ID is the raft ID in every group. Host and Group have no goroutine, no clock and no random source
+// of their own. Tick, Step, Propose and ReadIndex put work in; Process (process.go) does the work and calls the
+// callbacks. So a simulation drives several hosts from one goroutine and replays them exactly. raft draws its election
+// timeouts from crypto/rand.Reader, which the simulation replaces.
 //
-// A Runner (runner.go, threads.go) drives a Host in production and has blocking methods that are safe for concurrent use.
-// It has one goroutine for the Host, one for the log and one per group for the state machine.
+// A Runner (runner.go, threads.go) drives a Host in production and has blocking methods that are safe for concurrent
+// use. It has one goroutine for the Host, one for the log and one per group for the state machine.
 //
 // # A write
 //
@@ -32,8 +32,8 @@
 //  5. When the log has become long, the state machine is asked to flush (StateMachine.Flush), and the log is truncated up
 //     to what has been flushed, except for a tail that is kept for slow followers (Group.trim).
 //
-// The commit index alone is never worth an fsync. It is stored with the next entries. After a restart it is at least the
-// state machine's position, because only committed entries are applied. A membership change is the exception
+// The commit index alone is never worth an fsync. It is stored with the next entries. After a restart it is at least
+// the state machine's position, because only committed entries are applied. A membership change is the exception
 // (members.go).
 //
 // # A linearizable read
@@ -44,38 +44,38 @@
 //
 // # Forwarding
 //
-// Without GroupOptions.Forward a member that does not lead refuses a proposal with a NotLeaderError. With it, the member
-// sends the proposal to the leader and answers it when it applies the entry itself (forward.go). The forwarded envelope
-// names a term, and the leader appends it in that term at most once. So the member knows when a proposal was certainly
-// not appended and may be sent again. If it does not know, the result is ErrUncertain, and a retry must carry the same
-// ID.
+// Without GroupOptions.Forward a member that does not lead refuses a proposal with a NotLeaderError. With it, the
+// member sends the proposal to the leader and answers it when it applies the entry itself (forward.go). The forwarded
+// envelope names a term, and the leader appends it in that term at most once. So the member knows when a proposal was
+// certainly not appended and may be sent again. If it does not know, the result is ErrUncertain, and a retry must carry
+// the same ID.
 //
 // # Snapshots
 //
-// A member that needs entries that were truncated receives a checkpoint of the state machine: files, which the transport
-// sends together with raft's MsgSnap (snapshot.go). The receiver stores a marker in the log, lets the state machine
-// install the files, and then makes the log begin at the snapshot. After a crash in between, AddGroup finds the marker
-// and completes or drops the installation.
+// A member that needs entries that were truncated receives a checkpoint of the state machine: files, which the
+// transport sends together with raft's MsgSnap (snapshot.go). The receiver stores a marker in the log, lets the state
+// machine install the files, and then makes the log begin at the snapshot. After a crash in between, AddGroup finds the
+// marker and completes or drops the installation.
 //
 // # Data-directory IDs
 //
-// A member that lost its disk has forgotten its votes and acknowledgements, and must not vote again. Each data directory
-// has a random ID, and each member accepts messages of another member from one directory only. A member with an empty
-// directory takes part only after every other member has confirmed that it knows no earlier directory (dirid.go);
-// otherwise the host stops with a WipedError, and the member must be replaced.
+// A member that lost its disk has forgotten its votes and acknowledgements, and must not vote again. Each data
+// directory has a random ID, and each member accepts messages of another member from one directory only. A member with
+// an empty directory takes part only after every other member has confirmed that it knows no earlier directory
+// (dirid.go); otherwise the host stops with a WipedError, and the member must be replaced.
 //
 // # Membership changes
 //
 // ChangeMembers (members.go) adds learners, promotes learners and removes members, by joint consensus if the change is
 // larger than one member. A change that adds a member names its data-directory ID. judge.go refuses changes that would
 // risk the quorum. The first configuration is Options.Members, the same on all members. A member that joins later
-// starts with Options.Join, an empty log and no configuration. Logs begin after entry 1, so a joining member always needs
-// a snapshot, and the snapshot has the membership.
+// starts with Options.Join, an empty log and no configuration. Logs begin after entry 1, so a joining member always
+// needs a snapshot, and the snapshot has the membership.
 //
 // # Failures
 //
 //   - A failed write of the log or of a state machine stops the host, because what the disk holds is unknown then.
-//     Everything that waits is answered: what was not proposed with ErrStopped or the cause, the rest with ErrUncertain.
+//     All pending calls fail: those that were not proposed with ErrStopped or the cause, the others with ErrUncertain.
 //   - A leader whose log needs longer than Options.StallTicks for a write transfers leadership. PreVote and CheckQuorum
 //     are on.
 //   - An entry or a message of an unknown version is never guessed at: an entry stops the host, a message is dropped.

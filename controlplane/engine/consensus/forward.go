@@ -10,17 +10,18 @@ import (
 // With GroupOptions.Forward, a member that does not lead sends its proposals to the leader. It calls the callback of a
 // proposal when it applies the entry itself; it recognizes the entry by the proposal's ID.
 //
-// Forwarding never applies a proposal twice. The envelope names a term. The leader appends the proposals in that term or
-// not at all, and once, even if the network repeats the envelope. It refuses an envelope only if it certainly has not
-// appended it. So a proposal may be sent again when the leader has refused it, or when an entry of a later term was applied,
-// because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome is unknown.
+// Forwarding never applies a proposal twice. The envelope names a term. The leader appends the proposals in that term
+// or not at all, and once, even if the network repeats the envelope. It refuses an envelope only if it certainly has
+// not appended it. So a proposal may be sent again when the leader has refused it, or when an entry of a later term was
+// applied, because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome
+// is unknown.
 
 // sent holds the forwarded proposals whose entry a leader may have appended, in the order of sending.
 type sent struct {
-	count int    // of those that wait
-	term  uint64 // of the last entry applied
+	count int    // number of waiting proposals
+	term  uint64 // term of the last applied entry
 	list  []*proposal
-	byID  map[[16]byte]*proposal // the first of each id
+	byID  map[[16]byte]*proposal // the first proposal with each id
 }
 
 func (s *sent) add(p *proposal) {
@@ -41,7 +42,7 @@ func (s *sent) add(p *proposal) {
 	first.twin = p
 }
 
-// take removes the first with an id; nil if there is none.
+// take removes and returns the first proposal with an id, nil if there is none.
 func (s *sent) take(id [16]byte) *proposal {
 	p := s.byID[id]
 	if p == nil {
@@ -54,7 +55,7 @@ func (s *sent) take(id [16]byte) *proposal {
 	return p
 }
 
-// remove leaves p in the list, which drain clears of what does not wait.
+// remove removes p from byID. p stays in the list until drain removes it.
 func (s *sent) remove(p *proposal) {
 	switch first := s.byID[p.id]; {
 	case first != p:
@@ -71,7 +72,7 @@ func (s *sent) remove(p *proposal) {
 	s.count--
 }
 
-// drain removes those that match, and returns them in order.
+// drain removes the proposals that match, and returns them in order.
 func (s *sent) drain(match func(*proposal) bool) []*proposal {
 	var out []*proposal
 	keep := s.list[:0]
@@ -119,7 +120,8 @@ func (g *Group) handleForward(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// proposeMail appends what other members have forwarded, many envelopes at once, and refuses what cannot be.
+// proposeMail appends the proposals that other members have forwarded, those of many envelopes at once, and refuses
+// envelopes that cannot be appended.
 func (g *Group) proposeMail(s *raft.BasicStatus) {
 	mail := g.mail
 	g.mail = nil
@@ -181,7 +183,7 @@ func (g *Group) handleRefusal(e message.Envelope) {
 // repetitions.
 type arrivals struct {
 	term  uint64
-	lives []arrival // the one heard from last is last
+	lives []arrival // in the order of the last envelope
 }
 
 // arrival records the envelopes of one run of a member: bit i of seen is set if envelope newest-i was taken.
@@ -191,7 +193,7 @@ type arrival struct {
 	seen         uint64
 }
 
-// maxLives limits arrivals. A repeated envelope is not delayed for as long as that many restarts of members take.
+// maxLives limits arrivals.lives. No repeated envelope is delayed for as long as this many restarts of members take.
 const maxLives = 32
 
 // first reports whether the envelope is new, and records it. An envelope that is 64 numbers late counts as a

@@ -13,60 +13,60 @@ import (
 
 // Entry is one committed proposal.
 type Entry struct {
-	// Index grows from one to the next: raft's own entries take indexes, too, and are not shown. Proposals without an id
-	// may share one; they are applied together.
+	// Index never decreases. There are gaps, because raft's own entries have indexes, too. Proposals without an id may
+	// share an index; they are applied together.
 	Index uint64
 	Term  uint64
 	ID    [16]byte
-	// Wanted says that somebody on this member waits for the answer to this entry. It may differ from member to member,
-	// and so must not change the state.
+	// Wanted reports whether a caller on this member waits for the result of this entry. It differs between members, so
+	// the state must not depend on it.
 	Wanted bool
-	// Data belongs to the log: it must not be changed, nor kept after Apply returned.
+	// Data belongs to the log. StateMachine.Apply must neither change it nor keep it after returning.
 	Data []byte
 }
 
-// StateMachine is what a group replicates. Its methods are called by one goroutine at a time, which a Runner has for each
-// group: a machine that is slow delays its own group's answers and nothing else. It need not sync what it applies:
-// after a crash it may come back at any earlier index that Flush returned, or later.
+// StateMachine is the replicated state machine of a group. Its methods are called by one goroutine at a time. A Runner
+// has one goroutine per group for them, so a slow state machine delays only its own group. A state machine need not
+// sync what it applies: after a crash it may be at any index from the last one that Flush returned.
 type StateMachine interface {
-	// Apply changes the state by the entries, in order, and returns one answer each, which counts where Entry.Wanted
-	// only. The index and term of the last entry are part of the state and change with it atomically, and so do all
-	// entries of one index. It depends on nothing but the state and the entries. A refusal is an answer; an error says
-	// that the state cannot be written and ends the host.
+	// Apply applies the entries to the state, in order, and returns one result per entry, which is used only where
+	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them; all
+	// entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal is a
+	// result; an error means that the state cannot be written, and stops the host.
 	Apply([]Entry) ([]any, error)
-	// Applied returns the place of the last entry in the state, zeroes if there is none.
+	// Applied returns the index and term of the last applied entry, zeroes if there is none.
 	Applied() (index, term uint64)
-	// Flush returns the index up to which the state would survive a crash. It may make that true first, but must not take
-	// long: a machine with much to write does so in the background and returns what holds until then. An error ends the
-	// host.
+	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a state
+	// machine with much to write flushes in the background and returns the index of the last finished flush. An error
+	// stops the host.
 	Flush() (index uint64, err error)
-	// Checkpoint writes the state to files in dir, which exists and is empty, or in directories below, and returns its
-	// place. The files need not be synced. It should be quick (links), for what is to be applied waits; after an error
-	// raft tries again.
+	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term of
+	// the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
+	// meanwhile. After an error raft tries again.
 	Checkpoint(dir string) (index, term uint64, err error)
-	// Restore replaces the state by that of a checkpoint's files, which it may move. It is atomic and durable: after a
-	// crash at any moment the machine has the old or the new state and no need of dir.
+	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and durable:
+	// after a crash at any moment the state machine has the old or the new state and does not need dir.
 	Restore(dir string) error
 }
 
-// Result is where a proposal was applied and what the state machine answered.
+// Result holds the index and term at which a proposal was applied, and the state machine's result.
 type Result struct {
 	Index, Term uint64
 	Answer      any
 }
 
-// GroupOptions describe one group; all but Forward are required.
+// GroupOptions configures one group. All fields except Forward are required.
 type GroupOptions struct {
 	ID      uint64 // above 0, the same on all members
 	Name    string // for logs
 	Machine StateMachine
-	// Forward lets members that do not lead take proposals, too: they send them to the leader, and answer when they apply
-	// them themselves. The same on all members. Proposals that are under way at the same time then need different ids,
-	// unless the state machine answers each id once; those without an id are told apart by place.
+	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the entry
+	// themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if the state
+	// machine applies each id once; proposals without an id are exempt.
 	Forward bool
 }
 
-// Group is one raft group of a host. Like the host it is not safe for concurrent use.
+// Group is one raft group of a host. It is not safe for concurrent use.
 type Group struct {
 	host    *Host
 	id      uint64
@@ -82,39 +82,39 @@ type Group struct {
 	term   uint64
 	commit uint64
 
-	handed  raftconf.Position // the last entry given to the state machine
-	applied raftconf.Position // the last one that it has applied
+	handed  raftconf.Position // the last entry queued for the state machine
+	applied raftconf.Position // the last entry that the state machine has applied
 
 	forward       bool
-	queue         []*proposal        // not yet given to raft, nor sent to the leader
-	fresh         int                // the last ones of inflight, whose index the next Ready tells
+	queue         []*proposal        // not yet passed to raft or forwarded
+	fresh         int                // how many of the last of inflight get their index with the next Ready
 	inflight      []*proposal        // in the log of this leader, by index
-	sent          sent               // perhaps in the log of a leader
-	proposalBytes uint64             // of all three
-	hold          uint64             // the tick before which nothing is sent to the leader
-	forwarded     uint64             // envelopes, for their numbers
-	batches       uint64             // made, for their ids
-	arrived       arrivals           // of other members, for the leader
-	mail          []message.Envelope // the same, not yet given to raft
-	waiting       uint64             // about how many bytes are in queue and mail
+	sent          sent               // forwarded; may be in the log of a leader
+	proposalBytes uint64             // of queue, inflight and sent
+	hold          uint64             // the tick before which nothing is forwarded
+	forwarded     uint64             // number of forwarded envelopes; numbers the next one
+	batches       uint64             // number of batches made; part of their ids
+	arrived       arrivals           // record of the envelopes that other members have forwarded to this leader
+	mail          []message.Envelope // forwarded by other members, not yet passed to raft
+	waiting       uint64             // approximate bytes of queue and mail
 	reads         reads
 	transfer      *transfer
 	change        *memberChange
-	removed       bool              // as another member says
+	removed       bool              // another member reported that this member was removed
 	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
-	flushAfter    uint64            // the last index from which another Flush is worth asking,
-	flushBytes    uint64            // or how large the log is then
+	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter,
+	flushBytes    uint64            // or its size has reached flushBytes
 
 	flushing bool
-	asked    raftconf.Position // the highest number of reads that a heartbeat of the term asked to confirm
+	asked    raftconf.Position // the term of the last heartbeat sent, and the highest read-request number in that term
 
 	incoming   []incomingSnapshot
 	installing *installation
 	outgoing   map[uint64]outgoingSnapshot
 
 	jobs    []*job   // for the state machine, in order
-	working bool     // a Runner has some of them
-	spare   *entries // for the next job
+	working bool     // a Runner's goroutine is running jobs
+	spare   *entries // reused for the next job
 }
 
 // open reads the log, compares it with the state machine and starts raft.
@@ -152,11 +152,11 @@ func (g *Group) open() error {
 		return fmt.Errorf("start raft: %w", err)
 	}
 	g.term, g.commit, g.handed = g.storage.HardState().GetTerm(), g.storage.HardState().GetCommit(), g.applied
-	h.schedule(g) // committed entries may wait to be applied again
+	h.schedule(g) // there may be committed entries to apply again
 	return nil
 }
 
-// start lets a group of one begin without waiting for an election that nobody else takes part in.
+// start makes the only voter of a group a candidate at once, without waiting for an election timeout.
 func (g *Group) start() {
 	if voters := g.storage.Members().Conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
 		if err := g.node.Campaign(); err != nil {

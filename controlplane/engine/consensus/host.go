@@ -12,16 +12,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// Transport carries envelopes to other members. It must not block and need not deliver; it may reorder and repeat. It
-// is called by the goroutine that drives the host and must not call the host back from there.
+// Transport sends envelopes to other members. Its methods must not block. It may drop, reorder and repeat envelopes.
+// The goroutine that drives the host calls it, and it must not call the host from that goroutine.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When it is done with dir, delivered or not,
-	// the host must hear by ReportSnapshot, once; a transfer that makes no progress has to be given up at some time.
+	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir, whether
+	// the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that makes no
+	// progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
-// Leadership is the leader of a group as far as this member knows; Leader is 0 if none is known.
+// Leadership names the leader of a group as far as this member knows; Leader is 0 if none is known.
 type Leadership struct {
 	Group, Leader, Term uint64
 }
@@ -36,19 +37,19 @@ type Host struct {
 
 	removed bool // from all groups
 
-	now       uint64 // in ticks
-	heard     map[uint64]uint64
-	lost      map[uint64]bool // members that ReportUnreachable named and that sent nothing since
-	nonce     uint64          // random number of this run, part of the IDs of read requests, batches and forwarded envelopes
-	questions uint64
-	snapshots uint64 // directories made
+	now       uint64            // in ticks
+	heard     map[uint64]uint64 // tick of the last message, by member
+	lost      map[uint64]bool   // members that ReportUnreachable named and that sent nothing since
+	nonce     uint64            // random number of this run; part of the IDs of reads, batches and forwarded envelopes
+	questions uint64            // number of read requests
+	snapshots uint64            // number of directories made for outgoing snapshots
 	onLeader  func(Leadership)
 
 	work        []*Group
 	next        *write
 	heartbeats  []heartbeats
 	threads     *threads // set by a Runner; nil if the caller of Process does all work
-	fled        bool     // whether a stall of the disk was logged
+	fled        bool     // a stall of the disk was logged
 	completions []completion
 	spare       []completion
 }
@@ -246,7 +247,7 @@ func (h *Host) leads(l Leadership) {
 	h.onLeader(l)
 }
 
-// later calls f with the other callbacks.
+// later queues f as a callback.
 func (h *Host) later(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
 // guard, deferred, stops the host when raft panics because of a failed read of the log or a violated invariant.

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// judge is the change as raft takes it, nil when all of it is true already, or the reason against it.
+// judge converts changes to raft's form. It returns nil if the membership already has all of them, and a *MembersError
+// if they are refused.
 func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
 	if len(changes) == 0 {
 		return nil, refuse(ReasonMalformed, "no change of members was given")
@@ -48,7 +49,7 @@ func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error
 	return cc, g.judgeQuorum(now, next, force)
 }
 
-// removals counts the voters that a change removes.
+// removals returns how many voters a change removes.
 func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 	for _, c := range cc.Changes {
 		if c.GetType() == raftpb.ConfChangeRemoveNode && slices.Contains(voters, c.GetNodeId()) {
@@ -58,7 +59,7 @@ func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 	return n
 }
 
-// judgeOne is raft's name of a change, nil when it is true already.
+// judgeOne returns raft's type of a change, nil if the membership already has the change.
 func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeType, error) {
 	voter, learner := slices.Contains(now.Conf.Voters, c.Member), slices.Contains(now.Conf.Learners, c.Member)
 	switch c.Kind {
@@ -96,7 +97,7 @@ func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeT
 	return nil, refuse(ReasonMalformed, "change %d of member %d is unknown", c.Kind, c.Member)
 }
 
-// judgeProgress says whether a learner is far enough to vote.
+// judgeProgress refuses the promotion of a learner that was not heard from lately or lacks too much of the log.
 func (g *Group) judgeProgress(member uint64) error {
 	var match uint64
 	g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
@@ -113,7 +114,8 @@ func (g *Group) judgeProgress(member uint64) error {
 	return nil
 }
 
-// judgeQuorum says whether those who would vote could agree.
+// judgeQuorum refuses a change of the voters if fewer than a quorum of the new voters were heard from lately, or if it
+// leaves one voter and force is not set.
 func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
 	before, after := len(now.Conf.Voters), len(next.Conf.Voters)
 	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.Conf.Voters)), slices.Sorted(slices.Values(next.Conf.Voters))) {
@@ -134,7 +136,8 @@ func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
 	return nil
 }
 
-// hearing says whether a member was heard from in the last election time-out.
+// hearing reports whether a message from the member arrived within the last election timeout. It is true for the host's
+// own member.
 func (h *Host) hearing(member uint64) bool {
 	at, ok := h.heard[member]
 	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)

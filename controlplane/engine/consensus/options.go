@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Options open a Host.
+// Options configures a Host.
 type Options struct {
 	ID        uint64    // this member; required, above 0
 	Members   []uint64  // the first configuration, the same on all members; contains ID; required without Join
@@ -31,34 +31,34 @@ type Options struct {
 	Rand io.Reader    // for data-directory IDs and IDs of read requests; default: crypto/rand.Reader
 	Log  *slog.Logger // default: slog.Default()
 
-	// ElectionTicks without a word from the leader start an election, after at most twice as many; default 10. A leader
-	// speaks every HeartbeatTicks; default 1.
+	// ElectionTicks is the election timeout: a follower without messages from the leader starts an election after
+	// ElectionTicks to 2 × ElectionTicks; default 10. A leader sends heartbeats every HeartbeatTicks; default 1.
 	ElectionTicks, HeartbeatTicks int
-	// StallTicks are how long a write of the log may take; then a leader hands over. Default: half of ElectionTicks. It
-	// counts with a Runner only, whose log has a goroutine of its own.
+	// StallTicks is the duration of a write of the log after which a leader transfers leadership. Default: half of
+	// ElectionTicks, at least 2. It has an effect only with a Runner, which writes the log on its own goroutine.
 	StallTicks int
 
-	OnLeader func(Leadership) // called during Process when what this member knows changes; optional
+	OnLeader func(Leadership) // called during Process when this member learns of a new leader or term; optional
 	Limits   Limits
 
 	// QuietLog turns off the log engine's background compactions, so that a simulation replays.
 	QuietLog bool
 }
 
-// Limits bound what a host holds. Zero fields mean their default.
+// Limits limits what a host holds in memory and in its logs. Zero fields mean their default.
 type Limits struct {
 	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
-	UncommittedBytes uint64 // proposals of one group that wait; default 64 MiB
-	Reads            int    // reads of one group that wait; default 100,000
+	UncommittedBytes uint64 // pending proposals of one group; default 64 MiB
+	Reads            int    // pending reads of one group; default 100,000
 	MessageBytes     uint64 // entries in one message, unless a single one is larger; default 1 MiB
 	InflightMessages int    // appends under way to one member; default 256
-	InflightBytes    uint64 // default 64 MiB
-	ApplyBytes       uint64 // entries applied in one go; default 4 MiB
+	InflightBytes    uint64 // size of these appends; default 64 MiB
+	ApplyBytes       uint64 // entries in one call of StateMachine.Apply; default 4 MiB
 	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
 	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
-	TailBytes        uint64 // or less if they are larger than this; default 16 MiB. A leader keeps more for one that is behind
-	ProposalTicks    uint64 // after which a proposal is ErrUncertain; default 5 × ElectionTicks
-	ReadTicks        uint64 // after which a read is ErrNoLeader; default 5 × ElectionTicks
+	TailBytes        uint64 // or fewer if they exceed this; default 16 MiB. A leader keeps more for slow members
+	ProposalTicks    uint64 // timeout of a proposal (ErrUncertain or ErrNoLeader); default 5 × ElectionTicks
+	ReadTicks        uint64 // timeout of a read (ErrNoLeader); default 5 × ElectionTicks
 }
 
 func (o *Options) ensureDefaults() error {
@@ -113,7 +113,7 @@ func (o *Options) ensureDefaults() error {
 	return nil
 }
 
-// readRetryTicks is how long a question waits for an answer before it is put again.
+// readRetryTicks returns the number of ticks after which an unanswered ReadIndex request is sent again.
 func (o *Options) readRetryTicks() uint64 {
 	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
 }

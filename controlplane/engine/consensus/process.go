@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// completion is one callback that is due.
+// completion is a callback that is to be called, with its arguments. One of proposal, read and other is set.
 type completion struct {
 	proposal callback
 	read     *Read
@@ -22,7 +22,7 @@ type completion struct {
 	err      error
 }
 
-// schedule makes the next Process look at the group.
+// schedule adds the group to those that the next Process handles.
 func (h *Host) schedule(g *Group) {
 	if !g.queued {
 		g.queued = true
@@ -30,7 +30,7 @@ func (h *Host) schedule(g *Group) {
 	}
 }
 
-// complete tells all who wait for a proposal the same.
+// complete queues all callbacks of a proposal with the same result.
 func (h *Host) complete(p *proposal, result Result, err error) {
 	p.reply(h.reply, result, err)
 }
@@ -39,7 +39,7 @@ func (h *Host) reply(ask callback, result Result, err error) {
 	h.completions = append(h.completions, completion{proposal: ask, result: result, err: err})
 }
 
-// callBack runs what is due. A callback may cause more.
+// callBack calls the queued callbacks, including those that a callback adds.
 func (h *Host) callBack() {
 	for len(h.completions) > 0 {
 		due := h.completions
@@ -61,20 +61,20 @@ func (h *Host) callBack() {
 	}
 }
 
-// Idle says that Process would do nothing.
+// Idle reports whether Process would do nothing.
 func (h *Host) Idle() bool { return h.err != nil || len(h.work) == 0 }
 
-// Process does all the work that waited when it was called, of all groups, in rounds: raft's messages leave, what it
-// wants to keep goes to the log in one batch with one fsync, acknowledgements leave, committed entries are applied and
-// callbacks are called. What callbacks queue is for the next call; Idle says whether one is needed. An error is final:
-// the host has stopped, everything that waited was answered.
+// Process does the queued work of all groups, in rounds. Each round sends raft's messages, writes entries and votes to
+// the log in one batch with one fsync, sends the acknowledgements, applies committed entries and calls callbacks. Work
+// that callbacks queue is left for the next call; Idle reports whether a call is needed. An error is final: the host
+// has stopped, and all pending calls have failed.
 //
-// Driven by a Runner it waits for neither the log nor the state machines: it begins what they have to do, and is called
-// again when they have done it.
+// Under a Runner, Process waits for neither the log nor the state machines. It starts their work, and the Runner calls
+// it again when that work is finished.
 //
-// Of what raft says acknowledgements, votes and requests for votes wait for the fsync. A leader's appends and heartbeats
-// promise nothing about the sender's disk, for its term was synced with its vote, and so the followers' disks work at the
-// same time as ours.
+// Acknowledgements, votes and vote requests are sent after the fsync. A leader's appends and heartbeats are sent before
+// it, because they promise nothing about the leader's disk: its term was synced together with its vote. So the disks of
+// leader and followers work at the same time.
 func (h *Host) Process() (err error) {
 	if h.err != nil {
 		return h.err
@@ -109,12 +109,12 @@ func (h *Host) Process() (err error) {
 	return h.rest()
 }
 
-// envelope begins one of the group to another member.
+// envelope returns an envelope of the group to another member, without content.
 func (g *Group) envelope(to uint64, kind message.Kind) message.Envelope {
 	return message.Envelope{From: g.host.opts.ID, To: to, FromDirID: g.host.dirIDs.own, ToDirID: g.dirIDOf(to), Kind: kind, Group: g.id}
 }
 
-// send hands a raft message to the transport.
+// send passes a raft message to the transport. Heartbeats are collected first, and snapshots wait for their files.
 func (h *Host) send(g *Group, m *raftpb.Message) {
 	if message.IsHeartbeat(m) {
 		g.addHeartbeat(m)
@@ -129,7 +129,7 @@ func (h *Host) send(g *Group, m *raftpb.Message) {
 	h.opts.Transport.Send(e)
 }
 
-// observe takes note of what raft has changed.
+// observe updates the group's copies of raft's role, leader, term and commit index, and handles their changes.
 func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		g.role = rd.SoftState.RaftState
@@ -143,7 +143,7 @@ func (g *Group) observe(rd *raft.Ready) {
 	}
 	if leader != g.leader || term != g.term {
 		g.leader, g.term = leader, term
-		g.reads.resend = 0 // the question may have gone to the last one
+		g.reads.resend = 0 // the request may have gone to the previous leader
 		g.hold = 0
 		if g.role == raft.StateLeader {
 			g.arrived = arrivals{term: term}
@@ -157,7 +157,8 @@ func (g *Group) observe(rd *raft.Ready) {
 	g.checkChange(g.host.now)
 }
 
-// rest ends Process: cuts logs that have grown, drops what nobody took, keeps the groups that have more to do.
+// rest ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with more
+// work scheduled.
 func (h *Host) rest() error {
 	for _, g := range h.work {
 		g.trim()
@@ -177,7 +178,8 @@ func (h *Host) rest() error {
 	return nil
 }
 
-// trim lets the log be cut when it is a quarter longer than the tail that is kept for followers.
+// trim asks the state machine to flush, so that the log can be truncated, when the log is a quarter longer than the
+// tail that is kept for followers (Limits.TailEntries, Limits.TailBytes).
 func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()
@@ -201,7 +203,7 @@ func (g *Group) trim() {
 	})
 }
 
-// cut lets the next write cut the log below what the state machine has flushed.
+// cut makes the next write truncate the log, at most up to the index that the state machine has flushed.
 func (g *Group) cut(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
 	to := l.Tail(limits.TailBytes)
@@ -223,8 +225,9 @@ func (g *Group) cut(flushed uint64) error {
 	return nil
 }
 
-// keepFor is how far a leader may cut its log without keeping others from going on with it, as long as what is kept has
-// bounds: a member that was away for a moment needs no state, and one that is being sent the state goes on from there.
+// keepFor lowers the index to, up to which the log may be truncated, so that other members can continue with the log: a
+// leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 × Limits.TailBytes. The
+// entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
 func (g *Group) keepFor(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()

@@ -11,26 +11,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// callback receives the result of a proposal, once.
+// callback receives the result of a proposal. It is called once.
 type callback func(Result, error)
 
-// proposal waits for its entry to be applied.
+// proposal is one proposal, or a batch of proposals, that waits until its entry is applied.
 type proposal struct {
 	id       [16]byte
-	data     []byte // as in the log; nil once raft has it and nobody will need it again
+	data     []byte // as in the log; nil when raft has it and it cannot be needed for a retry
 	size     uint64
-	at       raftconf.Position // index 0: not known. The term is the only one in which its entry can be
+	at       raftconf.Position // index 0: unknown. The entry can exist only in the term
 	deadline uint64            // in ticks
 	done     callback
 
-	// Of a batch: the callbacks of its proposals, and whether the batch is closed.
+	// Only in a batch: the callbacks of its proposals, and whether the batch is closed.
 	parts  []callback
 	closed bool
 
 	// While in Group.sent.
-	envelope uint64 // that it went to the leader in; 0 if it was this member's own log
+	envelope uint64 // number of the envelope to the leader; 0 if this member itself appended the proposal
 	waits    bool
-	twin     *proposal // the next one with the same id
+	twin     *proposal // the next proposal with the same id
 }
 
 // reply calls send with the same result for every callback of the proposal, once.
@@ -44,13 +44,14 @@ func (p *proposal) reply(reply func(callback, Result, error), r Result, err erro
 	p.done, p.parts = nil, nil
 }
 
-// Propose asks for data to be applied under id, which a retry repeats. done is called exactly once, when the entry is
-// committed and applied here, or when that can no longer be promised: a *NotLeaderError, ErrNoLeader (with
-// GroupOptions.Forward in place of the former), ErrOverloaded, ErrTooLarge or ErrStopped (nothing was done), or
-// ErrUncertain. It may be called before Propose returns, and otherwise is during Process or Tick; it may propose and
-// read, but not step or process the host. data is copied.
+// Propose proposes data under id; a retry must repeat the id. Propose copies data. done is called exactly once: without
+// an error when the entry is committed and applied on this member; with ErrUncertain when the proposal may or may not
+// be applied; with another error when it will not be applied: a *NotLeaderError (ErrNoLeader with
+// GroupOptions.Forward), ErrOverloaded, ErrTooLarge or ErrStopped. done is called before Propose returns, or during
+// Process or Tick. done may call Propose and ReadIndex, but not Step or Process.
 //
-// In a group that forwards, a proposal without an id (zeroes) may share an entry, and so an index, with others.
+// In a group with GroupOptions.Forward, a proposal without an id (zeroes) may share an entry, and so an index, with
+// others.
 func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	limits := &g.host.opts.Limits
 	switch {
@@ -83,7 +84,8 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	g.host.schedule(g)
 }
 
-// blocked says that what is queued has to wait, for a leader that takes it.
+// blocked reports whether queued proposals have to wait: no leader is known, the leader transfers leadership, or the
+// leader has just refused a proposal.
 func (g *Group) blocked(s *raft.BasicStatus) bool {
 	if s.RaftState == raft.StateLeader {
 		return s.LeadTransferee != 0
@@ -91,7 +93,7 @@ func (g *Group) blocked(s *raft.BasicStatus) bool {
 	return s.Lead == 0 || g.hold > g.host.now
 }
 
-// proposing says whether propose would do something.
+// proposing reports whether propose would do something.
 func (g *Group) proposing() bool {
 	if len(g.queue) == 0 && len(g.mail) == 0 {
 		return false
@@ -103,8 +105,8 @@ func (g *Group) proposing() bool {
 	return len(g.mail) > 0 || !g.forward || !g.blocked(&s)
 }
 
-// gathers says that proposals come together for now: a write is under way, and they would only be in the one after it.
-// Nothing waits so for a disk that is slow (a tick), nor when a message is full.
+// gathers reports whether proposals are held back to be batched: a write of the log is under way, so they can only be
+// part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
 func (g *Group) gathers(s *raft.BasicStatus) bool {
 	if !g.forward && s.RaftState != raft.StateLeader {
 		return false
@@ -112,7 +114,7 @@ func (g *Group) gathers(s *raft.BasicStatus) bool {
 	return g.host.writing() && g.waiting < g.host.opts.Limits.MessageBytes
 }
 
-// propose gives raft what is queued, or the leader, in as few messages as their size allows.
+// propose passes the queued proposals to raft, or forwards them to the leader, in as few messages as their size allows.
 func (g *Group) propose() {
 	if len(g.queue) == 0 && len(g.mail) == 0 {
 		return
@@ -156,7 +158,7 @@ func (g *Group) propose() {
 	}
 }
 
-// append gives raft proposals to append, all or none.
+// append passes proposals to raft, which appends all or none.
 func (g *Group) append(ps []*proposal) {
 	entries := make([]*raftpb.Entry, len(ps))
 	for i, p := range ps {
@@ -175,7 +177,7 @@ func (g *Group) append(ps []*proposal) {
 	g.fresh += len(ps)
 }
 
-// number tells the proposals just given to raft their index: raft appended them last.
+// number sets the index of the proposals that were just passed to raft. They are the last of entries.
 func (g *Group) number(entries []*raftpb.Entry) {
 	for i := range g.fresh {
 		g.inflight[len(g.inflight)-1-i].at.Index = entries[len(entries)-1-i].GetIndex()
@@ -183,8 +185,8 @@ func (g *Group) number(entries []*raftpb.Entry) {
 	g.fresh = 0
 }
 
-// claim takes the proposal whose entry is about to be applied, nil when nobody here waits for it, and settles those
-// that it shows to be lost. raft's own entries have no id: nil.
+// claim removes and returns the proposal whose entry is about to be applied, nil if it was not made on this member. It
+// also handles the proposals whose entries can no longer exist because of this entry. id is nil for raft's own entries.
 func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	for len(g.inflight) > 0 && g.inflight[0].at.Index <= at.Index {
 		switch p := g.takeInflight(); {
@@ -205,7 +207,7 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 		}
 	}
 	if at.Term > g.sent.term {
-		// Terms do not go back along a log: what went to the leader of an earlier one is not in it.
+		// Terms never decrease along a log, so no proposal sent to the leader of an earlier term can follow in it.
 		for _, p := range g.sent.drain(func(p *proposal) bool { return p.at.Term < at.Term }) {
 			g.proposalBytes -= p.size
 			g.lost(p)
@@ -215,7 +217,8 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	return found
 }
 
-// lost deals with a proposal whose entry is known never to be: it goes back to the queue, or is answered.
+// lost handles a proposal that certainly will not be applied: it queues the proposal again with GroupOptions.Forward,
+// and otherwise fails it with a *NotLeaderError.
 func (g *Group) lost(p *proposal) {
 	if !g.forward {
 		g.host.complete(p, Result{}, &NotLeaderError{g.leader})
@@ -234,8 +237,8 @@ func (g *Group) takeInflight() *proposal {
 	return p
 }
 
-// lose gives up on proposals of terms in which this member does not lead any more, but for those known to be decided.
-// With forwarding all of them are found in the log again, or shown not to be there.
+// lose fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed ones.
+// With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are applied.
 func (g *Group) lose() {
 	if g.forward {
 		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {
@@ -265,7 +268,7 @@ func (g *Group) lose() {
 	g.inflight = keep
 }
 
-// answer answers proposals that are in none of the lists any more.
+// answer fails proposals that the caller has removed from all lists.
 func (g *Group) answer(ps []*proposal, err error) {
 	for _, p := range ps {
 		g.proposalBytes -= p.size
@@ -273,7 +276,7 @@ func (g *Group) answer(ps []*proposal, err error) {
 	}
 }
 
-// expire answers what waited too long.
+// expire fails the proposals, reads, transfers and membership changes that are past their deadline.
 func (g *Group) expire(now uint64) {
 	for len(g.inflight) > 0 && g.inflight[0].deadline <= now {
 		g.host.complete(g.takeInflight(), Result{}, ErrUncertain)
@@ -300,7 +303,8 @@ func (g *Group) expire(now uint64) {
 	g.checkChange(now)
 }
 
-// fail answers everything with err, for the host is at its end.
+// fail fails all pending calls, because the host stops with err. Proposals that raft or the leader may have appended
+// get ErrUncertain.
 func (g *Group) fail(err error) {
 	g.answer(g.queue, err)
 	g.queue = nil

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 )
 
-// raftLogger gives raft's lines to slog. What raft calls information is debugging to an operator; what raft cannot
-// survive becomes a raftPanic for Host.guard.
+// raftLogger passes raft's log lines to slog. raft's info level becomes slog's debug level. Fatal and Panic panic with
+// a raftPanic, which Host.guard recovers.
 type raftLogger struct{ log *slog.Logger }
 
 func (l raftLogger) print(level slog.Level, v []any) {

@@ -9,32 +9,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Read is a wait for linearizability; see Group.ReadIndex.
+// Read is a pending call of Group.ReadIndex.
 type Read struct {
 	done     func(index uint64, err error)
 	deadline uint64 // in ticks
 	index    uint64
 }
 
-// Cancel drops the wait; its callback will not be called.
+// Cancel cancels the call. Its callback will not be called.
 func (r *Read) Cancel() { r.done = nil }
 
-// reads are the reads of one group. One question is under way to the leader at any time; those that arrive meanwhile
-// are answered by the next one. A question may be asked again with the same name: whenever the leader answers, it read
-// its commit index after the question was first asked.
+// reads holds the pending reads of one group. At most one ReadIndex request to the leader is under way; reads that
+// arrive meanwhile share the next request. A request may be sent again with the same ID: every response has a commit
+// index that the leader read after the first sending.
 type reads struct {
-	count   int     // in the three lists, cancelled ones too
-	queued  []*Read // for the next question
-	asked   []*Read // by the question under way
-	waiting []*Read // answered, for the state machine to get there
-	name    [16]byte
-	resend  uint64 // the tick at which to ask again
+	count   int      // reads in the three lists, including cancelled ones
+	queued  []*Read  // for the next request
+	asked   []*Read  // for the request under way
+	waiting []*Read  // have an index that the state machine has not applied yet
+	name    [16]byte // ID of the request under way
+	resend  uint64   // the tick at which the request is sent again
 }
 
-// ReadIndex calls done once everything that was committed in the group before the call is applied here, with an index
-// that says so; reads of the state machine after that are linearizable. It works on every member. Errors: ErrNoLeader
-// when no leader answered within Limits.ReadTicks, ErrOverloaded, ErrStopped. done may be called before ReadIndex
-// returns, and otherwise is during Process or Tick; it may propose and read, but not step or process the host.
+// ReadIndex calls done when this member has applied all entries that were committed in the group before the call. Reads
+// of the state machine after that are linearizable. index is the last applied index. ReadIndex works on every member.
+// Errors: ErrNoLeader when no leader responds within Limits.ReadTicks, ErrOverloaded, ErrStopped. done is called before
+// ReadIndex returns, or during Process or Tick. done may call Propose and ReadIndex, but not Step or Process.
 func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	r := &Read{done: done, deadline: g.host.now + g.host.opts.Limits.ReadTicks}
 	switch {
@@ -52,19 +52,19 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	return r
 }
 
-// due says whether ask would do something.
+// due reports whether ask would send a request.
 func (rs *reads) due(g *Group) bool {
 	if len(rs.asked) == 0 && len(rs.queued) == 0 || g.leader == 0 {
 		return false
 	}
-	// A leader knows what is committed once it has committed something itself.
+	// A leader knows the commit index only after an entry of its own term has been committed.
 	if g.role == raft.StateLeader && g.applied.Term != g.term {
 		return false
 	}
 	return len(rs.asked) == 0 || rs.resend <= g.host.now
 }
 
-// ask puts a question to the leader, or the last one again.
+// ask sends a request for the queued reads to the leader, or sends the request under way again.
 func (rs *reads) ask(g *Group) {
 	if !rs.due(g) {
 		return
@@ -72,7 +72,7 @@ func (rs *reads) ask(g *Group) {
 	if len(rs.asked) == 0 {
 		rs.asked, rs.queued = rs.queued, rs.asked[:0]
 		g.host.questions++
-		// Unique over restarts too: an answer to an earlier life of this member must not be taken for one to this.
+		// Unique across restarts: a response to an earlier run of this member must not match a request of this run.
 		binary.LittleEndian.PutUint64(rs.name[:], g.host.nonce)
 		binary.LittleEndian.PutUint64(rs.name[8:], g.host.questions)
 	}
@@ -81,11 +81,11 @@ func (rs *reads) ask(g *Group) {
 	g.node.ReadIndex(name[:])
 }
 
-// hear takes the leader's answers.
+// hear handles the leader's responses.
 func (rs *reads) hear(g *Group, states []raft.ReadState) {
 	for _, s := range states {
 		if len(rs.asked) == 0 || string(s.RequestCtx) != string(rs.name[:]) {
-			continue // a second answer
+			continue // a repeated response
 		}
 		for _, r := range rs.asked {
 			r.index = s.Index
@@ -96,7 +96,7 @@ func (rs *reads) hear(g *Group, states []raft.ReadState) {
 	}
 }
 
-// release answers the reads that the state machine has reached.
+// release completes the reads whose index the state machine has applied.
 func (rs *reads) release(g *Group) {
 	if len(rs.waiting) > 0 {
 		reached := func(r *Read) bool { return r.index <= g.applied.Index }
@@ -104,7 +104,7 @@ func (rs *reads) release(g *Group) {
 	}
 }
 
-// expire answers the reads that waited too long, and asks again when the leader is silent.
+// expire fails the reads that are past their deadline, and schedules a repetition of the request if it is due.
 func (rs *reads) expire(g *Group, now uint64) {
 	late := func(r *Read) bool { return r.deadline <= now }
 	rs.queued = rs.answer(g, rs.queued, late, ErrNoLeader)
@@ -122,7 +122,7 @@ func (rs *reads) fail(g *Group, err error) {
 	rs.waiting = rs.answer(g, rs.waiting, all, err)
 }
 
-// answer takes the reads that match out of the list.
+// answer completes the reads of list that match, and returns the others.
 func (rs *reads) answer(g *Group, list []*Read, match func(*Read) bool, err error) []*Read {
 	keep := list[:0]
 	for _, r := range list {

@@ -12,16 +12,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// RunnerOptions start a Runner. Zero fields mean their default.
+// RunnerOptions configures a Runner. Zero fields mean their default.
 type RunnerOptions struct {
 	TickInterval time.Duration // default 100 ms
-	Envelopes    int           // of peers that wait, beyond which they are dropped; default 8192
-	Calls        int           // of callers that wait, beyond which they get ErrOverloaded; default 100,000
+	Envelopes    int           // queued envelopes of other members; more are dropped; default 8192
+	Calls        int           // queued calls; more return ErrOverloaded; default 100,000
 }
 
-// Runner drives a host with goroutines of its own (threads.go) and makes it safe to use by many. What arrives while the
-// host works is taken up together, and so is what has to be written while the disk works: batches form by themselves, and
-// nothing ever waits for one.
+// Runner drives a Host with its own goroutines (threads.go) and has blocking methods that are safe for concurrent use.
+// Calls and envelopes that arrive while the Host works are processed together afterwards, and entries that arrive while
+// the disk writes form the next write. So batches form under load without any added delay.
 type Runner struct {
 	host *Host
 	opts RunnerOptions
@@ -31,25 +31,25 @@ type Runner struct {
 
 	mu       sync.Mutex
 	in       inbox
-	stopped  error // why nothing is accepted any more
+	stopped  error // why calls and envelopes are refused; nil while the Runner runs
 	leaders  map[uint64]Leadership
 	watchers map[*watcher]bool
 
 	waiters sync.Pool
-	work    map[uint64]*work // of each group; the map does not change
+	work    map[uint64]*work // by group; the map itself does not change after Start
 }
 
-// work counts what callers of this member have asked of a group since Start.
+// work counts the calls for one group on this member since Start.
 type work struct{ proposals, proposedBytes, readIndexes atomic.Int64 }
 
-// Work is how much callers of this member have asked of a group since Start.
+// Work holds the counters of one group on this member since Start.
 type Work struct {
 	Proposals     int64
-	ProposedBytes int64 // data of these proposals
-	ReadIndexes   int64 // calls of ReadIndex; concurrent ones share a round
+	ProposedBytes int64 // total data of these proposals
+	ReadIndexes   int64 // calls of ReadIndex; concurrent calls share a request to the leader
 }
 
-// Work returns what callers of this member have asked of a group since Start; zero for an unknown group.
+// Work returns the counters of a group on this member since Start; zero for an unknown group.
 func (r *Runner) Work(group uint64) Work {
 	w := r.work[group]
 	if w == nil {
@@ -58,7 +58,7 @@ func (r *Runner) Work(group uint64) Work {
 	return Work{w.proposals.Load(), w.proposedBytes.Load(), w.readIndexes.Load()}
 }
 
-// inbox is what waits for the goroutine.
+// inbox queues work for the Host's goroutine.
 type inbox struct {
 	envelopes []message.Envelope
 	calls     []func()
@@ -66,10 +66,10 @@ type inbox struct {
 
 type watcher struct {
 	group uint64
-	ch    chan Leadership // capacity 1; holds the newest
+	ch    chan Leadership // capacity 1; holds the newest value
 }
 
-// waiter is the end of one blocking call.
+// waiter receives the result of one blocking call. finish and read are callbacks that fill it.
 type waiter struct {
 	ch     chan struct{} // capacity 1
 	result Result
@@ -78,8 +78,8 @@ type waiter struct {
 	read   func(uint64, error)
 }
 
-// Start drives the host, which is the Runner's from here on, until Stop or the end of the host. All groups must have
-// been added.
+// Start starts a Runner, which drives the host until Stop is called or the host fails. The Runner owns the host from
+// then on. All groups must have been added before.
 func Start(h *Host, opts RunnerOptions) *Runner {
 	opts.TickInterval = cmp.Or(opts.TickInterval, 100*time.Millisecond)
 	opts.Envelopes = cmp.Or(opts.Envelopes, 8192)
@@ -117,7 +117,7 @@ func (r *Runner) run() {
 				r.end()
 				return
 			case <-tick.C:
-				_ = r.host.Tick() // a host that stops says so by Err
+				_ = r.host.Tick() // the loop checks Err
 			case <-r.wake:
 			}
 		} else {
@@ -142,7 +142,7 @@ func (r *Runner) run() {
 	r.end()
 }
 
-// end refuses new work and answers what is left.
+// end refuses new calls, closes the host, and completes the calls that are still queued.
 func (r *Runner) end() {
 	r.mu.Lock()
 	r.stopped = cmp.Or(r.host.Err(), ErrStopped)
@@ -153,7 +153,7 @@ func (r *Runner) end() {
 		r.host.opts.Log.Error("close consensus", "err", err)
 	}
 	for _, call := range r.take(inbox{}).calls {
-		call() // each finds a host that has stopped
+		call() // fails, because the host has stopped
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,7 +172,7 @@ func (r *Runner) pending() bool {
 	return len(r.in.envelopes) > 0 || len(r.in.calls) > 0
 }
 
-// take exchanges the inbox for an emptied one.
+// take returns the inbox and replaces it with old, emptied, so that the memory is reused.
 func (r *Runner) take(old inbox) inbox {
 	clear(old.envelopes)
 	clear(old.calls)
@@ -190,7 +190,8 @@ func (r *Runner) ring() {
 	}
 }
 
-// call queues f for the goroutine. Unless it returns an error, f is called, if need be with a host that has stopped.
+// call queues f for the Host's goroutine. Unless call returns an error, f will be called, possibly when the host has
+// already stopped. always skips the limit RunnerOptions.Calls.
 func (r *Runner) call(f func(), always bool) error {
 	r.mu.Lock()
 	switch {
@@ -210,7 +211,8 @@ func (r *Runner) call(f func(), always bool) error {
 	return nil
 }
 
-// Deliver takes an envelope from another member; false says that it was dropped because too many wait.
+// Deliver queues an envelope from another member. It returns false if the envelope was dropped because the queue is
+// full or the runner has stopped.
 func (r *Runner) Deliver(e message.Envelope) bool {
 	r.mu.Lock()
 	ok := r.stopped == nil && len(r.in.envelopes) < r.opts.Envelopes
@@ -225,27 +227,27 @@ func (r *Runner) Deliver(e message.Envelope) bool {
 	return ok
 }
 
-// DeliverSnapshot takes an envelope with the files that came with it; see Host.StepSnapshot. The transport bounds how
-// many it receives at a time.
+// DeliverSnapshot queues an envelope with the received files of its snapshot in dir; see Host.StepSnapshot. The
+// transport must limit the number of concurrent snapshots.
 func (r *Runner) DeliverSnapshot(e message.Envelope, dir string) error {
 	return r.call(func() { _ = r.host.StepSnapshot(e, dir) }, true)
 }
 
-// SnapshotDir is where the transport makes directories for what it receives.
+// SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives.
 func (r *Runner) SnapshotDir() string { return r.host.SnapshotDir() }
 
-// ReportSnapshot says how a Transport.SendSnapshot ended; see Host.ReportSnapshot.
+// ReportSnapshot reports the result of a Transport.SendSnapshot; see Host.ReportSnapshot.
 func (r *Runner) ReportSnapshot(group, to uint64, delivered bool) {
 	_ = r.call(func() { _ = r.host.ReportSnapshot(group, to, delivered) }, true)
 }
 
-// ReportUnreachable says that messages to a member were lost.
+// ReportUnreachable reports that messages to a member were lost; see Host.ReportUnreachable.
 func (r *Runner) ReportUnreachable(member uint64) {
 	_ = r.call(func() { _ = r.host.ReportUnreachable(member) }, false)
 }
 
-// Propose returns the state machine's answer to data. The errors are those of Group.Propose and ErrNoGroup; when the
-// context ends first, ErrUncertain with the context's error.
+// Propose proposes data and returns the state machine's result when this member has applied it. The errors are those of
+// Group.Propose and ErrNoGroup. If the context ends first, the error wraps ErrUncertain and the context's error.
 func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) (any, error) {
 	if n := r.work[group]; n != nil {
 		n.proposals.Add(1)
@@ -309,7 +311,7 @@ func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
 	}
 }
 
-// TransferLeader returns when the member leads the group; see Group.TransferLeader.
+// TransferLeader returns when member to leads the group; see Group.TransferLeader.
 func (r *Runner) TransferLeader(ctx context.Context, group, to uint64) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {
@@ -330,7 +332,7 @@ func (r *Runner) TransferLeader(ctx context.Context, group, to uint64) error {
 	}
 }
 
-// Status describes the host.
+// Status returns the status of the host and its groups.
 func (r *Runner) Status(ctx context.Context) (Status, error) {
 	ch := make(chan Status, 1)
 	if err := r.call(func() { ch <- r.host.Status() }, false); err != nil {
@@ -344,15 +346,15 @@ func (r *Runner) Status(ctx context.Context) (Status, error) {
 	}
 }
 
-// Leader returns who leads the group as far as this member knows.
+// Leader returns the leader of the group as far as this member knows.
 func (r *Runner) Leader(group uint64) Leadership {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.leaders[group]
 }
 
-// Leads is Leader and, from then on, its changes: the channel holds the newest that was not received yet, and is closed
-// when the runner has stopped or stop is called.
+// Leads returns a channel that receives the current leader and then each change. The channel buffers only the newest
+// value. It is closed when the runner has stopped or stop is called.
 func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -373,7 +375,7 @@ func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	}
 }
 
-// observe is the host's callback.
+// observe stores a change of leadership and passes it to the watchers. The host calls it.
 func (r *Runner) observe(l Leadership) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -390,18 +392,19 @@ func (r *Runner) observe(l Leadership) {
 	}
 }
 
-// Done is closed when the goroutine has ended and the host is closed.
+// Done returns a channel that is closed when the Host's goroutine has ended and the host is closed.
 func (r *Runner) Done() <-chan struct{} { return r.done }
 
-// Err returns why the runner has stopped, nil while it has not. After Stop it is ErrStopped.
+// Err returns the error that stopped the runner: nil while it runs, ErrStopped after Stop.
 func (r *Runner) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stopped
 }
 
-// Stop hands the leadership of this member's groups to others as far as that goes before the context ends, and where
-// others are left, then stops and closes the host. It returns what went wrong with the host, also earlier.
+// Stop transfers the leadership of the groups that this member leads to other reachable members, until the context
+// ends. Then it stops and closes the host. It returns the error that stopped the host earlier, or that of closing the
+// host.
 func (r *Runner) Stop(ctx context.Context) error {
 	r.mu.Lock()
 	var led []uint64

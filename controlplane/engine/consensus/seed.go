@@ -11,18 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// SeedGroup is a group whose state machine holds a state already.
+// SeedGroup describes a group whose state machine already has a state.
 type SeedGroup struct {
 	ID          uint64
-	Index, Term uint64 // where the state machine is; zeroes if it is empty
-	// Known is a term that was used; new terms are higher. 0 means Term.
+	Index, Term uint64 // position of the state machine; zeroes if it is empty
+	// Known is the highest term that was used before; new terms are higher. 0 means Term.
 	Known uint64
 }
 
-// Seed makes an empty directory one in which groups begin with the states that their state machines hold, as if a
-// snapshot had been installed: for a cluster that is made of a backup, or of what is left of another. Every member of
-// Options.Members does the same with the same states; Open then asks them to vouch for each other as at any first start.
-// Options are those of Open, without Join.
+// Seed creates the logs of a new data directory, in which groups begin with the existing states of their state
+// machines, as if a snapshot had been installed. It is for a cluster that is created from a backup or from a surviving
+// member. Every member of Options.Members must be seeded with the same states. The members then accept each other's
+// data directories as at any first start (dirid.go). o has the options of Open, without Join. Seed fails if there is a
+// log.
 func Seed(o Options, groups []SeedGroup) (err error) {
 	o.Transport = nowhere{}
 	if err := o.ensureDefaults(); err != nil {
@@ -51,9 +52,9 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 	return e.Commit(b)
 }
 
-// Salvage applies to a state machine all that the group's log in the directory holds beyond it, whether a majority is
-// known to have it or not: what this member acknowledged is there, and so may be what nobody did. The directory must not
-// be in use. It returns the last term that was known there: whoever goes on from that must not fall behind it.
+// Salvage applies to a state machine all later entries of the group's log in the data directory, whether committed or
+// not. So the state has every entry that this member acknowledged, and perhaps entries that no quorum acknowledged. The
+// directory must not be in use. Salvage returns the highest term in the log, for SeedGroup.Known.
 func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	o.Transport = nowhere{}
 	if err := o.ensureDefaults(); err != nil {
@@ -97,7 +98,7 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
-// nowhere is the transport of a directory that is not driven.
+// nowhere is a Transport that drops everything, for Seed and Salvage, which send nothing.
 type nowhere struct{}
 
 func (nowhere) Send(message.Envelope)                 {}

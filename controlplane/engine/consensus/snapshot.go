@@ -12,7 +12,8 @@ import (
 )
 
 // A snapshot goes to a member whose next entry the leader's log does not have any more. raft decides who needs one.
-// Before the message is sent, the state machine writes a checkpoint, and the message gets the position of the checkpoint.
+// Before the message is sent, the state machine writes a checkpoint, and the message gets the position of the
+// checkpoint.
 //
 // The receiver durably stores a marker in the log before the state machine installs the files. The batch that makes the
 // log begin after the snapshot removes the marker. So AddGroup sees a crash in between and completes the installation.
@@ -29,7 +30,8 @@ type incomingSnapshot struct {
 	dir string
 }
 
-// SnapshotDir is where the transport makes directories for what it receives: on the host's file system, emptied by Open.
+// SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives. It
+// is on the host's file system. Open empties it.
 func (h *Host) SnapshotDir() string { return h.opts.FS.PathJoin(h.opts.Dir, "snap") }
 
 func (h *Host) removeDir(dir string) {
@@ -38,14 +40,14 @@ func (h *Host) removeDir(dir string) {
 	}
 }
 
-// discard removes files, on the state machine's thread: it may take long.
+// discard removes a directory on the state machine's goroutine, because that may take long.
 func (g *Group) discard(dir string) {
 	g.enqueue(&job{run: func() error { g.host.removeDir(dir); return nil }, then: func() error { return nil }})
 	g.host.schedule(g)
 }
 
-// sendSnapshot lets the state machine make the checkpoint that raft's message asks for, and gives both to the transport.
-// What goes wrong is told to raft, which tries again.
+// sendSnapshot makes the state machine write the checkpoint for raft's MsgSnap, and passes both to the transport.
+// Errors are reported to raft, which tries again.
 func (g *Group) sendSnapshot(e message.Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
@@ -54,7 +56,7 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 	}
 	h.snapshots++
 	dir := h.opts.FS.PathJoin(h.SnapshotDir(), fmt.Sprintf("out-%d-%d-%d", g.id, e.To, h.snapshots))
-	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // at entry 0: nothing is cut before it is done
+	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // position 0 prevents truncation until the checkpoint is made
 	var state raftconf.Position
 	var failure error
 	g.enqueue(&job{
@@ -67,7 +69,7 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 		then: func() error {
 			at := state
 			if at.Index < g.applied.Index {
-				at = g.applied // what was applied since was not for the state machine
+				at = g.applied // the entries in between were not for the state machine
 			}
 			if failure == nil && at.Index < g.storage.Begin().Index {
 				failure = fmt.Errorf("the checkpoint is at entry %d, the log begins after %d", at.Index, g.storage.Begin().Index)
@@ -91,7 +93,7 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 	})
 }
 
-// ReportSnapshot says how a Transport.SendSnapshot to a member ended; its directory is removed.
+// ReportSnapshot reports the result of a Transport.SendSnapshot to a member. It removes the directory of the snapshot.
 func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	if h.err != nil {
 		return h.err
@@ -116,7 +118,7 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	return nil
 }
 
-// StepSnapshot takes an envelope that came with the files of a snapshot, now in dir, which is the host's from here on.
+// StepSnapshot handles an envelope with a snapshot, whose received files are in dir. The host owns dir from then on.
 func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	if h.err != nil {
 		return h.err
@@ -144,8 +146,8 @@ type installation struct {
 	held  []stored
 }
 
-// install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker, the
-// second, after the state machine has installed the files, makes the log begin after the snapshot.
+// install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker,
+// the second, after the state machine has installed the files, makes the log begin after the snapshot.
 func (g *Group) install(s stored) error {
 	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
@@ -231,7 +233,7 @@ func (g *Group) dropIncoming() {
 }
 
 // reconcile checks that log and state machine belong together, completes an interrupted installation of a snapshot, and
-// raises the commit index to what is applied. fresh says that the log was just created.
+// raises the commit index to the applied index. fresh reports that the log was just created.
 func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
@@ -243,7 +245,7 @@ func (g *Group) reconcile(fresh bool) error {
 	}
 	applied := raftconf.Position{Index: index, Term: term}
 	if index < l.Begin().Index && applied == l.State() {
-		applied = l.Begin() // what is between was not for the state machine
+		applied = l.Begin() // the entries in between were not for the state machine
 	}
 	switch {
 	case applied.Index < l.Begin().Index:

@@ -11,23 +11,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Status is what a host knows of itself.
+// Status holds the state of a host.
 type Status struct {
 	ID      uint64
-	DirID   uint64 // of the data directory
-	Vouched bool   // whether the data directory may take part, see dirid.go
-	Err     error  // why it has stopped
-	// Heard tells for each other member how many ticks ago its last message came; absent if none did.
+	DirID   uint64 // ID of the data directory
+	Vouched bool   // whether the other members have accepted the data directory, see dirid.go
+	Err     error  // the error that stopped the host; nil while it runs
+	// Heard has, by member, the ticks since its last message. Members without a message are absent.
 	Heard  map[uint64]uint64
 	Groups []GroupStatus // by id
 }
 
-// GroupStatus is what a host knows of one of its groups.
+// GroupStatus holds the state of a group on this host.
 type GroupStatus struct {
 	ID             uint64
 	Role           string // Follower, PreCandidate, Candidate or Leader
 	Leader         uint64 // 0 if none is known
-	Transferee     uint64 // who shall lead next; 0 outside of a transfer
+	Transferee     uint64 // the target of a leadership transfer; 0 if none is under way
 	Term, Vote     uint64
 	Commit         uint64
 	Applied        uint64
@@ -35,21 +35,21 @@ type GroupStatus struct {
 	LogBytes       uint64 // to within 64 KiB
 	Voters         []uint64
 	Learners       []uint64
-	Outgoing       []uint64          // voters of before, while the members change together
-	Proposals      int               // waiting, in this member; those of one batch count once
-	Reads          int               // waiting, in this member
-	Match          map[uint64]uint64 // on the leader: the last entry known to be on each member
-	Active         map[uint64]bool   // on the leader: who was heard from in the last election time-out
-	SnapshotsUnder int               // on their way to other members
+	Outgoing       []uint64          // the outgoing voters of a joint configuration
+	Proposals      int               // pending proposals of this member; a batch counts once
+	Reads          int               // pending reads of this member
+	Match          map[uint64]uint64 // on the leader: raft's Match, the last entry that each member has acknowledged
+	Active         map[uint64]bool   // on the leader: whether a message arrived within the last election timeout
+	SnapshotsUnder int               // snapshots that are being made for, or sent to, other members
 }
 
-// roles names raft's states.
+// roles has the name of each raft state.
 var roles = map[raft.StateType]string{
 	raft.StateFollower: "Follower", raft.StatePreCandidate: "PreCandidate",
 	raft.StateCandidate: "Candidate", raft.StateLeader: "Leader",
 }
 
-// Status describes the host and its groups.
+// Status returns the status of the host and its groups.
 func (h *Host) Status() Status {
 	s := Status{ID: h.opts.ID, DirID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Err: h.err, Heard: map[uint64]uint64{}}
 	for m, at := range h.heard {
@@ -61,7 +61,7 @@ func (h *Host) Status() Status {
 	return s
 }
 
-// Status describes the group.
+// Status returns the status of the group.
 func (g *Group) Status() GroupStatus {
 	b := g.node.BasicStatus()
 	s := GroupStatus{
@@ -81,17 +81,18 @@ func (g *Group) Status() GroupStatus {
 	return s
 }
 
-// transfer is a change of leader that was asked for.
+// transfer is a leadership transfer that is under way.
 type transfer struct {
 	to       uint64
-	anyone   bool   // another will do when that one cannot be reached
+	anyone   bool   // if to cannot be reached, another member is tried
 	deadline uint64 // in ticks
 	done     func(error)
 }
 
-// TransferLeader asks a member to lead the group in place of this one; 0 takes the one that is furthest, and the next
-// when that cannot be reached. done is called once: without error when that member leads, else with a *NotLeaderError,
-// ErrTransferFailed, which is ErrAlone too when nobody is left to ask, or ErrStopped. Proposals are refused meanwhile.
+// TransferLeader transfers the leadership of the group from this member to member to. With to 0 it tries the reachable
+// voters, the one with most of the log first. done is called once: with nil when the target leads; otherwise with a
+// *NotLeaderError, ErrStopped, or ErrTransferFailed, which also wraps ErrAlone if no voter is left to try. Proposals
+// are refused meanwhile, or wait in a group with GroupOptions.Forward. The limit is two election timeouts.
 func (g *Group) TransferLeader(to uint64, done func(error)) {
 	anyone := to == 0
 	if anyone {
@@ -135,8 +136,8 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// furthest is the other voter that holds most of the log among those heard from lately and not lost since, 0 if there is
-// none.
+// furthest returns, of the other voters that raft considers active and that were not reported unreachable since, the
+// one with most of the log; 0 if there is none.
 func (g *Group) furthest() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
@@ -160,8 +161,8 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
-// loseTransferee goes on with a transfer whose target cannot be reached: to another where any will do, or to its end,
-// since nothing would come of waiting.
+// loseTransferee handles a transfer to a member that cannot be reached: it tries another voter if transfer.anyone is
+// set, and otherwise ends the transfer at once.
 func (g *Group) loseTransferee(member uint64) {
 	t := g.transfer
 	if t == nil || t.to != member {
@@ -180,7 +181,7 @@ func (g *Group) loseTransferee(member uint64) {
 		}
 	}
 	if err != nil {
-		g.node.TransferLeader(g.host.opts.ID) // raft's way to give one up
+		g.node.TransferLeader(g.host.opts.ID) // aborts the transfer in raft
 		g.endTransfer(err)
 	}
 }
@@ -192,8 +193,8 @@ func (g *Group) endTransfer(err error) {
 	}
 }
 
-// ReportUnreachable says that messages to a member were lost, so that its groups stop sending ahead, and wait no longer
-// for it to lead.
+// ReportUnreachable reports that messages to a member were lost. The groups then probe the member instead of pipelining
+// appends, and end a leadership transfer to it.
 func (h *Host) ReportUnreachable(member uint64) (err error) {
 	if h.err != nil {
 		return h.err
@@ -207,14 +208,14 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 	return nil
 }
 
-// step gives raft a message that was checked. raft's own refusals (an unknown peer, a dropped proposal) need no answer.
+// step passes a checked message to raft. Errors for an unknown member or a dropped proposal are ignored.
 func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
-		return // it asks another member by now; raft would pass it on in the name of the first
+		return // the sender will ask the new leader; raft would forward the request with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// So a member answers a leader of an older term, to tell it the term. Of this term it says nothing; but raft
-		// would take a member that it probes for one that has nothing, and send it all there is.
+		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it has
+		// no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

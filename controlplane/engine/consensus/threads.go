@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// threads are the goroutines of a Runner beside raft's own: one writes the log of all groups, and each group has one for
-// its state machine. They get work by value and give it back through the Runner's inbox.
+// threads holds the goroutines of a Runner besides the Host's: one writes the log of all groups, and one per group runs
+// the state machine. They receive work through channels and return it through the Runner's inbox.
 type threads struct {
 	runner  *Runner
-	writing *write // that the log's goroutine has
+	writing *write // the write that the log's goroutine is executing, if any
 	writes  chan *write
 	jobs    map[*Group]chan []*job
 	wg      sync.WaitGroup
@@ -21,7 +21,7 @@ func startThreads(r *Runner) *threads {
 	t.wg.Go(func() {
 		for w := range t.writes {
 			err := w.run(engine)
-			_ = r.call(func() { r.host.finishWrite(w, err) }, true) // a runner that stops does not need it
+			_ = r.call(func() { r.host.finishWrite(w, err) }, true) // fails only when the runner is stopping
 		}
 	})
 	for _, g := range r.host.groups {
@@ -37,7 +37,7 @@ func startThreads(r *Runner) *threads {
 	return t
 }
 
-// stop waits for the goroutines to do what they have.
+// stop waits until the goroutines have finished the work that they have received.
 func (t *threads) stop() {
 	close(t.writes)
 	for _, jobs := range t.jobs {
@@ -46,7 +46,8 @@ func (t *threads) stop() {
 	t.wg.Wait()
 }
 
-// runJobs does jobs, and answers those who wait from here.
+// runJobs runs jobs and calls the callbacks of their proposals on this goroutine. After an error, the callbacks of the
+// remaining jobs get ErrUncertain.
 func runJobs(js []*job) error {
 	reply := func(ask callback, r Result, err error) { ask(r, err) }
 	for i, j := range js {
@@ -61,7 +62,7 @@ func runJobs(js []*job) error {
 	return nil
 }
 
-// advance gives the goroutines that have nothing to do what waits for them.
+// advance gives queued work to the idle goroutines.
 func (t *threads) advance(h *Host) (moved bool, err error) {
 	for t.writing == nil {
 		w := h.due()
@@ -88,12 +89,12 @@ func (t *threads) advance(h *Host) (moved bool, err error) {
 	return moved, h.engine.Err()
 }
 
-// finishWrite takes note of a write that has ended.
+// finishWrite handles the result of a write.
 func (h *Host) finishWrite(w *write, failure error) {
 	if h.err != nil {
 		return
 	}
-	var err error // that it stops is seen by Err
+	var err error // not returned: the Runner checks Host.Err
 	defer h.guard(&err)
 	h.threads.writing = nil
 	if failure == nil {
@@ -105,12 +106,12 @@ func (h *Host) finishWrite(w *write, failure error) {
 	}
 	for i, g := range h.groups {
 		if i == 0 || len(g.queue)+len(g.mail) > 0 {
-			h.schedule(g) // what has waited meanwhile goes on
+			h.schedule(g) // Process may have held its proposals back during the write
 		}
 	}
 }
 
-// finishJobs takes note of jobs that have ended.
+// finishJobs handles the result of jobs.
 func (g *Group) finishJobs(js []*job, failure error) {
 	h := g.host
 	if h.err != nil {
@@ -131,12 +132,12 @@ func (g *Group) finishJobs(js []*job, failure error) {
 	h.schedule(g)
 }
 
-// writing says that the log's goroutine has been at work since less than a tick.
+// writing reports whether a write of the log is under way that was started in the current tick.
 func (h *Host) writing() bool {
 	return h.threads != nil && h.threads.writing != nil && h.threads.writing.since == h.now
 }
 
-// stalled says for how many ticks the log has not come to an end with a write.
+// stalled returns for how many ticks the current write of the log has been running, 0 if there is none.
 func (h *Host) stalled() uint64 {
 	if h.threads == nil || h.threads.writing == nil {
 		return 0
@@ -144,8 +145,8 @@ func (h *Host) stalled() uint64 {
 	return h.now - h.threads.writing.since
 }
 
-// fleeStall hands the leadership of all groups to others while the log does not come to an end with a write: they can
-// commit without it, and answer.
+// fleeStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The other
+// members can commit without this disk.
 func (h *Host) fleeStall() {
 	ticks := h.stalled()
 	if ticks < uint64(h.opts.StallTicks) {

@@ -17,7 +17,7 @@ import (
 // appends, handles the followers' answers, and commits what a majority of the other members has stored. Messages that
 // depend on a write (acknowledgements, votes, raft's messages to itself) are delivered after its fsync.
 
-// write is one batch of the log and what follows when the batch is durable.
+// write is one batch of the log and the actions that follow when the batch is durable.
 type write struct {
 	batch *pebble.Batch // nil if nothing is to be stored and after only has to wait for earlier writes
 	after []after
@@ -25,7 +25,7 @@ type write struct {
 	cuts  bool   // whether the batch truncates a log
 }
 
-// after is what a group does when a write is durable: it delivers responses, then calls then.
+// after holds a group's actions when a write is durable: it delivers responses, then calls then.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message
@@ -40,7 +40,8 @@ func (h *Host) batch() *pebble.Batch {
 	return h.next.batch
 }
 
-// keep adds what raft wants to be stored to the next write. During the installation of a snapshot it is held back.
+// keep adds raft's message to the log to the next write. During the installation of a snapshot it holds the message
+// back.
 func (g *Group) keep(m *raftpb.Message) error {
 	s := stored{m, ""}
 	if m.Snapshot != nil {
@@ -108,7 +109,7 @@ func (w *write) run(e *raftlog.Engine) error {
 	return e.Write(w.batch, w.cuts)
 }
 
-// finish does what waits for a write that is durable.
+// finish executes the actions that wait for a write that is durable.
 func (h *Host) finish(w *write) error {
 	for _, a := range w.after {
 		a.g.deliver(a.responses)
@@ -134,7 +135,7 @@ func (g *Group) deliver(ms []*raftpb.Message) {
 	g.host.schedule(g)
 }
 
-// take carries out one Ready of raft.
+// take executes one Ready of raft.
 func (h *Host) take(g *Group, rd *raft.Ready) error {
 	g.number(rd.Entries)
 	g.observe(rd)

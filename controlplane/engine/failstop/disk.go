@@ -1,13 +1,14 @@
-// Package disk is the file system beneath a member's log and states: it ends the member at the first write that fails.
+// Package failstop provides a file system that stops after the first I/O error. The raft log and the states of a member
+// use it.
 //
-// After a failed write nobody knows what the disk holds, so nothing may be acknowledged any more that depends on it, and
-// a failed fsync cannot be repeated: the kernel forgets what it could not write. Pebble knows that, but its ways to end
-// are its own: it panics with locks held, which a process cannot outlive, or tries again for ever while everything waits.
-// So it never hears of the failure. Whoever meets it, and whoever wants to write afterwards, is held; who owns the
-// process is told by Failed, hands over what it can, and ends. What was synced is there at the next start.
+// After a failed write the content of the disk is unknown, so nothing that depends on it may be acknowledged. A failed
+// fsync cannot be repeated, because the kernel drops the pages that it could not write. Pebble would panic with locks
+// held, or retry forever while all callers wait. Therefore Pebble does not get the error: the failed call, and all
+// later calls that write, block. FS.Failed notifies the owner of the process, which transfers leadership and exits.
+// Synced data is there at the next start.
 //
-// It must not know what the files mean. It stands beneath what must not be lost only: a backup or an image for which there
-// is no room is refused, and the member lives.
+// The package must not know the meaning of files. It is only for data that must not be lost: a backup or an image for
+// which the disk has no space is refused, and the member continues.
 package failstop
 
 import (
@@ -24,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FS is a file system that fails once.
+// FS is a file system that blocks writes after the first failure in one of its directories.
 type FS struct {
 	vfs.FS
 	ctx    context.Context
@@ -35,8 +36,8 @@ type FS struct {
 	err *Error
 }
 
-// New watches over what is beneath roots, which are clean paths as callers begin theirs. What a failure holds is held
-// until ctx ends; then it gets the error.
+// New returns a file system that passes calls to below and watches the files in and below roots. roots are clean paths,
+// in the form that callers use as prefix. Calls that a failure blocks return the error when ctx ends.
 func New(ctx context.Context, below vfs.FS, roots ...string) *FS {
 	return &FS{FS: below, ctx: ctx, roots: roots, failed: make(chan struct{})}
 }
@@ -47,10 +48,10 @@ func (d *FS) watches(path string) bool {
 	})
 }
 
-// Failed is closed at the first failure; Err then says what it was.
+// Failed returns a channel that is closed at the first failure. Err then returns the failure.
 func (d *FS) Failed() <-chan struct{} { return d.failed }
 
-// Err is the first failure, an *Error; nil when there was none.
+// Err returns the first failure, an *Error; nil if there was none.
 func (d *FS) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,14 +61,14 @@ func (d *FS) Err() error {
 	return d.err
 }
 
-// Error is the failure that ended a file system.
+// Error is the failure that stopped a file system.
 type Error struct {
-	// File is the one that was written or read.
+	// File is the file that was written or read.
 	File string
 	Err  error
 }
 
-// Error names the file: the errors of some calls do not.
+// Error returns the message of Err and adds the name of the file if the message lacks it.
 func (e *Error) Error() string {
 	if path := (*fs.PathError)(nil); errors.As(e.Err, &path) {
 		return path.Error()
@@ -78,10 +79,10 @@ func (e *Error) Error() string {
 // Unwrap implements errors.Unwrap.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Full says that there was no room.
+// Full reports whether the disk was full or a quota exceeded.
 func (e *Error) Full() bool { return errors.Is(e.Err, unix.ENOSPC) || errors.Is(e.Err, unix.EDQUOT) }
 
-// broken are what the kernel answers when the disk or its file system is not usable, as opposed to what was asked of it.
+// broken lists the errors that mean that the disk or its file system is unusable, as opposed to an invalid call.
 var broken = []error{
 	unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EROFS, unix.ENXIO, unix.ENODEV, unix.EUCLEAN, unix.EBADMSG, unix.ESTALE, unix.ESHUTDOWN,
 	unix.EREMOTEIO, unix.ETIMEDOUT,
@@ -100,7 +101,7 @@ func (d *FS) fail(file string, err error) {
 	}
 }
 
-// enter holds whoever wants to write after a failure.
+// enter blocks after a failure, until ctx ends, and returns the failure. Before a failure it returns nil.
 func (d *FS) enter() error {
 	select {
 	case <-d.failed:
@@ -111,7 +112,8 @@ func (d *FS) enter() error {
 	}
 }
 
-// change is for calls that change the directory. Their other errors, such as that a file is not there, are answers.
+// change makes a call that changes a directory. Only the errors in broken are failures; others, such as a missing file,
+// are returned to the caller.
 func (d *FS) change(file string, do func() error) error {
 	if !d.watches(file) {
 		return do()
@@ -127,7 +129,8 @@ func (d *FS) change(file string, do func() error) error {
 	return d.enter()
 }
 
-// write is for calls after whose every error it is not known what the file holds.
+// write makes a call that writes a file. Every error except os.ErrClosed is a failure, because the content of the file
+// is unknown afterwards.
 func (d *FS) write(file string, do func() error) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -140,7 +143,8 @@ func (d *FS) write(file string, do func() error) error {
 	return d.enter()
 }
 
-// read is for calls that change nothing: the caller gets the error.
+// read handles the error of a call that changes nothing. An error in broken is a failure, but the caller gets the error
+// and is not blocked.
 func (d *FS) read(file string, err error) error {
 	if err != nil && isBroken(err) && d.watches(file) {
 		d.fail(file, err)
@@ -227,7 +231,7 @@ func (d *FS) file(f vfs.File, name string) vfs.File {
 	return &file{f, d, name}
 }
 
-// file is one that is watched over.
+// file is an open file below one of the roots.
 type file struct {
 	vfs.File
 	disk *FS

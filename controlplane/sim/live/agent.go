@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// agent is one life of a host's agent: it drives each VM towards what is wanted of it, and reports what it sees.
+// agent is one run of a host's agent. It drives each VM towards its desired state and reports observations.
 type agent struct {
 	host   *host
 	ctx    context.Context
@@ -21,18 +21,18 @@ type agent struct {
 	levels *levels
 
 	mu    sync.Mutex
-	held  map[cloud.VMID]*agentv1.AssignedVm // the newest whole assignment; nil before the first
+	held  map[cloud.VMID]*agentv1.AssignedVm // the newest complete assignment; nil before the first
 	vms   map[cloud.VMID]*driven
 	ended bool
 }
 
-// driven is one VM of an agent. Its goroutine owns what is not below mu of the agent.
+// driven is one VM of an agent. Its goroutine owns the fields that the agent's mu does not guard.
 type driven struct {
 	host *host
 	id   cloud.VMID
 	wake chan struct{}
 
-	want     *agentv1.AssignedVm // guarded by the agent's mu; nil: nobody has ruled
+	want     *agentv1.AssignedVm // guarded by the agent's mu; nil: no member has assigned the VM
 	released bool                // guarded by the agent's mu
 
 	offAt, pressedAt, rebootAt time.Time
@@ -44,7 +44,7 @@ func newAgent(h *host) *agent {
 	return a
 }
 
-// start adopts what is on the host and goes looking for the leader.
+// start starts the goroutines of the VMs on the host and of the session with a member.
 func (a *agent) start() {
 	a.host.f.trace.Add("%s: an agent starts", a.host.name)
 	a.work.Go(func() {
@@ -58,7 +58,7 @@ func (a *agent) start() {
 	a.work.Go(a.goByStored)
 }
 
-// stop ends the agent and waits for it. The host goes on.
+// stop stops the agent and waits for its goroutines.
 func (a *agent) stop() {
 	a.mu.Lock()
 	a.ended = true
@@ -67,7 +67,7 @@ func (a *agent) stop() {
 	a.work.Wait()
 }
 
-// happened wakes the VM's goroutine: something happened by itself.
+// happened wakes the VM's goroutine after its process has ended.
 func (a *agent) happened(id cloud.VMID) {
 	a.host.f.behind.Go(func() { // the host's lock is held
 		a.mu.Lock()
@@ -85,7 +85,7 @@ func (d *driven) ring() {
 	}
 }
 
-// get is the VM of that id, started if need be. mu is held.
+// get returns the VM, and starts its goroutine if needed. It may return nil when the agent has ended. mu is held.
 func (a *agent) get(id cloud.VMID) *driven {
 	d := a.vms[id]
 	if d == nil && !a.ended {
@@ -96,7 +96,8 @@ func (a *agent) get(id cloud.VMID) *driven {
 	return d
 }
 
-// goByStored takes the assignment on disk when no member has given one for long. It destroys nothing by it.
+// goByStored uses the assignment on disk if no member has sent one within 30 seconds. It ignores assignments to destroy
+// or orphan a VM.
 func (a *agent) goByStored() {
 	if sleep(a.ctx, 30*time.Second) != nil {
 		return
@@ -116,7 +117,7 @@ func (a *agent) goByStored() {
 	a.assign(stored, nil)
 }
 
-// take keeps a whole assignment and goes by it.
+// take stores a complete assignment and applies it.
 func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	a.host.mu.Lock()
 	a.host.stored = maps.Clone(vms)
@@ -127,7 +128,7 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.assign(vms, released)
 }
 
-// assign gives every VM its wish. mu is held.
+// assign sets the desired state of every VM. released VMs are to be destroyed. mu is held.
 func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	for id, want := range vms {
 		if d := a.get(id); d != nil {
@@ -150,7 +151,8 @@ func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.
 	}
 }
 
-// drive looks at a VM, says what it sees, and does the next thing, for as long as there is anything of it.
+// drive is the goroutine of a VM: it observes the VM, reports the observation and executes the next action, until the
+// VM is neither on the host nor wanted.
 func (a *agent) drive(d *driven) {
 	for a.ctx.Err() == nil {
 		a.mu.Lock()
@@ -185,7 +187,7 @@ func (a *agent) drive(d *driven) {
 	}
 }
 
-// forget ends what is known of a VM of which there is nothing, unless somebody wants it meanwhile.
+// forget removes a VM that is not on the host. It returns false if the VM was assigned meanwhile.
 func (a *agent) forget(d *driven) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,14 +199,14 @@ func (a *agent) forget(d *driven) bool {
 	return true
 }
 
-// present lists what exists here in any form, or is about to.
+// present returns the IDs of all VMs that are on the host or assigned to it.
 func (a *agent) present() []cloud.VMID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Sorted(maps.Keys(a.vms))
 }
 
-// observation is a plan as a report.
+// observation returns the report of a VM's state and plan.
 func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) cloud.Observation {
 	o := cloud.Observation{VM: id, Generation: want.GetGeneration(), Observed: p.seen, Exit: p.exit, LastError: p.error}
 	if g == nil {
@@ -220,7 +222,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 	return o
 }
 
-// levels are the newest observations, and which of them are not sent yet.
+// levels holds the newest observation of each VM, and records which are not sent yet.
 type levels struct {
 	mu     sync.Mutex
 	newest map[cloud.VMID]cloud.Observation
@@ -249,7 +251,7 @@ func (l *levels) forget(id cloud.VMID) {
 	delete(l.dirty, id)
 }
 
-// take is what is to be sent now: what changed, or everything.
+// take returns the observations to send: those that are not sent yet, or all.
 func (l *levels) take(everything bool) (out []cloud.Observation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

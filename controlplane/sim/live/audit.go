@@ -16,24 +16,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// witness reads every commit of the records, whole and in order, from one member until that is gone and then from another,
-// and holds it against the rules and against what the hosts really do.
+// witness reads every commit of the records, completely and in order, from all running members, and checks the
+// invariants and the actual state of the hosts.
 type witness struct {
 	f *fleet
 
 	mu     sync.Mutex
-	next   int64 // revision
+	next   int64 // the next revision
 	vms    map[cloud.VMID]*cloud.VM
 	nodes  map[cloud.NodeID]*cloud.Node
 	placed map[cloud.NodeID]map[cloud.VMID]*node.Placed
 	names  map[string]cloud.VMID
 	uses   map[string]bool
-	ever   map[cloud.VMID]uint64   // highest generation of each VM that there ever was
-	made   map[string][]cloud.VMID // VMs ever made under each idempotency key
+	ever   map[cloud.VMID]uint64   // the highest generation of each VM, including deleted VMs
+	made   map[string][]cloud.VMID // all VMs created under each idempotency key
 	truth  truth
 }
 
-// truth is what the hosts did. Hosts call it with their locks held, so it calls nobody.
+// truth records the actions of the hosts. Hosts hold their locks when they report to it, so it must not call hosts.
 type truth struct {
 	mu      sync.Mutex
 	runner  map[cloud.VMID]*host
@@ -50,7 +50,7 @@ func newAudit(f *fleet) *witness {
 	}
 }
 
-// launched hears that a host starts a process of a VM; again is the second half of a reboot.
+// launched records that a host starts a process of a VM. again is set for the second half of a reboot.
 func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t := &a.truth
 	t.mu.Lock()
@@ -71,14 +71,15 @@ func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t.started[id][start] = true
 }
 
-// destroyed hears that a host was told to leave nothing of a VM.
+// destroyed records that a host has destroyed a VM.
 func (a *witness) destroyed(_ *host, id cloud.VMID) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
 	a.truth.removed[id] = true
 }
 
-// follow reads a process's records as long as it lives. All that run are read; whoever shows a revision first counts.
+// follow watches the records of a process until it ends. All running processes are watched; each revision is handled
+// when the first of them delivers it.
 func (a *witness) follow(p *process) {
 	a.mu.Lock()
 	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
@@ -109,13 +110,13 @@ func (a *witness) follow(p *process) {
 	})
 }
 
-// commit takes one whole revision.
+// commit handles one complete revision.
 func (a *witness) commit(p *process, events []watch.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	revision := events[0].KV.ModRevision
 	if revision < a.next {
-		return // seen on another member; that they agree is ring (a)'s to prove
+		return // handled already; ring (a) checks that members agree
 	}
 	if revision > a.next {
 		a.f.fail("%s shows revision %d where %d is due", p.s.name, revision, a.next)
@@ -132,7 +133,7 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	}
 }
 
-// change takes one record's change.
+// change handles the change of one record.
 func (a *witness) change(e watch.Event) error {
 	key := string(e.KV.Key)
 	parts := strings.Split(key, "/")
@@ -205,7 +206,7 @@ func (a *witness) change(e watch.Event) error {
 // keyLabel is the label under which tenants write the idempotency key of a create.
 const keyLabel = "sim/key"
 
-// step judges how a VM's record went on.
+// step checks a change of a VM's record.
 func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	if before == nil {
 		if last, was := a.ever[now.ID]; was {
@@ -233,7 +234,7 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 		return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
 	}
 	if now.State == cloud.Stopped && before.State != cloud.Stopped {
-		// Nothing makes this start again, so what still runs of it was running when the record said that it had stopped.
+		// A start is not repeated, so a process of this start must have been running when STOPPED was recorded.
 		if h := a.f.hostOf(now.Node); h != nil {
 			if start, pid, ok := h.runs(now.ID); ok && start <= v.Starts {
 				return fmt.Errorf("VM %s is recorded STOPPED, but on %s runs pid %d of start %d", now.ID, h.name, pid, start)
@@ -243,7 +244,7 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	return nil
 }
 
-// balance adds everything up.
+// balance checks that VMs, names, image uses, placements and the allocations of nodes agree.
 func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
@@ -288,8 +289,8 @@ func (a *witness) balance() error {
 	return nil
 }
 
-// unsettled says what has not come to rest, "" for nothing: records in a transient state or that do not say what their
-// hosts do, guests without a record, placements that wait to be cleaned up.
+// unsettled describes what has not settled, "" for nothing: a VM in a transient state, a record that differs from its
+// host, a VM on a host without a record, or a placement that is not removed yet.
 func (a *witness) unsettled() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -322,7 +323,7 @@ func (a *witness) unsettled() string {
 	return ""
 }
 
-// leftovers says what there still is of VMs once all are deleted, "" for nothing.
+// leftovers describes what is left of VMs after all are deleted, "" for nothing.
 func (a *witness) leftovers() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -342,7 +343,7 @@ func (a *witness) leftovers() string {
 	return ""
 }
 
-// transient is a VM in a state that should have ended, "" for none.
+// transient describes a VM that is in a transient state, "" for none.
 func (a *witness) transient() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -354,7 +355,7 @@ func (a *witness) transient() string {
 	return ""
 }
 
-// overdue is a VM that is past its deadline although somebody should have settled it, "" for none.
+// overdue describes a VM whose deadline was before now, "" for none.
 func (a *witness) overdue(now cloud.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -366,7 +367,7 @@ func (a *witness) overdue(now cloud.Time) string {
 	return ""
 }
 
-// final judges what was done by what is left.
+// final checks that no VM with a record was destroyed.
 func (a *witness) final() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// party is one end of the network: "m1" to "m3" are members, "h1" and on hosts.
+// party is the name of a network endpoint: "m1" to "m3" are the members, "h1" and following the hosts.
 type party string
 
-// Errors of the network: what was sent may have arrived, or cannot have.
+// Errors of the network. After errLost the message may have arrived; after errNoRoute it has not.
 var (
 	errLost    = errors.New("the connection broke")
 	errNoRoute = errors.New("cannot be reached")
 )
 
-// patience is how long bytes are sent again before a connection counts as broken, as TCP_USER_TIMEOUT has it.
+// patience is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
 const patience = 3 * time.Second
 
-// fabric is the network between all parties. It keeps order on a connection, takes its time, and breaks.
+// fabric is the network between all parties. It delays messages, and its connections can be cut.
 type fabric struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -32,7 +32,7 @@ func newFabric(rng *rand.Rand) *fabric {
 	return &fabric{rng: rng, cuts: map[[2]party]bool{}, changed: make(chan struct{})}
 }
 
-// cut stops what goes from a to b.
+// cut blocks the direction from a to b.
 func (n *fabric) cut(a, b party) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -40,7 +40,7 @@ func (n *fabric) cut(a, b party) {
 	n.announce()
 }
 
-// mend lets everything pass again.
+// mend ends all cuts.
 func (n *fabric) mend() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -53,14 +53,15 @@ func (n *fabric) announce() {
 	n.changed = make(chan struct{})
 }
 
-// open says whether something passes from a to b, and gives what is closed when that may have changed.
+// open reports whether the direction from a to b is open, and returns a channel that is closed when that may have
+// changed.
 func (n *fabric) open(a, b party) (bool, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !n.cuts[[2]party{a, b}], n.changed
 }
 
-// delay is how long a packet takes.
+// delay returns a random network delay.
 func (n *fabric) delay() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -70,7 +71,7 @@ func (n *fabric) delay() time.Duration {
 	return time.Duration(100+n.rng.IntN(2000)) * time.Microsecond
 }
 
-// pass returns when something sent from a has arrived at b. While the way is cut it is sent again, for a while.
+// pass waits for the network delay of a message from a to b and, while the direction is cut, up to patience longer.
 func (n *fabric) pass(ctx context.Context, a, b party) error {
 	if err := sleep(ctx, n.delay()); err != nil {
 		return err
@@ -78,7 +79,7 @@ func (n *fabric) pass(ctx context.Context, a, b party) error {
 	return n.until(ctx, a, b, patience)
 }
 
-// until waits for the way from a to b to be open.
+// until waits until the direction from a to b is open. It returns errLost after most.
 func (n *fabric) until(ctx context.Context, a, b party, most time.Duration) error {
 	late := time.NewTimer(most)
 	defer late.Stop()
@@ -97,7 +98,7 @@ func (n *fabric) until(ctx context.Context, a, b party, most time.Duration) erro
 	}
 }
 
-// sleep lets virtual time pass.
+// sleep waits for a duration of virtual time, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

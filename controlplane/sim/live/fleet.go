@@ -1,32 +1,37 @@
-// Package live is ring (b) of the simulation: the services of three members (store, lead, identity, image, node, vm) over
-// consensus with its real runner, some hosts with simulated agents, and tenants, on the virtual time of testing/synctest.
-// It must not know how a host does what it does: agents here follow the protocol and the VM's design on their own, so that
-// they do not share the mistakes of package nodeagent. See package sim for the whole.
+// Package live is ring (b) of the simulation: the services of three members (store, leader, identity, image, node, vm)
+// over consensus with its real Runner, two to four hosts with simulated agents, and three tenants, on the virtual time
+// of testing/synctest. The package must not import package nodeagent: its agents implement the agent protocol and the
+// VM's life cycle separately, so that both do not have the same bugs. See package sim for both rings.
 //
-// # What is real and what is not
+// # What is real and what is simulated
 //
-// Members are built as the program builds them, but for listeners and TLS: agents call the handlers of port 7443 with a
-// certificate that a member signed for them, commands travel between members as lead and peer would carry them, and a
-// network in between delays, holds and cuts everything. A member's disk is crashable memory; image files are real files.
-// QEMU is a record with a process id that can be launched, run, ignore the power button, power off, crash and be cut. What
-// a host knows of its VMs outlives its agent; its processes outlive the agent, not the host.
+// Members are built as the program builds them, except for listeners and TLS. Agents call the handlers of port 7443
+// directly, with a certificate that a member has signed for them. Commands between members are carried by type mesh
+// instead of the program's transport. A simulated network delays and cuts all of this. The disk of a member is a memory
+// file system that simulates crashes; image files are real files. A QEMU process is a record with a process ID, which
+// can be launched, run, ignore the power button, power off, crash and be killed. The VM records of a host survive its
+// agent and the host's restart. Its processes survive the agent, but not a restart of the host.
 //
-// # What happens
+// # Faults
 //
-// Members are killed, one or all, and come back; members and hosts are cut off; agents and hosts restart; guests power off
-// and crash; reports come again, much later; all tenants create at once; a host is lost for so long that deadlines pass.
-// Tenants create, start, stop, reboot, reset, delete and list, each call under an idempotency key, again and again until
-// it is answered.
+// Members are killed, one or all, and restarted. Members and hosts are isolated from the network. Agents and hosts
+// restart. Guests power off and crash. Reports of agents are repeated, up to a minute later. All tenants create VMs at
+// the same time. A host stays down until deadlines have passed. Tenants create, start, stop, reboot, reset, delete and
+// list VMs. They repeat each call, under one idempotency key, until they get a response.
 //
-// # What must hold
+// # Checked guarantees
 //
-// After every commit, read whole and in order from the records: what a host has allocated is the sum of what is placed on
-// it and of what it was told to destroy and has not yet, and never more than it has; every VM has one name, one placement
-// and its images' marks; one create is made for a key; generations and wishes only grow, and a changed wish is a new
-// generation; what is recorded STOPPED does not run. On the hosts: one process of a VM, on one host, each start made once,
-// nothing runs beyond what a host has, nothing is destroyed that has a record. For tenants: what was acknowledged is there,
-// on every member at once, and what was deleted is not. At peace: no state outlives its deadline, records say what hosts
-// do, every call is answered at the first try, and when all is deleted nothing is left of it anywhere.
+//   - After every commit, in the records: the allocation of a host is the sum of its placed VMs and of the VMs that it
+//     has to destroy and has not yet destroyed, and does not exceed its capacity. Every VM has one name, one placement,
+//     and one usage record per image. An idempotency key creates at most one VM. Generations and the counters of the
+//     desired state never decrease, and a changed desired state has a new generation. A VM recorded as STOPPED does not
+//     run.
+//   - On the hosts: a VM has at most one process, on one host. Each start is executed once. Running VMs do not exceed
+//     the host's capacity. No VM that has a record is destroyed.
+//   - For tenants: every member shows at once a created VM after its creation was acknowledged, and does not show a
+//     deleted VM after its deletion was acknowledged.
+//   - After the end of faults: no VM stays in a state beyond its deadline, the records agree with the hosts, every call
+//     succeeds at the first attempt, and after all VMs are deleted nothing is left of them on members and hosts.
 package live
 
 import (
@@ -57,7 +62,7 @@ import (
 
 var memberIDs = []uint64{1, 2, 3}
 
-// fleet is ring (b): the trio, its hosts, its tenants, and the trouble they have.
+// fleet is the state of one run of ring (b): three members, hosts, tenants, and the faults that they have.
 type fleet struct {
 	seed      uint64
 	rng       *rand.Rand
@@ -68,34 +73,34 @@ type fleet struct {
 	token     string // of the administrator
 	imports   string
 	image     cloud.ImageID
-	lateness  int    // percent of reports that arrive once more, late
-	tail      uint64 // entries of the log that are kept for members that were away
+	lateness  int    // percentage of reports that arrive a second time, late
+	tail      uint64 // consensus.Limits.TailEntries
 
 	net     *fabric
 	seats   []*seat
 	hosts   []*host
 	tenants []*customer
 	audit   *witness
-	behind  sync.WaitGroup // what nobody waits for before the end
+	behind  sync.WaitGroup // goroutines that are waited for only in close
 
 	mu     sync.Mutex
 	counts map[string]int
 	broken string
-	rushed chan struct{} // closed when all tenants create at once
-	last   bool          // tenants begin nothing new
-	over   bool          // nothing starts any more
+	rushed chan struct{} // closed when all tenants shall create a VM
+	last   bool          // tenants begin no new calls
+	over   bool          // no member or agent may start any more
 	serial uint64
 	byNode map[cloud.NodeID]*host
 }
 
-// Outcome is what a run came to.
+// Outcome is the result of a run.
 type Outcome struct {
 	Counts map[string]int
 	Trace  string
 }
 
-// Run runs one seed of ring (b) on virtual time and returns what it came to, or a *sim.Violation. The seed decides what
-// happens to whom and when; how goroutines take turns it does not.
+// Run runs one seed of ring (b) on virtual time. Its error is a *sim.Violation. The seed determines the faults and
+// their times, but not the scheduling of goroutines.
 func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	dir := t.TempDir()
 	defer os.RemoveAll(dir) // there may be many runs in one test
@@ -120,7 +125,7 @@ func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	return out, nil
 }
 
-// logged writes logs into a trace.
+// logged writes log lines to a trace.
 type logged struct{ trace *sim.Trace }
 
 // Write implements io.Writer.
@@ -129,7 +134,7 @@ func (l logged) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// source is another source of chance.
+// source returns the random source number n of this seed.
 func (f *fleet) source(n uint64) *rand.Rand { return rand.New(rand.NewPCG(f.seed, n)) }
 
 func (f *fleet) count(what string) {
@@ -138,7 +143,7 @@ func (f *fleet) count(what string) {
 	f.counts[what]++
 }
 
-// fail notes the first broken promise.
+// fail records a violation; only the first one is kept.
 func (f *fleet) fail(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -154,7 +159,7 @@ func (f *fleet) failed() bool {
 	return f.broken != ""
 }
 
-// closing says that tenants begin nothing new.
+// closing reports whether tenants must not begin new calls.
 func (f *fleet) closing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,7 +194,7 @@ func (f *fleet) hostOf(id cloud.NodeID) *host {
 	return f.byNode[id]
 }
 
-// run is the whole story: a cloud comes up, lives through trouble, and comes to rest.
+// run executes the run: it starts the members, hosts and tenants, injects faults, ends them, and checks the result.
 func (f *fleet) run(dir string) (err error) {
 	if f.authority, err = f.key.Authority(); err != nil {
 		return err
@@ -226,7 +231,7 @@ func (f *fleet) run(dir string) (err error) {
 	return nil
 }
 
-// within tries until something works, for a while of virtual time.
+// within calls try every 250 ms of virtual time, until it succeeds or most has passed. It returns the last error.
 func within(most time.Duration, try func() error) error {
 	for end := time.Now().Add(most); ; {
 		err := try()
@@ -237,7 +242,7 @@ func within(most time.Duration, try func() error) error {
 	}
 }
 
-// furnish makes an image and hosts.
+// furnish creates an image and two to four hosts, and waits until they are ready.
 func (f *fleet) furnish(ctx context.Context) error {
 	if err := os.MkdirAll(f.imports, 0o700); err != nil {
 		return err
@@ -303,8 +308,8 @@ func (f *fleet) furnish(ctx context.Context) error {
 	})
 }
 
-// rest waits until everything has come to rest and judges what is left; then it lets the tenants delete all they have,
-// after which nothing must be left.
+// rest waits until the cloud has settled and checks the result. Then the tenants delete all VMs, and rest checks that
+// nothing is left.
 func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last fault", f.audit.unsettled)
 	if f.rng.IntN(3) == 0 && !f.failed() {
@@ -321,10 +326,10 @@ func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 }
 
-// settle waits for as long as a healthy cloud may take, and some.
+// settle waits, at most four minutes, until unsettled returns "". Otherwise it records a violation.
 func (f *fleet) settle(since string, unsettled func() string) {
 	const most = 4 * time.Minute
-	// lead is how long a new leader may take to find out what is late.
+	// lead is how long a new leader may take to handle passed deadlines.
 	const lead = 30 * time.Second
 	began := time.Now()
 	for end := began.Add(most); !f.failed(); {
@@ -350,7 +355,7 @@ func (f *fleet) ended() bool {
 	return f.over
 }
 
-// close ends everything.
+// close stops all agents and members.
 func (f *fleet) close() error {
 	f.mu.Lock()
 	f.over = true
@@ -363,7 +368,7 @@ func (f *fleet) close() error {
 		errs = append(errs, s.kill(f.rng))
 	}
 	f.behind.Wait()
-	// Whatever else a process left under way has a deadline.
+	// Other goroutines of the members end at their deadlines.
 	time.Sleep(time.Hour)
 	return errors.Join(errs...)
 }

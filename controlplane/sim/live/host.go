@@ -21,59 +21,59 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is one hypervisor host: what outlives its agents. The processes and disks here are the truth that the records are
-// held against.
+// host is the state of one hypervisor host, which survives its agents. The records are compared with its processes and
+// disks.
 type host struct {
 	f    *fleet
 	name party
 	room cloud.Capacity
 
-	token string // of its operator, to join with
+	token string // join token
 	key   ed25519.PrivateKey
-	leaf  *x509.Certificate // nil before it joined
+	leaf  *x509.Certificate // nil before the host has joined
 	node  cloud.NodeID
 
 	mu      sync.Mutex
 	rng     *mathrand.Rand
 	guests  map[cloud.VMID]*guest
 	pids    uint32
-	stored  map[cloud.VMID]*agentv1.AssignedVm // the last whole assignment, nil before the first
-	term    uint64                             // highest seen
-	changed func(cloud.VMID)                   // tells the agent that something happened by itself; nil without one
+	stored  map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment, nil before the first
+	term    uint64                             // the highest leader term received
+	changed func(cloud.VMID)                   // notifies the agent that a process has ended; nil without an agent
 	agent   *agent
 }
 
-// guest is all that is on a host of one VM: a directory and perhaps a process.
+// guest is the state of one VM on a host: its directory and perhaps a process.
 type guest struct {
 	record
-	refused bool // its disks cannot be made
+	refused bool // creating the disks fails
 	proc    *proc
-	// How the process ended that is no more, as far as anybody saw.
+	// How the last process ended, as far as the host can know.
 	exit    cloud.Exit
 	trouble string
 }
 
-// record is what is on the host's disk of a VM. It is written before what it speaks of is done.
+// record is the data of a VM on the host's disk. It is written before the action that it records.
 type record struct {
 	built        bool
 	startsDone   uint64
 	rebootsBegun uint64
 	rebootsDone  uint64
 	resetsDone   uint64
-	live         bool // the last start has no recorded end
+	live         bool // the end of the last start is not recorded yet
 	end          cloud.Exit
 	endTrouble   string
 }
 
 func (r *record) rebooting() bool { return r.rebootsBegun > r.rebootsDone }
 
-// proc is a QEMU.
+// proc is a simulated QEMU process.
 type proc struct {
 	pid     uint32
-	start   uint64 // the start that it is
+	start   uint64 // the number of the start
 	takes   cloud.Capacity
 	since   time.Time
-	up      bool // guest CPUs run
+	up      bool // the guest's CPUs run
 	deaf    bool // the guest ignores the power button
 	pressed bool
 }
@@ -86,14 +86,14 @@ func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	}, err
 }
 
-// chance is true p times in a hundred.
+// chance returns true with a probability of p percent.
 func (h *host) chance(p int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rng.IntN(100) < p
 }
 
-// between draws a duration.
+// between returns a random duration of at least least and less than most.
 func (h *host) between(least, most time.Duration) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,7 +104,7 @@ func (h *host) drawn(least, most time.Duration) time.Duration {
 	return least + time.Duration(h.rng.Int64N(int64(most-least)))
 }
 
-// shows is a context as a member's handler has it of a connection with this host's certificate.
+// shows returns the context of a member's handler for a connection with this host's certificate.
 func (h *host) shows(ctx context.Context) context.Context {
 	var state tls.ConnectionState
 	if h.leaf != nil {
@@ -113,14 +113,14 @@ func (h *host) shows(ctx context.Context) context.Context {
 	return grpcpeer.NewContext(ctx, &grpcpeer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
 }
 
-// present lists what there is.
+// present returns the IDs of all VMs on the host.
 func (h *host) present() []cloud.VMID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Sorted(maps.Keys(h.guests))
 }
 
-// look is a copy of what there is of a VM; nil for nothing.
+// look returns a copy of a VM's state, nil if the VM is not on the host.
 func (h *host) look(id cloud.VMID) *guest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -136,7 +136,7 @@ func (h *host) look(id cloud.VMID) *guest {
 	return &seen
 }
 
-// runs says which start of a VM runs here, if any.
+// runs returns the start and the process ID of a VM that has a process here.
 func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	if g := h.look(id); g != nil && g.proc != nil {
 		return g.proc.start, g.proc.pid, true
@@ -144,7 +144,7 @@ func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	return 0, 0, false
 }
 
-// build makes the disks, or finds out that they cannot be made.
+// build creates the disks of a VM. One VM in forty has disks that cannot be created.
 func (h *host) build(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -165,7 +165,7 @@ func (h *host) change(id cloud.VMID, f func(*record)) {
 	}
 }
 
-// launch makes a process. One launch in thirty fails.
+// launch starts a process. One launch in thirty fails. again is set for the second half of a reboot.
 func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	id := cloud.VMID(want.GetVmId())
 	h.mu.Lock()
@@ -197,7 +197,7 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 }
 
-// letRun lets a launched guest's CPUs run.
+// letRun starts the CPUs of a launched guest.
 func (h *host) letRun(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,7 +206,7 @@ func (h *host) letRun(id cloud.VMID) {
 	}
 }
 
-// press presses the power button: a guest that listens goes down in its own time.
+// press presses the power button. Unless the guest ignores the button, it powers off after 0.3 to 9 seconds.
 func (h *host) press(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -219,7 +219,7 @@ func (h *host) press(id cloud.VMID) {
 	time.AfterFunc(h.drawn(300*time.Millisecond, 9*time.Second), func() { h.off(id, p) })
 }
 
-// off is the end of a guest that powers itself off.
+// off ends a process because its guest has powered off.
 func (h *host) off(id cloud.VMID, p *proc) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -228,7 +228,7 @@ func (h *host) off(id cloud.VMID, p *proc) {
 	}
 }
 
-// cut ends a process at once.
+// cut kills a process.
 func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -237,7 +237,7 @@ func (h *host) cut(id cloud.VMID) {
 	}
 }
 
-// ended takes note of the end of a process. mu is held.
+// ended records the end of a process. Without an agent, the exit of a guest may be recorded as a failure. mu is held.
 func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, trouble string) {
 	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, trouble)
 	g.proc, g.exit, g.trouble = nil, exit, trouble
@@ -248,7 +248,7 @@ func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, trouble string) {
 	}
 }
 
-// destroy leaves nothing of a VM.
+// destroy kills the process of a VM and removes the VM from the host.
 func (h *host) destroy(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -264,7 +264,7 @@ func (h *host) destroy(id cloud.VMID) {
 	h.f.trace.Add("%s destroys %s", h.name, short(id))
 }
 
-// strike lets something happen to one of the guests that run.
+// strike makes a random running guest power off or crash.
 func (h *host) strike() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -287,7 +287,7 @@ func (h *host) strike() {
 	}
 }
 
-// boot starts an agent, as the host does when it comes up.
+// boot starts an agent if none runs.
 func (h *host) boot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -298,7 +298,7 @@ func (h *host) boot() {
 	}
 }
 
-// stopAgent ends the agent; everything else goes on.
+// stopAgent stops the agent. The processes of VMs continue.
 func (h *host) stopAgent() {
 	h.mu.Lock()
 	a := h.agent
@@ -310,7 +310,7 @@ func (h *host) stopAgent() {
 	}
 }
 
-// crash takes the host's power.
+// crash simulates a power loss of the host: the agent and all processes end.
 func (h *host) crash() {
 	h.stopAgent()
 	h.mu.Lock()
@@ -323,5 +323,5 @@ func (h *host) crash() {
 	}
 }
 
-// short is enough of an id to read a trace by.
+// short returns the last six characters of an ID, for the trace.
 func short(id cloud.VMID) string { return fmt.Sprint(id)[max(len(id)-6, 0):] }

@@ -15,13 +15,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// mesh is how a process reaches the other members: the transport of consensus, the caller of lead, the source of images.
+// mesh connects a process with the other members: it implements consensus.Transport, leader.Caller and image.Peers.
 type mesh struct{ p *process }
 
 const (
-	// reachTime is how long a call waits for a way to another member.
+	// reachTime is how long a call waits for a connection to another member.
 	reachTime = time.Second
-	// maxCall bounds a command whose caller is gone without a word.
+	// maxCall limits the duration of a command, whose caller may be gone without notice.
 	maxCall = time.Minute
 )
 
@@ -62,7 +62,7 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	if err != nil {
 		return err
 	}
-	// Both ends stay while files go over.
+	// Neither process may end while the files are copied.
 	ctx, leave := m.p.enter(context.Background())
 	if leave == nil {
 		return errLost
@@ -126,7 +126,7 @@ func (m *mesh) Call(ctx context.Context, member uint64, command string, body []b
 	case a = <-answered:
 	case <-ctx.Done():
 		if open, _ := f.net.open(from, to.name); open {
-			cancel() // it hears that nobody waits any more
+			cancel() // the command is notified only if the network is up
 		}
 		return nil, ctx.Err()
 	}
@@ -139,7 +139,7 @@ func (m *mesh) Call(ctx context.Context, member uint64, command string, body []b
 	return a.body, outcome(a.err)
 }
 
-// outcome is an error as it comes out of another process.
+// outcome converts an error of another process to the error that its caller gets.
 func outcome(err error) error {
 	f, ok := fault.From(err)
 	switch {
@@ -154,7 +154,7 @@ func outcome(err error) error {
 	return &leader.RemoteError{Text: err.Error()}
 }
 
-// Open implements leader.Caller. Nothing that streams is simulated.
+// Open implements leader.Caller. It returns an error, because streams are not simulated.
 func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, _ *cloud.Caller, _ func([]byte) error) error {
 	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
 }

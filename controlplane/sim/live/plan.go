@@ -8,26 +8,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// plan is what a simulated agent does next with a VM, and what it says of it.
+// plan is the next action of a simulated agent for a VM, and the state that it reports.
 type plan struct {
 	seen  cloud.Observed
 	exit  cloud.Exit
 	error string
-	// act is the next step, nil for none; it takes between least and most.
+	// act is the next action, nil for none. It takes between least and most.
 	act         func()
 	least, most time.Duration
-	// wait is when to look again without a step; 0: when something happens.
+	// wait is the time until the next check if there is no action; 0: until an event.
 	wait time.Duration
 }
 
-// Times of a power button.
+// Timeouts of the power button.
 const (
 	pressAgain = 10 * time.Second
 	hardAfter  = 30 * time.Second
 )
 
-// decide goes by what the agent's protocol and the VM's design say a host does, told once more than package nodeagent
-// tells it: the two must not share their mistakes.
+// decide returns the plan for a VM. It implements the agent protocol independently of package nodeagent, so that both
+// do not have the same bugs.
 func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 	switch want.GetPower() {
 	case agentv1.Power_POWER_ON:
@@ -47,13 +47,13 @@ func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 	return said(g)
 }
 
-// step is a plan with something to do.
+// step returns p with an action.
 func step(p plan, act func(), least, most time.Duration) plan {
 	p.act, p.least, p.most = act, least, most
 	return p
 }
 
-// said is what to say of a VM that nobody has ruled on.
+// said returns the plan for a VM without an action: only the state to report.
 func said(g *guest) plan {
 	switch {
 	case g == nil:
@@ -72,7 +72,7 @@ func said(g *guest) plan {
 	return plan{seen: cloud.ObservedBuilt}
 }
 
-// building is the way to disks; ok is false when they are there.
+// building returns the plan to create the disks. ok is false if they exist.
 func (d *driven) building(g *guest) (plan, bool) {
 	switch {
 	case g != nil && (g.built || g.proc != nil):
@@ -109,7 +109,7 @@ func (d *driven) on(want *agentv1.AssignedVm, g *guest) plan {
 	return d.running(want, g)
 }
 
-// running is what a guest that is wanted on, and is, may still be asked for.
+// running returns the plan for a running guest that should run: pending resets and reboots.
 func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
 	p := plan{seen: cloud.ObservedRunning}
 	quick := func(act func()) plan { return step(p, act, time.Millisecond, 100*time.Millisecond) }
@@ -149,7 +149,8 @@ func (d *driven) off(want *agentv1.AssignedVm, g *guest) plan {
 	return d.press(p, left)
 }
 
-// press presses the button, at once or again after a while, or waits for whichever is first: that, or left.
+// press returns p with a press of the power button, or, if the last press is less than pressAgain ago, with a wait
+// until the next press, at most left.
 func (d *driven) press(p plan, left time.Duration) plan {
 	if since := time.Since(d.pressedAt); !d.pressedAt.IsZero() && since < pressAgain {
 		p.wait = min(left, pressAgain-since)
@@ -159,13 +160,13 @@ func (d *driven) press(p plan, left time.Duration) plan {
 	return step(p, func() { d.host.press(d.id) }, time.Millisecond, 50*time.Millisecond)
 }
 
-// begin makes a start that was asked for: it is on record before it is done.
+// begin executes a requested start. The start is recorded before the launch.
 func (d *driven) begin(want *agentv1.AssignedVm) {
 	d.host.change(d.id, func(r *record) { r.startsDone, r.live = want.GetStarts(), true })
 	d.host.launch(want, want.GetStarts(), false)
 }
 
-// relaunch ends a reboot whose guest has gone down.
+// relaunch completes a reboot after the guest has powered off.
 func (d *driven) relaunch(want *agentv1.AssignedVm) {
 	var start uint64
 	d.host.change(d.id, func(r *record) { r.rebootsDone, start = r.rebootsBegun, r.startsDone })

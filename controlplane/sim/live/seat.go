@@ -29,21 +29,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// seat is a member's place: its id, its disk, and the process that runs there now.
+// seat is one of the three members: its ID, its disk, and the current process.
 type seat struct {
 	f    *fleet
 	id   uint64
 	name party
-	dir  string // of image files, which a crash leaves alone
+	dir  string // parent directory of the image files, which crashes do not affect
 
-	turn chan struct{} // held while a life begins or ends
+	turn chan struct{} // semaphore, held while a process starts or ends
 
 	mu   sync.Mutex
 	disk *vfs.MemFS
-	now  *process // nil while it is down
+	now  *process // nil while the member is down
 }
 
-// process is one life of a member: what the program builds at its start, without its listeners.
+// process is one run of a member's process. It has what the program builds at its start, except the listeners.
 type process struct {
 	s      *seat
 	ctx    context.Context
@@ -69,10 +69,10 @@ type process struct {
 
 	mu    sync.Mutex
 	dead  bool
-	calls sync.WaitGroup // from outside; none begins once it is dead
+	calls sync.WaitGroup // calls from other parties; none begins when dead is set
 }
 
-// start begins a life.
+// start starts a process.
 func (s *seat) start() error {
 	s.f.trace.Add("%s starts", s.name)
 	p := &process{s: s}
@@ -88,14 +88,14 @@ func (s *seat) start() error {
 	return nil
 }
 
-// current is the process that runs now, nil when none does.
+// current returns the current process, nil if the member is down.
 func (s *seat) current() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
 }
 
-// build makes everything, from bottom to top, as the program's run does.
+// build creates the engine, consensus, store and services, in the order of the program's run function.
 func (p *process) build() (err error) {
 	s, f := p.s, p.s.f
 	log := f.log.With("member", s.id)
@@ -127,7 +127,7 @@ func (p *process) build() (err error) {
 	return nil
 }
 
-// serve makes the services and begins the leader's tasks.
+// serve creates the services and starts the leader-only tasks.
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
 	p.commands = leader.NewCommands(s.id, p.system, p.mesh)
@@ -168,7 +168,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	return nil
 }
 
-// RegisterService implements grpc.ServiceRegistrar: agents call the handlers directly.
+// RegisterService implements grpc.ServiceRegistrar. It stores the handlers, which agents call directly.
 func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	switch h := handlers.(type) {
 	case agentv1.AgentServiceServer:
@@ -178,7 +178,8 @@ func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	}
 }
 
-// enter begins a call from outside, which ends with the process. It is nil when the process is dead already.
+// enter begins a call from another party. The returned context ends with the process; the caller must call leave at the
+// end. If the process is dead already, enter returns nil.
 func (p *process) enter(ctx context.Context) (inside context.Context, leave func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,13 +202,13 @@ func (p *process) gone() bool {
 	return p.dead
 }
 
-// take waits for the turn to begin or end a life.
+// take acquires the semaphore to start or end a process.
 func (s *seat) take() (release func()) {
 	s.turn <- struct{}{}
 	return func() { <-s.turn }
 }
 
-// kill ends the life at once. The disk keeps what was synced or, when only the process died, everything.
+// kill kills the process. The disk keeps all data or, if the power is lost, which is random, only the synced data.
 func (s *seat) kill(rng *rand.Rand) error {
 	defer s.take()()
 	p := s.current()
@@ -231,7 +232,7 @@ func (s *seat) kill(rng *rand.Rand) error {
 	return err
 }
 
-// end closes everything, as the program's run does at its end, but hands no leadership over.
+// end closes everything in the order of the program's run function, but does not transfer leadership.
 func (p *process) end() error {
 	p.mu.Lock()
 	p.dead = true

@@ -26,14 +26,15 @@ var (
 	errOver      = errors.New("the member ended it")
 )
 
-// Times of an agent's session.
+// Intervals and timeouts of an agent's session.
 const (
 	heartbeatEvery = 5 * time.Second
 	reportAllEvery = 30 * time.Second
 	answerWithin   = 5 * time.Second
 )
 
-// keepSession makes one session after the other, with the member that the last refusal named or with the next.
+// keepSession runs sessions one after the other. Each is with the leader that the previous member named, or else with
+// the next member.
 func (a *agent) keepSession() {
 	seats := a.host.f.seats
 	for n := 0; a.ctx.Err() == nil; n++ {
@@ -56,7 +57,7 @@ func (a *agent) keepSession() {
 	}
 }
 
-// session talks to one member until something of it fails.
+// session runs one session with a member, until a part of it fails. A host without a certificate joins first.
 func (a *agent) session(to *seat) error {
 	h := a.host
 	if err := h.f.net.pass(a.ctx, h.name, to.name); err != nil {
@@ -91,7 +92,8 @@ func (a *agent) session(to *seat) error {
 	return group.Wait()
 }
 
-// handled runs a member's handler for this host until it returns, and brings its error over. It is never nil.
+// handled calls a handler of a member for this host, and returns its error after a network delay. It returns errOver
+// instead of nil.
 func (a *agent) handled(ctx context.Context, p *process, handler func(context.Context) error) error {
 	inside, leave := p.enter(a.host.shows(ctx))
 	if leave == nil {
@@ -111,7 +113,8 @@ func (a *agent) handled(ctx context.Context, p *process, handler func(context.Co
 	return err
 }
 
-// join makes the host a node, with the token that its operator gave it.
+// join registers the host as a node with its join token, and stores the certificate. It always returns an error, so
+// that a new session begins.
 func (a *agent) join(p *process) error {
 	h := a.host
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, h.key)
@@ -137,7 +140,8 @@ func (a *agent) join(p *process) error {
 	return errors.New("it has joined")
 }
 
-// watch puts the member's messages together. accepted is called after the first.
+// watch receives the member's messages and assembles the assignment from them. It calls accepted after the first
+// message.
 func (a *agent) watch(ctx context.Context, from *seat, said <-chan *agentv1.WatchResponse, accepted func()) error {
 	var vms map[cloud.VMID]*agentv1.AssignedVm
 	var released []cloud.VMID
@@ -177,7 +181,7 @@ func (a *agent) watch(ctx context.Context, from *seat, said <-chan *agentv1.Watc
 	}
 }
 
-// hears says whether a term may count, and remembers it.
+// hears reports whether a message of a leader term is accepted, and records the term. Lower terms are refused.
 func (h *host) hears(term uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -188,7 +192,7 @@ func (h *host) hears(term uint64) bool {
 	return true
 }
 
-// report sends what changes, and everything at first and every now and then.
+// report sends changed observations, and all observations at first and every reportAllEvery.
 func (a *agent) report(ctx context.Context, p *process) error {
 	h := a.host
 	group, ctx := errgroup.WithContext(ctx)
@@ -230,7 +234,8 @@ func (a *agent) report(ctx context.Context, p *process) error {
 	return group.Wait()
 }
 
-// lag lets a report arrive once more, much later, as one does that waited in the buffers of an older connection.
+// lag makes some reports arrive a second time, up to a minute later, like a report in the buffers of an older
+// connection.
 func (a *agent) lag(p *process, say *agentv1.ReportRequest) {
 	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
 		return
@@ -248,11 +253,11 @@ func (a *agent) lag(p *process, say *agentv1.ReportRequest) {
 		in := make(chan *agentv1.ReportRequest, 1)
 		in <- &agentv1.ReportRequest{Vms: say.GetVms()}
 		close(in)
-		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // nobody is there to hear of it
+		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // its connection is gone
 	})
 }
 
-// beat says every few seconds that the host lives.
+// beat sends heartbeats every heartbeatEvery.
 func (a *agent) beat(ctx context.Context, p *process) error {
 	h := a.host
 	every := time.NewTicker(heartbeatEvery)
@@ -282,7 +287,7 @@ func (a *agent) beat(ctx context.Context, p *process) error {
 	}
 }
 
-// watchStream is the member's end of a Watch: what it sends waits for the agent, a little.
+// watchStream is the server side of a Watch stream. Sent messages are queued for the agent in a buffered channel.
 type watchStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -302,7 +307,7 @@ func (s *watchStream) Send(m *agentv1.WatchResponse) error {
 	}
 }
 
-// reportStream is the member's end of a Report.
+// reportStream is the server side of a Report stream.
 type reportStream struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -16,8 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// customer is a client with VMs of its own. Whatever it asks, it asks under an idempotency key, and again until it is told
-// how it went.
+// customer is a client with its own VMs. It repeats each call, under one idempotency key, until it gets a response.
 type customer struct {
 	f    *fleet
 	name string
@@ -25,21 +24,21 @@ type customer struct {
 	asks int
 
 	have []owned
-	// gone are VMs whose deletion was acknowledged.
+	// gone lists the VMs whose deletion was acknowledged.
 	gone []cloud.VMID
 }
 
-// owned is a VM that a create was acknowledged for.
+// owned is a VM whose creation was acknowledged.
 type owned struct {
 	id   cloud.VMID
 	name string
-	// leaving says that its deletion was asked for and never answered.
+	// leaving reports that a call to delete the VM got no response.
 	leaving bool
 }
 
 const mostVMs = 5
 
-// life asks for one thing after the other until the fleet says that it is enough.
+// life makes random calls until fleet.closing.
 func (t *customer) life(ctx context.Context) {
 	for ctx.Err() == nil && !t.f.closing() {
 		t.once(ctx)
@@ -93,7 +92,8 @@ func (t *customer) once(ctx context.Context) {
 	}
 }
 
-// ask calls a member, and another, under one key until there is an answer. ok is false when it never came.
+// ask makes a call under one idempotency key on random members until there is a response, at most 30 times. ok is false
+// if there was none.
 func (t *customer) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
 	key := fmt.Sprintf("%s-%d", t.name, t.asks)
@@ -118,7 +118,8 @@ func (t *customer) ask(ctx context.Context, what string, call func(ctx context.C
 	return err, false
 }
 
-// final says whether an error is an answer: nothing was done, or all of it was.
+// final reports whether an error is a final response: nothing was done, or, for nil, everything. Other errors are
+// retried.
 func final(err error) bool {
 	if err == nil {
 		return true
@@ -127,7 +128,7 @@ func final(err error) bool {
 	return ok && !f.Retry && f.Kind != fault.Unavailable && f.Kind != fault.Unauthenticated && f.Kind != fault.Internal
 }
 
-// call is one try, on some member.
+// call makes one attempt on a random member.
 func (t *customer) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
 	return t.callAt(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))], key, f)
 }
@@ -174,7 +175,7 @@ func (t *customer) create(ctx context.Context) {
 		return err
 	})
 	switch {
-	case !ok: // made or not: the audit sees that it was not made twice
+	case !ok: // unknown whether a VM was created; the witness checks that there are not two
 	case err == nil:
 		if made.Replayed {
 			t.f.count("creates replayed")
@@ -225,12 +226,13 @@ func (t *customer) delete(ctx context.Context, at int, force bool) {
 	}
 }
 
-// look checks on some member. One that does not answer will be asked another time.
+// look calls check on a random member and ignores its errors.
 func (t *customer) look(ctx context.Context) {
 	_, _ = t.check(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))])
 }
 
-// check reads what is there: every member must show at once what was acknowledged by any.
+// check lists all VMs on a member. The list must have all VMs whose creation, and none whose deletion, any member has
+// acknowledged to this tenant.
 func (t *customer) check(ctx context.Context, s *seat) (all []*cloud.VM, err error) {
 	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 		for token := ""; ; {
@@ -265,8 +267,8 @@ func (t *customer) check(ctx context.Context, s *seat) (all []*cloud.VM, err err
 	return all, nil
 }
 
-// farewell uses a cloud that is at peace: everything that is asked for happens, on every member, at the first try. It
-// leaves no VM of the tenant's, also none of whose creation the tenant never heard.
+// farewell deletes all VMs of the tenant after the end of faults, including those whose creation was not acknowledged.
+// Every call must succeed at the first attempt, on every member.
 func (t *customer) farewell(ctx context.Context) {
 	var all []*cloud.VM
 	var err error
@@ -290,7 +292,7 @@ func (t *customer) farewell(ctx context.Context) {
 	}
 }
 
-// final holds what the tenant was told against what is recorded.
+// final compares the acknowledged creations and deletions with the records.
 func (t *customer) final() {
 	a := t.f.audit
 	a.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// trouble lets faults happen for some minutes.
+// trouble injects faults for two to three minutes.
 func (f *fleet) trouble() {
 	f.mu.Lock()
 	if f.rng.IntN(3) > 0 {
@@ -23,7 +23,7 @@ func (f *fleet) trouble() {
 	}
 }
 
-// fault is one thing that goes wrong, and often puts an older one right.
+// fault injects one random fault, and often schedules the end of all network cuts.
 func (f *fleet) fault() {
 	s, o := f.seats[f.rng.IntN(len(f.seats))], f.seats[f.rng.IntN(len(f.seats))]
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
@@ -76,7 +76,7 @@ func (f *fleet) happen(what string, do func()) {
 	do()
 }
 
-// kill ends a member and starts it again later.
+// kill kills a member and starts it again later.
 func (f *fleet) kill(s *seat, later time.Duration) {
 	if s.current() == nil {
 		return
@@ -128,7 +128,7 @@ func (f *fleet) heal() {
 	}
 }
 
-// rush is closed when all tenants shall create a VM at the same moment.
+// rush returns a channel that is closed when all tenants shall create a VM at the same time.
 func (f *fleet) rush() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -142,8 +142,8 @@ func (f *fleet) hurry() {
 	f.rushed = make(chan struct{})
 }
 
-// lose takes a host's power in the middle of a burst of calls. Without the host every VM must leave its transient state
-// when its time is up, and when the host is back everything must come right.
+// lose crashes a host in the middle of a burst of calls. While the host is down, every VM must leave its transient
+// state at its deadline. After the host is back, the cloud must settle.
 func (f *fleet) lose(ctx context.Context) {
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
 	f.count("hosts lost for long")

@@ -15,25 +15,26 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// check is what every member must agree with. It learns the log from the first member that applies an entry and the
-// history from the first watcher that sees a revision; whoever comes later, in this life or the next, must say the same.
+// check compares the members with each other. It records each entry from the first member that applies it, and each
+// revision from the first watcher that receives it. Every later application and event, also after a restart, must be
+// equal.
 type check struct {
 	w *world
 
 	entries map[uint64]entry          // by index
 	answers map[[16]byte]string       // of command.EncodeResult, by proposal
-	digests map[uint64]uint32         // of states, by the index at which they were taken
+	digests map[uint64]uint32         // checksum of the state, by applied index
 	leaders map[[2]uint64]uint64      // by group and term
-	votes   map[[3]uint64]uint64      // by group, term and voter
-	times   map[uint64]command.Result // what the entry at an index answered
-	noteAt  map[string]place          // where each note is; nobody dedupes them, and each must be there once
-	newest  uint64                    // index
-	notes   map[place]note            // of the second group
+	votes   map[[3]uint64]uint64      // the candidate, by group, term and voter
+	times   map[uint64]command.Result // result of an entry, by index
+	noteAt  map[string]place          // place of each note; notes are not deduplicated, and each must be applied once
+	newest  uint64                    // the highest applied index
+	notes   map[place]note            // notes of the second group
 
 	history history
-	// frontier is the newest revision that anybody was told of: whoever asks from now on must see at least that.
+	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older one.
 	frontier int64
-	// never holds the operations of which a client was told that they did not happen.
+	// never has the error of each operation that failed and must not be applied.
 	never map[string]string
 }
 
@@ -53,8 +54,8 @@ func newCheck(w *world) *check {
 	}
 }
 
-// sent looks at what a member says: nobody votes twice in a term, also not in another life, and who was refused says
-// nothing at all.
+// sent checks an envelope that a member sends: no member votes twice in a term, even after a restart, and a member with
+// an empty disk sends only envelopes about data-directory IDs.
 func (c *check) sent(m *member, e *message.Envelope) {
 	switch e.Kind {
 	case message.KindDirIDRequest, message.KindDirIDResponse:
@@ -82,7 +83,7 @@ func (c *check) sent(m *member, e *message.Envelope) {
 	c.votes[key] = candidate
 }
 
-// leads hears whom a member takes for the leader.
+// leads checks that a term has one leader. l is what a member has reported.
 func (c *check) leads(m *member, l consensus.Leadership) {
 	if m.dying() {
 		return
@@ -100,7 +101,7 @@ func (c *check) leads(m *member, l consensus.Leadership) {
 	c.leaders[key] = l.Leader
 }
 
-// applied compares what a member applied with what was applied before.
+// applied compares the entries that a member has applied, and their results, with the recorded ones.
 func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	if m.dying() {
 		return
@@ -129,7 +130,7 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	}
 }
 
-// learn takes a new entry of the log.
+// learn records an entry that no member has applied before.
 func (c *check) learn(e consensus.Entry, r command.Result) {
 	answer := string(command.EncodeResult(nil, r))
 	if first, again := c.answers[e.ID]; again {
@@ -152,7 +153,7 @@ func (c *check) learn(e consensus.Entry, r command.Result) {
 	}
 }
 
-// answered hears that a member has acknowledged a proposal: it must be in the log, and applied.
+// answered checks that a proposal that a member has acknowledged was applied with the same result.
 func (c *check) answered(m *member, id [16]byte, answer any) {
 	r, has := answer.(command.Result)
 	if known, ok := c.answers[id]; !ok {
@@ -162,7 +163,7 @@ func (c *check) answered(m *member, id [16]byte, answer any) {
 	}
 }
 
-// state compares a member's whole state with that of others at the same entry.
+// state compares the checksum of a member's whole state with that of other members at the same index.
 func (c *check) state(m *member) {
 	if m.dying() || m.aside != nil {
 		return
@@ -188,8 +189,8 @@ func (c *check) state(m *member) {
 	c.digests[at] = sum
 }
 
-// confirm hears that a client was told that its operation is committed at a revision. frontier is what it was when the
-// client asked.
+// confirm checks the revision that was returned to a client for a committed operation. frontier is the value of
+// check.frontier when the operation began.
 func (c *check) confirm(op string, revision, frontier int64) {
 	c.w.count("writes acknowledged")
 	if revision <= frontier {
@@ -201,12 +202,12 @@ func (c *check) confirm(op string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// deny hears that a client was told that its operation did not happen.
+// deny records that a client got an error after which its operation must not be applied.
 func (c *check) deny(op string, err error) {
 	c.never[op] = err.Error()
 }
 
-// read hears what a linearizable read came to.
+// read checks the revision of a linearizable read. frontier is the value of check.frontier when the read began.
 func (c *check) read(what string, revision, frontier int64) {
 	c.w.count("linearizable reads")
 	if revision < frontier {
@@ -215,7 +216,7 @@ func (c *check) read(what string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// final looks at everything when all has come to rest.
+// final compares all members with the history at the end of the run.
 func (c *check) final() {
 	for _, m := range c.w.trio {
 		m.observer.poll()

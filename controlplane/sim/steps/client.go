@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What a client meets that is no answer.
+// The errors of a client that do not come from the store.
 var (
 	errGone      = errors.New("the member is gone; whether the call took effect is not known")
 	errDown      = errors.New("the member does not answer")
@@ -23,29 +23,29 @@ var (
 	errPointless = errors.New("the operation makes no sense now")
 )
 
-// client is one user of the store. It is a coroutine: real code of package store runs in it, and where that would wait
-// for other members the coroutine gives the goroutine back to the world.
+// client is one user of the store. It runs package store in a coroutine, which yields to the world where the store
+// would wait for other members.
 type client struct {
 	w      *world
 	id     int
 	rng    *rand.Rand
-	chance *rand.ChaCha8 // for proposal ids
+	chance *rand.ChaCha8 // for proposal IDs
 
 	resume func() (struct{}, bool)
 	stop   func()
 	yield  func(struct{}) bool
 
-	call  *call // that it waits for
-	wake  int   // the step from which it goes on without
-	last  bool  // it begins nothing new
+	call  *call // the call that the client waits for
+	wake  int   // the step in which the client stops waiting
+	last  bool  // the client begins no new operations except a last read
 	done  bool
 	doing string
-	made  int // operations begun
+	made  int // number of operations begun
 
 	follow follower
 }
 
-// call is a question to a member's group.
+// call is a proposal or read of a client on a member.
 type call struct {
 	over   bool
 	answer any
@@ -68,14 +68,14 @@ func newClient(w *world, id int) *client {
 	return c
 }
 
-// turn lets the client go on if it can.
+// turn resumes the client if its call is over or its waiting time has passed.
 func (c *client) turn() {
 	if !c.done && (c.call != nil && c.call.over || c.w.step >= c.wake) {
 		c.resume()
 	}
 }
 
-// wait gives the goroutine back for some steps, or until the call is over.
+// wait yields to the world for some steps, or until the call is over. It returns errOver when the run ends.
 func (c *client) wait(steps int, on *call) error {
 	c.call, c.wake = on, c.w.step+steps
 	if !c.yield(struct{}{}) {
@@ -85,7 +85,7 @@ func (c *client) wait(steps int, on *call) error {
 	return nil
 }
 
-// await waits for a call, but not for ever.
+// await waits for the result of a call, at most 40 steps, and fails it with errGone afterwards.
 func (c *client) await(ask *call) (any, error) {
 	if !ask.over {
 		if err := c.wait(40, ask); err != nil {
@@ -99,7 +99,7 @@ func (c *client) await(ask *call) (any, error) {
 	return ask.answer, ask.err
 }
 
-// propose asks a member to agree on data.
+// propose proposes data on a member and waits for the result.
 func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return nil, errDown
@@ -123,7 +123,7 @@ func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	return c.await(ask)
 }
 
-// read asks a member to become as new as everything that was acknowledged.
+// read calls ReadIndex on a member and waits for it.
 func (c *client) read(m *member) error {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return errDown
@@ -143,12 +143,12 @@ func (c *client) read(m *member) error {
 	return err
 }
 
-// desk is a client's store.Proposer: it reads on one member, and proposes there or where it believes the leader to be.
-// What was lost on the way it proposes again under the same id.
+// desk is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader that an
+// error names or on a random member. It repeats a proposal without a result under the same ID.
 type desk struct {
 	c *client
 	m *member
-	// unknown says that the last proposal may take effect although nobody said so.
+	// unknown reports that the last proposal may be applied although no result was received.
 	unknown  bool
 	attempts int
 }
@@ -168,7 +168,7 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (command.Res
 				d.c.w.count("retries answered")
 			}
 			d.unknown = false
-			r, _ := answer.(command.Result) // check.answered has seen to it
+			r, _ := answer.(command.Result) // check.answered has checked the type
 			return r, nil
 		case errors.Is(err, errOver):
 			d.unknown = true
@@ -199,16 +199,16 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (command.Res
 // ReadIndex implements store.Proposer.
 func (d *desk) ReadIndex(context.Context) error { return d.c.read(d.m) }
 
-// some is any member.
+// some returns a random member.
 func (c *client) some() *member { return c.w.trio[c.rng.IntN(members)] }
 
-// at opens the store on a member.
+// at returns the store of a member, with a Proposer of this client.
 func (c *client) at(m *member) (*store.Store, *desk) {
 	d := &desk{c: c, m: m}
 	return store.New(store.Options{Engine: m.engine, Proposer: d, PageKey: make([]byte, 32), Now: m.clock, Rand: c.chance}), d
 }
 
-// reachable is a member that is up.
+// reachable returns a random member that is up and not frozen, and waits for one if needed.
 func (c *client) reachable() (*member, error) {
 	for {
 		if m := c.some(); m.up && !m.frozen() {
@@ -220,7 +220,8 @@ func (c *client) reachable() (*member, error) {
 	}
 }
 
-// write runs an operation. Whatever it does, it writes ops/<its name> with it, unseen, so that doing it twice shows.
+// write runs an operation in a transaction, which also writes ops/<its name> without reading it, so that applying it
+// twice is detected. It passes the result to the check.
 func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error {
 	w := c.w
 	m, err := c.reachable()
@@ -253,7 +254,8 @@ func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error
 	return err
 }
 
-// expected says whether a call on a member may come to the error.
+// expected reports whether an error of a call on a member is allowed. life is the run of the member in which the call
+// began.
 func (c *client) expected(m *member, life int, err error) bool {
 	for _, known := range []error{errTired, errDown, errPointless, errGone, consensus.ErrNoLeader, consensus.ErrStopped, consensus.ErrOverloaded} {
 		if errors.Is(err, known) {
@@ -270,7 +272,7 @@ func (c *client) expected(m *member, life int, err error) bool {
 	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.CompactRevision() > 0
 }
 
-// wiped says that a member ended because its disk was empty.
+// wiped reports whether a member stopped because its disk was empty.
 func wiped(err error) bool {
 	var w *consensus.WipedError
 	return errors.As(err, &w)

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// errands are what clients do, each as often as its weight says.
+// errands lists the operations of clients. An operation is chosen with a probability proportional to its weight.
 var errands = []struct {
 	weight int
 	run    func(*client) error
@@ -31,11 +31,12 @@ var errands = []struct {
 	{6, (*client).jot},
 }
 
-// life is what a client does all its life.
+// life is the main function of a client: random operations until the end of faults, then a last read. Client 0 creates
+// the accounts first.
 func (c *client) life() {
 	for len(c.w.check.history.ops) == 0 {
 		if c.id == 0 {
-			_ = c.found() // it is tried until it is seen
+			_ = c.found() // repeated until the history has it
 		}
 		if c.wait(1+c.rng.IntN(4), nil) != nil {
 			return
@@ -49,7 +50,7 @@ func (c *client) life() {
 		n := c.rng.IntN(total)
 		for _, e := range errands {
 			if n -= e.weight; n < 0 {
-				_ = e.run(c) // what an error may be was judged where it came up
+				_ = e.run(c) // the operation itself has checked its error
 				break
 			}
 		}
@@ -65,7 +66,7 @@ func (c *client) life() {
 	}
 }
 
-// found makes the accounts.
+// found creates the accounts.
 func (c *client) found() error {
 	return c.write("found", func(tx *store.Tx, op string) error {
 		if taken, err := accounts.Has(tx, "0"); err != nil || taken {
@@ -78,7 +79,7 @@ func (c *client) found() error {
 	})
 }
 
-// transfer moves funds between two accounts.
+// transfer moves a random amount between two accounts.
 func (c *client) transfer() error {
 	from, to, amount := c.rng.IntN(accountCount), c.rng.IntN(accountCount), int64(1+c.rng.IntN(20))
 	return c.write("transfer", func(tx *store.Tx, op string) error {
@@ -99,7 +100,7 @@ func (c *client) transfer() error {
 	})
 }
 
-// increment counts.
+// increment adds 1 to a counter.
 func (c *client) increment() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("count", func(tx *store.Tx, op string) error {
@@ -112,7 +113,7 @@ func (c *client) increment() error {
 	})
 }
 
-// append adds itself to a list.
+// append adds the name of the operation to a list.
 func (c *client) append() error {
 	key := itoa(c.rng.IntN(2))
 	return c.write("append", func(tx *store.Tx, op string) error {
@@ -128,7 +129,7 @@ func (c *client) append() error {
 	})
 }
 
-// claim takes a name that is free, or lets go of one of its own.
+// claim claims a free name, or releases one that the client has claimed.
 func (c *client) claim() error {
 	key, mine := itoa(c.rng.IntN(6)), fmt.Sprint("client ", c.id)
 	return c.write("claim", func(tx *store.Tx, op string) error {
@@ -147,7 +148,8 @@ func (c *client) claim() error {
 	})
 }
 
-// slot takes one of a few places, or frees one but never the last: neither may rest on places not having been looked at.
+// slot takes one of slotLimit slots, or frees one, but never the last. Both depend on a list of all slots, so a
+// concurrent change of any slot must be a conflict.
 func (c *client) slot() error {
 	free := c.rng.IntN(2) == 0
 	return c.write("slot", func(tx *store.Tx, op string) error {
@@ -164,7 +166,7 @@ func (c *client) slot() error {
 	})
 }
 
-// set writes without having read anything.
+// set writes a register without reading anything.
 func (c *client) set() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("set", func(tx *store.Tx, op string) error {
@@ -173,7 +175,8 @@ func (c *client) set() error {
 	})
 }
 
-// order makes something under an idempotency key, and calls again until it is told that it is made.
+// order creates an order under an idempotency key, and retries, at most four times, until it gets a result. It checks
+// that the result is the order in the history.
 func (c *client) order() error {
 	key := fmt.Sprintf("%d.%d", c.id, c.made+1)
 	caller := &cloud.Caller{User: "sim", IdempotencyKey: key}
@@ -220,7 +223,7 @@ func (c *client) order() error {
 	}
 }
 
-// look reads a whole table, linearizably, on any member.
+// look reads a whole table, linearizably, on a random member, and compares it with the history.
 func (c *client) look() error {
 	tables := []struct {
 		name  string
@@ -249,7 +252,7 @@ func (c *client) look() error {
 	return err
 }
 
-// leaf goes through a table by pages, each on another member: all show the moment of the first.
+// leaf reads a table in pages, each on a random member, and checks that all pages are of the same revision.
 func (c *client) leaf() error {
 	frontier := c.w.check.frontier
 	var got []string
@@ -296,7 +299,7 @@ func (c *client) leaf() error {
 	return nil
 }
 
-// compact forgets history that every watcher has had the time to see.
+// compact compacts the history up to a recent revision.
 func (c *client) compact() error {
 	if c.w.weather.compact == 0 {
 		return nil
@@ -318,16 +321,16 @@ func (c *client) compact() error {
 	return err
 }
 
-// follower reads the log of operations as a service would: from one member until that is gone, then from another.
+// follower watches the table ops as a service would: on one member until it stops, then on another.
 type follower struct {
 	m     *member
 	life  int
 	watch *store.Watch[row]
-	next  int64 // revision
-	place int   // in history.order
+	next  int64 // the next revision
+	place int   // index of the next operation in history.order
 }
 
-// followOps takes what its watch has for it.
+// followOps handles the available changes of the watch and compares them with the history.
 func (c *client) followOps() error {
 	f, h := &c.follow, &c.w.check.history
 	if f.watch == nil || f.m.life != f.life || c.rng.IntN(8) == 0 {
@@ -375,7 +378,7 @@ func (c *client) followOps() error {
 	}
 }
 
-// skip goes on from the present when the history is gone.
+// skip continues from the current state when the history was compacted.
 func (c *client) skip() error {
 	f, h := &c.follow, &c.w.check.history
 	if f.m.engine.CompactRevision() < f.next {

@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// row is what every table of the simulation holds.
+// row is the value type of all tables.
 type row struct {
-	Op    string // that wrote it
+	Op    string // the operation that wrote the row
 	N     int64
 	Items []string
 	At    cloud.Time
@@ -27,7 +27,7 @@ func (r *row) equal(o *row) bool {
 	return r.Op == o.Op && r.N == o.N && r.At == o.At && slices.Equal(r.Items, o.Items)
 }
 
-// The tables, and what must hold of each after every commit: see laws.
+// The tables. Their invariants are in laws and history.commit.
 var (
 	accounts  = store.NewTable[row]("account")
 	names     = store.NewTable[row]("name")
@@ -41,17 +41,17 @@ var (
 
 const (
 	accountCount = 5
-	funds        = 100 // of each account at first
+	funds        = 100 // initial balance of each account
 	slotLimit    = 4
 )
 
-// change is one key's change at a revision: nil rows are absent.
+// change is the change of one key at a revision. A nil row means that the key does not exist.
 type change struct {
 	key         string
 	before, now *row
 }
 
-// laws judge each change of a table.
+// laws has, by table, a function that returns an error if a change violates the table's invariant.
 var laws = map[string]func(change) error{
 	"name": func(c change) error {
 		if c.before != nil && c.now != nil {
@@ -90,19 +90,19 @@ func value(r *row) int64 {
 	return r.N
 }
 
-// history is all revisions, as watchers saw them.
+// history holds all revisions, as watchers received them.
 type history struct {
 	w      *world
 	last   int64
-	events map[int64]string // what a revision did, to compare
-	rows   map[string][]version
-	tables map[string][]string // keys ever seen of a table, in order
-	ops    map[string]int64    // revision of each operation
-	order  []string            // operations, in log order
-	keys   map[string]string   // operations by idempotency key
+	events map[int64]string     // text of the events of each revision, for comparison
+	rows   map[string][]version // versions of each key
+	tables map[string][]string  // all keys that a table ever had, sorted
+	ops    map[string]int64     // revision of each operation
+	order  []string             // operations, in log order
+	keys   map[string]string    // key of the order, by idempotency key
 }
 
-// version is a row from a revision on; nil is absent.
+// version is a row from a revision on; nil if the key was deleted.
 type version struct {
 	revision int64
 	row      *row
@@ -115,7 +115,8 @@ func newHistory(w *world) history {
 	}
 }
 
-// commit takes what a watcher saw of one whole revision.
+// commit handles one complete revision from a watcher: it records a new revision and checks the invariants, or compares
+// it with the recorded one.
 func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	text := spell(events)
 	if revision <= h.last {
@@ -156,7 +157,7 @@ func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	}
 }
 
-// spell is what events say, in full.
+// spell returns the complete text of events.
 func spell(events []watch.Event) string {
 	var b strings.Builder
 	for _, e := range events {
@@ -191,7 +192,8 @@ func (h *history) change(e watch.Event) (c change, err error) {
 	return c, err
 }
 
-// decode reads a record of any table: those of package store itself are no rows and stay empty.
+// decode decodes a record of any table. A record of package store itself (idempotency keys) is stored in row.Op
+// undecoded.
 func decode(key string, b []byte) (*row, error) {
 	r := &row{}
 	if strings.HasPrefix(key, "idem") {
@@ -234,7 +236,7 @@ func (h *history) newest(key string) *row {
 	return nil
 }
 
-// at is a row as of a revision.
+// at returns the row of a key as of a revision, nil if it does not exist.
 func (h *history) at(key string, revision int64) *row {
 	v := h.rows[key]
 	n := sort.Search(len(v), func(i int) bool { return v[i].revision > revision })
@@ -244,13 +246,13 @@ func (h *history) at(key string, revision int64) *row {
 	return v[n-1].row
 }
 
-// found is a row of a table.
+// found is a row of a table with its key.
 type found struct {
 	key string
 	row *row
 }
 
-// table is all rows of a table as of a revision.
+// table returns all rows of a table as of a revision.
 func (h *history) table(name string, revision int64) (all []found) {
 	for _, key := range h.tables[name] {
 		if r := h.at(key, revision); r != nil {
@@ -260,7 +262,7 @@ func (h *history) table(name string, revision int64) (all []found) {
 	return all
 }
 
-// compare holds what was read of a table against the history.
+// compare compares the rows that were read from a table with the history.
 func (h *history) compare(m *member, name string, revision int64, got []store.Record[row]) {
 	if revision > h.last {
 		h.w.fail("member %d was read at revision %d, which no watcher has seen", m.id, revision)

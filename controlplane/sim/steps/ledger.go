@@ -7,24 +7,24 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// second is a group beside the first: it shares the log's writes with it and must share nothing else.
+// second is the ID of a second group. It shares only the writes of the log with the first group.
 const second = 2
 
-// ledger is the state machine of the second group: it keeps nothing over a crash, so every life replays all of its log,
-// and the check keeps what was in it.
+// ledger is the state machine of the second group. It stores nothing, so that every run of the process replays the
+// whole log. The check records the entries.
 type ledger struct {
 	m    *member
 	at   place
 	term uint64
 }
 
-// place is one of the notes of an entry.
+// place identifies a note: the index of its entry, and its position in the entry.
 type place struct {
 	index uint64
 	n     int
 }
 
-// Apply implements consensus.StateMachine: an entry answers with itself.
+// Apply implements consensus.StateMachine. The result of an entry is its data.
 func (l *ledger) Apply(entries []consensus.Entry) ([]any, error) {
 	answers := make([]any, len(entries))
 	for i, e := range entries {
@@ -48,7 +48,7 @@ func (l *ledger) Applied() (index, term uint64) { return l.at.index, l.term }
 // Flush implements consensus.StateMachine.
 func (l *ledger) Flush() (uint64, error) { return 0, nil }
 
-// Checkpoint implements consensus.StateMachine. The log is never cut, so nobody can need one.
+// Checkpoint implements consensus.StateMachine. The log is never truncated, so no member needs a snapshot.
 func (l *ledger) Checkpoint(string) (index, term uint64, err error) {
 	return 0, 0, errors.New("a ledger has no checkpoint")
 }
@@ -56,13 +56,13 @@ func (l *ledger) Checkpoint(string) (index, term uint64, err error) {
 // Restore implements consensus.StateMachine.
 func (l *ledger) Restore(string) error { return errors.New("a ledger has no checkpoint") }
 
-// note is an entry of the second group.
+// note is a proposal of the second group.
 type note struct {
 	term uint64
 	text string
 }
 
-// noted compares an entry of the second group with what was at its place before.
+// noted compares an applied note with the one that was applied at the same place before.
 func (c *check) noted(m *member, at place, e consensus.Entry) {
 	now := note{e.Term, string(e.Data)}
 	before, known := c.notes[at]
@@ -82,7 +82,7 @@ func (c *check) noted(m *member, at place, e consensus.Entry) {
 	c.notes[at] = now
 }
 
-// jot adds up to three notes at a time and expects each where the answer says.
+// jot proposes one to three notes at the same time, and checks that each is at the place that the result names.
 func (c *client) jot() error {
 	if !c.w.weather.second {
 		return nil
@@ -105,7 +105,7 @@ func (c *client) note(m *member) *call {
 	ask := &call{}
 	m.calls = append(m.calls, ask)
 	life := m.life
-	var id [16]byte // none: it may share an entry with others
+	var id [16]byte // zero: the note may share an entry with others
 	if c.made%4 == 0 {
 		copy(id[:], text)
 	}

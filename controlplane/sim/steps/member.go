@@ -16,15 +16,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// member is one member of the trio with its disk. It is its host's Transport.
+// member is one of the three members with its disk. It implements the Transport of its consensus.Host.
 type member struct {
 	w    *world
 	id   uint64
 	disk *vfs.MemFS
-	// aside is the right disk while an empty one is mounted in its place.
+	// aside is the original disk while an empty disk replaces it.
 	aside *vfs.MemFS
 
-	// Of this life.
+	// The current run of the process. life is the number of the run.
 	life     int
 	up       bool
 	fs       vfs.FS // disk, with the tripwire
@@ -37,30 +37,31 @@ type member struct {
 	calls    []*call
 	arrivals int
 
-	backAt     int // when it starts again
-	slowUntil  int // its disk is
-	frozeUntil int // it does nothing at all
-	skew       time.Duration
-	flushed    uint64 // what its state machine said would survive a crash
-	seen       int64  // the next revision that its observer wants, over all lives of the disk
-	refusals   int
+	backAt     int           // the step in which the member starts again
+	slowUntil  int           // the step until which the disk is slow
+	frozeUntil int           // the step until which the process is frozen
+	skew       time.Duration // of the member's clock
+	flushed    uint64        // the highest index that its state machine has returned from Flush
+	seen       int64         // the next revision that its observer expects; not reset by restarts
+	refusals   int           // how often the member was refused with an empty disk
 }
 
 const group = 1
 
-// tripwire takes the picture of the disk that a crash in the middle of some work would leave.
+// tripwire simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of the
+// next writes.
 type tripwire struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
-	left    int  // writes that matter until then; 0: not armed
-	all     bool // whether what was not synced survives
+	left    int  // number of syncs and renames until the copy; 0: not armed
+	all     bool // whether unsynced data survives
 	picture *vfs.MemFS
 }
 
 // String implements errorfs.Injector.
 func (t *tripwire) String() string { return "tripwire" }
 
-// MaybeError implements errorfs.Injector: it lets everything pass and counts what makes something durable.
+// MaybeError implements errorfs.Injector. It never returns an error. It counts the operations that make data durable.
 func (t *tripwire) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename:
@@ -89,7 +90,8 @@ func (t *tripwire) taken() *vfs.MemFS {
 	return t.picture
 }
 
-// photograph is a disk after a crash. Shares between nothing and all of what was not synced do not replay.
+// photograph returns a copy of the disk after a crash, with all or none of the unsynced data. A part of it would make
+// the run unrepeatable.
 func photograph(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	if all {
 		return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
@@ -97,12 +99,13 @@ func photograph(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	return disk.CrashClone(vfs.CrashCloneCfg{})
 }
 
-// dying says that the crash has happened already, in the middle of what the member is doing.
+// dying reports whether the tripwire has copied the disk: the member counts as crashed, and its further actions are
+// ignored.
 func (m *member) dying() bool { return m.trip != nil && m.trip.taken() != nil }
 
 func (m *member) frozen() bool { return m.up && m.w.step < m.frozeUntil }
 
-// clock is the member's own.
+// clock returns the time of the member's clock.
 func (m *member) clock() time.Time { return m.w.now().Add(m.skew) }
 
 // Send implements consensus.Transport.
@@ -111,7 +114,7 @@ func (m *member) Send(e message.Envelope) { m.w.network.carry(m, e, "") }
 // SendSnapshot implements consensus.Transport.
 func (m *member) SendSnapshot(e message.Envelope, dir string) { m.w.network.carry(m, e, dir) }
 
-// start opens the member's disk. Whatever a crash left there must open.
+// start starts a run of the member's process on its disk. It is a violation if the state on the disk cannot be opened.
 func (m *member) start(trip *tripwire) {
 	w := m.w
 	w.trace.Add("%d starts, life %d", m.id, m.life+1)
@@ -160,7 +163,8 @@ func (m *member) open() (err error) {
 	return nil
 }
 
-// end ends the life. What it closes may still write to its disk: a crash has taken the picture before.
+// end ends the run of the process. Closing may still write to the disk; after a crash, the caller replaces the disk by
+// the copy that was taken before.
 func (m *member) end(why string) {
 	if !m.up {
 		return
@@ -173,30 +177,30 @@ func (m *member) end(why string) {
 		c.finish(nil, errGone)
 	}
 	m.observer.close()
-	m.life++ // what is called back from here on is nobody's
+	m.life++ // so that later callbacks are ignored
 	if err := errors.Join(m.host.Close(), m.engine.Close()); err != nil {
 		m.w.fail("member %d cannot close: %v", m.id, err)
 	}
 }
 
-// stop ends the process; the disk keeps everything.
+// stop ends the process in order. The disk keeps all data.
 func (m *member) stop() { m.end("stopped") }
 
-// crash takes the machine's power: the disk keeps what was synced, or everything.
+// crash simulates a crash. The disk keeps all data, or only the synced data.
 func (m *member) crash(all bool) {
 	picture := photograph(m.disk, all)
 	m.end("crashed")
 	m.disk = picture
 }
 
-// wipe mounts an empty disk.
+// wipe crashes the member and replaces its disk by an empty one.
 func (m *member) wipe() {
 	m.crash(false)
 	m.w.trace.Add("%d gets an empty disk", m.id)
 	m.aside, m.disk = m.disk, vfs.NewCrashableMem()
 }
 
-// unwipe mounts the right disk again.
+// unwipe restores the original disk.
 func (m *member) unwipe() {
 	if m.aside != nil {
 		m.w.trace.Add("%d gets its disk back", m.id)
@@ -204,7 +208,8 @@ func (m *member) unwipe() {
 	}
 }
 
-// work lets the member do what waits, unless its disk is too slow for that now.
+// work calls Process until the host is idle, at most three times. A member with a slow disk works in every seventh step
+// only.
 func (m *member) work() {
 	if !m.up || m.frozen() || m.w.step < m.slowUntil && m.w.step%7 != 0 {
 		return
@@ -213,12 +218,12 @@ func (m *member) work() {
 		if !m.up || m.host.Idle() {
 			break
 		}
-		_ = m.host.Process() // a host that stops is seen by watchOver
+		_ = m.host.Process() // watchOver checks Host.Err
 		m.watchOver()
 	}
 }
 
-// tick lets the member's time pass.
+// tick advances the member's time by one tick.
 func (m *member) tick() {
 	if m.up && !m.frozen() {
 		_ = m.host.Tick() // as above
@@ -226,7 +231,8 @@ func (m *member) tick() {
 	}
 }
 
-// watchOver looks at how the member is after it was driven.
+// watchOver checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal of
+// an empty disk, and records any other error as a violation.
 func (m *member) watchOver() {
 	if !m.up {
 		return
@@ -251,13 +257,13 @@ func (m *member) watchOver() {
 	}
 }
 
-// witness is the member's state machine with the check looking on.
+// witness wraps the member's state machine and passes all applied entries to the check.
 type witness struct{ m *member }
 
 // Apply implements consensus.StateMachine.
 func (t *witness) Apply(entries []consensus.Entry) ([]any, error) {
 	for i := range entries {
-		entries[i].Wanted = true // every answer is compared
+		entries[i].Wanted = true // all results are compared
 	}
 	answers, err := t.m.machine.Apply(entries)
 	if err == nil {
@@ -287,7 +293,7 @@ func (t *witness) Checkpoint(dir string) (index, term uint64, err error) {
 // Restore implements consensus.StateMachine.
 func (t *witness) Restore(dir string) error {
 	if w := t.m.w; w.weather.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
-		// The moments around an installation are rare, and delicate.
+		// Crashes during the installation of a snapshot would otherwise be rare.
 		t.m.trip.arm(1+w.rng.IntN(25), w.rng.IntN(2) == 0)
 	}
 	if err := t.m.machine.Restore(dir); err != nil {

@@ -11,25 +11,26 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
-// network carries envelopes, encoded, between the members: late, out of order, twice, or not at all.
+// network carries encoded envelopes between the members. It delays, reorders, repeats and drops them.
 type network struct {
 	w       *world
 	packets []packet
 	cut     [members + 1][members + 1]bool // from, to
-	healAt  int                            // when the present cut ends
+	healAt  int                            // the step in which all partitions end
 }
 
 type packet struct {
-	at  int // the step in which it arrives
-	b   []byte
+	at  int    // the step of arrival
+	b   []byte // the encoded envelope
 	to  uint64
-	dir string // of a snapshot: where its files are, at the sender
-	// sender is the life that sent it: files go with it, and only it hears how a snapshot fared.
+	dir string // the sender's directory with the files of a snapshot
+	// sender and life are the run of the process that sent the packet. A snapshot is lost when this run ends, and only
+	// this run gets ReportSnapshot.
 	sender *member
 	life   int
 }
 
-// carry takes an envelope from a member.
+// carry accepts an envelope from a member and decides when it arrives. dir is empty except for a snapshot.
 func (n *network) carry(m *member, e message.Envelope, dir string) {
 	w := n.w
 	if m.dying() {
@@ -52,7 +53,7 @@ func (n *network) carry(m *member, e message.Envelope, dir string) {
 	fate := ""
 	switch chance := w.rng.IntN(100); {
 	case dir != "":
-		p.at += w.rng.IntN(20) // a transfer takes its time
+		p.at += w.rng.IntN(20) // the transfer of files takes longer
 	case chance < w.weather.loss:
 		fate = " lost"
 		w.count("packets lost")
@@ -70,7 +71,7 @@ func (n *network) carry(m *member, e message.Envelope, dir string) {
 	}
 }
 
-// deliver hands over what is due, in any order.
+// deliver delivers the packets that are due, in random order.
 func (n *network) deliver() {
 	w := n.w
 	var due []packet
@@ -97,7 +98,7 @@ func (n *network) hand(p packet) {
 	reached := to.up && !n.cut[p.sender.id][p.to]
 	if p.dir == "" {
 		if reached {
-			_ = to.host.Step(e) // a host that stops is seen by watchOver
+			_ = to.host.Step(e) // watchOver checks Host.Err
 			to.watchOver()
 		}
 		return
@@ -121,7 +122,7 @@ func (n *network) hand(p packet) {
 	}
 }
 
-// describe is an envelope for the trace.
+// describe returns the text of an envelope for the trace.
 func describe(e *message.Envelope, b []byte) string {
 	sum := crc32.ChecksumIEEE(b)
 	switch e.Kind {

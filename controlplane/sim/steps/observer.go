@@ -9,19 +9,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// ended is a context in which nothing waits: what is there is returned.
+// ended returns a cancelled context, with which Next returns only events that are there already.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// observer watches all keys of a member, life after life: it must see every revision, whole, once and in order.
+// observer watches all keys of a member, across restarts, and checks that it receives every revision completely, once
+// and in order.
 type observer struct {
 	m      *member
 	now    context.Context
 	w      *watch.Watcher
-	events []watch.Event // of a revision that goes on
+	events []watch.Event // events of an incomplete revision
 }
 
 func (m *member) observe() *observer {
@@ -40,7 +41,7 @@ func (o *observer) open() {
 
 func (o *observer) close() { o.w.Close() }
 
-// poll takes what there is to see.
+// poll handles the available events.
 func (o *observer) poll() {
 	w := o.m.w
 	for w.broken == "" && o.m.up && !o.m.dying() {
@@ -62,7 +63,7 @@ func (o *observer) poll() {
 	}
 }
 
-// again goes on from the present state, as a watcher must whose history is gone.
+// again continues from the current state, as a watcher must when its history was compacted.
 func (o *observer) again() {
 	o.m.w.count("watches begun again")
 	o.w.Close()
@@ -93,7 +94,7 @@ func (o *observer) take(b watch.Batch) {
 	}
 }
 
-// flush is the end of a revision.
+// flush passes a complete revision to the history.
 func (o *observer) flush() {
 	w := o.m.w
 	revision := o.events[0].KV.ModRevision
@@ -106,5 +107,5 @@ func (o *observer) flush() {
 	o.events = nil
 }
 
-// position is how far the member's state is.
+// position returns the position of the member's state in the log.
 func (m *member) position() command.Position { return m.engine.Applied() }

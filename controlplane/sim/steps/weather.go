@@ -8,23 +8,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// weather is what a schedule suffers. A number n of faults means one in n steps on average, 0 never: few schedules
-// have all of them, so that none hides another.
+// weather is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never. Few
+// runs have all faults, so that no fault hides the effects of another.
 type weather struct {
 	steps       int
 	loss, twice int  // percent of packets
-	late        int  // steps that a packet takes, at most
-	stray       int  // one packet in so many takes much longer
-	calm        bool // until there are accounts
+	late        int  // maximum delay of a packet in steps
+	stray       int  // one in this many packets takes much longer; 0: none
+	calm        bool // no faults until the accounts are created
 	second      bool // whether there is a second group
-	forward     bool // whether members that do not lead take proposals
+	forward     bool // GroupOptions.Forward of both groups
 
 	crash, quake, torn, stop, wipe   int
 	cut, oneWay, slow, freeze, jump  int
 	transfer, compact, scrub, faster int
 
-	away   int   // steps that a member is down, at most
-	recent int64 // bytes of events that an engine keeps in memory
+	away   int   // maximum time that a crashed member is down, in steps
+	recent int64 // mvcc.Options.RecentBytes
 	limits consensus.Limits
 }
 
@@ -55,7 +55,7 @@ func forecast(rng *rand.Rand) weather {
 	return w
 }
 
-// trouble begins and ends faults.
+// trouble injects the faults of one step and ends a partition that is over.
 func (w *world) trouble() {
 	f := w.weather
 	happens := func(often int) bool { return often > 0 && w.rng.IntN(often) == 0 }
@@ -140,8 +140,8 @@ func (w *world) trouble() {
 	}
 }
 
-// mayWipe keeps one member with its disk all the while that others are without: where nobody remembers anybody, what
-// starts is a new cluster, as it should.
+// mayWipe reports whether the disk of m may be wiped, and records the wipe. At least one member must keep its disk
+// until the others have theirs back: if all members are wiped, they rightly form a new cluster.
 func (w *world) mayWipe(m *member) bool {
 	if w.trio[0].aside == nil && w.trio[1].aside == nil && w.trio[2].aside == nil {
 		clear(w.wiped)
@@ -154,7 +154,7 @@ func (w *world) mayWipe(m *member) bool {
 	return true
 }
 
-// cut keeps packets from passing: all from and to a member, or those from one to another.
+// cut drops packets for some steps: all from and to member from if to is 0, otherwise those from from to to.
 func (w *world) cut(how string, from, to uint64) {
 	w.count("network cut " + how)
 	w.network.healAt = w.step + 10 + w.rng.IntN(60)

@@ -1,34 +1,37 @@
-// Package steps is ring (a) of the simulation: three members (consensus, mvcc and store as they are), the network between
-// them, their disks and their clients, all driven by one goroutine. A seed decides everything, so a run replays byte for
-// byte. It knows no service of the platform: see package sim for the whole.
+// Package steps is ring (a) of the simulation: three members with the production code of consensus, mvcc and store, the
+// network between them, their disks and their clients. One goroutine drives everything, and all random numbers come
+// from the seed, so that a run can be repeated exactly. The package must not import services of the platform. See
+// package sim for both rings.
 //
-// # What happens
+// # Faults
 //
-// Members crash (one, all, in the middle of a write to disk; with or without what was not synced), stop in order, freeze,
-// get an empty disk in place of theirs, suffer slow disks and clocks that jump, are away for long. Packets are lost,
-// repeated, late and out of order; the network is cut, one way too. Leaders are transferred, history is compacted and
-// scrubbed. Each seed has a weather of its own, in which only some of this happens. Then comes peace, in which everything
-// must come right.
+// Members crash: one, all, or one in the middle of a write to disk; with or without losing unsynced data. Members stop
+// in order, freeze, start with an empty disk, have slow disks and clocks that jump, and stay down for long. Packets are
+// lost, repeated, delayed and reordered. The network is partitioned, also in one direction. Leadership is transferred,
+// history is compacted and scrubbed. Each seed has its own fault schedule (type weather) with only some of these
+// faults. At the end there are no faults, and the members must converge.
 //
-// # What must hold
+// # Checked guarantees
 //
-//   - Every member applies the same entry at an index, with the same answer, in every life; states at one index are equal.
-//   - What was acknowledged is in the log; an operation happens at most once however often it was proposed, and not at
-//     all when its client was told so.
-//   - Reads and writes are linearizable: each tells the revision it saw or made, what it saw is what the history has at
-//     that revision, and it is not older than anything that anybody was told before the call began.
-//   - Watches, over crashes, restores and compactions, show every revision whole, once and in order.
-//   - After every commit the laws of the records hold: sums, names claimed once, lists that only grow, places not
-//     overbooked, one order for an idempotency key. Revisions and stamped times only grow.
-//   - No term has two leaders, nobody votes twice in a term, who comes with an empty disk says nothing and is refused.
-//   - A disk that a crash left opens, at or after what was flushed.
+//   - Every member applies the same entry at an index, with the same result, in every run of its process. The states of
+//     all members at one index are equal.
+//   - An acknowledged operation is in the log. An operation is applied at most once, however often it was proposed, and
+//     not at all after its client got an error that excludes it.
+//   - Reads and writes are linearizable. Each has the revision that it read or created. Its data equal the history at
+//     that revision, and the revision is not older than any that was returned to a client before the call began.
+//   - Watches deliver every revision completely, once and in order, across crashes, restores and compactions.
+//   - After every commit the invariants of the tables hold: the sum of accounts, names claimed once, lists that only
+//     grow, slots not overbooked, one order per idempotency key. Revisions and stored times never decrease.
+//   - No term has two leaders, and no member votes twice in a term. A member with an empty disk sends no raft messages
+//     and is refused.
+//   - The state on a disk after a crash can be opened, and is not older than what was flushed.
 //
-// # How
+// # Implementation
 //
-// A client is a coroutine (iter.Pull) in which package store runs as it is: its Proposer gives the goroutine back to the
-// world until the answer is there. Operations tell the truth about themselves: each writes ops/<its name> without looking,
-// so that doing it twice shows. A crash in the middle of work is a picture of the disk taken by a hook of the file system
-// before some write; what the member does after it, until it is ended, counts for nothing.
+// A client is a coroutine (iter.Pull) that runs package store. Where the store would wait for other members, its
+// Proposer yields to the world until the result is there. Each operation also writes ops/<its name> without reading it
+// first, so that applying it twice is detected. A crash in the middle of work uses a copy of the disk that a hook of
+// the file system takes before some write. Actions of the member after the copy are ignored until the member is ended.
 package steps
 
 import (
@@ -45,17 +48,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
-// members is how many there are.
+// members is the number of members.
 const members = 3
 
-// ids is the first configuration.
+// ids lists the members of the first configuration.
 var ids = []uint64{1, 2, 3}
 
-// world is ring (a): three members, the network between them and their clients, all driven by one goroutine.
+// world is the state of one run of ring (a). One goroutine drives it.
 type world struct {
 	seed    uint64
 	rng     *rand.Rand
-	chance  *rand.ChaCha8 // for data-directory IDs, read requests and raft's election time-outs
+	chance  *rand.ChaCha8 // for data-directory IDs, read requests and raft's election timeouts
 	step    int
 	weather weather
 	trio    [members]*member
@@ -64,21 +67,21 @@ type world struct {
 	check   *check
 	trace   *sim.Trace
 	counts  map[string]int
-	wiped   map[*member]bool // since all had their disks
-	healing bool             // faults are over
-	broken  string
+	wiped   map[*member]bool // members whose disk was wiped since all members had their disks
+	healing bool             // no more faults are injected
+	broken  string           // the first violation
 }
 
-// Outcome is what a schedule came to.
+// Outcome is the result of a run.
 type Outcome struct {
-	// Counts of what happened, by name.
+	// Counts has the number of events by name.
 	Counts map[string]int
 	Trace  string
 }
 
-// Schedule runs one schedule of ring (a) in this goroutine and returns what it came to, or a *sim.Violation. For its
-// duration it replaces crypto/rand.Reader, from which raft draws its election time-outs: nothing else in the process may
-// depend on that meanwhile, and no two schedules run at a time.
+// Schedule runs one seed of ring (a) in this goroutine. Its error is a *sim.Violation. Meanwhile it replaces
+// crypto/rand.Reader, from which raft draws its election timeouts: nothing else in the process may use crypto/rand, and
+// only one Schedule may run at a time.
 func Schedule(seed uint64) (out Outcome, err error) {
 	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), chance: rand.NewChaCha8(seedOf(seed, 2)), counts: map[string]int{}, wiped: map[*member]bool{}}
 	real := cryptorand.Reader
@@ -109,7 +112,7 @@ func Schedule(seed uint64) (out Outcome, err error) {
 	return out, nil
 }
 
-// seedOf makes a seed for one of several sources.
+// seedOf returns the seed of one of several random sources.
 func seedOf(seed uint64, source byte) (b [32]byte) {
 	b[0] = source
 	for i := range 8 {
@@ -127,14 +130,14 @@ func (w *world) close() {
 	}
 }
 
-// now is the true time, which no member knows.
+// now returns the true time. The clocks of members differ from it by member.skew.
 func (w *world) now() time.Time { return time.UnixMilli(1_000_000_000 + int64(w.step)*10) }
 
 func (w *world) member(id uint64) *member { return w.trio[id-1] }
 
 func (w *world) count(what string) { w.counts[what]++ }
 
-// fail notes the first broken promise.
+// fail records a violation; only the first one is kept.
 func (w *world) fail(format string, args ...any) {
 	if w.broken == "" {
 		w.broken = fmt.Sprintf(format, args...)
@@ -142,7 +145,8 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// run is the whole schedule: trouble, then peace, in which everything must come right.
+// run executes the run: steps with faults, then steps without faults until the members have converged, then the final
+// check.
 func (w *world) run() {
 	for _, m := range w.trio {
 		m.start(&tripwire{})
@@ -172,11 +176,11 @@ func (w *world) run() {
 	}
 }
 
-// once is one step.
+// once executes one step.
 func (w *world) once() {
 	w.restart()
 	for _, m := range w.shuffled() {
-		// Clocks of members do not run alike.
+		// The clocks of members run at different speeds.
 		if w.rng.IntN(5) < 3 {
 			m.tick()
 		}
@@ -201,7 +205,7 @@ func (w *world) shuffled() [members]*member {
 	return order
 }
 
-// restart brings members back whose time has come.
+// restart starts the members that are due to start again.
 func (w *world) restart() {
 	for _, m := range w.trio {
 		if m.up || w.step < m.backAt || w.broken != "" {
@@ -215,7 +219,7 @@ func (w *world) restart() {
 	}
 }
 
-// settled says that every client is done and every member has applied the same.
+// settled reports whether all clients are done and all members have applied the whole, same log.
 func (w *world) settled() bool {
 	for _, c := range w.clients {
 		if !c.done {
