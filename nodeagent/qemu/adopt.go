@@ -93,7 +93,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if r.PID == 0 {
 		return 0, errLaunchUnfinished
 	}
-	pidfd, err = unix.PidfdOpen(r.PID, 0)
+	// Not the result: a return statement sets the result before the deferred function runs.
+	opened, err := unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
 		return 0, fs.ErrNotExist
 	}
@@ -102,7 +103,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = unix.Close(pidfd)
+			_ = unix.Close(opened)
 		}
 	}()
 	// Read after the pidfd was opened, so that both belong to the same process.
@@ -125,10 +126,10 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 		return 0, err
 	}
 	if slices.Contains(procs, r.PID) {
-		return pidfd, nil
+		return opened, nil
 	}
 	// A process that is ending may have left its group already.
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(opened), Events: unix.POLLIN}}, int(endingTimeout.Milliseconds()))
 	if err == nil && n > 0 {
 		return 0, fs.ErrNotExist
 	}

@@ -278,14 +278,16 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	defer closeAll(statusRead, statusWrite)
 
 	pl.KeepFDs = 3 + len(keep)
-	if pidfd, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
+	// Not the result: a return statement sets the result before the deferred function runs.
+	var child int
+	if child, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
 		return 0, fmt.Errorf("start launcher: %w", err)
 	}
 	defer func() {
 		if err != nil {
-			_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+			_ = unix.PidfdSendSignal(child, unix.SIGKILL, nil, 0)
 			_, _ = unix.Wait4(r.PID, nil, 0, nil)
-			_ = unix.Close(pidfd)
+			_ = unix.Close(child)
 		}
 	}()
 	closeAll(planRead, statusWrite)
@@ -315,7 +317,7 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	if err != nil {
 		return 0, fmt.Errorf("launcher: %w", err)
 	}
-	return pidfd, nil
+	return child, nil
 }
 
 // fork starts the launcher. The launcher reads its plan from descriptor in, and reports failure on in+1.
