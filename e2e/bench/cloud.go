@@ -39,9 +39,9 @@ type trivet struct {
 }
 
 // newCloud starts three members beneath the run's directory.
-func newCloud(ctx context.Context, b *bench, name string) (c *trivet, err error) {
+func newCloud(ctx context.Context, b *bench, name string) (_ *trivet, err error) {
 	dir := lab.Dir(filepath.Join(b.dir, name))
-	c = &trivet{dir: dir, trio: lab.NewTrio(dir, b.bin)}
+	c := &trivet{dir: dir, trio: lab.NewTrio(dir, b.bin)}
 	c.trio.Extra = lab.Unlimited
 	defer func() {
 		if err != nil {

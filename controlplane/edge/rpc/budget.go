@@ -46,7 +46,7 @@ type part struct {
 	name         string
 }
 
-// parts returns the shares that a call counts for. holder is empty for an unauthenticated caller.
+// parts returns the shares that a call counts for. The caller holds b.mu. holder is empty for an unauthenticated caller.
 func (b *budget) parts(from netip.Addr, holder string) []part {
 	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
 	if holder != "" {
@@ -99,9 +99,9 @@ func (b *budget) add(parts []part, n use) {
 // reserve reserves bytes for a message until release is called. It waits for bytes that other shares use, and returns
 // ResourceExhausted if one of the call's own shares uses too many.
 func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, bytes int) (release func(), err error) {
-	parts := b.parts(from, holder)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	parts := b.parts(from, holder)
 	for _, p := range parts {
 		if b.of[p.share].bytes+bytes > p.bytes {
 			return nil, errBusy("%d bytes of unfinished messages from one %s", p.bytes, p.name)
