@@ -22,7 +22,8 @@ type row struct {
 	otherTenant string
 	// tokenScope is the scope of tokens for this endpoint: org, or empty for a project.
 	tokenScope string
-	// etcdAuth is what etcd's Auth requires: "nothing", "no token" for no unknown token, or empty for a user of Auth.
+	// etcdAuth is what etcd's Auth requires of the caller: "nothing", "no token" (a call with an unknown token is refused),
+	// or empty: a user of Auth.
 	etcdAuth string
 	// drain is set for streams of which the server allows one at a time.
 	drain bool

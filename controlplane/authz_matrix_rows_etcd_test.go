@@ -8,7 +8,7 @@ const (
 	etcdAuth        = "/etcdserverpb.Auth/"
 )
 
-// etcdRows are those of etcd's own API, with its Auth enabled, for callers on loopback. Bytes are in base64: YQ== is a.
+// etcdRows lists the calls of etcd's API from loopback with etcd's Auth enabled. Bytes are in base64: YQ== is "a".
 var etcdRows = []row{
 	{name: etcdKV + "Range", body: `{"key":"YQ=="}`, allowed: "OK"},
 	{name: etcdKV + "RangeStream", body: `{"key":"YQ=="}`, allowed: "OK"},

@@ -269,7 +269,7 @@ func legend() string {
 	var b strings.Builder
 	b.WriteString(`Every endpoint of a member × every kind of token. Written by go test ./controlplane -run TestAuthorizationMatrix -rewrite.
 
-=  what whoever may is answered, which stands at the end of the line
+=  the answer to an authorized caller, given at the end of the line
 -  UNAUTHENTICATED, on REST 401 UNAUTHENTICATED
 x  PERMISSION_DENIED, on REST 403 FORBIDDEN
 ?  NOT_FOUND, on REST 404 NOT_FOUND

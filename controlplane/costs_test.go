@@ -48,8 +48,8 @@ const (
 	costFile = "testdata/costs.txt"
 )
 
-// cost is what one call costs, by counter. The counter allocs counts heap allocations of the whole process, the caller
-// included.
+// cost maps each counter to its rise during one call. The counter allocs counts heap allocations of the whole process,
+// including those of the client.
 type cost map[string]int64
 
 // measuredCall is a call whose cost is measured.

@@ -266,7 +266,7 @@ func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
 	require.False(t, w.actsInWeb(now))
 }
 
-// claims are those of a new token of ada for acme/web.
+// claims returns the claims of a new token of ada, scoped to acme/web.
 func (w *world) claims() *token.Claims {
 	w.t.Helper()
 	return w.verified(w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}))

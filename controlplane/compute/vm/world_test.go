@@ -100,7 +100,7 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// seen is what a VM's host reports of it as it is wanted now.
+// seen has the VM's host report an observation of the VM's current generation, and returns the record.
 func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)

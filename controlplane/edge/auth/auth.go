@@ -39,7 +39,7 @@ type entry struct {
 	let    *admission
 }
 
-// admission is what a call was admitted for, for repeated checks of the same call.
+// admission records the last successful authorization of a call, so that a repeated check of the same call is cheap.
 type admission struct {
 	mu     sync.Mutex
 	method Method

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A caller who is refused for its rate again and again gets later refusals late, whoever refuses: the handler, or the
-// bound on the length of messages. Other errors and calls that are carried out are never delayed.
+// A caller that exceeds its rate repeatedly gets its later refusals after a delay, both those of the handler and those of
+// the limit on the size of messages. Other errors and successful calls are never delayed.
 func TestRepeatedRefusalsAreAnsweredLate(t *testing.T) {
 	var answer error
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return answer }}, ReceiveTime)

@@ -128,7 +128,7 @@ func TestForwardedOnce(t *testing.T) {
 	require.NoError(t, a.err)
 	require.NoError(t, l.host.Step(again))
 	c.settle()
-	require.Empty(t, c.envelopes(message.KindRefuse), "nobody is told that it was not appended")
+	require.Empty(t, c.envelopes(message.KindRefuse), "no member sends a refusal")
 	other := c.others(l)[0]
 	if other == f {
 		other = c.others(l)[1]

@@ -57,7 +57,7 @@ func TestSalvage(t *testing.T) {
 	c.put(l, "a=2")
 	_, err := left.machine.Flush()
 	require.NoError(t, err)
-	c.drop = func(e message.Envelope) bool { return e.From == left.id } // its answers are lost: it has, and nobody knows
+	c.drop = func(e message.Envelope) bool { return e.From == left.id } // the other members do not learn what it has stored
 	late := l.propose("a=3")[0]
 	c.settle()
 	c.heal()

@@ -57,7 +57,7 @@ type Envelope struct {
 	Payloads           [][]byte
 	Refusal            Refusal
 
-	// Heartbeats are of KindHeartbeats.
+	// Heartbeats is set only if Kind is KindHeartbeats.
 	Heartbeats []Heartbeat
 
 	// Claim, of KindDirIDRequest and KindDirIDResponse, asks the receiver to record the sender's directory if it has

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Directory is what a data directory stores about itself.
+// Directory is the record that identifies a data directory, stored in it.
 type Directory struct {
 	ID      uint64   // the directory's random ID, above 0
 	Vouched bool     // whether the other members have accepted the directory, so that the member may vote
