@@ -139,14 +139,19 @@ func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
 	b.results.add("hot", rate, peer, 1000)
 	b.results.add("hot", rate, trio, 500)
 	b.callers[key("hot", ours)], b.callers[key("hot", peer)] = 64, 16
-	text := b.text()
+	text := b.text("")
 	require.Contains(t, text, "| pairs on one wallet | 3000 /s | 1000 /s | 3.00 × | ≥ 2000 /s | aim met | 64 callers, PostgreSQL 16 |")
 	require.Contains(t, text, "| three members: pairs on one wallet | 500 /s |  |  |  |  |  |")
 	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target that nobody measured is not passed over")
 	b.parts = []string{"trio"}
-	require.NotContains(t, b.text(), "not measured |")
+	require.NotContains(t, b.text(""), "not measured |")
 	b.failures = []string{"it broke"}
-	require.True(t, strings.HasSuffix(b.text(), "- failed: it broke"))
+	require.True(t, strings.HasSuffix(b.text(""), "- failed: it broke"))
+	b.parts = []string{"pairs"}
+	text = b.text("other processes used 90 % of a core during the run")
+	require.Contains(t, text, "| pairs on one wallet | 3000 /s | 1000 /s | 3.00 × |  |  | 64 callers, PostgreSQL 16 |")
+	require.NotRegexp(t, "met|missed|not measured", text)
+	require.Contains(t, text, "**No verdict: other processes used 90 % of a core during the run. The figures must not be used.**")
 }
 
 func TestEveryLineIsThereOnceAndOfAPart(t *testing.T) {

@@ -41,3 +41,9 @@ func TestMarkdown(t *testing.T) {
 | create | p99 30 ms |  |  |  |  |  |
 `, got)
 }
+
+func TestWithoutTargets(t *testing.T) {
+	rows := []Row{{What: "list", Ours: "p99 120 ms", Value: 120, AtMost: 100, Unit: "ms"}}
+	require.NotContains(t, Markdown(WithoutTargets(rows)), "missed")
+	require.Contains(t, Markdown(rows), "missed", "the rows stay as they were")
+}
