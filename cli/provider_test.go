@@ -121,7 +121,7 @@ func TestLoginAtAProvider(t *testing.T) {
 }
 
 // A login that comes while another is ended is not ended with it.
-func TestALogoutEndsNoLoginButItsOwn(t *testing.T) {
+func TestLogoutKeepsNewerLogin(t *testing.T) {
 	cloud := newCloud(t, nil, "a")
 	home := t.TempDir()
 	path := filepath.Join(home, ".config/trivet/config.yaml")

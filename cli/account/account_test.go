@@ -31,7 +31,7 @@ func TestPath(t *testing.T) {
 	require.ErrorContains(t, err, "HOME")
 }
 
-func TestASecretDoesNotShowItself(t *testing.T) {
+func TestSecretIsHiddenWhenFormatted(t *testing.T) {
 	l := Login{Token: "hunter2"}
 	for _, text := range []string{fmt.Sprint(l.Token), fmt.Sprintf("%v %+v %#v %s %q", l, l, l, l.Token, l.Token), fmt.Sprint(&l)} {
 		require.NotContains(t, text, "hunter2")

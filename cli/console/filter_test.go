@@ -23,7 +23,7 @@ func filtered(t *testing.T, chunks ...string) string {
 	return out.String()
 }
 
-func TestWhatIsLeftOfAConsole(t *testing.T) {
+func TestFilterRemovesTerminalControls(t *testing.T) {
 	for name, tc := range map[string]struct{ in, want string }{
 		"text passes":                        {"Linux version 6.1\n\tüñ世\n", "Linux version 6.1\n\tüñ世\n"},
 		"serial line ends":                   {"a\r\nb\r\r\nc\r\n", "a\nb\nc\n"},
@@ -58,7 +58,7 @@ var errBroken = errors.New("pipe broken")
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-func TestTheWritersErrorIsTold(t *testing.T) {
+func TestFilterReturnsWriteError(t *testing.T) {
 	_, err := NewFilter(broken{}).Write([]byte("text"))
 	require.ErrorIs(t, err, errBroken)
 }

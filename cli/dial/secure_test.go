@@ -20,7 +20,7 @@ import (
 )
 
 // Where a secret may go without TLS: this host, and nowhere that a name may lead.
-func TestSecretsStayOnThisHost(t *testing.T) {
+func TestSecretsNeedLoopbackOrTLS(t *testing.T) {
 	for endpoint, here := range map[string]bool{
 		"127.0.0.1:1": true, "127.3.2.1:1": true, "[::1]:1": true, "localhost:1": true, "[::ffff:127.0.0.1]:1": true,
 		"10.0.0.1:1": false, "0.0.0.0:1": false, "[::]:1": false, "localhost.example.org:1": false, "host:1": false, "127.0.0.1.example.org:1": false,

@@ -47,7 +47,7 @@ func prove(t *testing.T, p *openidtest.Provider, person func(ctx context.Context
 	})
 }
 
-func TestSomebodyLogsIn(t *testing.T) {
+func TestLogin(t *testing.T) {
 	p := openidtest.New(t, now)
 	var page string
 	var resp *http.Response
@@ -74,7 +74,7 @@ func TestSomebodyLogsIn(t *testing.T) {
 }
 
 // A page that sends the browser to us with a state of its own neither logs anybody in nor ends the login.
-func TestARedirectThatIsNotOursIsNotListenedTo(t *testing.T) {
+func TestRedirectWithForeignStateIsIgnored(t *testing.T) {
 	p := openidtest.New(t, now)
 	proof, err := prove(t, p, func(_ context.Context, address string) {
 		u, err := url.Parse(address)
@@ -96,7 +96,7 @@ func TestARedirectThatIsNotOursIsNotListenedTo(t *testing.T) {
 	require.Equal(t, p.Issued(), []string{string(proof.IDToken)})
 }
 
-func TestALoginThatComesToNothingSaysWhyAndShowsNoToken(t *testing.T) {
+func TestFailedLoginShowsReasonAndNoToken(t *testing.T) {
 	const leak = "eyJ.leaked.token"
 	for name, tc := range map[string]struct {
 		change func(*openidtest.Provider)
@@ -176,7 +176,7 @@ func say(status int, text string) http.HandlerFunc {
 	}
 }
 
-func TestNobodyComes(t *testing.T) {
+func TestLoginTimesOut(t *testing.T) {
 	p := openidtest.New(t, now)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Prove(ctx, Provider{Issuer: p.Issuer, ClientID: p.ClientID}, Options{Show: func(string) { cancel() }})
@@ -189,7 +189,7 @@ func TestNobodyComes(t *testing.T) {
 	require.ErrorContains(t, err, "--timeout gives it longer")
 }
 
-func TestOnlySafeAddresses(t *testing.T) {
+func TestUnsafeAddressesAreRefused(t *testing.T) {
 	for _, good := range []string{"https://login.example.com/realms/x", "http://127.0.0.1:5556/dex", "http://[::1]:1", "http://localhost:5556"} {
 		require.NoError(t, safe("it", good), good)
 	}

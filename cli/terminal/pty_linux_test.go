@@ -46,7 +46,7 @@ func (a asked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestASecretIsNotEchoed(t *testing.T) {
+func TestPasswordIsNotEchoed(t *testing.T) {
 	keys, terminal := pty(t)
 	require.True(t, Is(terminal))
 	require.True(t, echoes(t, terminal))
@@ -78,7 +78,7 @@ func TestASecretIsNotEchoed(t *testing.T) {
 	require.Equal(t, "\r\n", string(seen[:n]))
 }
 
-func TestANameIsAskedFor(t *testing.T) {
+func TestPromptForName(t *testing.T) {
 	keys, terminal := pty(t)
 	var out bytes.Buffer
 	_, err := keys.WriteString("demo\nnext\n")
@@ -92,7 +92,7 @@ func TestANameIsAskedFor(t *testing.T) {
 	require.Equal(t, "next", next)
 }
 
-func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
+func TestInterruptedPromptRestoresTerminal(t *testing.T) {
 	_, terminal := pty(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Ask(ctx, terminal, asked{cancel}, "Password: ", true)
@@ -100,7 +100,7 @@ func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
 	require.True(t, echoes(t, terminal))
 }
 
-func TestTheEndOfInputIsNoAnswer(t *testing.T) {
+func TestEndOfInputIsAnError(t *testing.T) {
 	keys, terminal := pty(t)
 	_, err := keys.WriteString("\x04") // ^D
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestTheEndOfInputIsNoAnswer(t *testing.T) {
 	require.True(t, errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
 }
 
-func TestAFileIsNoTerminal(t *testing.T) {
+func TestFileIsNotATerminal(t *testing.T) {
 	f, err := os.Open("/dev/null")
 	require.NoError(t, err)
 	defer f.Close()
