@@ -115,7 +115,7 @@ func FuzzEndpoints(f *testing.F) {
 	})
 }
 
-// A secret goes into a file of its owner's alone, and never into one that is there.
+// TestSecretFile checks that a secret is written to a new file that only its owner can read, never to an existing one.
 func TestSecretFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	f, err := NewSecretFile(path)

@@ -46,7 +46,7 @@ func TestSavedLogins(t *testing.T) {
 	}
 }
 
-// A file of before there were contexts is read as one, and written as one the next time.
+// TestFileWithoutContextsIsConverted reads a file of the format before contexts; the next write uses the present format.
 func TestFileWithoutContextsIsConverted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	const before = "endpoints:\n    - a:1\nuser: demo\norg: o\nproject: p\ntoken: eyJ.x.y\nexpires_at: 2026-03-02T00:00:00Z\n"
@@ -129,7 +129,7 @@ func TestFailedWriteKeepsFile(t *testing.T) {
 	require.Len(t, entries, 2)
 }
 
-// However many log in at once, each is kept.
+// TestConcurrentLogins checks that concurrent writers lose none of their logins.
 func TestConcurrentLogins(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	var wg sync.WaitGroup

@@ -63,7 +63,7 @@ func TestFilterReturnsWriteError(t *testing.T) {
 	require.ErrorIs(t, err, errBroken)
 }
 
-// What comes out can do nothing to a terminal, and does not depend on how the bytes were cut.
+// The output has no terminal controls and does not depend on how the input was split into writes.
 func FuzzFilter(f *testing.F) {
 	for _, s := range []string{"plain\n", "\x1b[31mred\x1b[0m\r\n", "\x1b]0;t\x07", "\u009b1m", "\xe4\xb8\x96\x9b", "a\rb\r\n", "\x1bP\n\x1b"} {
 		f.Add([]byte(s), 3)

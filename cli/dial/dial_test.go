@@ -23,7 +23,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// fleet is some members in memory, by endpoint.
+// fleet holds in-memory members by endpoint.
 type fleet struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -121,7 +121,7 @@ func TestUnreachableEndpointIsSkipped(t *testing.T) {
 	c := f.open("a:1", "b:1", "c:1")
 	for range 2 {
 		_, err := vmv1.NewVmServiceClient(c).RebootVm(t.Context(), &vmv1.RebootVmRequest{})
-		require.NoError(t, err, "what was sent to nobody may be sent to the next, whatever it is")
+		require.NoError(t, err, "a request that was not sent may be sent to the next endpoint, even if it is not idempotent")
 	}
 	require.Equal(t, []string{"b:1", "b:1"}, f.members(), "and one that serves is kept")
 	require.Equal(t, "Bearer t0k", f.calls[0].token)
@@ -140,7 +140,7 @@ func TestCreateIsRetriedWithItsIdempotencyKey(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable, codes.Unavailable}
 	f.answers["b:1"] = []codes.Code{codes.Unavailable}
-	f.dials["a:1"] = []error{refused()} // nobody at first
+	f.dials["a:1"] = []error{refused()} // unreachable at first
 	f.dials["b:1"] = []error{refused()}
 	create := func() {
 		_, err := vmv1.NewVmServiceClient(f.open("a:1", "b:1")).CreateVm(t.Context(), &vmv1.CreateVmRequest{})
@@ -209,7 +209,7 @@ func TestCanceledContextEndsRetries(t *testing.T) {
 	require.Equal(t, codes.Canceled, status.Code(err))
 }
 
-// Each way in which an endpoint is not a member, over TCP.
+// TestNoEndpointIsReachable tries each way in which an endpoint may fail to be a member, over TCP.
 func TestNoEndpointIsReachable(t *testing.T) {
 	listen := func(serve func(net.Conn)) string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -285,7 +285,7 @@ func TestRetryPoliciesNameExistingMethods(t *testing.T) {
 	}
 }
 
-// The tenant that a connection is for goes with each call.
+// TestCallsCarryTheTenant checks that each call carries the connection's org and project.
 func TestCallsCarryTheTenant(t *testing.T) {
 	for _, o := range []Options{{Org: "acme", Project: "web"}, {Project: "web"}, {}} {
 		o.Endpoints = []string{"127.0.0.1:1"}

@@ -17,7 +17,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// browser opens an address, as a person would, and gives the last page and where it is.
+// browser opens an address like a user's browser, and returns the last page and its address.
 func browser(t *testing.T, address string) (page string, resp *http.Response) {
 	resp, err := http.Get(address)
 	if !assertNoError(t, err) {
@@ -36,7 +36,7 @@ func assertNoError(t *testing.T, err error) bool {
 	return err == nil
 }
 
-// prove runs a login in which person gets the address that is shown.
+// prove runs a login and calls person with the address that is shown to the user.
 func prove(t *testing.T, p *openidtest.Provider, person func(ctx context.Context, address string)) (*Proof, error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -73,7 +73,8 @@ func TestLogin(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A page that sends the browser to us with a state of its own neither logs anybody in nor ends the login.
+// TestRedirectWithForeignStateIsIgnored checks that a page which redirects the browser to the program with another state
+// neither completes nor ends the login.
 func TestRedirectWithForeignStateIsIgnored(t *testing.T) {
 	p := openidtest.New(t, now)
 	proof, err := prove(t, p, func(_ context.Context, address string) {
@@ -172,7 +173,7 @@ func say(status int, text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_, _ = io.WriteString(w, text) // whoever asked may have had enough
+		_, _ = io.WriteString(w, text) // the client may have closed the connection
 	}
 }
 

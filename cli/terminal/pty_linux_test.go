@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pty opens a pseudo-terminal: what a person types goes into keys, what they see comes out of it.
+// pty opens a pseudo-terminal: the test writes the user's input to keys and reads the output from it.
 func pty(t *testing.T) (keys, terminal *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -38,7 +38,7 @@ func echoes(t *testing.T, terminal *os.File) bool {
 	return a.Lflag&unix.ECHO != 0
 }
 
-// asked is where a question is written to; after is what happens then.
+// asked is a writer for prompts; it calls after when a prompt was written.
 type asked struct{ after func() }
 
 func (a asked) Write(p []byte) (int, error) {
