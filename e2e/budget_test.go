@@ -57,7 +57,7 @@ func fat(org, project, vm string) *vmv1.UpdateVmRequest {
 
 // One member of one project has its VM updated with 120 KiB as often as it can, at all three members at once. The members
 // write what the project's budget allows and no more, and other tenants and the operator notice nothing.
-func TestAFloodOfChangesIsRefused(t *testing.T) {
+func TestWriteBudgetOfAProject(t *testing.T) {
 	const burst, calls = 4 << 20, 400
 	w := newWorld(t, func(w *world) {
 		w.trio.Extra = []string{
@@ -146,7 +146,7 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 
 // A member's disk is filled: by users' keys, which stop in time, so that no member ends. While it is nearly full what adds
 // data is refused everywhere, deleting and operators' calls work, and when there is room all goes on by itself.
-func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
+func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	const reserve = 300 << 20
 	s := newSick(t, map[int]int{1: 1000}, fmt.Sprint("--limits-disk-reserve=", reserve))
 	token := s.tenant("ada", "acme", "web", "project:member")

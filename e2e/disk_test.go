@@ -12,7 +12,7 @@ import (
 
 // A VM boots by its BIOS from a disk on every bus, with every cache mode. The small guest's kernel knows no AHCI, so that
 // a boot from SATA is the firmware's doing alone.
-func TestEveryBusBoots(t *testing.T) {
+func TestBootFromEveryBus(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(4 * time.Minute)
 	var wg sync.WaitGroup

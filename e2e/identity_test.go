@@ -27,9 +27,9 @@ import (
 // seen is how soon every member must know of a revocation.
 const seen = time.Second
 
-// TestTakenAwayEverywhere takes a role from a user, revokes a token and disables the user. Every member refuses the calls
+// TestRevocationOnEveryMember takes a role from a user, revokes a token and disables the user. Every member refuses the calls
 // within a second, and open watches end.
-func TestTakenAwayEverywhere(t *testing.T) {
+func TestRevocationOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
 	text := w.tenant("ada", "acme", "shop", "project:member")
@@ -97,7 +97,7 @@ func TestTakenAwayEverywhere(t *testing.T) {
 
 // A program of others, which knows a member's URL and nothing else, checks tokens of that member. The keys rotate under
 // it: nobody refuses a good token for that, and a key that is revoked ends what it signed.
-func TestForeignProgramsCheckTokens(t *testing.T) {
+func TestOtherLibrariesVerifyTokens(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
 	w.tenant("ada", "acme", "shop", "project:member")

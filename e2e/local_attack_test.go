@@ -62,7 +62,7 @@ func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]e
 
 // A process of a member's host, without a credential, moves and removes members: the trio stays whole, and the audit shows
 // what was tried. An administrator's change of an address takes the member's certificate there.
-func TestALocalProcessChangesNoMembers(t *testing.T) {
+func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
 	w.voters(1, 1, 2, 3)

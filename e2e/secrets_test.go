@@ -111,9 +111,9 @@ func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	return all, ring
 }
 
-// TestNothingSecretIsWritten gives a cloud every sort of secret. None of them is in the files of a member, a backup, a log,
+// TestNoSecretInFiles gives a cloud every sort of secret. None of them is in the files of a member, a backup, a log,
 // the metrics or a command line, and only the member's user can read its files.
-func TestNothingSecretIsWritten(t *testing.T) {
+func TestNoSecretInFiles(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
 	ctx := w.context(3 * time.Minute)
@@ -260,7 +260,7 @@ func (w *world) scanAgent(hidden secrets) {
 }
 
 // The scan finds what is there to be found.
-func TestSecretsAreFound(t *testing.T) {
+func TestScanFindsSecrets(t *testing.T) {
 	hidden := secrets{"password": []byte("correct horse")}
 	hidden.addKey("key", []byte{1, 2, 3, 250, 251, 252})
 	require.Equal(t, []string{"password"}, hidden.found([]byte("a correct horse b")))

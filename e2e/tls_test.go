@@ -101,7 +101,7 @@ func (w *world) shows(ctx context.Context) {
 }
 
 // Every port of tenants speaks TLS and nothing else; real clients of each kind get through with the authority named.
-func TestTenantsSpeakTLS(t *testing.T) {
+func TestTenantPortsUseTLS(t *testing.T) {
 	w := newWorld(t, secured)
 	ctx := w.context(3 * time.Minute)
 	for member, host := range w.trio.Members {

@@ -19,7 +19,7 @@ import (
 
 // Everything that goes over the wire is recorded while a tenant logs in, asks and is answered, and one member hands a
 // request on to another. In plaintext all of it can be read; over TLS nothing.
-func TestNothingSecretIsOnTheWire(t *testing.T) {
+func TestNoSecretOnTheWire(t *testing.T) {
 	const password, value = "a password on the wire 7d1f", "a value on the wire 93ab"
 	for name, prepare := range map[string][]func(*world){"plaintext": nil, "TLS": {secured}} {
 		t.Run(name, func(t *testing.T) {

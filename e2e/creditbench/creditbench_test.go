@@ -75,7 +75,7 @@ func small() *bench {
 }
 
 // The whole load, with every figure of a bank whose use of the machine is known.
-func TestATurnMeasuresWhatABankDoes(t *testing.T) {
+func TestTurnMeasuresBank(t *testing.T) {
 	b, p := small(), &purse{}
 	require.NoError(t, b.measure(t.Context(), ours, 0, p))
 	for _, row := range []string{"hot", "many", "open"} {
@@ -97,7 +97,7 @@ func TestATurnMeasuresWhatABankDoes(t *testing.T) {
 	require.Len(t, b.results[key("hot", rate, ours)], 2)
 }
 
-func TestATurnWhoseBooksDoNotAddUpCountsNothing(t *testing.T) {
+func TestTurnWithWrongSumsDoesNotCount(t *testing.T) {
 	b := small()
 	require.ErrorContains(t, b.measure(t.Context(), peer, 0, &purse{loseOnce: true}), "do not add up: transactions")
 	require.Empty(t, b.results)
@@ -108,18 +108,18 @@ func TestATurnWhoseBooksDoNotAddUpCountsNothing(t *testing.T) {
 	require.ErrorIs(t, b.measure(ctx, peer, 0, &purse{}), context.Canceled)
 }
 
-func TestBestAreTheFewestWithEnoughOfTheHighestRate(t *testing.T) {
+func TestFewestCallersNearTheHighestRate(t *testing.T) {
 	require.Equal(t, 16, best(map[int]float64{4: 189, 16: 191, 64: 200, 256: 150}))
 	require.Equal(t, 256, best(map[int]float64{4: 10, 256: 150}))
 }
 
-func TestRateCountsFromTheFirstQuestionToTheLastAnswer(t *testing.T) {
+func TestRateCountsFromFirstRequestToLastAnswer(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
 	require.InDelta(t, 6, rateOf(load.Answers{{Due: at(100), Done: at(500)}, {Due: at(0), Done: at(200)}, {Due: at(200), Done: at(400)}}), 1e-9)
 	require.Zero(t, rateOf(nil))
 }
 
-func TestVerifyIsReadFromTheBenchmark(t *testing.T) {
+func TestParseVerify(t *testing.T) {
 	found, err := parseVerify(`goos: linux
 BenchmarkVerify/seen           	   58806	     12684 ns/op	     78843 tokens/s
 BenchmarkVerify/new-2          	   10000	     57951 ns/op	     17256.5 tokens/s
@@ -133,7 +133,7 @@ PASS
 	require.ErrorContains(t, err, "printed no rates")
 }
 
-func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
+func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	b := small()
 	b.results.add("hot", rate, ours, 3000)
 	b.results.add("hot", rate, peer, 1000)
@@ -154,7 +154,7 @@ func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
 	require.Contains(t, text, "**No verdict: other processes used 90 % of a core during the run. The figures must not be used.**")
 }
 
-func TestEveryLineIsThereOnceAndOfAPart(t *testing.T) {
+func TestLinesAreUniqueAndOfAPart(t *testing.T) {
 	seen := map[string]bool{}
 	for _, table := range tables {
 		for _, l := range table.lines {

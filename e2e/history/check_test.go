@@ -188,7 +188,7 @@ func TestAnswerOfRepeatedRelease(t *testing.T) {
 }
 
 // Each lie is found out.
-func TestLies(t *testing.T) {
+func TestImpossibleHistories(t *testing.T) {
 	done := func(k Kind) func(*Op) bool { return func(o *Op) bool { return o.Kind == k && o.Refused == Done } }
 	for name, lie := range map[string]func(t *testing.T, s *scribe){
 		"a stale read": func(t *testing.T, s *scribe) {

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-func TestEveryRowHasAGroupAndEveryGroupItsRows(t *testing.T) {
+func TestRowsMatchGroups(t *testing.T) {
 	var grouped []string
 	for _, g := range groups {
 		grouped = append(grouped, g.rows...)
@@ -29,7 +29,7 @@ func whats(rows []verdict.Row) (texts []string) {
 	return texts
 }
 
-func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
+func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	r := results{}
 	r.add("put", rate, ours, 140)
 	r.add("put", rate, etcd, 100)
@@ -44,7 +44,7 @@ func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
 	require.Equal(t, "not measured", rows[2].Verdict(), "a target that nobody measured is not passed over")
 }
 
-func TestLinesNameTheirSubject(t *testing.T) {
+func TestDescriptionsNameTheirSubject(t *testing.T) {
 	r := results{}
 	r.add("growth", "10M rss", etcd, 1)
 	r.add("stall", "gap", etcd, 1)

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestQuantileIsASample(t *testing.T) {
+func TestQuantile(t *testing.T) {
 	for _, c := range []struct {
 		samples []int
 		q       float64
