@@ -160,7 +160,7 @@ func TestWhatTheUnitsPromise(t *testing.T) {
 	require.Contains(t, strings.Fields(agent["After"][0]), "trivet-guests.service")
 }
 
-// Each capability is there by name, for a reason that stands beside it.
+// TestEachCapabilityHasAReason checks that the unit grants exactly these capabilities and gives a reason for each.
 func TestEachCapabilityHasAReason(t *testing.T) {
 	text, err := os.ReadFile("trivet-nodeagent.service")
 	require.NoError(t, err)
@@ -168,7 +168,7 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	require.Equal(t, []string{
 		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETPCAP",
 	}, granted)
-	above, refused, ok := strings.Cut(string(text), "# Not here")
+	above, refused, ok := strings.Cut(string(text), "# Capabilities that one might expect")
 	require.True(t, ok)
 	refused, _, _ = strings.Cut(refused, "CapabilityBoundingSet=")
 	for _, c := range granted {

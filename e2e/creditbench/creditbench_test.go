@@ -16,12 +16,12 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// purse is a bank in memory. Its CPU is a microsecond a pair.
+// purse is an in-memory bank that reports one microsecond of CPU time per pair.
 type purse struct {
 	mu       sync.Mutex
 	books    books.Books
 	asked    map[string]int // by wallet
-	callers  []int          // that Connect was told
+	callers  []int          // the arguments of Connect
 	fail     bool
 	loseOnce bool // a pair
 }
@@ -74,7 +74,7 @@ func small() *bench {
 	}
 }
 
-// The whole load, with every figure of a bank whose use of the machine is known.
+// TestTurnMeasuresBank runs the whole load against a bank whose resource usage is known, and checks each figure.
 func TestTurnMeasuresBank(t *testing.T) {
 	b, p := small(), &purse{}
 	require.NoError(t, b.measure(t.Context(), ours, 0, p))
@@ -142,7 +142,7 @@ func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	text := b.text("")
 	require.Contains(t, text, "| pairs on one wallet | 3000 /s | 1000 /s | 3.00 × | ≥ 2000 /s | aim met | 64 callers, PostgreSQL 16 |")
 	require.Contains(t, text, "| three members: pairs on one wallet | 500 /s |  |  |  |  |  |")
-	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target that nobody measured is not passed over")
+	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target without a measurement is shown")
 	b.parts = []string{"trio"}
 	require.NotContains(t, b.text(""), "not measured |")
 	b.failures = []string{"it broke"}
@@ -160,7 +160,7 @@ func TestLinesAreUniqueAndOfAPart(t *testing.T) {
 		for _, l := range table.lines {
 			require.True(t, slices.Contains(partNames, l.part), l.part)
 			k := key(l.row, l.metric, l.kind, l.peer)
-			require.False(t, seen[k], "%s %s of %s stands twice", l.row, l.metric, l.kind)
+			require.False(t, seen[k], "%s %s of %s is listed twice", l.row, l.metric, l.kind)
 			seen[k] = true
 		}
 	}

@@ -17,7 +17,7 @@ func TestRowsMatchGroups(t *testing.T) {
 	seen := map[string]bool{}
 	for _, l := range table {
 		k := key(l.row, l.metric)
-		require.False(t, seen[k], "%s %s stands twice", l.row, l.metric)
+		require.False(t, seen[k], "%s %s is listed twice", l.row, l.metric)
 		seen[k] = true
 	}
 }
@@ -41,7 +41,7 @@ func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	require.Equal(t, []string{title, title + ": p50", title + ": server CPU a put", title + ": bytes written a put"}, whats(rows))
 	require.Equal(t, []float64{140, 150}, rows[0].Ours)
 	require.Equal(t, []float64{100}, rows[0].Peer)
-	require.Equal(t, "not measured", rows[2].Verdict(), "a target that nobody measured is not passed over")
+	require.Equal(t, "not measured", rows[2].Verdict(), "a target without a measurement is shown")
 }
 
 func TestDescriptionsNameTheirSubject(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 )
 
 func TestStat(t *testing.T) {
-	// The name holds what a careless parser would take for fields.
+	// The name contains text that a careless parser would take for fields.
 	got, err := parseStat([]byte("4242 (a ) b 1 2) S 1 4242 4242 0 -1 4194560 1 2 3 4 150 50 9 9 20 0 12 0 100 1 1\n"))
 	require.NoError(t, err)
 	require.Equal(t, 2*time.Second, got)

@@ -61,7 +61,7 @@ func TestUnexpectedStatusFailsOneCall(t *testing.T) {
 	require.Len(t, r.Latencies["/good"], 1)
 }
 
-// A server that stalls is charged for those who come meanwhile.
+// TestLatencyCountsFromDueTime checks that a server which stalls is charged for the requests that became due meanwhile.
 func TestLatencyCountsFromDueTime(t *testing.T) {
 	gate := make(chan struct{})
 	came := make(chan struct{}, 1)
@@ -70,7 +70,7 @@ func TestLatencyCountsFromDueTime(t *testing.T) {
 	r, err := Run(t.Context(), Options{Targets: []string{addr}, Conns: 1, Rate: 1e6, Calls: []Call{get("/", 0, 200), get("/", 0, 200)}})
 	require.NoError(t, err)
 	require.Len(t, r.Latencies["/"], 2)
-	// The second was due at once and could be sent only after the first had its answer.
+	// The second request was due at once but could be sent only after the first response.
 	require.Greater(t, r.Late[1], r.Latencies["/"][0]-time.Millisecond)
 }
 
