@@ -227,7 +227,7 @@ func (v *VM) setExit(e qemu.Exit) {
 }
 
 var exits = map[qemu.Reason]cloud.Exit{
-	qemu.Guest: cloud.ExitGuest, qemu.Asked: cloud.ExitAsked, qemu.Crashed: cloud.ExitFailed,
+	qemu.Guest: cloud.ExitGuest, qemu.Asked: cloud.ExitRequested, qemu.Crashed: cloud.ExitFailed,
 }
 
 // queryProcess updates guest, trouble and recoverable from the process.

@@ -142,7 +142,7 @@ func (id *identity) read(c *agentv1.Credential) (*credential, error) {
 	if public, ok := leaf.PublicKey.(ed25519.PublicKey); !ok || !public.Equal(id.key.Public()) {
 		return nil, errors.New("it is for another key")
 	}
-	party, err := mtls.Of(leaf)
+	party, err := mtls.IDOf(leaf)
 	if err != nil {
 		return nil, err
 	}

@@ -134,7 +134,7 @@ func TestSameSeedSameAuthority(t *testing.T) {
 }
 
 func TestOfRefusesOtherForms(t *testing.T) {
-	_, err := Of(&x509.Certificate{})
+	_, err := IDOf(&x509.Certificate{})
 	require.ErrorContains(t, err, "0 URIs")
 }
 

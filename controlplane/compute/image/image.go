@@ -115,8 +115,8 @@ func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
 // Built returns the fields of the image that a host needs.
-func (u *Usable) Built() *cloud.BuiltImage {
-	return &cloud.BuiltImage{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
+func (u *Usable) Built() *cloud.ImageRef {
+	return &cloud.ImageRef{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
 }
 
 // Get returns an image that org may read, or NotFound.
@@ -183,7 +183,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		return Created{}, err
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
-	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).Governs() {
+	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).IsCloudAdmin() {
 		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name one by the metadata trivet-project, or ask for a token with its project_id").
 			WithReason(auth.TenantRequired)
 	}
@@ -233,7 +233,7 @@ func count(tx *store.Tx, i *cloud.Image) error {
 
 // mayShow returns an error unless the caller may give the image its visibility.
 func mayShow(ctx context.Context, i *cloud.Image) error {
-	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Governs() {
+	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
 	}
 	if i.Visibility != cloud.Shared {

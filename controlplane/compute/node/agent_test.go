@@ -243,7 +243,7 @@ func TestNewLeader(t *testing.T) {
 	}
 	require.Equal(t, map[cloud.NodeID]cloud.NodeState{a.id: cloud.NodeReady, b.id: cloud.NodeNotReady}, states())
 	require.False(t, s.Away(b.id))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	require.True(t, s.Away(a.id))
 	require.True(t, s.Away(b.id))
 	_, err = a.HeartbeatNode(ctx, beat(a))
@@ -263,7 +263,7 @@ func TestNewLeader(t *testing.T) {
 	stop()
 	require.Empty(t, s.Fleet())
 	require.False(t, s.Away(b.id))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.follow(1)
 	require.Equal(t, cloud.NodeNotReady, states()[a.id])
 	require.False(t, s.Away(a.id))
@@ -462,7 +462,7 @@ func TestNodesAsSeen(t *testing.T) {
 	}
 	_, err = server.DrainNode(root, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
 	require.True(t, fault.Is(err, fault.Unimplemented))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	n, err = server.GetNode(tenant, &vmv1.GetNodeRequest{NodeId: string(a.id)})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeNotReady), n.GetState())

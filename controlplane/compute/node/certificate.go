@@ -58,7 +58,7 @@ func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.Nod
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
-	id, err := mtls.Of(leaf)
+	id, err := mtls.IDOf(leaf)
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}

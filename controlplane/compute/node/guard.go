@@ -67,7 +67,7 @@ func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		return conn, info, nil
 	}
 	leaf := t.State.PeerCertificates[0]
-	id, err := mtls.Of(leaf)
+	id, err := mtls.IDOf(leaf)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}

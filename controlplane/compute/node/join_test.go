@@ -48,7 +48,7 @@ func TestJoin(t *testing.T) {
 	leaf, err := x509.ParseCertificate(c.GetCertificate())
 	require.NoError(t, err)
 	require.NoError(t, leaf.CheckSignatureFrom(w.authority.Certificate()))
-	party, err := mtls.Of(leaf)
+	party, err := mtls.IDOf(leaf)
 	require.NoError(t, err)
 	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, party)
 	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host serves nobody")

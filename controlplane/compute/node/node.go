@@ -214,7 +214,7 @@ func (s *Service) Away(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Steady().UnixMilli()
-	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
+	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatTimeout
 }
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)

@@ -111,7 +111,7 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 	if err != nil {
 		return nil, err
 	}
-	admin := auth.CallerOf(ctx).Governs()
+	admin := auth.CallerOf(ctx).IsCloudAdmin()
 	out := make([]*vmv1.Node, len(nodes))
 	for i, n := range nodes {
 		seen, last := *n, alive.Seen[n.ID]

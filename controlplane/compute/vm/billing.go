@@ -30,7 +30,7 @@ func (unbilled) Removed(*store.Tx, *cloud.VM) error { return nil }
 // nothing if the VM does not exist, its desired state is off already, or its state does not allow a stop.
 func (s *Service) Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error) {
 	vm, err := VMs.Get(tx, string(t.Project), string(id))
-	if err != nil || vm == nil || vm.Org != t.Org || !vm.Wish.On && !vm.Wish.Again {
+	if err != nil || vm == nil || vm.Org != t.Org || !vm.Desired.On && !vm.Desired.StartAfterStop {
 		return false, err
 	}
 	before := vm.Generation

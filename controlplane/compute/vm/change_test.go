@@ -75,7 +75,7 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")

@@ -73,7 +73,7 @@ func (w *Wanted) check() error {
 	if _, err := selector(w.Labels); err != nil {
 		return err
 	}
-	return w.Spec.Unserved()
+	return w.Spec.CheckSupported()
 }
 
 func checkPolicy(metadata map[string]string) error {
@@ -217,7 +217,7 @@ func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageI
 		images[id] = i
 	}
 	for _, d := range inBootOrder(vm.Spec.Disks) {
-		b := cloud.BuiltDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
+		b := cloud.ResolvedDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
 		if i := images[d.Image]; i != nil {
 			field := "spec.disks[" + d.ID + "].size_gib"
 			if b.SizeBytes < i.VirtualSize {

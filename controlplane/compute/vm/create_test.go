@@ -266,7 +266,7 @@ func TestHostsThatTakeNothing(t *testing.T) {
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	require.ErrorContains(t, err, "h1 is CORDONED")
 	silent := w.AddHost("h2", plenty())
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.Heartbeat(host)
 	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	f, _ := fault.From(err)

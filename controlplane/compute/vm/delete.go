@@ -73,9 +73,9 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed,
 // host may still use stays allocated until the host reports the VM absent: storage always, and processors and memory
 // unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
 func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error) {
-	ev := cloud.DeleteAsked
+	ev := cloud.DeleteRequested
 	if force {
-		ev = cloud.ForcedDeleteAsked
+		ev = cloud.ForceDeleteRequested
 	}
 	away := vm.Node != "" && s.opts.Nodes.Away(vm.Node)
 	if away && !force {
@@ -83,7 +83,7 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
 	}
 	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
-	if err := vm.On(ev, tx.Now()); err != nil {
+	if err := vm.Apply(ev, tx.Now()); err != nil {
 		return removed{}, err
 	}
 	project := string(vm.Project)

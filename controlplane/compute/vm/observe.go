@@ -90,8 +90,8 @@ func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool
 }
 
 func usesImage(vm *cloud.VM, sha256 string) bool {
-	is := func(i *cloud.BuiltImage) bool { return i != nil && i.SHA256 == sha256 }
-	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.BuiltDisk) bool { return is(d.Image) })
+	is := func(i *cloud.ImageRef) bool { return i != nil && i.SHA256 == sha256 }
+	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.ResolvedDisk) bool { return is(d.Image) })
 }
 
 // Observed implements node.Guests. Most reports contain nothing new; these cost only a local read.

@@ -64,7 +64,7 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powe
 			before, state := vm.Generation, vm.State
 			switch q.Action {
 			case start:
-				err = vm.On(cloud.StartAsked, tx.Now())
+				err = vm.Apply(cloud.StartRequested, tx.Now())
 			case stop:
 				err = vm.Stop(q.GraceMS, tx.Now())
 			case reboot:
@@ -109,7 +109,7 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 		case cloud.Error, cloud.Failed, cloud.Stopped:
 			return false, ended(vm, "start")
 		}
-		if !vm.Wish.On && !vm.Wish.Again {
+		if !vm.Desired.On && !vm.Desired.StartAfterStop {
 			return false, fault.New(fault.FailedPrecondition, "VM %s was stopped meanwhile", vm.Name)
 		}
 		return false, nil
@@ -121,7 +121,7 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
 	return s.ask(ctx, setPowerCommand, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
-		case vm.Wish.On || vm.Wish.Again:
+		case vm.Desired.On || vm.Desired.StartAfterStop:
 			return false, fault.New(fault.FailedPrecondition, "VM %s was started again meanwhile", vm.Name)
 		case vm.State == cloud.Error, vm.State == cloud.Failed:
 			return false, ended(vm, "stop")
@@ -134,14 +134,14 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 // down within 30 s, the host powers it off.
 func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
 	return s.ask(ctx, pulseCommand, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
-		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
+		return runsAgain(vm, vm.Status.RebootsDone >= asked.Desired.Reboots, "reboot")
 	})
 }
 
 // Reset presses the reset button.
 func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
 	return s.ask(ctx, pulseCommand, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
-		return runsAgain(vm, vm.Status.ResetsDone >= asked.Wish.Resets, "reset")
+		return runsAgain(vm, vm.Status.ResetsDone >= asked.Desired.Resets, "reset")
 	})
 }
 

@@ -45,7 +45,7 @@ func TestPowerTable(t *testing.T) {
 			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
 			now := w.get(vm.ID)
 			require.Equal(t, out.VM, *now, "what is answered is what is recorded")
-			if now.Wish != vm.Wish {
+			if now.Desired != vm.Desired {
 				require.Greater(t, now.Generation, vm.Generation, "the host must learn of a new wish")
 			} else {
 				require.Equal(t, vm, now, "nothing changed")
@@ -87,7 +87,7 @@ func TestCallsWait(t *testing.T) {
 		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
 		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) },
 			func(id cloud.VMID) {
-				require.Zero(t, w.get(id).Wish.GraceMS)
+				require.Zero(t, w.get(id).Desired.GraceMS)
 				w.seen(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
 		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
@@ -183,7 +183,7 @@ func TestWaitsEnd(t *testing.T) {
 			require.Equal(t, c.wait, time.Since(began), name)
 			now := w.get(vm.ID)
 			require.Equal(t, now, out.VM)
-			require.NotEqual(t, vm.Wish, now.Wish)
+			require.NotEqual(t, vm.Desired, now.Desired)
 		}
 
 		// Who hangs up ends the wait, not the wish.
@@ -209,10 +209,10 @@ func TestPowerUnderAKey(t *testing.T) {
 	}
 	require.False(t, press("k").Replayed)
 	require.True(t, press("k").Replayed)
-	require.EqualValues(t, 1, w.get(vm.ID).Wish.Reboots)
+	require.EqualValues(t, 1, w.get(vm.ID).Desired.Reboots)
 	press("")
 	press("")
-	require.EqualValues(t, 3, w.get(vm.ID).Wish.Reboots)
+	require.EqualValues(t, 3, w.get(vm.ID).Desired.Reboots)
 
 	body := [32]byte{}
 	out, err := w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)

@@ -124,7 +124,7 @@ func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if err := spec.Check(); err != nil {
 		return err
 	}
-	if err := spec.Unserved(); err != nil {
+	if err := spec.CheckSupported(); err != nil {
 		return err
 	}
 	if vm.State != cloud.Stopped {

@@ -105,7 +105,7 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	w.t.Helper()
 	vm := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: vm.Generation, Observed: level, StartsDone: vm.Wish.Starts, RebootsDone: vm.Wish.Reboots, ResetsDone: vm.Wish.Resets,
+		VM: id, Generation: vm.Generation, Observed: level, StartsDone: vm.Desired.Starts, RebootsDone: vm.Desired.Reboots, ResetsDone: vm.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)

@@ -58,7 +58,7 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 		}
 		caller = proven(ctx)
 	}
-	if !caller.Proven() { // everybody can get an unauthenticated token
+	if !caller.Authenticated() { // everybody can get an unauthenticated token
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)

@@ -136,7 +136,7 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	w.t.Helper()
 	m := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Wish.Starts, RebootsDone: m.Wish.Reboots, ResetsDone: m.Wish.Resets,
+		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Desired.Starts, RebootsDone: m.Desired.Reboots, ResetsDone: m.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)
@@ -173,7 +173,7 @@ func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() err
 
 func (w *world) start(id cloud.VMID) error {
 	w.t.Helper()
-	return w.tell(id, func(m *cloud.VM) bool { return m.Wish.On }, func() error {
+	return w.tell(id, func(m *cloud.VM) bool { return m.Desired.On }, func() error {
 		_, err := w.vms.Start(w.as(acme), acme, id, [32]byte{})
 		return err
 	}, cloud.ObservedRunning)
@@ -181,7 +181,7 @@ func (w *world) start(id cloud.VMID) error {
 
 func (w *world) stop(id cloud.VMID) {
 	w.t.Helper()
-	require.NoError(w.t, w.tell(id, func(m *cloud.VM) bool { return !m.Wish.On }, func() error {
+	require.NoError(w.t, w.tell(id, func(m *cloud.VM) bool { return !m.Desired.On }, func() error {
 		_, err := w.vms.Stop(w.as(acme), acme, id, 30*time.Second, [32]byte{})
 		return err
 	}, cloud.ObservedEnded))
