@@ -148,7 +148,7 @@ func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
-		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, credit.Holds(walletProject)},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
 	})
 	return nil

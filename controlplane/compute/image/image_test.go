@@ -343,9 +343,9 @@ func TestImporterLost(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
 	// Whoever comes late changes nothing.
-	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importResult{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
-	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, heldAsk{uploading, 1, sumOf(nil)})
+	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, holderRequest{uploading, 1, sumOf(nil)})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)
@@ -363,7 +363,7 @@ func TestLostCopy(t *testing.T) {
 	stopTwo()
 
 	require.NoError(t, os.Remove(filepath.Join(w.dirs[2], i.SHA256)))
-	require.NoError(t, w.member(2).obtain(t.Context(), i))
+	require.NoError(t, w.member(2).pullAndRecord(t.Context(), i))
 	require.Len(t, w.kept(2), 1)
 	now, err := one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestLostCopy(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(w.dirs[member], i.SHA256)))
 	}
 	for _, s := range []*Service{w.member(1), w.member(2)} {
-		require.Error(t, s.obtain(t.Context(), i))
+		require.Error(t, s.pullAndRecord(t.Context(), i))
 	}
 	now, err = one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -530,9 +530,9 @@ func TestWhoSees(t *testing.T) {
 				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
 			}
 			require.NoError(t, err)
-			_, told := shown(i, c.org).Metadata[cloud.SharedWith]
+			_, told := toProto(i, c.org).Metadata[cloud.SharedWith]
 			require.Equal(t, name == "shared" && c.org == "acme", told, "whom else it is shared with is the owner's to know")
-			require.Equal(t, convert.Image(i).GetChecksum(), shown(i, c.org).GetChecksum())
+			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}
 	// A page token is its list's alone.
@@ -552,34 +552,34 @@ func TestWhoSees(t *testing.T) {
 }
 
 // What the background does: each thing once, so many at a time, and a failure rests.
-func TestErrands(t *testing.T) {
+func TestBackgroundJobs(t *testing.T) {
 	woken := make(chan struct{}, 100)
 	var failed []string
-	e := newErrands(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
+	e := newBackgroundJobs(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
 	slots, gate := make(chan struct{}, 2), make(chan struct{})
 	wait := func(context.Context) error { <-gate; return nil }
-	require.False(t, e.begin("early", slots, wait), "nothing runs before Run")
+	require.False(t, e.start("early", slots, wait), "nothing runs before Run")
 	ctx, cancel := context.WithCancel(t.Context())
 	e.open(ctx)
-	require.True(t, e.begin("a", slots, wait))
-	require.False(t, e.begin("a", slots, wait), "once at a time")
-	require.True(t, e.begin("b", slots, wait))
-	require.False(t, e.begin("c", slots, wait), "two at a time")
+	require.True(t, e.start("a", slots, wait))
+	require.False(t, e.start("a", slots, wait), "once at a time")
+	require.True(t, e.start("b", slots, wait))
+	require.False(t, e.start("c", slots, wait), "two at a time")
 	close(gate)
 	<-woken
 	<-woken
-	require.True(t, e.begin("c", slots, func(context.Context) error { return errors.New("no") }))
+	require.True(t, e.start("c", slots, func(context.Context) error { return errors.New("no") }))
 	<-woken
 	require.Equal(t, []string{"c"}, failed)
-	require.False(t, e.begin("c", slots, wait), "it rests")
-	for times, rest := range []time.Duration{2 * firstRest, 4 * firstRest, 8 * firstRest, 16 * firstRest, 32 * firstRest, lastRest, lastRest} {
+	require.False(t, e.start("c", slots, wait), "it rests")
+	for times, rest := range []time.Duration{2 * minBackoff, 4 * minBackoff, 8 * minBackoff, 16 * minBackoff, 32 * minBackoff, maxBackoff, maxBackoff} {
 		now := time.Now()
-		e.note("c", errors.New("no"), now)
+		e.recordResult("c", errors.New("no"), now)
 		require.Equal(t, rest, e.failed["c"].until.Sub(now), times)
 	}
-	e.note("c", nil, time.Now())
+	e.recordResult("c", nil, time.Now())
 	ended := false
-	require.True(t, e.begin("c", slots, func(ctx context.Context) error {
+	require.True(t, e.start("c", slots, func(ctx context.Context) error {
 		<-ctx.Done()
 		for range 1000 {
 			runtime.Gosched()
@@ -591,7 +591,7 @@ func TestErrands(t *testing.T) {
 	e.close()
 	require.True(t, ended, "close waits")
 	require.Equal(t, []string{"c"}, failed, "being stopped is no failure")
-	require.False(t, e.begin("late", slots, wait))
+	require.False(t, e.start("late", slots, wait))
 }
 
 // An image counts in the quota of the project that its creator acts in, until it is deleted.

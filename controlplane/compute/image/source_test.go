@@ -157,10 +157,10 @@ func TestSourceChanges(t *testing.T) {
 		path := strings.TrimPrefix(w.write(fmt.Sprint(size), noise(1000)), "file://")
 		f, err := os.Open(path)
 		require.NoError(t, err)
-		_, err = s.take(t.Context(), &cloud.Image{}, &source{f, size})
-		var bad *refusal
+		_, err = s.copySource(t.Context(), &cloud.Image{}, &source{f, size})
+		var bad *userError
 		require.ErrorAs(t, err, &bad)
-		require.Contains(t, bad.why, says)
+		require.Contains(t, bad.text, says)
 		require.NoError(t, f.Close())
 		require.Empty(t, w.kept(1))
 	}

@@ -221,8 +221,8 @@ func TestSweep(t *testing.T) {
 	p, err := f.begin(4)
 	require.NoError(t, err)
 	require.NoError(t, p.copy(t.Context(), strings.NewReader("anew"), 4))
-	require.NoError(t, p.keep())
-	p.drop()
+	require.NoError(t, p.commit())
+	p.discard()
 	require.NoError(t, f.sweep(map[string]bool{sums["wanted"]: true}, time.Now(), sweepAge))
 	for name, stays := range map[string]bool{"wanted": true, "old": false, "young": true, "anew": true} {
 		has, err := f.has(sums[name])
@@ -245,7 +245,7 @@ func TestNoRoom(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	require.NoError(t, err)
 	_, err = f.begin(1 << 60)
-	require.ErrorIs(t, err, errNoRoom)
+	require.ErrorIs(t, err, errNoSpace)
 }
 
 // TestImagesAreFoundByTheirSum opens and looks for images by names that are not the SHA-256 of an image: paths to a file

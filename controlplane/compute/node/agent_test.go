@@ -122,9 +122,9 @@ func TestHeartbeat(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, at, w.records.Revision(), "the same again is no news")
-	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonChange{a.id, true})
+	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonRequest{a.id, true})
 	require.NoError(t, err)
-	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
@@ -193,7 +193,7 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 	w.mu.Unlock()
 	_, err := w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
-	require.Zero(t, w.members[1].seen[a.id])
+	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 
 	// The same member again, in a later term: no better.
 	w.leadership.Elect(1)
@@ -211,7 +211,7 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 	w.mu.Unlock()
 	_, err = w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
 	require.Error(t, err)
-	require.Zero(t, w.members[1].seen[a.id])
+	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 }
 
 // A new leader calls no host lost before its grace is over, and knows of each as soon as it has heard from it.
@@ -228,7 +228,7 @@ func TestNewLeader(t *testing.T) {
 		return err
 	})
 	s := w.members[1]
-	require.False(t, s.Away(a.id), "it does not know yet")
+	require.False(t, s.Unresponsive(a.id), "it does not know yet")
 	require.Empty(t, s.Fleet())
 	// A heartbeat that comes before the new leader has read its records counts.
 	_, err := a.HeartbeatNode(ctx, beat(a))
@@ -242,36 +242,36 @@ func TestNewLeader(t *testing.T) {
 		return out
 	}
 	require.Equal(t, map[cloud.NodeID]cloud.NodeState{a.id: cloud.NodeReady, b.id: cloud.NodeNotReady}, states())
-	require.False(t, s.Away(b.id))
+	require.False(t, s.Unresponsive(b.id))
 	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
-	require.True(t, s.Away(a.id))
-	require.True(t, s.Away(b.id))
+	require.True(t, s.Unresponsive(a.id))
+	require.True(t, s.Unresponsive(b.id))
 	_, err = a.HeartbeatNode(ctx, beat(a))
 	require.NoError(t, err)
-	require.False(t, s.Away(a.id))
+	require.False(t, s.Unresponsive(a.id))
 	require.Equal(t, cloud.NodeReady, states()[a.id])
 
 	// Whoever sets the clock of this member loses no host, and finds none that is lost.
 	for _, d := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
 		w.setClock(d)
-		require.False(t, s.Away(a.id), d)
-		require.True(t, s.Away(b.id), d)
+		require.False(t, s.Unresponsive(a.id), d)
+		require.True(t, s.Unresponsive(b.id), d)
 		require.Equal(t, cloud.NodeReady, states()[a.id], d)
 	}
 
 	// Deposed and back: what was heard before stays true and grows old; the grace begins anew.
 	stop()
 	require.Empty(t, s.Fleet())
-	require.False(t, s.Away(b.id))
+	require.False(t, s.Unresponsive(b.id))
 	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.follow(1)
 	require.Equal(t, cloud.NodeNotReady, states()[a.id])
-	require.False(t, s.Away(a.id))
+	require.False(t, s.Unresponsive(a.id))
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
 	require.Eventually(t, func() bool { return len(s.Fleet()) == 1 }, 10*time.Second, time.Millisecond)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.NotContains(t, s.seen, a.id)
+	require.NotContains(t, s.lastHeartbeat, a.id)
 }
 
 // Reports go to the guests under the name of the certificate; facts into the record.
@@ -299,8 +299,8 @@ func TestReport(t *testing.T) {
 
 	for says, facts := range map[string]*agentv1.NodeFacts{
 		"cpu_models":   {CpuModels: make([]string, maxModels+1)},
-		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWord)}, maxModelBytes/maxWord+1)},
-		"printable":    {CpuModels: []string{strings.Repeat("x", maxWord+1)}},
+		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWordBytes)}, maxModelBytes/maxWordBytes+1)},
+		"printable":    {CpuModels: []string{strings.Repeat("x", maxWordBytes+1)}},
 		"qemu_version": {QemuVersion: "7.2\n"},
 		"architecture": {Architecture: 257},
 	} {
@@ -374,8 +374,8 @@ func TestReadImage(t *testing.T) {
 		refused(t, err, c.code, c.says)
 	}
 	s := w.members[2]
-	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.reading) == 0 }, 10*time.Second, time.Millisecond)
-	for range maxReading {
+	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.imageReads) == 0 }, 10*time.Second, time.Millisecond)
+	for range maxImageReads {
 		require.True(t, s.beginReading(a.id))
 	}
 	stream, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum"})

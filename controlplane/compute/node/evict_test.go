@@ -79,7 +79,7 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	console, err := w.at(2, h).SendConsole(ctx)
 	require.NoError(w.t, err)
 	require.Eventually(w.t, func() bool {
-		return len(w.members[2].guard.some(everyone)) > 0 && len(w.members[1].guard.some(everyone)) > 1
+		return len(w.members[2].guard.filter(anyConn)) > 0 && len(w.members[1].guard.filter(anyConn)) > 1
 	},
 		10*time.Second, time.Millisecond)
 	return map[string]func() error{
@@ -134,7 +134,7 @@ func TestEvict(t *testing.T) {
 	}))
 	s := w.members[1]
 	s.mu.Lock()
-	require.Zero(t, s.seen[h.id])
+	require.Zero(t, s.lastHeartbeat[h.id])
 	s.mu.Unlock()
 	_, err = w.comesWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
@@ -149,7 +149,7 @@ func TestEvict(t *testing.T) {
 	// The other host noticed nothing: what it had open is open.
 	open := func() (n int) {
 		for member := uint64(1); member <= 2; member++ {
-			n += len(w.members[member].guard.some(func(g *guarded) bool { return g.node == other.id }))
+			n += len(w.members[member].guard.filter(func(g *guardedConn) bool { return g.node == other.id }))
 		}
 		return n
 	}
@@ -242,10 +242,10 @@ func TestEvictedAMomentAgo(t *testing.T) {
 		e := &eviction{At: at.Add(ahead).UnixMilli()}
 		before, err := w.authority.IssueFor(mtls.Node, "n", at, time.Hour)
 		require.NoError(t, err)
-		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.ends(before.Leaf))
-		after, err := w.authority.IssueFor(mtls.Node, "n", e.signedAt(at), time.Hour)
+		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.invalidates(before.Leaf))
+		after, err := w.authority.IssueFor(mtls.Node, "n", e.issueTime(at), time.Hour)
 		require.NoError(t, err)
-		require.False(t, e.ends(after.Leaf), ahead)
+		require.False(t, e.invalidates(after.Leaf), ahead)
 		require.True(t, after.Leaf.NotBefore.Before(at), "it can be used at once")
 	}
 }
@@ -333,7 +333,7 @@ func TestBanAKey(t *testing.T) {
 	_, err = w.comesWith(ctx, newKey(t), "rack-2", token)
 	require.NoError(t, err, "that did not use the token up")
 
-	for says, q := range map[string]banAsk{
+	for says, q := range map[string]banRequest{
 		"give a node or a key":  {},
 		"a node or a key":       {Node: cloud.NodeID(guest(1)), Key: keyText(sum)},
 		"64 digits":             {Key: "abc"},
@@ -357,19 +357,19 @@ func TestBlindMember(t *testing.T) {
 	require.NoError(t, err)
 	ends := w.open(ctx, h)
 	s := w.members[2]
-	s.beFresh(ctx, blindTime)
-	require.NotEmpty(t, s.guard.some(everyone))
+	s.closeIfStale(ctx, freshTimeout)
+	require.NotEmpty(t, s.guard.filter(anyConn))
 	w.pass(time.Hour)
 	over, cancel := context.WithCancel(ctx)
 	cancel()
-	s.beFresh(over, blindTime) // that it stops is no reason
-	require.NotEmpty(t, s.guard.some(everyone))
+	s.closeIfStale(over, freshTimeout) // that it stops is no reason
+	require.NotEmpty(t, s.guard.filter(anyConn))
 	// The member's own look, once a second, may come between the two.
 	require.Eventually(t, func() bool {
 		w.pass(time.Hour)
-		s.beFresh(ctx, 0)
-		return len(s.guard.some(everyone)) == 0
+		s.closeIfStale(ctx, 0)
+		return len(s.guard.filter(anyConn)) == 0
 	}, 10*time.Second, time.Millisecond)
 	require.Error(t, ends["console"]())
-	require.NotEmpty(t, w.members[1].guard.some(everyone))
+	require.NotEmpty(t, w.members[1].guard.filter(anyConn))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets answers, and one record is written per recordEvery. Its last
+// A host that changes its labels with every heartbeat gets answers, and one record is written per minUpdateInterval. Its last
 // labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
@@ -59,14 +59,14 @@ func TestHeartbeatFlood(t *testing.T) {
 
 	// The answers renewed the lease, and another host is served as ever.
 	w.members[1].mu.Lock()
-	require.Equal(t, w.still.UnixMilli(), w.members[1].seen[a.id])
+	require.Equal(t, w.still.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
 	b := w.host(1, 2)
 	_, err = b.HeartbeatNode(ctx, beat(b))
 	require.NoError(t, err)
 
 	w.mu.Lock()
-	w.still = w.still.Add(time.Duration(recordEvery) * time.Millisecond)
+	w.still = w.still.Add(time.Duration(minUpdateInterval) * time.Millisecond)
 	w.mu.Unlock()
 	before = w.records.Revision()
 	for range 3 {
@@ -77,7 +77,7 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
 }
 
-// Facts that change with every message are recorded once per recordEvery, with their last values.
+// Facts that change with every message are recorded once per minUpdateInterval, with their last values.
 func TestFactsFlood(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -102,7 +102,7 @@ func TestFactsFlood(t *testing.T) {
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
-	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	before = w.records.Revision()
 	for range 3 {
 		_, err = a.HeartbeatNode(ctx, beat(a))
@@ -220,10 +220,10 @@ func TestChangesAreSlowed(t *testing.T) {
 	for n := range 4 * changeBurst {
 		all = append(all, cloud.Observation{VM: guest(n)})
 	}
-	work.Go(func() { _ = s.reports(ctx, "host", all) })
+	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
 	held(limit)
 	require.LessOrEqual(t, w.told("host"), changeBurst+16)
-	require.NoError(t, s.reports(ctx, "another host", all[:changeBurst]))
+	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
 // A host has few connections, few calls and fewer streams of reports; other hosts have their own.
@@ -240,7 +240,7 @@ func TestStreamsOfAHost(t *testing.T) {
 	require.Eventually(t, func() bool {
 		w.members[1].mu.Lock()
 		defer w.members[1].mu.Unlock()
-		return budget.reports == maxReportStreams
+		return budget.reportStreams == maxReportStreams
 	}, 10*time.Second, time.Millisecond)
 	s, err := a.Report(ctx)
 	require.NoError(t, err)
@@ -249,7 +249,7 @@ func TestStreamsOfAHost(t *testing.T) {
 
 	var leave []func()
 	for range maxCalls - maxReportStreams {
-		l, err := w.members[1].enter(ctx, a.id)
+		l, err := w.members[1].beginCall(ctx, a.id)
 		require.NoError(t, err)
 		leave = append(leave, l)
 	}

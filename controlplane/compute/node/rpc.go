@@ -78,7 +78,7 @@ func (r *server) cordon(ctx context.Context, method auth.Method, id string, cord
 	if err := cloud.CheckUUID("node_id", id); err != nil {
 		return nil, err
 	}
-	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonChange{cloud.NodeID(id), cordon})
+	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonRequest{cloud.NodeID(id), cordon})
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +140,6 @@ func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) 
 			return "", 0, err
 		}
 	}
-	made, err := newTokenCommand.Call(ctx, s.opts.Commands, tokenAsk{name, ttl})
+	made, err := newTokenCommand.Call(ctx, s.opts.Commands, tokenRequest{name, ttl})
 	return made.Token, made.Expires, err
 }

@@ -203,7 +203,7 @@ func (w *world) follow(id uint64) (stop func()) {
 	stop = sync.OnceFunc(func() { cancel(); <-done })
 	w.t.Cleanup(stop)
 	s := w.members[id]
-	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.since != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.termStart != 0 }, 10*time.Second, time.Millisecond)
 	return stop
 }
 

@@ -74,11 +74,11 @@ var filters = []func(*Candidate, *Request) string{
 		}
 		return ""
 	},
-	func(c *Candidate, r *Request) string { return Lacks(&c.Node, r.Need) },
+	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
 }
 
-// Lacks returns a text about the first resource of which a node has too little, or "".
-func Lacks(n *cloud.Node, need cloud.Capacity) string {
+// Shortage returns a text about the first resource of which a node has too little, or "".
+func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
 		name       string
@@ -114,7 +114,7 @@ func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.
 		best = max(best, s)
 	}
 	for id, s := range scores {
-		if s >= best-tie {
+		if s >= best-scoreTolerance {
 			chosen = append(chosen, id)
 		}
 	}
@@ -122,7 +122,7 @@ func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.
 		return "", refused, false
 	}
 	return slices.MinFunc(chosen, func(a, b cloud.NodeID) int {
-		return cmp.Or(cmp.Compare(draw(r.VM, a), draw(r.VM, b)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(tieBreaker(r.VM, a), tieBreaker(r.VM, b)), cmp.Compare(a, b))
 	}), refused, true
 }
 
@@ -135,8 +135,8 @@ func refusal(c *Candidate, r *Request) string {
 	return ""
 }
 
-// tie is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
-const tie = 0.05
+// scoreTolerance is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
+const scoreTolerance = 0.05
 
 // near is added to the score of a host that need not fetch an image.
 const near = 0.1
@@ -161,8 +161,8 @@ func score(c *Candidate, r *Request) float64 {
 	return left
 }
 
-// draw returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
-func draw(vm cloud.VMID, node cloud.NodeID) uint64 {
+// tieBreaker returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
+func tieBreaker(vm cloud.VMID, node cloud.NodeID) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(vm))
 	h.Write([]byte{0})

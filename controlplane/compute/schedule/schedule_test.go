@@ -88,7 +88,7 @@ func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
 	if ok {
 		for i := range fleet {
 			if fleet[i].Node.ID == node {
-				require.Empty(t, Lacks(&fleet[i].Node, r.Need))
+				require.Empty(t, Shortage(&fleet[i].Node, r.Need))
 				fleet[i].Node.Allocated = fleet[i].Node.Allocated.Plus(r.Need)
 			}
 		}

@@ -59,8 +59,8 @@ func TestBillingIsTold(t *testing.T) {
 	w.AddHost("h1", plenty())
 	b := &teller{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
-	power := func(id cloud.VMID, a action) error {
-		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a})
+	power := func(id cloud.VMID, a powerAction) error {
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a})
 		return err
 	}
 	id := w.create("web").ID
@@ -135,7 +135,7 @@ func TestHalt(t *testing.T) {
 	require.EqualValues(t, cloud.DefaultStop, now.Desired.GraceMS)
 	require.Greater(t, now.Generation, vm.Generation)
 	require.False(t, halt(vm.ID, acme), "it is wanted off")
-	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: start})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: start})
 	require.NoError(t, err)
 	require.True(t, halt(vm.ID, acme), "it was to start again")
 	require.False(t, w.get(vm.ID).Desired.StartAfterStop)

@@ -40,7 +40,7 @@ func TestDeleteTable(t *testing.T) {
 			name := fmt.Sprintf("%s forced %v", state, forced)
 			vm := w.in(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())
@@ -85,8 +85,8 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		say, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].Say.GetPower().String(), "what the host learns when it is back")
-		require.Greater(t, say[0].Say.GetGeneration(), vm.Generation)
+		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "what the host learns when it is back")
+		require.Greater(t, say[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
 	w.absent(host, vm.ID, vm.Generation+1)
@@ -235,7 +235,7 @@ func TestUpdateKeepsItsImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.Visibility = other.Org, cloud.Public })
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	w.seen(vm.ID, cloud.ObservedBuilt)
 	w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.MinMemoryMiB = other.Org, 256 })
 	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
@@ -367,7 +367,7 @@ func TestSettle(t *testing.T) {
 			}
 			w.vms.mu.Lock()
 			defer w.vms.mu.Unlock()
-			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d due) bool { return at == d.at })
+			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d deadline) bool { return at == d.at })
 		}, 10*time.Second, time.Millisecond, "the leader follows the records")
 		require.NoError(t, w.vms.Settle(t.Context()))
 	}

@@ -23,7 +23,7 @@ func TestCreate(t *testing.T) {
 	disk := w.image(1, 3<<30)
 	w.image(3, 1<<20)
 	kernel := w.image(2, 1<<20)
-	vm := w.create("web", func(q *Wanted) {
+	vm := w.create("web", func(q *CreateRequest) {
 		q.Labels, q.Metadata = map[string]string{"env": "prod"}, map[string]string{"note": "x"}
 		q.Spec.Boot = cloud.Boot{Kernel: kernel, Cmdline: "quiet"}
 		q.Spec.Disks = []cloud.Disk{{ID: "data", Blank: true, SizeGiB: 5, BootIndex: 1}, {ID: "root", Image: disk, SizeGiB: 4}}
@@ -41,8 +41,8 @@ func TestCreate(t *testing.T) {
 		say, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
 		require.Len(t, say, 1)
-		require.Equal(t, string(vm.ID), say[0].Say.GetVmId())
-		require.EqualValues(t, 1, say[0].Say.GetGeneration())
+		require.Equal(t, string(vm.ID), say[0].State.GetVmId())
+		require.EqualValues(t, 1, say[0].State.GetGeneration())
 		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
 			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
 			require.NoError(t, err)
@@ -66,40 +66,40 @@ func TestCreateRefuses(t *testing.T) {
 	private := w.image(3, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
 	pending := w.image(4, 1<<20, func(i *cloud.Image) { i.Status = cloud.ImagePending })
 	arm := w.image(5, 1<<20, func(i *cloud.Image) { i.Architecture = cloud.AArch64 })
-	from := func(id cloud.ImageID, gib uint64) func(*Wanted) {
-		return func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
+	from := func(id cloud.ImageID, gib uint64) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
 	}
 	before := w.allocated(host)
 	nowhere := cloud.ImageID(newID())
 	for _, c := range []struct {
 		name   string
-		change func(*Wanted)
+		change func(*CreateRequest)
 		kind   fault.Kind
 		field  string
 		says   []string
 	}{
-		{"a name that is taken", func(q *Wanted) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
-		{"a bad name", func(q *Wanted) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
-		{"another hypervisor", func(q *Wanted) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
-		{"a hypervisor that is none", func(q *Wanted) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
+		{"a name that is taken", func(q *CreateRequest) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
+		{"a bad name", func(q *CreateRequest) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
+		{"another hypervisor", func(q *CreateRequest) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
+		{"a hypervisor that is none", func(q *CreateRequest) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
 		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
 		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
-		{"another org's kernel", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
-		{"another org's initrd", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's kernel", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's initrd", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
 		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
 		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
 		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
-		{"less memory than its image wants", func(q *Wanted) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
-		{"images of two architectures", func(q *Wanted) {
+		{"less memory than its image wants", func(q *CreateRequest) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
+		{"images of two architectures", func(q *CreateRequest) {
 			q.Spec.Disks = []cloud.Disk{{ID: "a", Image: disk, SizeGiB: 4}, {ID: "b", Image: arm, SizeGiB: 4}}
 		}, fault.InvalidArgument, "", []string{"architectures"}},
 		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
-		{"a CPU model that no host has", func(q *Wanted) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
-		{"more than any host has", func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
-		{"a selector that is none", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
-		{"a selector that no host fits", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
-		{"a restart policy that is none", func(q *Wanted) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
-		{"a NIC", func(q *Wanted) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
+		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
+		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
+		{"a selector that is none", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"a selector that no host fits", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"a restart policy that is none", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})
@@ -234,8 +234,8 @@ func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	ssd := w.AddHost("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
-	in := func(group string) func(*Wanted) {
-		return func(q *Wanted) { q.Labels = map[string]string{AntiAffinity: group} }
+	in := func(group string) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Labels = map[string]string{AntiAffinity: group} }
 	}
 	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
 	require.NotEqual(t, a.Node, b.Node)
@@ -247,7 +247,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	w.erase(a.ID)
 	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
 	for i := range 5 {
-		vm := w.create(fmt.Sprint("fast-", i), func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
+		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
 		require.Equal(t, ssd, vm.Node)
 	}
 }
@@ -287,7 +287,7 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 	select {
 	case err := <-made:
 		t.Fatalf("answered before the host was heard from: %v", err)
-	case <-time.After(2 * again):
+	case <-time.After(2 * retryPause):
 	}
 	w.Heartbeat(id)
 	require.NoError(t, <-made)
@@ -306,7 +306,7 @@ func TestImagesAreHeld(t *testing.T) {
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
 	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	w.erase(vm.ID)
@@ -318,7 +318,7 @@ func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	for i := range 7 {
-		w.create(fmt.Sprint("vm-", i), func(q *Wanted) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
+		w.create(fmt.Sprint("vm-", i), func(q *CreateRequest) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
 	}
 	_, err := w.vms.Create(w.as(other, ""), other, small("theirs"), [32]byte{})
 	require.NoError(t, err)

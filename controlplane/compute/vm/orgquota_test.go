@@ -78,7 +78,7 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}
-			_, err := w.vms.deleteOnLeader(w.as(at, ""), removeAsk{Tenant: at, VM: id, Force: true})
+			_, err := w.vms.deleteOnLeader(w.as(at, ""), deleteRequest{Tenant: at, VM: id, Force: true})
 			require.NoError(t, err)
 			break
 		}
@@ -99,7 +99,7 @@ func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
 	}
 	first := create()
 	require.True(t, create().Replayed)
-	_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: first.VM.ID, Force: true})
+	_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: first.VM.ID, Force: true})
 	require.NoError(t, err)
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, tenant.DeleteProject(tx, acme.Project))

@@ -22,7 +22,7 @@ func TestPowerTable(t *testing.T) {
 	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
 	const no = cloud.Unspecified
 	i := 0
-	for state, row := range map[cloud.State]map[action]cloud.State{
+	for state, row := range map[cloud.State]map[powerAction]cloud.State{
 		cloud.Creating: {start: cloud.Creating, stop: cloud.Creating, reboot: no, reset: no},
 		cloud.Stopped:  {start: cloud.Starting, stop: cloud.Stopped, reboot: no, reset: no},
 		cloud.Starting: {start: cloud.Starting, stop: cloud.Stopping, reboot: no, reset: no},
@@ -34,7 +34,7 @@ func TestPowerTable(t *testing.T) {
 		for a, want := range row {
 			i++
 			vm := w.in(state, fmt.Sprint("vm-", i))
-			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
+			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
 				require.ErrorContains(t, err, state.String())
@@ -63,41 +63,47 @@ func TestCallsWait(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		from cloud.State
-		call func(context.Context, cloud.VMID) (Asked, error)
+		call func(context.Context, cloud.VMID) (PowerResult, error)
 		// seen is what the host reports once it is asked.
 		seen func(cloud.VMID)
 		kind fault.Kind
 		says string
 		to   cloud.State
 	}{
-		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedLaunching); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
-		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.ask(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
-		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.erase(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
-		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
-		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) },
+		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Stop(ctx, acme, id, 0, body)
+		},
 			func(id cloud.VMID) {
 				require.Zero(t, w.get(id).Desired.GraceMS)
 				w.seen(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
-		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.ask(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
-		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
+		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Reboot(ctx, acme, id, body)
+		},
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
+		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Reboot(ctx, acme, id, body)
+		},
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
-		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reset(ctx, acme, id, body) },
+		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Reset(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -119,7 +125,7 @@ func TestCallsWait(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.False(t, out.Late)
+			require.False(t, out.TimedOut)
 			require.Equal(t, c.to, out.VM.State)
 			require.Equal(t, w.get(vm.ID), out.VM)
 		})
@@ -127,9 +133,9 @@ func TestCallsWait(t *testing.T) {
 }
 
 // ask records a wish without waiting.
-func (w *world) ask(id cloud.VMID, a action, grace uint64) {
+func (w *world) ask(id cloud.VMID, a powerAction, grace uint64) {
 	w.t.Helper()
-	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
@@ -140,7 +146,7 @@ func (w *world) erase(id cloud.VMID) {
 	if err != nil {
 		return
 	}
-	_, err = w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
+	_, err = w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
 	w.absent(vm.Node, id, vm.Generation+1)
 }
@@ -153,10 +159,10 @@ func TestNothingToDo(t *testing.T) {
 	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
 	out, err := w.vms.Start(ctx, acme, running.ID, body)
 	require.NoError(t, err)
-	require.Equal(t, Asked{VM: running}, out)
+	require.Equal(t, PowerResult{VM: running}, out)
 	out, err = w.vms.Stop(ctx, acme, stopped.ID, time.Minute, body)
 	require.NoError(t, err)
-	require.Equal(t, Asked{VM: stopped}, out)
+	require.Equal(t, PowerResult{VM: stopped}, out)
 }
 
 // When the time is up the VM comes as it is, and the wish stands.
@@ -167,19 +173,19 @@ func TestWaitsEnd(t *testing.T) {
 		ctx, body := w.as(acme, ""), [32]byte{}
 		for name, c := range map[string]struct {
 			from cloud.State
-			call func(cloud.VMID) (Asked, error)
+			call func(cloud.VMID) (PowerResult, error)
 			wait time.Duration
 		}{
-			"start":  {cloud.Stopped, func(id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
-			"stop":   {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
-			"force":  {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
-			"reboot": {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
+			"start":  {cloud.Stopped, func(id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
+			"stop":   {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
+			"force":  {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
+			"reboot": {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
 		} {
 			vm := w.in(c.from, name)
 			began := time.Now()
 			out, err := c.call(vm.ID)
 			require.NoError(t, err)
-			require.True(t, out.Late)
+			require.True(t, out.TimedOut)
 			require.Equal(t, c.wait, time.Since(began), name)
 			now := w.get(vm.ID)
 			require.Equal(t, now, out.VM)
@@ -202,8 +208,8 @@ func TestPowerUnderAKey(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Running, "web")
-	press := func(key string) powered {
-		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
+	press := func(key string) powerResponse {
+		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
 		return out
 	}
@@ -246,7 +252,7 @@ func TestPowerUnderAKey(t *testing.T) {
 
 // ask2 is a start under a key whose caller is lost.
 func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
-	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: id, Action: start})
+	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
@@ -313,7 +319,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerAsk) (powered, error) {
+	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerRequest) (powerResponse, error) {
 		out, err := s.changePowerOnLeader(ctx, q)
 		w.Quorum.Away.Store(true)
 		return out, err
@@ -322,12 +328,12 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
-		time.Sleep(3 * again)
+		time.Sleep(3 * retryPause)
 		w.Quorum.Away.Store(false)
 		w.seen(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
-	out, err := w.vms.ask(w.as(acme, ""), thenLost, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
+	out, err := w.vms.powerAndWait(w.as(acme, ""), thenLost, powerRequest{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
 	require.Equal(t, cloud.Running, out.VM.State)

@@ -37,7 +37,7 @@ func (w *world) counted() (used tenant.Amount) {
 	return used
 }
 
-func (w *world) try(name string, change ...func(*Wanted)) error {
+func (w *world) try(name string, change ...func(*CreateRequest)) error {
 	q := small(name, change...)
 	_, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 	return err
@@ -105,7 +105,7 @@ func TestQuotaCountsWhatIsThere(t *testing.T) {
 	for n := range 60 {
 		switch {
 		case len(ids) == 0 || r.IntN(2) == 0:
-			q := small(fmt.Sprintf("vm-%d", n), func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
+			q := small(fmt.Sprintf("vm-%d", n), func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
 			made, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 			if err == nil {
 				ids = append(ids, made.VM.ID)

@@ -72,8 +72,8 @@ func (w *world) as(t cloud.Tenant, key string) context.Context {
 }
 
 // small is a VM with a blank disk, which takes 2 vCPUs, 512 MiB and 5 GiB.
-func small(name string, change ...func(*Wanted)) Wanted {
-	w := Wanted{Name: name, Spec: cloud.Spec{
+func small(name string, change ...func(*CreateRequest)) CreateRequest {
+	w := CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 	for _, f := range change {
@@ -86,7 +86,7 @@ var taken = cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 5}
 
 func plenty() cloud.Capacity { return cloud.Capacity{VCPUs: 64, MemoryMiB: 64 << 10, StorageGiB: 1000} }
 
-func (w *world) create(name string, change ...func(*Wanted)) *cloud.VM {
+func (w *world) create(name string, change ...func(*CreateRequest)) *cloud.VM {
 	w.t.Helper()
 	made, err := w.vms.Create(w.as(acme, ""), acme, small(name, change...), [32]byte{})
 	require.NoError(w.t, err)
@@ -130,8 +130,8 @@ func failed(why string) func(*cloud.Observation) {
 func (w *world) in(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
-	wish := func(a action, grace uint64) {
-		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	wish := func(a powerAction, grace uint64) {
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 		require.NoError(w.t, err)
 	}
 	switch state {

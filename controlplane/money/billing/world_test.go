@@ -104,8 +104,8 @@ func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
 // small takes 2 vCPUs, 512 MiB and a disk of 5 GiB.
-func small(name string) vm.Wanted {
-	return vm.Wanted{Name: name, Spec: cloud.Spec{
+func small(name string) vm.CreateRequest {
+	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 }

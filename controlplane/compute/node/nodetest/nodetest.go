@@ -77,7 +77,7 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 }
 
 // Attach sets the source of VM states of the node service, and starts Follow.
-func (w *World) Attach(guests node.Guests) {
+func (w *World) Attach(guests node.VMController) {
 	w.Nodes.Attach(guests, nil)
 	w.Go(w.Nodes.Follow)
 }
