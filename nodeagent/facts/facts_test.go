@@ -120,8 +120,8 @@ func TestWhatQEMUOffers(t *testing.T) {
 
 	models := []raw.CPUDefinitionInfo{{Name: "qemu64", UnavailableFeatures: []string{}}, {Name: "host", UnavailableFeatures: []string{"kvm"}},
 		{Name: "unknown"}, {Name: "max", UnavailableFeatures: []string{}}, {Name: "qemu64", UnavailableFeatures: []string{}}}
-	require.Equal(t, []string{"max", "qemu64"}, runnable(models))
-	require.Equal(t, []string{}, runnable(nil))
+	require.Equal(t, []string{"max", "qemu64"}, supportedModels(models))
+	require.Equal(t, []string{}, supportedModels(nil))
 }
 
 func TestTheModeDecides(t *testing.T) {
@@ -155,7 +155,7 @@ func TestTheModeDecides(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, time.Second)
 					defer cancel()
 				}
-				got, err := decide(ctx, tc.mode, tc.probe)
+				got, err := chooseAccelerator(ctx, tc.mode, tc.probe)
 				time.Sleep(2 * time.Hour) // even the stuck one comes back in the end
 				require.Equal(t, tc.want, got)
 				if tc.says == "" {

@@ -499,7 +499,7 @@ func TestMeasure(t *testing.T) {
 	used, err := l.UsedImages()
 	require.NoError(t, err)
 	require.Equal(t, map[string]bool{l.sum(): true}, used)
-	for _, s := range l.Seen() {
+	for _, s := range l.LastReports() {
 		require.Equal(t, string(s.ID) == want.VmId, s.Usage != nil)
 	}
 }

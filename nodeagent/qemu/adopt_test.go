@@ -52,7 +52,7 @@ func TestAdoptRunning(t *testing.T) {
 	l.types("I am")
 	l.says("GUEST UP\nI am")
 	require.NoError(t, p.PressPowerButton(l.ctx))
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The next agent reports what happened while no agent ran.
@@ -68,7 +68,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
 			l.resume()
-		}, exitAsked},
+		}, exitRequested},
 		{"panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -94,10 +94,10 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
-		require.NoError(t, l.home.setAsked(askedPowerOff))
+		require.NoError(t, l.home.setRequested(requestedPowerOff))
 		signal(t, p, unix.SIGKILL)
 		l.eventually(func() bool { _, err := startTime(p.record.PID); return err != nil }, "QEMU ends")
-		require.Equal(t, exitAsked, l.gone())
+		require.Equal(t, exitRequested, l.gone())
 	})
 }
 
@@ -127,7 +127,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	p.quitWithin = time.Millisecond
 	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The agent recorded how the guest ended, and was killed before it ended QEMU.

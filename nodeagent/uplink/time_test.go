@@ -44,7 +44,7 @@ func TestLeaseRunsFromTheSending(t *testing.T) {
 		beats.takes.Store(int64(2 * time.Second))
 		done := make(chan error, 1)
 		start := time.Now()
-		go func() { done <- a.beat(t.Context(), beats, 30*time.Second) }()
+		go func() { done <- a.sendHeartbeats(t.Context(), beats, 30*time.Second) }()
 		time.Sleep(time.Second)
 		_, ok := a.Lease()
 		require.False(t, ok, "a lease before the answer")
@@ -101,7 +101,7 @@ func TestSilence(t *testing.T) {
 			start := time.Now()
 			err := a.watch(t.Context(), &mute{sent: sent}, func(time.Duration) {})
 			require.ErrorIs(t, err, errSilent, name)
-			require.Equal(t, chunkWithin, time.Since(start))
+			require.Equal(t, snapshotTimeout, time.Since(start))
 		})
 	}
 	a := open(t, t.TempDir(), nil, m)
@@ -127,8 +127,8 @@ func TestStoredAssignment(t *testing.T) {
 	a = open(t, dir, nil, m)
 	synctest.Test(t, func(t *testing.T) {
 		done := make(chan error, 1)
-		go func() { done <- a.goByStored(t.Context()) }()
-		time.Sleep(storedAfter - 1)
+		go func() { done <- a.deliverStored(t.Context()) }()
+		time.Sleep(storedDelay - 1)
 		synctest.Wait()
 		require.Empty(t, a.assigned)
 		require.NoError(t, <-done)
@@ -139,9 +139,9 @@ func TestStoredAssignment(t *testing.T) {
 		require.False(t, a.stored.Stored, "marked the original")
 	})
 	a = open(t, dir, nil, m)
-	a.take(&Assignment{Term: 3, Revision: 10})
+	a.deliver(&Assignment{Term: 3, Revision: 10})
 	synctest.Test(t, func(t *testing.T) {
-		require.NoError(t, a.goByStored(t.Context()))
+		require.NoError(t, a.deliverStored(t.Context()))
 		require.False(t, (<-a.assigned).Stored)
 		require.Empty(t, a.assigned)
 	})
@@ -152,18 +152,18 @@ func TestRoute(t *testing.T) {
 	members := []string{"a", "b", "c"}
 	var r route
 	require.Equal(t, "a", r.next(members))
-	r.missed(errors.New("refused"))
+	r.failed(errors.New("refused"))
 	require.Equal(t, 50*time.Millisecond, r.pause(3, 0))
 	require.Equal(t, "b", r.next(members))
-	r.missed(errors.New("refused"))
+	r.failed(errors.New("refused"))
 	require.Equal(t, "c", r.next(members))
 	for range 100 {
-		r.missed(errors.New("refused"))
+		r.failed(errors.New("refused"))
 	}
 	require.Equal(t, lastPause/2, r.pause(3, 0))
 	require.Less(t, r.pause(3, 0.999), lastPause*3/2)
-	r.arrived()
-	r.missed(errors.New("gone"))
+	r.succeeded()
+	r.failed(errors.New("gone"))
 	require.Equal(t, "a", r.next(members))
 	require.Equal(t, "b", r.next(members))
 
@@ -171,12 +171,12 @@ func TestRoute(t *testing.T) {
 	m, o := &member{leader: "x"}, &member{leader: "y"}
 	followed := 0
 	for range 10 {
-		r.missed(m.redirect())
+		r.failed(m.redirect())
 		if r.pause(3, 0.5) == 0 {
 			followed++
 		}
 		r.next(members)
-		r.missed(o.redirect())
+		r.failed(o.redirect())
 		if r.pause(3, 0.5) == 0 {
 			followed++
 		}

@@ -357,12 +357,12 @@ func TestConsolesAreBounded(t *testing.T) {
 	}, m).run(t)
 	next(t, m.watches)
 	message := snapshot(1, 1)
-	for i := range consolesAtOnce + 1 {
+	for i := range maxConsoles + 1 {
 		message.ConsoleRequests = append(message.ConsoleRequests, &agentv1.ConsoleRequest{RequestId: string(rune('a' + i)), Follow: true})
 	}
 	m.say <- message
 	refused := 0
-	for seen := 0; refused == 0 && seen <= consolesAtOnce+2; seen++ {
+	for seen := 0; refused == 0 && seen <= maxConsoles+2; seen++ {
 		if c := next(t, m.console); c.GetError() != "" {
 			refused++
 		}

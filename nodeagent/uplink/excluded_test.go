@@ -61,15 +61,15 @@ func TestPutOutGoesByNothingStored(t *testing.T) {
 		l.o.Log = slog.New(slog.DiscardHandler)
 		began := time.Now()
 		done := make(chan error, 1)
-		go func() { done <- l.outside(t.Context(), banned) }()
-		require.NoError(t, l.goByStored(t.Context()))
-		require.Equal(t, storedAfter, time.Since(began))
+		go func() { done <- l.waitExcluded(t.Context(), banned) }()
+		require.NoError(t, l.deliverStored(t.Context()))
+		require.Equal(t, storedDelay, time.Since(began))
 		require.NoError(t, <-done)
-		require.Equal(t, pardonEvery, time.Since(began))
+		require.Equal(t, bannedRetryInterval, time.Since(began))
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		require.ErrorIs(t, l.outside(ctx, evicted), context.DeadlineExceeded)
+		require.ErrorIs(t, l.waitExcluded(ctx, evicted), context.DeadlineExceeded)
 	})
 }
 
@@ -80,10 +80,10 @@ func TestPutOut(t *testing.T) {
 		require.NoError(t, err)
 		return s.Err()
 	}
-	require.Equal(t, evicted, putOut(say(codes.PermissionDenied, evicted)))
-	require.Equal(t, banned, putOut(say(codes.PermissionDenied, banned)))
-	require.Empty(t, putOut(say(codes.PermissionDenied, "OTHER")))
-	require.Empty(t, putOut(say(codes.Unavailable, evicted)))
-	require.Empty(t, putOut(status.Error(codes.PermissionDenied, evicted)))
-	require.Empty(t, putOut(errWatchEnded))
+	require.Equal(t, evicted, exclusionReason(say(codes.PermissionDenied, evicted)))
+	require.Equal(t, banned, exclusionReason(say(codes.PermissionDenied, banned)))
+	require.Empty(t, exclusionReason(say(codes.PermissionDenied, "OTHER")))
+	require.Empty(t, exclusionReason(say(codes.Unavailable, evicted)))
+	require.Empty(t, exclusionReason(status.Error(codes.PermissionDenied, evicted)))
+	require.Empty(t, exclusionReason(errWatchEnded))
 }
