@@ -30,8 +30,6 @@ type Request struct {
 	Selector map[string]string
 	// Avoid holds the hosts that run a member of the VM's anti-affinity group.
 	Avoid map[cloud.NodeID]bool
-	// Near holds the hosts that have the VM's images already.
-	Near map[cloud.NodeID]bool
 }
 
 // filters run in order. The first non-empty result excludes the host and is the explanation.
@@ -138,11 +136,7 @@ func refusal(c *Candidate, r *Request) string {
 // scoreTolerance is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
 const scoreTolerance = 0.05
 
-// near is added to the score of a host that need not fetch an image.
-const near = 0.1
-
-// score returns the fraction of the scarcest resource that stays free after placement, plus near if the host has the
-// images.
+// score returns the fraction of the scarcest resource that stays free on the host after placement.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)
 	left := 1.0
@@ -154,9 +148,6 @@ func score(c *Candidate, r *Request) float64 {
 		if p[1] > 0 {
 			left = min(left, 1-p[0]/p[1])
 		}
-	}
-	if r.Near[c.Node.ID] {
-		left += near
 	}
 	return left
 }
