@@ -157,7 +157,7 @@ func (m *member) newAccounts(context.Context) error {
 // newCompute builds images, hosts and VMs, and the credit and billing of VMs, which depend on each other.
 func (m *member) newCompute(context.Context) error {
 	m.images = image.New(image.Options{
-		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Count: m.memberships.Count, Peers: m.mesh,
+		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.Count, Peers: m.mesh,
 		ImportDirs: importDirs(m.config), Log: m.log,
 	})
 	m.nodes = node.New(node.Options{

@@ -99,11 +99,7 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 
 func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
-	members := s.opts.Members
-	if s.opts.Count != nil {
-		members = s.opts.Count()
-	}
-	if i.Status == cloud.ImageUploading && len(i.Holders) > members/2 {
+	if i.Status == cloud.ImageUploading && len(i.Holders) > s.opts.Members()/2 {
 		i.Status = cloud.ImageAvailable
 	}
 }

@@ -45,16 +45,15 @@ var (
 	uses   = store.NewTable[use]("image-use")
 )
 
-// Options configures New. All fields except Count and ImportDirs are required.
+// Options configures New. All fields except ImportDirs are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Files    *Files
-	// Self is this member's ID, Members the number of members.
-	Self    uint64
-	Members int
-	// Count returns the current number of members; it replaces Members.
-	Count func() int
+	// Self is this member's ID.
+	Self uint64
+	// Members returns the current number of members.
+	Members func() int
 	// Peers reads image bytes from other members.
 	Peers Peers
 	// ImportDirs are the directories for file:// sources.

@@ -75,7 +75,7 @@ func (w *world) member(id uint64) *Service {
 	// Every member leads, since all of them share one store.
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
-		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.size,
+		Store: w.records, Commands: commands, Files: files, Self: id, Members: func() int { return w.size },
 		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
 	})
 }

@@ -48,7 +48,7 @@ func TestSource(t *testing.T) {
 	write(filepath.Join(chdirTo, "relative/disk"))
 
 	s := New(Options{
-		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: 1, Log: slog.New(slog.DiscardHandler),
+		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: func() int { return 1 }, Log: slog.New(slog.DiscardHandler),
 		ImportDirs: []ImportDir{
 			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: ours + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
 			{Path: theirs, Orgs: []cloud.OrgID{"other"}}, {Path: ours + "/missing", Orgs: []cloud.OrgID{"acme"}},

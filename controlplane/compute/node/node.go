@@ -66,10 +66,7 @@ type Options struct {
 	Commands   *leader.Commands
 	Leadership leader.Leadership
 	Self       uint64
-	// AgentAddresses maps each member to its listener for agents, host:port.
-	AgentAddresses map[uint64]string
-	// Listeners returns the current listeners; it replaces AgentAddresses, since members can be added and removed.
-	// Optional.
+	// Listeners returns each current member's listener for agents, host:port.
 	Listeners func() map[uint64]string
 	Authority *mtls.Authority
 	Log       *slog.Logger
@@ -124,14 +121,6 @@ func New(opts Options) *Service {
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, banCommand, unbanCommand,
 		readConsoleCommand)
 	return s
-}
-
-// listeners returns the members' listeners for agents, host:port.
-func (s *Service) listeners() map[uint64]string {
-	if s.opts.Listeners != nil {
-		return s.opts.Listeners()
-	}
-	return s.opts.AgentAddresses
 }
 
 // Attach sets the sources of VM states and images. Call it before serving.

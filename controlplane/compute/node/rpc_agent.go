@@ -85,7 +85,7 @@ func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (
 		return nil, err
 	}
 	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
-	listeners := s.listeners()
+	listeners := s.opts.Listeners()
 	for _, member := range slices.Sorted(maps.Keys(listeners)) {
 		c.Members = append(c.Members, listeners[member])
 	}

@@ -284,7 +284,7 @@ func (s *Service) redirect(leading uint64) error {
 	if leading == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
 	}
-	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.listeners()[leading])
+	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.opts.Listeners()[leading])
 }
 
 // checkLeader returns nil on the leader, and the error of redirect on other members.

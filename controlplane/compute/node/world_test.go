@@ -155,7 +155,7 @@ func newWorld(t *testing.T) *world {
 	for id, l := range listeners {
 		log := slog.New(slog.DiscardHandler)
 		s := New(Options{
-			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, AgentAddresses: w.addresses, Authority: authority,
+			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, Listeners: func() map[uint64]string { return w.addresses }, Authority: authority,
 			Log: log, Now: w.now, Steady: w.steady,
 		})
 		s.Attach(w.guests, images{"sum": []byte("0123456789")})

@@ -67,6 +67,7 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 	w.Commands = leader.NewCommands(1, leadership, nil)
 	opts := node.Options{
 		Store: w.Store, Commands: w.Commands, Leadership: leadership, Self: 1, Authority: w.authority, Log: w.Log, Now: w.Clock.Now,
+		Listeners: func() map[uint64]string { return nil },
 	}
 	if change != nil {
 		change(&opts)
