@@ -123,12 +123,16 @@ func TestCreateRefuses(t *testing.T) {
 	require.NoError(t, err, "what failed is not remembered under its key")
 }
 
-// Names are a project's: another's may be the same, and a deleted one's is free again.
+// A name is unique within its project: a second VM of that name is refused. Another project may use the name, and the
+// project itself may use it again after the VM is deleted.
 func TestNames(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	vm := w.in(cloud.Stopped, "web")
-	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	require.ErrorContains(t, err, "the project has a VM called web")
+	_, err = w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
 	require.NoError(t, err)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
@@ -305,7 +309,7 @@ func TestImagesAreHeld(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() int { return 1 }, Self: 1})
 	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)

@@ -92,10 +92,12 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
 		requested.Normalize()
 		if len(c.Disks) > 0 && !reflect.DeepEqual(requested.Disks, vm.Spec.Disks) {
-			return false, fault.Invalid("spec.disks", "disks change only by AttachDisk and DetachDisk")
+			return false, fault.Invalid("spec.disks",
+				"disks cannot be changed after the VM was created: this version does not serve AttachDisk and DetachDisk")
 		}
 		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, vm.Spec.Network) {
-			return false, fault.Invalid("spec.network", "NICs change only by AttachNic and DetachNic")
+			return false, fault.Invalid("spec.network",
+				"NICs cannot be changed after the VM was created: this version does not serve AttachNic and DetachNic")
 		}
 	}
 	if !reflect.DeepEqual(spec, vm.Spec) {
