@@ -115,6 +115,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	p := l.boot()
 	p.Close()
 	signal(t, p, unix.SIGSTOP)
+	// The deadline may pass at any point: Adopt ignores the error, and Status returns DeadlineExceeded in any case.
 	brief := func() context.Context {
 		ctx, cancel := context.WithTimeout(l.ctx, 50*time.Millisecond)
 		t.Cleanup(cancel)
