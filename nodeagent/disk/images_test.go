@@ -78,7 +78,7 @@ func content(t *testing.T, images *Images, img Image) []byte {
 	return data
 }
 
-func TestHold(t *testing.T) {
+func TestEnsure(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("trivet"), 100_000), qcow2.Raw)
 	images := openImages(t, dir, s)
@@ -102,7 +102,7 @@ func TestHold(t *testing.T) {
 	require.Equal(t, []string{img.SHA256}, list)
 }
 
-func TestHoldGoesOnWhereItStopped(t *testing.T) {
+func TestEnsureResumes(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("0123456789"), 50_000), qcow2.Raw)
 	images := openImages(t, dir, s)
@@ -123,7 +123,7 @@ func TestHoldGoesOnWhereItStopped(t *testing.T) {
 	require.Equal(t, s.images[img.SHA256], content(t, images, img))
 }
 
-func TestHoldVerifies(t *testing.T) {
+func TestEnsureVerifies(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("good"), 1000), qcow2.Raw)
 	good := s.images[img.SHA256]
@@ -148,7 +148,7 @@ func TestHoldVerifies(t *testing.T) {
 	require.Equal(t, good, content(t, images, img))
 }
 
-func TestHoldRefuses(t *testing.T) {
+func TestEnsureRefuses(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add([]byte("x"), qcow2.Raw)
 	images := openImages(t, dir, s)
@@ -183,7 +183,7 @@ type hang struct{ closed chan struct{} }
 func (h hang) Read([]byte) (int, error) { <-h.closed; return 0, fs.ErrClosed }
 func (h hang) Close() error             { close(h.closed); return nil }
 
-func TestHoldIsShared(t *testing.T) {
+func TestEnsureIsShared(t *testing.T) {
 	s := newSource()
 	img := s.add(bytes.Repeat([]byte("shared"), 1000), qcow2.Raw)
 	images := openImages(t, t.TempDir(), s)
@@ -218,7 +218,7 @@ func TestHoldIsShared(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-func TestHoldEndsWithItsLastCaller(t *testing.T) {
+func TestEnsureCanceledByLastCaller(t *testing.T) {
 	s := newSource()
 	img := s.add(bytes.Repeat([]byte("slow"), 1000), qcow2.Raw)
 	images := openImages(t, t.TempDir(), s)

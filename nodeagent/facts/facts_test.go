@@ -109,7 +109,7 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-func TestWhatQEMUOffers(t *testing.T) {
+func TestInspectQEMU(t *testing.T) {
 	q35, pc := "q35", "pc"
 	machines := []raw.MachineInfo{{Name: "none"}, {Name: "pc-q35-7.1"}, {Name: "pc-q35-7.2", Alias: &q35}, {Name: "pc-i440fx-7.2", Alias: &pc}}
 	name, err := resolve(machines, "q35")
@@ -124,7 +124,7 @@ func TestWhatQEMUOffers(t *testing.T) {
 	require.Equal(t, []string{}, supportedModels(nil))
 }
 
-func TestTheModeDecides(t *testing.T) {
+func TestMode(t *testing.T) {
 	works := func(context.Context) (time.Duration, error) { return 1234567 * time.Nanosecond, nil }
 	broken := func(context.Context) (time.Duration, error) { return 0, errors.New("interpreted") }
 	never := func(context.Context) (time.Duration, error) { panic("asked") }
@@ -212,7 +212,7 @@ func TestProbe(t *testing.T) {
 }
 
 // Even a KVM that interprets runs a short loop to its end, so the way to a yes is walked on every host that has one.
-func TestTheGuestHalts(t *testing.T) {
+func TestGuestHalts(t *testing.T) {
 	before := held(t)
 	took, err := runLoops(t.Context(), 1000)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EACCES) {

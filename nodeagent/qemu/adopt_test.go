@@ -132,7 +132,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 }
 
 // The agent recorded how the guest ended, and was killed before it ended QEMU.
-func TestAdoptConcluded(t *testing.T) {
+func TestAdoptAfterRecordedExit(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
 	p.Close()
@@ -148,7 +148,7 @@ func TestAdoptNothing(t *testing.T) {
 }
 
 // Records of processes that have ended, while their pid belongs to another process or to none.
-func TestAdoptStrangers(t *testing.T) {
+func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
 	record := func(pid int, start uint64) Record {
@@ -204,7 +204,7 @@ func TestAdoptStrangers(t *testing.T) {
 }
 
 // The recorded process outside of its control group is not taken as ended, and no second one is started.
-func TestAdoptStray(t *testing.T) {
+func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
 	require.NoError(t, err)

@@ -51,7 +51,7 @@ func proc(t *testing.T, pid int, name string) string {
 	return string(text)
 }
 
-func TestEnds(t *testing.T) {
+func TestExitReasons(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		how    func(l *lab, p *Process)

@@ -269,7 +269,7 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 }
 
 // A long build is cancelled when the VM is to be removed, but not by another desired state.
-func TestOnlyLeavingGivesUpAStep(t *testing.T) {
+func TestOnlyDestroyCancelsAStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.weigh = func(*agentv1.AssignedVm) Weight { return Build }
@@ -296,7 +296,7 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 }
 
 // A VM on the host without assignment is reported and not changed, also when an assignment of other VMs arrives.
-func TestAdoptedIsLeftAlone(t *testing.T) {
+func TestAdoptedVMIsNotTouchedUnassigned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.done = map[cloud.VMID]uint64{"a": 3, "b": 4}

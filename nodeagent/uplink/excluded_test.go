@@ -23,7 +23,7 @@ func TestEvicted(t *testing.T) {
 	var token atomic.Value
 	token.Store(m.token())
 	with := func(o *Options) { o.Token = func() (string, error) { return token.Load().(string), nil } }
-	m.set(func() { m.out, m.secret = evicted, "another" }) // the first is used up
+	m.set(func() { m.excluded, m.secret = evicted, "another" }) // the first is used up
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
@@ -47,13 +47,13 @@ func TestEvicted(t *testing.T) {
 	token.Store(m.token())
 	next(t, m.joins)
 	next(t, m.watches)
-	m.say <- snapshot(10, 60, "a")
+	m.send <- snapshot(10, 60, "a")
 	require.EqualValues(t, 10, next(t, a.assigned).Term)
 }
 
 // A host that was put out does not go by the assignment on its disk, as it does when no member answers. A banned one asks
 // again in a minute.
-func TestPutOutGoesByNothingStored(t *testing.T) {
+func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}
 		l.o.Token = func() (string, error) { return "", os.ErrNotExist }
@@ -74,7 +74,7 @@ func TestPutOutGoesByNothingStored(t *testing.T) {
 }
 
 // What puts a host out is the word of a member with the reason, and nothing else.
-func TestPutOut(t *testing.T) {
+func TestExcludedHost(t *testing.T) {
 	say := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})
 		require.NoError(t, err)

@@ -19,13 +19,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// slowBeats answers heartbeats after a while.
-type slowBeats struct {
+// slowHeartbeats answers heartbeats after a while.
+type slowHeartbeats struct {
 	vmv1.NodeServiceClient
 	takes atomic.Int64 // a time.Duration
 }
 
-func (s *slowBeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
+func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
 	select {
 	case <-time.After(time.Duration(s.takes.Load())):
 		return &vmv1.Node{}, nil
@@ -40,7 +40,7 @@ func TestLeaseRunsFromTheSending(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)
 	synctest.Test(t, func(t *testing.T) {
-		beats := &slowBeats{}
+		beats := &slowHeartbeats{}
 		beats.takes.Store(int64(2 * time.Second))
 		done := make(chan error, 1)
 		start := time.Now()
@@ -65,20 +65,20 @@ func TestLeaseRunsFromTheSending(t *testing.T) {
 	})
 }
 
-// mute accepts a watch and sends what it has, then nothing.
-type mute struct {
+// silentWatch accepts a watch and sends what it has, then nothing.
+type silentWatch struct {
 	agentv1.AgentServiceClient
 	grpc.ClientStream
 	ctx  context.Context
 	sent []*agentv1.WatchResponse
 }
 
-func (m *mute) Watch(ctx context.Context, _ *agentv1.WatchRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[agentv1.WatchResponse], error) {
+func (m *silentWatch) Watch(ctx context.Context, _ *agentv1.WatchRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[agentv1.WatchResponse], error) {
 	m.ctx = ctx
 	return m, nil
 }
 
-func (m *mute) Recv() (*agentv1.WatchResponse, error) {
+func (m *silentWatch) Recv() (*agentv1.WatchResponse, error) {
 	if len(m.sent) > 0 {
 		next := m.sent[0]
 		m.sent = m.sent[1:]
@@ -88,7 +88,7 @@ func (m *mute) Recv() (*agentv1.WatchResponse, error) {
 	return nil, status.FromContextError(m.ctx.Err()).Err()
 }
 
-func (m *mute) Trailer() metadata.MD { return nil }
+func (m *silentWatch) Trailer() metadata.MD { return nil }
 
 // A member that stops in the middle of its snapshot is left; one whose snapshot is complete may be quiet for ever.
 func TestSilence(t *testing.T) {
@@ -99,7 +99,7 @@ func TestSilence(t *testing.T) {
 		a := open(t, t.TempDir(), nil, m)
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
-			err := a.watch(t.Context(), &mute{sent: sent}, func(time.Duration) {})
+			err := a.watch(t.Context(), &silentWatch{sent: sent}, func(time.Duration) {})
 			require.ErrorIs(t, err, errSilent, name)
 			require.Equal(t, snapshotTimeout, time.Since(start))
 		})
@@ -108,7 +108,7 @@ func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		err := a.watch(ctx, &mute{sent: []*agentv1.WatchResponse{snapshot(1, 1)}}, func(time.Duration) {})
+		err := a.watch(ctx, &silentWatch{sent: []*agentv1.WatchResponse{snapshot(1, 1)}}, func(time.Duration) {})
 		require.False(t, errors.Is(err, errSilent))
 		require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	})
@@ -120,7 +120,7 @@ func TestStoredAssignment(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir, nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(3, 9, "a")
+	m.send <- snapshot(3, 9, "a")
 	next(t, a.assigned)
 	a.stop()
 

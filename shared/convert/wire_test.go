@@ -91,7 +91,7 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // What the control plane shows leaves no field of the message empty.
-func TestNothingShownIsForgotten(t *testing.T) {
+func TestResponsesSetEveryField(t *testing.T) {
 	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
 	vm := cloud.VM{
 		ID: "i", Name: "n", Org: "o", Project: "p", State: cloud.Running, Spec: spec, Node: "n1", Hypervisor: cloud.KVM,

@@ -40,15 +40,15 @@ type world struct {
 	dirs    map[uint64]string
 	files   map[uint64]*Files
 	gates   map[uint64]chan struct{}
-	// asked has who read from another member.
-	asked chan uint64
-	size  int
+	// readers has who read from another member.
+	readers chan uint64
+	size    int
 }
 
 func newWorld(t *testing.T, members int) *world {
 	w := &world{
 		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
-		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
+		gates: map[uint64]chan struct{}{}, readers: make(chan uint64, 1000), size: members,
 	}
 	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
 	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
@@ -90,7 +90,7 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	r.w.mu.Lock()
 	gate, files := r.w.gates[r.self], r.w.files[member]
 	r.w.mu.Unlock()
-	r.w.asked <- r.self
+	r.w.readers <- r.self
 	if gate != nil {
 		select {
 		case <-gate:
@@ -227,7 +227,7 @@ func TestMajority(t *testing.T) {
 }
 
 // The same call again, also on another member, also when the source is gone by now.
-func TestCreateAgain(t *testing.T) {
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))
@@ -256,7 +256,7 @@ func TestCreateAgain(t *testing.T) {
 }
 
 // A member that stops in the middle of an import leaves the record as it is; when it is back it begins again.
-func TestRestart(t *testing.T) {
+func TestRestartContinuesImport(t *testing.T) {
 	w := newWorld(t, 1)
 	data := noise(1000)
 	url := w.write("disk.raw", data)
@@ -290,7 +290,7 @@ func TestRestart(t *testing.T) {
 }
 
 // A stop waits for what is copied, and leaves no half image that a start would not remove.
-func TestStopWaits(t *testing.T) {
+func TestStopWaitsForCopies(t *testing.T) {
 	w := newWorld(t, 3)
 	w.gates[2] = make(chan struct{})
 	one, two := w.member(1), w.member(2)
@@ -299,7 +299,7 @@ func TestStopWaits(t *testing.T) {
 	made, err := one.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
-	require.EqualValues(t, 2, <-w.asked)
+	require.EqualValues(t, 2, <-w.readers)
 	require.Len(t, w.kept(2), 1, "half an image")
 	stop()
 	require.Empty(t, w.kept(2), "the pull has ended and cleaned up")
@@ -310,7 +310,7 @@ func TestStopWaits(t *testing.T) {
 }
 
 // An importer, or the majority that should follow it, never comes back.
-func TestImporterLost(t *testing.T) {
+func TestUnfinishedImportsTimeOut(t *testing.T) {
 	w := newWorld(t, 3)
 	s := w.member(1)
 	put := func(i cloud.Image) cloud.ImageID {
@@ -352,7 +352,7 @@ func TestImporterLost(t *testing.T) {
 }
 
 // A member whose copy is gone says so and gets it anew; the last copy is not to be had again.
-func TestLostCopy(t *testing.T) {
+func TestLostCopyIsPulledAgain(t *testing.T) {
 	w := newWorld(t, 2)
 	one, two := w.member(1), w.member(2)
 	stopOne, stopTwo := w.run(one), w.run(two)
@@ -381,7 +381,7 @@ func TestLostCopy(t *testing.T) {
 	require.Contains(t, now.Metadata[cloud.ImageReason], "lost on member 2")
 }
 
-func TestUsedImageStays(t *testing.T) {
+func TestUsedImageIsNotDeleted(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	w.run(s)
@@ -476,7 +476,7 @@ func TestVisibility(t *testing.T) {
 }
 
 // Four images as three orgs see them.
-func TestWhoSees(t *testing.T) {
+func TestVisibilityInLists(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))

@@ -150,7 +150,7 @@ func openFiles(t *testing.T) int {
 }
 
 // A file that grows or shrinks while it is read is no image.
-func TestSourceChanges(t *testing.T) {
+func TestSourceChangesDuringImport(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	for size, says := range map[int64]string{999: "changed", 1001: "changed", 0: "empty", maxBytes + 1: "larger"} {

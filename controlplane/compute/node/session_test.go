@@ -293,7 +293,7 @@ func TestConsole(t *testing.T) {
 }
 
 // Readers beyond the limit are refused, and leave nothing behind on an agent that takes nothing.
-func TestConsolesAreBounded(t *testing.T) {
+func TestConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
 	a := s.openSession("host", func(error) {})
@@ -330,7 +330,7 @@ func TestConsolesAreBounded(t *testing.T) {
 }
 
 // The consoles that one project and one org read on a host are bounded, so that other tenants can still read theirs.
-func TestConsolesOfATenantAreBounded(t *testing.T) {
+func TestTenantConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
 	s.openSession("host", func(error) {})

@@ -128,7 +128,7 @@ func TestCreateRefuses(t *testing.T) {
 func TestNames(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
+	vm := w.createInState(cloud.Stopped, "web")
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 	require.ErrorContains(t, err, "the project has a VM called web")
@@ -141,7 +141,7 @@ func TestNames(t *testing.T) {
 
 // The same call under its key makes one VM, gives the same answer for a day even when the VM is gone, and another call
 // under that key is refused.
-func TestCreateOnceUnderAKey(t *testing.T) {
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	ask := func(key string, body byte) (Created, error) {
@@ -150,7 +150,7 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	first, err := ask("k", 1)
 	require.NoError(t, err)
 	require.False(t, first.Replayed)
-	w.seen(first.VM.ID, cloud.ObservedBuilt)
+	w.report(first.VM.ID, cloud.ObservedBuilt)
 	again, err := ask("k", 1)
 	require.NoError(t, err)
 	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "CREATING, as it was then")
@@ -202,16 +202,16 @@ func TestCapacity(t *testing.T) {
 
 	// A host that has more than the leader remembers, or less, is judged by its record.
 	full := vms[0]
-	w.seen(full.ID, cloud.ObservedBuilt)
+	w.report(full.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
 	require.NoError(t, err)
-	w.absent(full.Node, full.ID, full.Generation+1)
+	w.reportAbsent(full.Node, full.ID, full.Generation+1)
 	w.AwaitFleet()
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
 // Two at once never share what only one can have.
-func TestCapacityIsNotGivenTwice(t *testing.T) {
+func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
 	errs := make(chan error)
@@ -248,7 +248,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	require.ErrorContains(t, err, "same anti-affinity group")
 	_, err = w.vms.Create(w.as(other, ""), other, small("c", in("db / α")), [32]byte{})
 	require.NoError(t, err)
-	w.erase(a.ID)
+	w.deleteIfPresent(a.ID)
 	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
 	for i := range 5 {
 		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
@@ -258,7 +258,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 
 // A cordoned host, or one that is silent, takes nothing; a host that the leader does not remember rightly is judged by
 // its record.
-func TestHostsThatTakeNothing(t *testing.T) {
+func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	w.update(func(tx *store.Tx) {
@@ -280,7 +280,7 @@ func TestHostsThatTakeNothing(t *testing.T) {
 }
 
 // A leader that has not heard from its hosts yet waits for them instead of refusing.
-func TestANewLeaderWaitsForItsHosts(t *testing.T) {
+func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.AddSilentHost("h1", plenty())
 	made := make(chan error)
@@ -297,7 +297,7 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 	require.NoError(t, <-made)
 }
 
-func TestNoHostAtAll(t *testing.T) {
+func TestNoHosts(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
@@ -305,7 +305,7 @@ func TestNoHostAtAll(t *testing.T) {
 }
 
 // Used images are marked, and free again when the last VM of theirs is gone.
-func TestImagesAreHeld(t *testing.T) {
+func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
@@ -313,7 +313,7 @@ func TestImagesAreHeld(t *testing.T) {
 	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
-	w.erase(vm.ID)
+	w.deleteIfPresent(vm.ID)
 	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 

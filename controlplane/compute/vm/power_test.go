@@ -33,7 +33,7 @@ func TestPowerTable(t *testing.T) {
 	} {
 		for a, want := range row {
 			i++
-			vm := w.in(state, fmt.Sprint("vm-", i))
+			vm := w.createInState(state, fmt.Sprint("vm-", i))
 			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
@@ -56,7 +56,7 @@ func TestPowerTable(t *testing.T) {
 }
 
 // A call waits for its VM, and gives it as it is then.
-func TestCallsWait(t *testing.T) {
+func TestPowerCallsWait(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	body := [32]byte{}
@@ -71,44 +71,44 @@ func TestCallsWait(t *testing.T) {
 		to   cloud.State
 	}{
 		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedLaunching); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedLaunching); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
 		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.ask(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
+			func(id cloud.VMID) { w.power(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
 		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.erase(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
+			func(id cloud.VMID) { w.deleteIfPresent(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
 		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
-		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
+		}, func(id cloud.VMID) { w.report(id, cloud.ObservedStopping); w.report(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
 		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, 0, body)
 		},
 			func(id cloud.VMID) {
 				require.Zero(t, w.get(id).Desired.GraceMS)
-				w.seen(id, cloud.ObservedBuilt)
+				w.report(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
 		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
-		}, func(id cloud.VMID) { w.ask(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
+		}, func(id cloud.VMID) { w.power(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
 		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Reboot(ctx, acme, id, body)
 		},
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Reboot(ctx, acme, id, body)
 		},
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
 		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Reset(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			vm := w.in(c.from, "waiting")
-			defer w.erase(vm.ID)
+			vm := w.createInState(c.from, "waiting")
+			defer w.deleteIfPresent(vm.ID)
 			asked := make(chan struct{})
 			go func() {
 				// The host hears of the wish by the next generation.
@@ -132,15 +132,15 @@ func TestCallsWait(t *testing.T) {
 	}
 }
 
-// ask records a wish without waiting.
-func (w *world) ask(id cloud.VMID, a powerAction, grace uint64) {
+// power records a wish without waiting.
+func (w *world) power(id cloud.VMID, a powerAction, grace uint64) {
 	w.t.Helper()
 	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
-// erase removes a VM, and all that is left of it, if it is there.
-func (w *world) erase(id cloud.VMID) {
+// deleteIfPresent removes a VM, and all that is left of it, if it is there.
+func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.t.Helper()
 	vm, err := w.vms.Get(w.t.Context(), acme, id)
 	if err != nil {
@@ -148,15 +148,15 @@ func (w *world) erase(id cloud.VMID) {
 	}
 	_, err = w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
-	w.absent(vm.Node, id, vm.Generation+1)
+	w.reportAbsent(vm.Node, id, vm.Generation+1)
 }
 
 // Nothing to do is done at once; nobody is asked to wait for it.
-func TestNothingToDo(t *testing.T) {
+func TestNoOpPowerCalls(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	ctx, body := w.as(acme, ""), [32]byte{}
-	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
+	running, stopped := w.createInState(cloud.Running, "on"), w.createInState(cloud.Stopped, "off")
 	out, err := w.vms.Start(ctx, acme, running.ID, body)
 	require.NoError(t, err)
 	require.Equal(t, PowerResult{VM: running}, out)
@@ -166,7 +166,7 @@ func TestNothingToDo(t *testing.T) {
 }
 
 // When the time is up the VM comes as it is, and the wish stands.
-func TestWaitsEnd(t *testing.T) {
+func TestPowerWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.AddHost("h1", plenty())
@@ -181,7 +181,7 @@ func TestWaitsEnd(t *testing.T) {
 			"force":  {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
 			"reboot": {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
 		} {
-			vm := w.in(c.from, name)
+			vm := w.createInState(c.from, name)
 			began := time.Now()
 			out, err := c.call(vm.ID)
 			require.NoError(t, err)
@@ -193,7 +193,7 @@ func TestWaitsEnd(t *testing.T) {
 		}
 
 		// Who hangs up ends the wait, not the wish.
-		vm := w.in(cloud.Stopped, "left")
+		vm := w.createInState(cloud.Stopped, "left")
 		leaving, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := w.vms.Start(leaving, acme, vm.ID, body)
@@ -204,10 +204,10 @@ func TestWaitsEnd(t *testing.T) {
 
 // A call that is repeated under its key does nothing again: not the reboot, not the start after a stop; and it is
 // answered when there is no VM any more. Without the key the reboot is another.
-func TestPowerUnderAKey(t *testing.T) {
+func TestPowerIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	press := func(key string) powerResponse {
 		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
@@ -224,8 +224,8 @@ func TestPowerUnderAKey(t *testing.T) {
 	out, err := w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.False(t, out.Replayed)
-	w.ask(vm.ID, stop, 0)
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.power(vm.ID, stop, 0)
+	w.report(vm.ID, cloud.ObservedBuilt)
 	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
@@ -235,23 +235,23 @@ func TestPowerUnderAKey(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
 	// A start that was under way when it was first asked, and is over by now in one way or another.
-	w.ask2(t, vm.ID, "late")
-	w.erase(vm.ID)
+	w.startWithKey(t, vm.ID, "late")
+	w.deleteIfPresent(vm.ID)
 	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	require.Equal(t, cloud.Starting, out.VM.State)
 
-	failing := w.in(cloud.Stopped, "failing")
-	w.ask2(t, failing.ID, "f")
-	w.seen(failing.ID, cloud.ObservedEnded, failed("no memory"))
+	failing := w.createInState(cloud.Stopped, "failing")
+	w.startWithKey(t, failing.ID, "f")
+	w.report(failing.ID, cloud.ObservedEnded, failed("no memory"))
 	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
 	require.ErrorContains(t, err, "no memory")
 }
 
-// ask2 is a start under a key whose caller is lost.
-func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
+// startWithKey is a start under a key whose caller is lost.
+func (w *world) startWithKey(t *testing.T, id cloud.VMID, key string) {
 	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
@@ -260,7 +260,7 @@ func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	body := [32]byte{}
 	for name, call := range map[string]func(context.Context, cloud.Tenant, cloud.VMID) error{
 		"get": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
@@ -315,10 +315,10 @@ func TestIDs(t *testing.T) {
 }
 
 // That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
-func TestWaitsOutliveTheLeader(t *testing.T) {
+func TestPowerWaitSurvivesLeaderChange(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
+	vm := w.createInState(cloud.Stopped, "web")
 	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerRequest) (powerResponse, error) {
 		out, err := s.changePowerOnLeader(ctx, q)
 		w.Quorum.Away.Store(true)
@@ -330,7 +330,7 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 		defer close(reported)
 		time.Sleep(3 * retryPause)
 		w.Quorum.Away.Store(false)
-		w.seen(vm.ID, cloud.ObservedRunning)
+		w.report(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
 	out, err := w.vms.powerAndWait(w.as(acme, ""), thenLost, powerRequest{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,

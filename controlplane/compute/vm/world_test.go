@@ -100,8 +100,8 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// seen has the VM's host report an observation of the VM's current generation, and returns the record.
-func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
+// report has the VM's host report an observation of the VM's current generation, and returns the record.
+func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)
 	o := cloud.Observation{
@@ -115,8 +115,8 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	return w.get(id)
 }
 
-// absent is the host's word that nothing of a deleted VM is left.
-func (w *world) absent(on cloud.NodeID, id cloud.VMID, generation uint64) {
+// reportAbsent is the host's word that nothing of a deleted VM is left.
+func (w *world) reportAbsent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
 	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
 	require.NoError(w.t, err)
@@ -126,8 +126,8 @@ func failed(why string) func(*cloud.Observation) {
 	return func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, why }
 }
 
-// in makes a VM in a state.
-func (w *world) in(state cloud.State, name string) *cloud.VM {
+// createInState makes a VM in a state.
+func (w *world) createInState(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
 	wish := func(a powerAction, grace uint64) {
@@ -137,18 +137,18 @@ func (w *world) in(state cloud.State, name string) *cloud.VM {
 	switch state {
 	case cloud.Creating:
 	case cloud.Failed:
-		w.seen(id, cloud.ObservedBuildFailed, failed("the image is corrupt"))
+		w.report(id, cloud.ObservedBuildFailed, failed("the image is corrupt"))
 	default:
-		w.seen(id, cloud.ObservedBuilt)
+		w.report(id, cloud.ObservedBuilt)
 		if state == cloud.Stopped {
 			break
 		}
 		wish(start, 0)
 		switch state {
 		case cloud.Error:
-			w.seen(id, cloud.ObservedEnded, failed("no memory"))
+			w.report(id, cloud.ObservedEnded, failed("no memory"))
 		case cloud.Running, cloud.Stopping:
-			w.seen(id, cloud.ObservedRunning)
+			w.report(id, cloud.ObservedRunning)
 		}
 		if state == cloud.Stopping {
 			wish(stop, cloud.DefaultStop)
