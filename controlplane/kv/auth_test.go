@@ -60,7 +60,7 @@ func TestLeasesOfOthers(t *testing.T) {
 	root := As(ctx, users.Root)
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	for _, f := range []func() error{
 		func() error {
 			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
@@ -107,8 +107,8 @@ func TestLeasesOfOthers(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever ends
-// it may write them too.
+// Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever
+// ends it may write them too.
 func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
@@ -139,7 +139,7 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 	} {
 		require.NoError(t, f())
 	}
-	meanwhile := func(key string, lease int64) {
+	putBeforePropose := func(key string, lease int64) {
 		w.raft.set(func() {
 			w.raft.before = func([]byte) {
 				w.raft.set(func() { w.raft.before = nil })
@@ -148,7 +148,7 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 			}
 		})
 	}
-	meanwhile("theirs", 7)
+	putBeforePropose("theirs", 7)
 	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	theirs, err := w.Range(root, &pb.RangeRequest{Key: []byte("theirs")})
@@ -157,19 +157,19 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
-	meanwhile("own", 8)
+	putBeforePropose("own", 8)
 	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
 	require.NoError(t, err)
 	own, err := w.Range(u, &pb.RangeRequest{Key: []byte("own")})
 	require.NoError(t, err)
 	require.Empty(t, own.Kvs)
-	meanwhile("theirs", 0)
+	putBeforePropose("theirs", 0)
 	_, err = w.LeaseRevoke(root, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
 }
 
-// A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has shown
-// this member the new records.
+// A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has
+// shown this member the new records.
 func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []func() error{
@@ -231,22 +231,22 @@ func TestTooManyPasswords(t *testing.T) {
 		s := New(Options{Leases: &LeaseFeed{}})
 		release := make(chan struct{})
 		results := make(chan error)
-		ask := func(ctx context.Context) {
+		startHash := func(ctx context.Context) {
 			go func() { results <- s.hash(ctx, func() error { <-release; return nil }) }()
 			synctest.Wait()
 		}
 		for range maxHashing {
-			ask(t.Context())
+			startHash(t.Context())
 		}
-		impatient, cancel := context.WithCancel(t.Context())
-		ask(impatient)
+		canceled, cancel := context.WithCancel(t.Context())
+		startHash(canceled)
 		cancel()
 		require.Error(t, <-results)
 		began := time.Now()
 		for range maxQueue {
-			ask(t.Context())
+			startHash(t.Context())
 		}
-		ask(t.Context())
+		startHash(t.Context())
 		require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
 		require.Zero(t, time.Since(began), "at once")
 		for range maxQueue {

@@ -22,7 +22,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	}
 	b.Cleanup(func() { engine.Close() })
 	s := New(Options{
-		Engine: engine, Agreement: newAlone(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: newAlone(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: time.Second, Log: slog.New(slog.DiscardHandler),
 	})
 	for i := range keys {

@@ -230,10 +230,10 @@ func TestWhatClientsAreToldOfConsensus(t *testing.T) {
 		_, err = w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 		require.Equal(t, c.want, err, "range, %v", c.is)
 	}
-	ours := errors.New("disk on fire")
-	w.raft.set(func() { w.raft.fail = ours })
+	internal := errors.New("disk on fire")
+	w.raft.set(func() { w.raft.fail = internal })
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
-	require.ErrorIs(t, err, ours, "the edge logs it")
+	require.ErrorIs(t, err, internal, "the edge logs it")
 }
 
 func TestRequestsThatAreTooLarge(t *testing.T) {
@@ -351,8 +351,8 @@ func TestOddRequests(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		_, told := err.(interface{ GRPCStatus() *status.Status })
-		require.True(t, told, "%s: %v", name, err)
+		_, isStatus := err.(interface{ GRPCStatus() *status.Status })
+		require.True(t, isStatus, "%s: %v", name, err)
 		require.NotEqual(t, codes.Unknown, status.Code(err), "%s: %v", name, err)
 		t.Log(name, err)
 	}

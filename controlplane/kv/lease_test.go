@@ -21,14 +21,14 @@ func (w *world) grant(t *testing.T, id, ttl int64) *pb.LeaseGrantResponse {
 	return r
 }
 
-func (w *world) putLeased(t *testing.T, key string, lease int64) error {
+func (w *world) putWithLease(t *testing.T, key string, lease int64) error {
 	t.Helper()
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Lease: lease})
 	return err
 }
 
-// reigned waits until the service looks after leases.
-func (w *world) reigned(t *testing.T, term uint64) {
+// waitForLessor waits until the service looks after leases.
+func (w *world) waitForLessor(t *testing.T, term uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
@@ -40,7 +40,7 @@ func (w *world) reigned(t *testing.T, term uint64) {
 func TestLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	made := w.grant(t, 7, 100)
 	require.EqualValues(t, 7, made.ID)
 	require.EqualValues(t, 100, made.TTL)
@@ -53,9 +53,9 @@ func TestLeases(t *testing.T) {
 	require.Positive(t, short.ID)
 	require.Less(t, short.ID, int64(1)<<53)
 
-	require.NoError(t, w.putLeased(t, "a", 7))
-	require.NoError(t, w.putLeased(t, "b", 7))
-	require.Equal(t, rpctypes.ErrGRPCLeaseNotFound, w.putLeased(t, "c", 8))
+	require.NoError(t, w.putWithLease(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "b", 7))
+	require.Equal(t, rpctypes.ErrGRPCLeaseNotFound, w.putWithLease(t, "c", 8))
 
 	left, err := w.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.NoError(t, err)
@@ -88,8 +88,8 @@ func TestLeases(t *testing.T) {
 	require.Empty(t, r.Kvs)
 }
 
-// hurry makes the service's clock run ahead.
-func (w *world) hurry(by time.Duration) {
+// advanceClock makes the service's clock run ahead.
+func (w *world) advanceClock(by time.Duration) {
 	w.lessor.mu.Lock()
 	defer w.lessor.mu.Unlock()
 	w.ahead.Add(int64(by))
@@ -102,12 +102,12 @@ func (w *world) hurry(by time.Duration) {
 func TestTheLeaderEndsLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	w.grant(t, 8, 120)
-	require.NoError(t, w.putLeased(t, "a", 7))
-	require.NoError(t, w.putLeased(t, "b", 8))
-	w.hurry(61 * time.Second)
+	require.NoError(t, w.putWithLease(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "b", 8))
+	w.advanceClock(61 * time.Second)
 	require.Eventually(t, func() bool {
 		r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 		return err == nil && len(r.Kvs) == 0
@@ -124,7 +124,7 @@ func TestAFollowerEndsNoLeases(t *testing.T) {
 	w.raft.lead(2, 3)
 	w.run(t)
 	w.grant(t, 7, 60)
-	w.hurry(time.Hour)
+	w.advanceClock(time.Hour)
 	require.Zero(t, w.lessor.count())
 	require.Error(t, func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -142,14 +142,14 @@ func TestAFollowerEndsNoLeases(t *testing.T) {
 func TestAnOldLeaderEndsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	// While the old leader's wish to end the lease is under way, another member takes over.
 	asked := make(chan struct{})
 	w.raft.set(func() {
 		w.raft.before = func([]byte) {
 			w.raft.set(func() { w.raft.before = nil })
-			p, err := w.newest()
+			p, err := w.localPolicy()
 			require.NoError(t, err)
 			other := lessorRecord{term: 3, member: 2}
 			data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
@@ -162,7 +162,7 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 			close(asked)
 		}
 	})
-	w.hurry(61 * time.Second)
+	w.advanceClock(61 * time.Second)
 	<-asked
 	// It finds out that it is not the one any more, and does not try again.
 	require.Eventually(t, func() bool {
@@ -181,14 +181,14 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
-	w.hurry(50 * time.Second)
+	w.advanceClock(50 * time.Second)
 	w.raft.lead(2, 3)
 	require.Eventually(t, func() bool { return w.lessor.count() == 0 }, 10*time.Second, time.Millisecond)
-	w.hurry(50 * time.Second)
+	w.advanceClock(50 * time.Second)
 	w.raft.lead(1, 4)
-	w.reigned(t, 4)
+	w.waitForLessor(t, 4)
 	left, err := w.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
 	require.NoError(t, err)
 	require.Greater(t, left.TTL, int64(55))
@@ -198,7 +198,7 @@ func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
 func TestARenewalTooLate(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	release := make(chan struct{})
 	asked := make(chan struct{})
@@ -209,35 +209,35 @@ func TestARenewalTooLate(t *testing.T) {
 			<-release
 		}
 	})
-	w.hurry(61 * time.Second)
+	w.advanceClock(61 * time.Second)
 	<-asked
-	told := make(chan int64)
+	ttls := make(chan int64)
 	go func() {
 		r, err := w.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 		if err != nil {
-			told <- -1
+			ttls <- -1
 			return
 		}
-		told <- r.TTL
+		ttls <- r.TTL
 	}()
 	select {
-	case ttl := <-told:
+	case ttl := <-ttls:
 		t.Fatalf("answered %d before the lease has ended", ttl)
 	case <-time.After(10 * time.Millisecond): // not enough to be sure, but enough to notice
 	}
 	close(release)
-	require.Zero(t, <-told)
+	require.Zero(t, <-ttls)
 }
 
 // Members ask the leader.
 func TestKeepAlivesTravelToTheLeader(t *testing.T) {
-	peers := &way{}
+	peers := &followerPeers{}
 	follower := newWorld(t, func(o *Options) { o.Peers = peers })
-	leading := newWorld(t, func(o *Options) { o.Peers = &peers.other })
+	leaderWorld := newWorld(t, func(o *Options) { o.Peers = &peers.leader })
 	follower.raft.lead(9, 2)
-	leading.run(t)
-	leading.reigned(t, 2)
-	leading.grant(t, 7, 60)
+	leaderWorld.run(t)
+	leaderWorld.waitForLessor(t, 2)
+	leaderWorld.grant(t, 7, 60)
 	peers.refusals = 2
 	r, err := follower.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 	require.NoError(t, err)
@@ -245,31 +245,31 @@ func TestKeepAlivesTravelToTheLeader(t *testing.T) {
 	require.Zero(t, peers.refusals, "it asks again when nothing can have happened")
 }
 
-// way is the way from one member to another.
-type way struct {
-	other    end
+// followerPeers is the way from one member to another.
+type followerPeers struct {
+	leader   leaderPeers
 	refusals int
 }
 
-type end struct {
+type leaderPeers struct {
 	f func(ctx context.Context, from uint64, body []byte) ([]byte, error)
 }
 
-func (w *way) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]byte, error) {
+func (w *followerPeers) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]byte, error) {
 	if w.refusals > 0 {
 		w.refusals--
 		return nil, leader.ErrNotLeader
 	}
-	return w.other.f(ctx, 1, body)
+	return w.leader.f(ctx, 1, body)
 }
 
-func (w *way) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (w *followerPeers) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
 
-func (e *end) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
+func (e *leaderPeers) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
 	return nil, leader.ErrNotSent
 }
 
-func (e *end) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+func (e *leaderPeers) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	if name == leaseCommand {
 		e.f = f
 	}

@@ -179,16 +179,16 @@ func TestHashes(t *testing.T) {
 
 func TestMoveLeader(t *testing.T) {
 	ctx := t.Context()
-	var answer error
-	w := newWorld(t, func(o *Options) { o.Transfer = func(context.Context, uint64) error { return answer } })
+	var transferErr error
+	w := newWorld(t, func(o *Options) { o.Transfer = func(context.Context, uint64) error { return transferErr } })
 	move := func() error {
 		_, err := w.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 2})
 		return err
 	}
 	require.NoError(t, move())
-	answer = fault.New(fault.FailedPrecondition, "no").WithReason("MEMBER_NOT_FOUND")
+	transferErr = fault.New(fault.FailedPrecondition, "no").WithReason("MEMBER_NOT_FOUND")
 	require.Equal(t, rpctypes.ErrGRPCBadLeaderTransferee, move())
-	answer = fault.New(fault.FailedPrecondition, "no").WithReason("TRANSFER_FAILED")
+	transferErr = fault.New(fault.FailedPrecondition, "no").WithReason("TRANSFER_FAILED")
 	require.Equal(t, rpctypes.ErrGRPCTimeout, move())
 	w.raft.lead(2, 3)
 	require.Equal(t, rpctypes.ErrGRPCNotLeader, move())
@@ -199,7 +199,7 @@ func TestASnapshotHoldsAllThatThereIs(t *testing.T) {
 	w := newWorld(t)
 	w.grant(t, 7, 60)
 	w.put(t, "a", "1")
-	require.NoError(t, w.putLeased(t, "b", 7))
+	require.NoError(t, w.putWithLease(t, "b", 7))
 	_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"})
 	require.NoError(t, err)
 	made, err := w.Snapshot(ctx, t.TempDir())
@@ -220,12 +220,12 @@ func TestAKeyOfALeaseThatEndedMeanwhile(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.grant(t, 7, 60)
-	require.NoError(t, w.putLeased(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "a", 7))
 	snap := w.engine.Snapshot()
 	defer snap.Close()
 	_, err := w.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
-	c, err := contents(snap)
+	c, err := snapshotContents(snap)
 	require.NoError(t, err)
 	require.Empty(t, c.Leases)
 	var b bytes.Buffer
@@ -269,7 +269,7 @@ func TestMetricsInEtcdsWords(t *testing.T) {
 
 func TestHistoryIsCompactedByAge(t *testing.T) {
 	w := newWorld(t)
-	c := ager{age: time.Hour}
+	c := ageCompactor{age: time.Hour}
 	w.put(t, "a", "1")
 	require.Zero(t, c.due(0, w.engine.Revision()))
 	w.put(t, "a", "2")

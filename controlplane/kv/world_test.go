@@ -130,7 +130,7 @@ func newWorld(t *testing.T, change ...func(*Options)) *world {
 	w := &world{fs: fs, engine: engine, raft: newAlone(engine)}
 	began := time.Now()
 	o := Options{
-		Engine: engine, Agreement: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Clock: func() time.Duration { return time.Since(began) + time.Duration(w.ahead.Load()) },
 		Self:  1, Cluster: 77, Election: time.Second, BcryptCost: users.MinCost, Log: slog.New(slog.DiscardHandler),
 	}

@@ -26,7 +26,7 @@ func BenchmarkInterceptors(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer engine.Close()
-	service := kv.New(kv.Options{Engine: engine, Agreement: &alone{engine: engine, leader: 1}, Leases: feed, Log: slog.New(slog.DiscardHandler)})
+	service := kv.New(kv.Options{Engine: engine, Consensus: &alone{engine: engine, leader: 1}, Leases: feed, Log: slog.New(slog.DiscardHandler)})
 	s := etcdrpc.New(etcdrpc.Options{Service: service, Log: slog.New(slog.DiscardHandler)})
 	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("user-agent", "grpc", "client-api-version", "3.7"))

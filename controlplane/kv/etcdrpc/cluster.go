@@ -85,7 +85,7 @@ func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (
 
 // MemberList implements Cluster.
 func (c *cluster) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
-	if err := c.service.MustBeKnown(ctx); err != nil {
+	if err := c.service.MustBeAuthenticated(ctx); err != nil {
 		return nil, err
 	}
 	all, err := c.members.List(ctx, !r.Linearizable)

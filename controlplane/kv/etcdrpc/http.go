@@ -44,7 +44,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 				http.Error(w, "not a voter", http.StatusServiceUnavailable)
 				return
 			}
-			if err := service.Warm(); err != nil && !serializable {
+			if err := service.CheckKeyIndex(); err != nil && !serializable {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}

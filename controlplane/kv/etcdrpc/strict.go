@@ -12,12 +12,12 @@ import (
 
 // steadyTime is how long a member must have been in contact with the leader to count as healthy in a membership change,
 // as with etcd's --strict-reconfig-check (HealthInterval).
-const steadyTime = 5*time.Second - kv.ContactLook
+const steadyTime = 5*time.Second - kv.ContactInterval
 
 // steady counts the voters that have been in contact with the leader for steadyTime, including the leader.
 func steady(c *kv.Contacts) (n int) {
 	for _, id := range c.Voters {
-		if heard, ok := c.Heard[id]; id == c.Leader || ok && heard >= steadyTime {
+		if heard, ok := c.ContactTimes[id]; id == c.Leader || ok && heard >= steadyTime {
 			n++
 		}
 	}
@@ -35,7 +35,7 @@ func mayAdd(c *kv.Contacts) error {
 // mayRemove applies etcd's rule for removing a member: a learner, or a member without contact, may be removed;
 // otherwise the remaining members must have enough healthy voters. Whether any voter would remain is checked elsewhere.
 func mayRemove(c *kv.Contacts, id uint64) error {
-	_, heard := c.Heard[id]
+	_, heard := c.ContactTimes[id]
 	n := len(c.Voters)
 	if n <= 1 || !slices.Contains(c.Voters, id) || id != c.Leader && !heard {
 		return nil

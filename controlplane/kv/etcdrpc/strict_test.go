@@ -41,7 +41,7 @@ func TestStrictReconfiguration(t *testing.T) {
 		"a learner leaves": {[]uint64{1, 2}, heard(short, short), unhealthy, unhealthy, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			contacts := &kv.Contacts{Leader: 1, Voters: c.voters, Heard: c.heard}
+			contacts := &kv.Contacts{Leader: 1, Voters: c.voters, ContactTimes: c.heard}
 			require.Equal(t, c.add, mayAdd(contacts))
 			require.Equal(t, c.remove1, mayRemove(contacts, 1))
 			require.Equal(t, c.r3, mayRemove(contacts, 3))

@@ -115,7 +115,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	log := slog.New(slog.DiscardHandler)
 	s := settings{listen: "127.0.0.1:0"}
 	s.kv = kv.Options{
-		Engine: engine, Agreement: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
 	}
 	// What a caller on loopback may do without that is TestWhoMayComeIn's.

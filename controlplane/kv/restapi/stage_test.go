@@ -244,7 +244,7 @@ func newStage(t *testing.T, members int, open, serve bool) *stage {
 		t.Cleanup(func() { require.NoError(t, engine.Close()) })
 		s.agreement.engines[id] = engine
 		s.services[id] = kv.New(kv.Options{
-			Engine: engine, Agreement: side{s.agreement, id}, Leases: &kv.LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
+			Engine: engine, Consensus: side{s.agreement, id}, Leases: &kv.LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
 			Self: id, Cluster: 77, Election: time.Second, BcryptCost: 4, Log: log,
 		})
 		s.keys[id] = &stageKeys{Keyspace: s.services[id]}
