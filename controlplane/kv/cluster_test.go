@@ -111,7 +111,7 @@ func newCluster(t *testing.T, change ...func(*Options)) *cluster {
 		s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 		changes := store.NewGroup(s.runner, group)
 		o := Options{
-			Engine: engine, Consensus: NewRaft(s.runner, group, id, changes), Leases: feed, Peers: s,
+			Engine: engine, Consensus: NewRaft(s.runner, group, id, changes), Leases: feed, Transport: s,
 			Transfer: func(ctx context.Context, to uint64) error { return s.runner.TransferLeader(ctx, group, to) },
 			Tokens:   users.NewTokens(make([]byte, 32), time.Hour), Self: id, Cluster: 77, Election: 100 * time.Millisecond,
 			BcryptCost: users.MinCost, Log: slog.New(slog.DiscardHandler),

@@ -83,12 +83,12 @@ func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 		return out, rpctypes.ErrGRPCNoLeader
 	case leader == s.opts.Self:
 		return s.localContacts(ctx)
-	case s.opts.Peers == nil:
+	case s.opts.Transport == nil:
 		return out, rpctypes.ErrGRPCLeaderChanged
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
-	responseBody, err := s.opts.Peers.Direct(ctx, leader, contactCommand, nil)
+	responseBody, err := s.opts.Transport.Direct(ctx, leader, contactCommand, nil)
 	if err != nil {
 		return out, fmt.Errorf("ask member %d for its contacts: %w", leader, err)
 	}
@@ -115,7 +115,7 @@ func (s *Service) localContacts(ctx context.Context) (Contacts, error) {
 }
 
 func (s *Service) handleContacts() {
-	s.opts.Peers.HandleDirect(contactCommand, func(ctx context.Context, _ uint64, _ []byte) ([]byte, error) {
+	s.opts.Transport.HandleDirect(contactCommand, func(ctx context.Context, _ uint64, _ []byte) ([]byte, error) {
 		out, err := s.localContacts(ctx)
 		if err != nil {
 			return nil, err

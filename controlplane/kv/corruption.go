@@ -124,7 +124,7 @@ func (s *Service) serveHash(ctx context.Context, request hashRequest) (hashRespo
 }
 
 func (s *Service) handleHash() {
-	s.opts.Peers.HandleDirect(hashCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+	s.opts.Transport.HandleDirect(hashCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 		var request hashRequest
 		if err := cbor.Unmarshal(body, &request); err != nil {
 			return nil, fmt.Errorf("decode %s: %w", hashCommand, err)
@@ -153,14 +153,14 @@ func (s *Service) compare(ctx context.Context, request hashRequest, mine mvcc.Ha
 	var mu sync.Mutex // guards responses
 	var work sync.WaitGroup
 	for _, member := range members {
-		if member == s.opts.Self || s.opts.Peers == nil {
+		if member == s.opts.Self || s.opts.Transport == nil {
 			continue
 		}
 		work.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
 			var h hashResponse
-			responseBody, err := s.opts.Peers.Direct(ctx, member, hashCommand, body)
+			responseBody, err := s.opts.Transport.Direct(ctx, member, hashCommand, body)
 			if err == nil {
 				err = cbor.Unmarshal(responseBody, &h)
 			}

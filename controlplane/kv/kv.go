@@ -65,8 +65,8 @@ type Consensus interface {
 	leader.Leadership
 }
 
-// Peers sends requests to a given member; *transport.Mesh implements it. Errors are the same as of leader.Caller.
-type Peers interface {
+// Transport sends requests to a given member; *transport.Mesh implements it. Errors are the same as of leader.Caller.
+type Transport interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }
@@ -95,8 +95,8 @@ type Options struct {
 	Leases *LeaseFeed
 	// Tokens issues and verifies the tokens of etcd's Auth.
 	Tokens *users.Tokens
-	// Peers may be nil in a cluster of one member.
-	Peers Peers
+	// Transport may be nil in a cluster of one member.
+	Transport Transport
 	// Transfer transfers leadership of the group to a member; nil if that is not possible.
 	Transfer func(ctx context.Context, to uint64) error
 	// Members returns the members of the cluster, for snapshot files; if nil, snapshot files list no members.
@@ -178,7 +178,7 @@ func New(opts Options) *Service {
 		Engine: opts.Engine, Header: s.header, Permit: s.permitWatch, Progress: l.Progress, FragmentBytes: l.RequestBytes,
 	}
 	opts.Leases.attach(&s.lessor, opts.Clock)
-	if opts.Peers != nil {
+	if opts.Transport != nil {
 		s.handlePeers()
 		s.handleHash()
 		s.handleContacts()

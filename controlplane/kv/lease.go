@@ -40,7 +40,7 @@ func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.
 	}
 }
 
-func mustBeAuthenticated(p *policy, user string) error { return p.users.MustBeKnown(user) }
+func mustBeAuthenticated(p *policy, user string) error { return p.users.MustBeAuthenticated(user) }
 
 func newLeaseID() int64 {
 	var b [8]byte
@@ -63,7 +63,7 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 	steps := []command.Step{{Kind: command.StepRevoke, Lease: r.ID}}
 	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
 		steps[0].Value = nil // CanWriteLease calls its function neither for root nor while Auth is disabled
-		if err := p.users.MustBeKnown(user); err != nil {
+		if err := p.users.MustBeAuthenticated(user); err != nil {
 			return err
 		}
 		return p.users.CanWriteLease(user, r.ID, func(id int64) ([][]byte, error) {
@@ -84,7 +84,7 @@ func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveReques
 	// revision.
 	out := &pb.LeaseKeepAliveResponse{Header: s.Header(), ID: r.ID}
 	if err := s.authorize(ctx, func(p *policy, user string) error {
-		if err := p.users.MustBeKnown(user); err != nil {
+		if err := p.users.MustBeAuthenticated(user); err != nil {
 			return err
 		}
 		return p.users.CanWriteLease(user, r.ID, s.leaseKeys)
@@ -147,7 +147,7 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 	out := &pb.LeaseLeasesResponse{Header: s.header(snap.Revision())}
 	// A user must be allowed to read the keys of every lease.
 	if err := s.authorize(ctx, func(p *policy, user string) error {
-		if err := p.users.MustBeKnown(user); err != nil || p.users.CanAdmin(user) == nil {
+		if err := p.users.MustBeAuthenticated(user); err != nil || p.users.CanAdmin(user) == nil {
 			return err
 		}
 		for _, l := range all {
@@ -182,7 +182,7 @@ type leaseResponse struct {
 const leaseCommand = "kv.lease"
 
 func (s *Service) handlePeers() {
-	s.opts.Peers.HandleDirect(leaseCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+	s.opts.Transport.HandleDirect(leaseCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 		var request leaseRequest
 		if err := cbor.Unmarshal(body, &request); err != nil {
 			return nil, fmt.Errorf("decode %s: %w", leaseCommand, err)
@@ -236,7 +236,7 @@ func (s *Service) callLeader(ctx context.Context, leaderID uint64, request lease
 		return response, leader.ErrNotLeader
 	case leaderID == s.opts.Self:
 		return s.serveLease(ctx, request)
-	case s.opts.Peers == nil:
+	case s.opts.Transport == nil:
 		return response, leader.ErrNotSent
 	}
 	body, err := cbor.Marshal(request)
@@ -246,7 +246,7 @@ func (s *Service) callLeader(ctx context.Context, leaderID uint64, request lease
 	// A leader that is partitioned away would never respond.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
-	responseBody, err := s.opts.Peers.Direct(ctx, leaderID, leaseCommand, body)
+	responseBody, err := s.opts.Transport.Direct(ctx, leaderID, leaseCommand, body)
 	if err != nil {
 		return response, err
 	}

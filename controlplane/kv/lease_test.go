@@ -232,8 +232,8 @@ func TestARenewalTooLate(t *testing.T) {
 // Members ask the leader.
 func TestKeepAlivesTravelToTheLeader(t *testing.T) {
 	peers := &followerPeers{}
-	follower := newWorld(t, func(o *Options) { o.Peers = peers })
-	leaderWorld := newWorld(t, func(o *Options) { o.Peers = &peers.leader })
+	follower := newWorld(t, func(o *Options) { o.Transport = peers })
+	leaderWorld := newWorld(t, func(o *Options) { o.Transport = &peers.leader })
 	follower.raft.lead(9, 2)
 	leaderWorld.run(t)
 	leaderWorld.waitForLessor(t, 2)

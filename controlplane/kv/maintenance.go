@@ -222,7 +222,7 @@ func timedOut(err error) bool {
 
 // Snapshot writes the current keyspace to a file in dir, a directory for temporary files. The caller must close the
 // result.
-func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, error) {
+func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.TempFile, error) {
 	if err := s.authorize(ctx, mustBeAdmin); err != nil {
 		return nil, clientError(ctx, err)
 	}
@@ -242,7 +242,7 @@ func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, err
 			return nil, clientError(ctx, err)
 		}
 	}
-	return snapfile.Make(ctx, dir, c)
+	return snapfile.Create(ctx, dir, c)
 }
 
 // snapshotContents returns what a snapshot file of snap must hold. Its keys are read while the file is written. Leases

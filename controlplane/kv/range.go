@@ -60,7 +60,7 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 				found.KVs = []mvcc.KV{kv}
 			}
 		}
-		return translate.RangeAnswer(r, &found), nil
+		return translate.RangeResponse(r, &found), nil
 	}
 	o := translate.RangeOptions(r)
 	o.MaxBytes = maxResponseBytes
@@ -71,7 +71,7 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 	case found.More && (o.Limit == 0 || len(found.KVs) < o.Limit):
 		return nil, errResponseTooLarge
 	}
-	return translate.RangeAnswer(r, &found), nil
+	return translate.RangeResponse(r, &found), nil
 }
 
 // maxResponseBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
@@ -96,7 +96,7 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
 		return clientError(ctx, err)
 	}
-	if !translate.Plain(r) && !r.CountOnly {
+	if !translate.EngineSorts(r) && !r.CountOnly {
 		return s.streamSorted(ctx, snap, r, send)
 	}
 	o := translate.RangeOptions(r)

@@ -87,7 +87,7 @@ func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, e
 	if err != nil {
 		return nil, err
 	}
-	out := translate.PutAnswer(&found.Steps[0])
+	out := translate.PutResponse(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
@@ -103,7 +103,7 @@ func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	out := translate.DeleteAnswer(&found.Steps[0])
+	out := translate.DeleteResponse(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
@@ -125,7 +125,7 @@ func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, e
 	if err != nil {
 		return nil, err
 	}
-	out := translate.TxnAnswer(r, &found.Steps[0], found.Revision)
+	out := translate.TxnResponse(r, &found.Steps[0], found.Revision)
 	out.Header = s.header(found.Revision)
 	return out, nil
 }

@@ -33,8 +33,8 @@ const (
 	suiteTime = 30 * time.Minute
 )
 
-// slow are the tests that only the whole run has, by how many seconds they take with etcd, mostly waiting: a fifth of the
-// tests and seven tenths of the time.
+// slow are the tests that only the whole run has, by how many seconds they take with etcd, mostly waiting: a fifth of
+// the tests and seven tenths of the time.
 var slow = map[string]int{
 	"TestMemberAdd": 78, "TestAuthority": 75, "TestMemberRemove": 33, "TestVerifyHashKVAfterCompact": 20, "TestUserAdd_Simple": 16,
 	"TestKVDelete": 11, "TestLeaseGrantAndList": 11, "TestVerifyHashKVAfterCompactOnLastTombstone": 10, "TestAuthJWTExpire": 10,
@@ -45,9 +45,9 @@ var slow = map[string]int{
 
 var rewrite = flag.Bool("rewrite", false, "write "+listFile+" anew from what happened")
 
-// etcd's tests/common start `etcd` and talk to it by `etcdctl`. Here the first is ours. With COMPAT=all every test runs,
-// otherwise those that are quick; COMPAT_RUN is a pattern of its own; COMPAT_BIN another directory with an etcd, an
-// etcdctl and an etcdutl, such as .build/etcd to see that etcd passes.
+// etcd's tests/common start `etcd` and talk to it by `etcdctl`. Here the first is ours. With COMPAT=all every test
+// runs, otherwise those that are quick; COMPAT_RUN is a pattern of its own; COMPAT_BIN another directory with an etcd,
+// an etcdctl and an etcdutl, such as .build/etcd to see that etcd passes.
 func TestCommon(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace of its own needs root")
@@ -81,8 +81,8 @@ func count(list map[string]string, result string) (n int) {
 	return n
 }
 
-// again repeats, once, what did not pass and is not listed as such: the suite has time-outs that a busy machine may miss,
-// and skips tests after one that has left something behind.
+// again repeats, once, what did not pass and is not listed as such: the suite has time-outs that a busy machine may
+// miss, and skips tests after one that has left something behind.
 func again(t *testing.T, list, got map[string]string, run func(string) map[string]string) {
 	t.Helper()
 	failed := map[string]bool{}

@@ -31,10 +31,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens is a verifier of two tokens.
-type tokens struct{}
+// testVerifier is a verifier of two tokens.
+type testVerifier struct{}
 
-func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	c := &cloud.Caller{Proof: cloud.ProofPassword}
 	switch token {
 	case "operator", "a.jwt.operator":
@@ -47,16 +47,16 @@ func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	return c, nil
 }
 
-// near and far are addresses on loopback and of another network.
-const near, far = "127.0.0.1", "192.0.2.1"
+// loopbackIP and remoteIP are addresses on loopback and of another network.
+const loopbackIP, remoteIP = "127.0.0.1", "192.0.2.1"
 
-// enter makes a call over a connection whose two addresses are both from, and returns its error.
-func enter(s *etcdrpc.Server, method, from string, header ...string) error {
-	return over(s, method, from, from, header...)
+// call makes a call over a connection whose two addresses are both from, and returns its error.
+func call(s *etcdrpc.Server, method, from string, header ...string) error {
+	return callBetween(s, method, from, from, header...)
 }
 
-// over is enter with both addresses of the connection.
-func over(s *etcdrpc.Server, method, local, remote string, header ...string) error {
+// callBetween is call with both addresses of the connection.
+func callBetween(s *etcdrpc.Server, method, local, remote string, header ...string) error {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{
 		LocalAddr: &net.TCPAddr{IP: net.ParseIP(local), Port: 50051}, Addr: &net.TCPAddr{IP: net.ParseIP(remote), Port: 1},
 	})
@@ -68,9 +68,9 @@ func over(s *etcdrpc.Server, method, local, remote string, header ...string) err
 
 // Methods by who may call them. Those that change the cluster, or who has access, take a credential on loopback too.
 var (
-	dataMethods  = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
-	ownMethods   = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
-	adminMethods = []string{
+	dataMethods      = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
+	selfQueryMethods = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
+	adminMethods     = []string{
 		pb.Cluster_MemberList_FullMethodName, pb.Maintenance_Status_FullMethodName, pb.Maintenance_Alarm_FullMethodName,
 		pb.Maintenance_Defragment_FullMethodName, pb.Maintenance_Hash_FullMethodName, pb.Maintenance_HashKV_FullMethodName,
 		pb.Auth_UserList_FullMethodName, pb.Auth_RoleList_FullMethodName,
@@ -93,31 +93,31 @@ func TestWhoMayComeIn(t *testing.T) {
 		header                      []string
 		data, own, admin, governing error
 	}{
-		"loopback":                               {false, false, near, near, nil, nil, nil, nil, denied},
-		"loopback, trusted":                      {false, true, near, near, nil, nil, nil, nil, nil},
-		"loopback, operator":                     {false, false, near, near, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"loopback, by etcdctl":                   {false, false, near, near, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"loopback, tenant":                       {false, false, near, near, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
-		"loopback, invalid token":                {false, false, near, near, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
-		"source bound to loopback":               {false, true, far, near, nil, denied, denied, denied, denied},
-		"the loopback network":                   {false, true, far, "127.0.0.0", nil, denied, denied, denied, denied},
-		"to loopback from elsewhere":             {false, true, near, far, nil, denied, denied, denied, denied},
-		"elsewhere":                              {false, true, far, far, nil, denied, denied, denied, denied},
-		"elsewhere, open":                        {true, true, far, far, nil, nil, denied, denied, denied},
-		"operator":                               {false, false, far, far, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"operator, by etcdctl":                   {false, false, far, far, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"tenant":                                 {false, false, far, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
-		"invalid token":                          {false, false, far, far, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
-		"a token of Auth while Auth is disabled": {false, false, far, far, []string{"token", "kv1.x"}, denied, denied, denied, denied},
+		"loopback":                               {false, false, loopbackIP, loopbackIP, nil, nil, nil, nil, denied},
+		"loopback, trusted":                      {false, true, loopbackIP, loopbackIP, nil, nil, nil, nil, nil},
+		"loopback, operator":                     {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"loopback, by etcdctl":                   {false, false, loopbackIP, loopbackIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"loopback, tenant":                       {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
+		"loopback, invalid token":                {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
+		"source bound to loopback":               {false, true, remoteIP, loopbackIP, nil, denied, denied, denied, denied},
+		"the loopback network":                   {false, true, remoteIP, "127.0.0.0", nil, denied, denied, denied, denied},
+		"to loopback from elsewhere":             {false, true, loopbackIP, remoteIP, nil, denied, denied, denied, denied},
+		"elsewhere":                              {false, true, remoteIP, remoteIP, nil, denied, denied, denied, denied},
+		"elsewhere, open":                        {true, true, remoteIP, remoteIP, nil, nil, denied, denied, denied},
+		"operator":                               {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"operator, by etcdctl":                   {false, false, remoteIP, remoteIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"tenant":                                 {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
+		"invalid token":                          {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
+		"a token of Auth while Auth is disabled": {false, false, remoteIP, remoteIP, []string{"token", "kv1.x"}, denied, denied, denied, denied},
 	} {
 		w := newWorld(t)
-		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: c.open, TrustLoopback: c.trust})
+		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: c.open, TrustLoopback: c.trust})
 		for _, class := range []struct {
 			methods []string
 			want    error
-		}{{dataMethods, c.data}, {ownMethods, c.own}, {adminMethods, c.admin}, {governingMethods, c.governing}} {
+		}{{dataMethods, c.data}, {selfQueryMethods, c.own}, {adminMethods, c.admin}, {governingMethods, c.governing}} {
 			for _, method := range class.methods {
-				require.Equal(t, class.want, over(s, method, c.local, c.remote, c.header...), "%s: %s", name, method)
+				require.Equal(t, class.want, callBetween(s, method, c.local, c.remote, c.header...), "%s: %s", name, method)
 			}
 		}
 	}
@@ -145,24 +145,24 @@ func enableAuth(t *testing.T, c *clientv3.Client) {
 func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
 	w := newWorld(t)
 	enableAuth(t, w.client(t))
-	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}})
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
 	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
 	// From afar keys are Auth's affair now, and administration that of its root.
-	require.NoError(t, enter(s, pb.KV_Range_FullMethodName, far))
-	require.NoError(t, enter(s, pb.Auth_UserGet_FullMethodName, far))
-	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, pb.Cluster_MemberList_FullMethodName, far))
-	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, pb.Cluster_MemberList_FullMethodName, far, "token", user))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "token", root))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", root))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", "Bearer operator"))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, near))
+	require.NoError(t, call(s, pb.KV_Range_FullMethodName, remoteIP))
+	require.NoError(t, call(s, pb.Auth_UserGet_FullMethodName, remoteIP))
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP))
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "token", user))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "token", root))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "authorization", root))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "authorization", "Bearer operator"))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, loopbackIP))
 	for _, method := range governingMethods {
-		require.Equal(t, rpctypes.ErrGRPCUserEmpty, enter(s, method, near), method)
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far), method)
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, near, "token", user), method)
-		require.NoError(t, enter(s, method, near, "token", root), method)
-		require.NoError(t, enter(s, method, far, "token", root), method)
-		require.NoError(t, enter(s, method, far, "authorization", "Bearer operator"), method)
+		require.Equal(t, rpctypes.ErrGRPCUserEmpty, call(s, method, loopbackIP), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, remoteIP), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, loopbackIP, "token", user), method)
+		require.NoError(t, call(s, method, loopbackIP, "token", root), method)
+		require.NoError(t, call(s, method, remoteIP, "token", root), method)
+		require.NoError(t, call(s, method, remoteIP, "authorization", "Bearer operator"), method)
 	}
 
 	ctx := t.Context()
@@ -195,7 +195,7 @@ func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
 
 	// An operator of the cloud is not locked out.
 	operated := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
-	other := newWorldLike(t, w)
+	other := secondServer(t, w)
 	_, err = other.AuthDisable(operated)
 	require.NoError(t, err)
 	_, err = nobody.Get(ctx, "a")
@@ -204,9 +204,9 @@ func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
 	require.NoError(t, err, "tokens do no harm")
 }
 
-// newWorldLike is a second port of the same service, which knows the cloud's tokens.
-func newWorldLike(t *testing.T, w *world) *clientv3.Client {
-	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Dir: t.TempDir()})
+// secondServer is a second port of the same service, which knows the cloud's tokens.
+func secondServer(t *testing.T, w *world) *clientv3.Client {
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Dir: t.TempDir()})
 	g := grpc.NewServer(grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))
 	s.Register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -217,8 +217,8 @@ func newWorldLike(t *testing.T, w *world) *clientv3.Client {
 	return (&world{address: l.Addr().String()}).client(t)
 }
 
-// issue makes a certificate, of itself when there is no parent.
-func issue(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
+// newCertificate makes a certificate, of itself when there is no parent.
+func newCertificate(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	c := &x509.Certificate{
@@ -237,20 +237,20 @@ func issue(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate 
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// With TLS the common name of a client's certificate is the user of whoever shows no token, and a certificate opens what
-// loopback does.
+// With TLS the common name of a client's certificate is the user of whoever shows no token, and a certificate opens
+// what loopback does.
 func TestClientsWithCertificates(t *testing.T) {
 	ctx := t.Context()
-	ca := issue(t, "ca", nil)
+	ca := newCertificate(t, "ca", nil)
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
 	w := newWorld(t, func(s *settings) {
-		s.tls = &tls.Config{Certificates: []tls.Certificate{*issue(t, "server", ca)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
+		s.tls = &tls.Config{Certificates: []tls.Certificate{*newCertificate(t, "server", ca)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 		s.rpc.CommonName = true
 	})
 	as := func(name string) *clientv3.Client {
 		return w.client(t, func(c *clientv3.Config) {
-			c.TLS = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*issue(t, name, ca)}}
+			c.TLS = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, name, ca)}}
 		})
 	}
 	enableAuth(t, as("anybody"))
@@ -265,7 +265,7 @@ func TestClientsWithCertificates(t *testing.T) {
 	require.Equal(t, rpctypes.ErrPermissionDenied, err)
 
 	// HTTP on the same port, with a certificate and without.
-	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*issue(t, "m", ca)}}}}
+	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, "m", ca)}}}}
 	r, err := web.Get("https://" + w.address + "/health")
 	require.NoError(t, err)
 	r.Body.Close()
@@ -290,19 +290,19 @@ func TestStrangeConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// fading is a verifier whose caller loses system:admin after the first call. stays is set if the stream must go on
-// nevertheless.
-type fading struct {
-	asked atomic.Int64
-	stays bool
+// expiringVerifier is a verifier whose caller loses system:admin after the first call. staysOpen is set if the stream
+// must stay open nevertheless.
+type expiringVerifier struct {
+	calls     atomic.Int64
+	staysOpen bool
 }
 
-func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+func (f *expiringVerifier) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
 	if token == "tenant" {
-		return tokens{}.Verify(ctx, token)
+		return testVerifier{}.Verify(ctx, token)
 	}
 	c := &cloud.Caller{Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
-	if f.asked.Add(1) > 1 {
+	if f.calls.Add(1) > 1 {
 		if token == "demoted" {
 			c.Bindings = nil
 			return c, nil
@@ -312,35 +312,35 @@ func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	return c, nil
 }
 
-// opened is a server stream with a context.
-type opened struct {
+// streamWithContext is a server stream with a context.
+type streamWithContext struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
-func (o opened) Context() context.Context { return o.ctx }
+func (o streamWithContext) Context() context.Context { return o.ctx }
 
-// stream opens a watch from an address and returns what ended it, errGoesOn when nothing did for a while.
-func (f *fading) stream(t *testing.T, w *world, open bool, from, token string) error {
+// stream opens a watch from an address and returns the error that ended it, or errStillOpen if it stays open.
+func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token string) error {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
 	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
 	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
-	return s.Stream(nil, opened{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
+	return s.Stream(nil, streamWithContext{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
 		wait := 30 * time.Second
-		if f.stays {
+		if f.staysOpen {
 			wait = 2500 * time.Millisecond // more than two checks of a token
 		}
 		select {
 		case <-ss.Context().Done():
 			return context.Cause(ss.Context())
 		case <-time.After(wait):
-			return errGoesOn
+			return errStillOpen
 		}
 	})
 }
 
-var errGoesOn = status.Error(codes.OK+100, "it goes on")
+var errStillOpen = status.Error(codes.OK+100, "it goes on")
 
 // A stream that the administrator's token opened ends with the token, and with the role.
 func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
@@ -348,7 +348,7 @@ func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
 	for _, token := range []string{"revoked", "demoted"} {
 		t.Run(token, func(t *testing.T) {
 			t.Parallel()
-			err := (&fading{}).stream(t, w, false, far, token)
+			err := (&expiringVerifier{}).stream(t, w, false, remoteIP, token)
 			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 		})
 	}
@@ -361,14 +361,14 @@ func TestAStreamThatNeededNoTokenGoesOn(t *testing.T) {
 		open        bool
 		from, token string
 	}{
-		"a tenant on loopback":               {false, near, "demoted"},
-		"an old token on loopback":           {false, near, "revoked"},
-		"a tenant of an open store":          {true, far, "tenant"},
-		"an administrator who lost the role": {true, far, "demoted"},
+		"a tenant on loopback":               {false, loopbackIP, "demoted"},
+		"an old token on loopback":           {false, loopbackIP, "revoked"},
+		"a tenant of an open store":          {true, remoteIP, "tenant"},
+		"an administrator who lost the role": {true, remoteIP, "demoted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, errGoesOn, (&fading{stays: true}).stream(t, w, c.open, c.from, c.token))
+			require.Equal(t, errStillOpen, (&expiringVerifier{staysOpen: true}).stream(t, w, c.open, c.from, c.token))
 		})
 	}
 }

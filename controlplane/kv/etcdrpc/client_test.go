@@ -133,17 +133,17 @@ func TestEtcdsRecipes(t *testing.T) {
 	for range 4 {
 		work.Go(func() {
 			session, err := concurrency.NewSession(c, concurrency.WithTTL(60))
-			if !concludes(t, err) {
+			if !noError(t, err) {
 				return
 			}
 			defer session.Close()
 			lock := concurrency.NewMutex(session, "/lock")
 			for range 3 {
-				if !concludes(t, lock.Lock(ctx)) {
+				if !noError(t, lock.Lock(ctx)) {
 					return
 				}
 				held++ // the race detector sees it when two hold the lock
-				concludes(t, lock.Unlock(ctx))
+				noError(t, lock.Unlock(ctx))
 			}
 		})
 	}
@@ -169,8 +169,8 @@ func TestEtcdsRecipes(t *testing.T) {
 	require.Equal(t, "01", string(got.Kvs[0].Value))
 }
 
-// concludes is require.NoError for other goroutines than the test's.
-func concludes(t *testing.T, err error) bool {
+// noError is require.NoError for other goroutines than the test's.
+func noError(t *testing.T, err error) bool {
 	if err != nil {
 		t.Error(err)
 	}
@@ -207,12 +207,12 @@ func TestWithoutALeader(t *testing.T) {
 	_, err := c.Put(ctx, "a", "1")
 	require.NoError(t, err)
 	// One stream that will not do without a leader, one that will.
-	wants := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
-	bears := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
-	<-wants
-	<-bears
+	requiring := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
+	tolerating := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
+	<-requiring
+	<-tolerating
 	w.raft.lead(0, false)
-	r := <-wants
+	r := <-requiring
 	require.Equal(t, rpctypes.ErrNoLeader, r.Err())
 	_, err = pb.NewKVClient(c.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx), &pb.RangeRequest{Key: []byte("a"), Serializable: true})
 	require.Equal(t, rpctypes.ErrGRPCNoLeader.Error(), err.Error())
@@ -222,7 +222,7 @@ func TestWithoutALeader(t *testing.T) {
 	w.raft.lead(1, false)
 	_, err = c.Put(ctx, "a", "2")
 	require.NoError(t, err)
-	require.Len(t, (<-bears).Events, 1)
+	require.Len(t, (<-tolerating).Events, 1)
 }
 
 func TestALearnerAnswersLittle(t *testing.T) {
@@ -244,7 +244,7 @@ func TestALearnerAnswersLittle(t *testing.T) {
 
 func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 	w := newWorld(t)
-	ask := func(path string) (int, string) {
+	get := func(path string) (int, string) {
 		r, err := http.Get("http://" + w.address + path)
 		require.NoError(t, err)
 		defer r.Body.Close()
@@ -252,12 +252,12 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 		require.NoError(t, err)
 		return r.StatusCode, string(b)
 	}
-	code, body := ask("/health")
+	code, body := get("/health")
 	require.Equal(t, 200, code)
 	require.JSONEq(t, `{"health":"true","reason":""}`, body)
-	_, body = ask("/version")
+	_, body = get("/version")
 	require.JSONEq(t, `{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}`, body)
-	code, _ = ask("/readyz")
+	code, _ = get("/readyz")
 	require.Equal(t, 200, code)
 
 	c := w.client(t)
@@ -265,14 +265,14 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 	require.NoError(t, err)
 
 	w.raft.lead(0, false)
-	code, body = ask("/health")
+	code, body = get("/health")
 	require.Equal(t, 503, code)
 	require.JSONEq(t, `{"health":"false","reason":"RAFT NO LEADER"}`, body)
-	code, _ = ask("/health?serializable=true")
+	code, _ = get("/health?serializable=true")
 	require.Equal(t, 200, code)
-	code, _ = ask("/livez")
+	code, _ = get("/livez")
 	require.Equal(t, 200, code)
-	code, _ = ask("/readyz")
+	code, _ = get("/readyz")
 	require.Equal(t, 503, code)
 }
 
@@ -292,7 +292,7 @@ func TestStreamsOfAClientAreBounded(t *testing.T) {
 		_, err = s.Recv()
 		return err
 	}
-	first, hangUp := context.WithCancel(t.Context())
+	first, cancel := context.WithCancel(t.Context())
 	require.NoError(t, open(first))
 	for range 2047 {
 		require.NoError(t, open(t.Context()))
@@ -300,6 +300,6 @@ func TestStreamsOfAClientAreBounded(t *testing.T) {
 	err = open(t.Context())
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "address 127.0.0.1 has 2048 streams open on this member")
-	hangUp()
+	cancel()
 	require.Eventually(t, func() bool { return open(t.Context()) == nil }, 10*time.Second, time.Millisecond)
 }

@@ -40,9 +40,9 @@ func clientOf(ctx context.Context, user string) string {
 var errSlowReader = status.Error(codes.Unavailable,
 	"etcdserver: the watch stream was ended because its client reads nothing and the member needs the memory: read faster")
 
-// take counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
+// acquire counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
 // has ended.
-func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
+func (o *openStreams) acquire(ctx context.Context, user string) (done func(), err error) {
 	client := clientOf(ctx, user)
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -21,14 +21,14 @@ func TestOpenStreamsAreBounded(t *testing.T) {
 	var ends []func()
 	fill := func(ctx context.Context, user string, n int) {
 		for range n {
-			done, err := o.take(ctx, user)
+			done, err := o.acquire(ctx, user)
 			require.NoError(t, err)
 			ends = append(ends, done)
 		}
 	}
 	refused := func(ctx context.Context, user, text string) {
 		t.Helper()
-		_, err := o.take(ctx, user)
+		_, err := o.acquire(ctx, user)
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
 		require.ErrorContains(t, err, text)
 	}

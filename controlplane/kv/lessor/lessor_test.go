@@ -68,7 +68,7 @@ func TestWhoWaitsIsLetGoWhenTheLeaderStops(t *testing.T) {
 // A new leader cannot know when leases were renewed.
 func TestANewLeaderGivesEachLeaseItsWholeTime(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 60}, {ID: 2, TTL: 5}}, 100*s)
-	require.Equal(t, []int64{2, 1}, l.Soonest())
+	require.Equal(t, []int64{2, 1}, l.IDsByExpiry())
 	require.Empty(t, l.Expired(104*s, 10))
 	require.Equal(t, []int64{2}, l.Expired(105*s, 10))
 	l.Remove(2)

@@ -26,8 +26,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// stageErrors are failures that a story names.
-var stageErrors = map[string]error{
+// namedErrors are failures that a story names.
+var namedErrors = map[string]error{
 	"nospace":   rpctypes.ErrGRPCNoSpace,
 	"noleader":  rpctypes.ErrGRPCNoLeader,
 	"changed":   rpctypes.ErrGRPCLeaderChanged,
@@ -54,12 +54,12 @@ var stageErrors = map[string]error{
 //	http [member=] [long=]    a request: METHOD PATH, headers, an empty line, a body. LONG in it is that many x
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
-		var s *stage
+		var s *testCluster
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "members" {
 				count := 3
 				d.MaybeScanArgs(t, "count", &count)
-				s = newStage(t, count, d.HasArg("open"), true)
+				s = newTestCluster(t, count, d.HasArg("open"), true)
 				return ""
 			}
 			s.t = t
@@ -68,27 +68,27 @@ func TestREST(t *testing.T) {
 	})
 }
 
-func (s *stage) step(d *datadriven.TestData) string {
+func (s *testCluster) step(d *datadriven.TestData) string {
 	t := s.t
 	id, name := uint64(1), ""
 	d.MaybeScanArgs(t, "member", &id)
 	d.MaybeScanArgs(t, "with", &name)
 	switch d.Cmd {
 	case "leader":
-		s.agreement.mu.Lock()
+		s.consensus.mu.Lock()
 		if d.HasArg("member") {
 			var leader uint64
 			d.ScanArgs(t, "is", &leader)
-			s.agreement.views[id] = leader
+			s.consensus.views[id] = leader
 		} else {
-			clear(s.agreement.views)
-			d.ScanArgs(t, "is", &s.agreement.leader)
+			clear(s.consensus.views)
+			d.ScanArgs(t, "is", &s.consensus.leader)
 		}
-		s.agreement.mu.Unlock()
+		s.consensus.mu.Unlock()
 	case "lag":
-		s.agreement.mu.Lock()
-		s.agreement.lagging[id] = true
-		s.agreement.mu.Unlock()
+		s.consensus.mu.Lock()
+		s.consensus.lagging[id] = true
+		s.consensus.mu.Unlock()
 	case "stop":
 		for _, r := range s.rest {
 			r.Close() // so that what is tried next is to connect
@@ -99,14 +99,14 @@ func (s *stage) step(d *datadriven.TestData) string {
 	case "loopback":
 		s.public = false
 	case "fail":
-		require.Contains(t, stageErrors, name)
+		require.Contains(t, namedErrors, name)
 		switch {
 		case d.HasArg("members"):
-			s.members.err = stageErrors[name]
+			s.members.err = namedErrors[name]
 		case d.HasArg("torn"):
-			s.keys[id].torn = stageErrors[name]
+			s.keys[id].streamErr = namedErrors[name]
 		default:
-			s.keys[id].err = stageErrors[name]
+			s.keys[id].err = namedErrors[name]
 		}
 	case "raft":
 		s.members.list[id-1].RaftAddr = ""
@@ -122,7 +122,7 @@ func (s *stage) step(d *datadriven.TestData) string {
 		}
 	case "keys":
 		var out strings.Builder
-		for _, kv := range keysIn(t, s.agreement.engines[1]) {
+		for _, kv := range allKeys(t, s.consensus.engines[1]) {
 			value := fmt.Sprintf("%q", kv.Value)
 			if len(kv.Value) > 100 {
 				value = fmt.Sprintf("%d bytes", len(kv.Value))
@@ -144,7 +144,7 @@ func (s *stage) step(d *datadriven.TestData) string {
 	return ""
 }
 
-func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
+func allKeys(t *testing.T, e *mvcc.Engine) []mvcc.KV {
 	snap := e.Snapshot()
 	defer snap.Close()
 	got, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
@@ -153,7 +153,7 @@ func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
 }
 
 // enableAuth makes root, and the user that REST acts as, who may read and write what begins with "open".
-func (s *stage) enableAuth(users []string) {
+func (s *testCluster) enableAuth(users []string) {
 	t, k := s.t, s.services[1]
 	ctx := kv.As(t.Context(), "root")
 	for _, user := range users {
@@ -173,7 +173,7 @@ func (s *stage) enableAuth(users []string) {
 }
 
 // http sends a request and shows status, the headers that matter, and the envelope's content.
-func (s *stage) http(d *datadriven.TestData, id uint64) string {
+func (s *testCluster) http(d *datadriven.TestData, id uint64) string {
 	long := 0
 	d.MaybeScanArgs(s.t, "long", &long)
 	head, body, _ := strings.Cut(d.Input, "\n\n")
@@ -198,7 +198,7 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	if body != "" {
 		text += fmt.Sprintf("Content-Length: %d\r\n", len(body))
 	}
-	a := s.ask(id, text+"Connection: close\r\n\r\n"+body)
+	a := s.send(id, text+"Connection: close\r\n\r\n"+body)
 	out := fmt.Sprintln(a.status)
 	for _, name := range []string{staleHeader, "Retry-After", "Allow"} {
 		if v := a.header.Get(name); v != "" {
@@ -231,18 +231,18 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	return out
 }
 
-// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI, body or
-// client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
+// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI,
+// body or client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
 func TestForwardsAreMembersOwn(t *testing.T) {
-	s := newStage(t, 2, false, true)
+	s := newTestCluster(t, 2, false, true)
 	s.public = true
-	own := seal{[]byte("the members' key"), s.rest[1].opts.Now}
+	own := forwardMAC{[]byte("the members' key"), s.rest[1].opts.Now}
 	const body = `{"value":"v"}`
-	put := func(header, method, path, body string) answer {
-		return s.ask(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+	put := func(header, method, path, body string) response {
+		return s.send(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
 			method, path, forwardHeader, header, len(body), body))
 	}
-	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
+	good := own.header(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
 	// field returns the header with another word in one place.
 	field := func(n int, word string) string {
 		words := strings.Split(good, " ")
@@ -250,13 +250,13 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 		words[n] = word
 		return strings.Join(words, " ")
 	}
-	for name, a := range map[string]answer{
-		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another method": put(own.put(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another path":   put(own.put(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another query":  put(own.put(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another body":   put(own.put(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+	for name, a := range map[string]response{
+		"of another key":    put(forwardMAC{[]byte("another key"), own.now}.header(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"for another":       put(own.header(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another method": put(own.header(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another path":   put(own.header(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another query":  put(own.header(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"of another body":   put(own.header(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
 		"cut":               put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
 		"of other words":    put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
 		"of other address":  put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
@@ -265,16 +265,16 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 		"nothing":           put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
 		require.Equal(t, 403, a.status, "%s: %s", name, a.body)
-		require.Empty(t, keysIn(t, s.agreement.engines[1]), name)
+		require.Empty(t, allKeys(t, s.consensus.engines[1]), name)
 	}
 	a := put(good, "PUT", "/api/v1/kv/a?x=1", body)
 	require.Equal(t, 200, a.status, "%s", a.body)
-	require.Len(t, keysIn(t, s.agreement.engines[1]), 1)
+	require.Len(t, allKeys(t, s.consensus.engines[1]), 1)
 	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a second time")
 	made := s.clock
 	for _, late := range []time.Duration{-forwardSkew - time.Millisecond, forwardSkew + time.Millisecond} {
 		s.clock = made
-		header := own.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
+		header := own.header(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
 		s.clock = made.Add(late)
 		a := put(header, "PUT", "/api/v1/kv/a", body)
 		require.Equal(t, 403, a.status)
@@ -282,17 +282,17 @@ func TestForwardsAreMembersOwn(t *testing.T) {
 	}
 	// Who is remembered is remembered while the forward could still be said, and forgotten in the end.
 	s.clock = made
-	var once onceOnly
-	require.NoError(t, once.first("n", made))
-	require.Error(t, once.first("n", made.Add(2*forwardSkew)))
-	require.Error(t, once.first("n", made.Add(2*forwardSkew+1)))
-	require.NoError(t, once.first("m", made.Add(5*forwardSkew)))
-	require.NoError(t, once.first("n", made.Add(5*forwardSkew)))
+	var once nonceCache
+	require.NoError(t, once.add("n", made))
+	require.Error(t, once.add("n", made.Add(2*forwardSkew)))
+	require.Error(t, once.add("n", made.Add(2*forwardSkew+1)))
+	require.NoError(t, once.add("m", made.Add(5*forwardSkew)))
+	require.NoError(t, once.add("n", made.Add(5*forwardSkew)))
 }
 
 // A list goes on while it is read, without being held: here at a follower, which passes it on.
 func TestListsAreStreamed(t *testing.T) {
-	s := newStage(t, 2, false, true)
+	s := newTestCluster(t, 2, false, true)
 	value := strings.Repeat("v", 1<<20)
 	const n = 24
 	for i := range n {
@@ -300,19 +300,19 @@ func TestListsAreStreamed(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, id := range []uint64{1, 2} {
-		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		a := s.send(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 		require.Equal(t, 200, a.status)
 		require.Equal(t, n, strings.Count(a.payload(t), `"value":"v`))
 	}
 	// What breaks off on the way is cut, there and here.
-	s.keys[1].torn = errors.New("the disk is gone")
+	s.keys[1].streamErr = errors.New("the disk is gone")
 	for _, id := range []uint64{1, 2} {
-		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		a := s.send(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 		require.Equal(t, 200, a.status)
 		require.Error(t, a.err)
 	}
 	// A short one breaks off before anything was sent.
-	a := s.ask(2, "GET /api/v1/kv?prefix=none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+	a := s.send(2, "GET /api/v1/kv?prefix=none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 	require.Equal(t, 500, a.status)
 	require.Contains(t, a.payload(t), "INTERNAL_ERROR")
 }
@@ -373,7 +373,7 @@ func TestLeaderThatIsNone(t *testing.T) {
 			io.WriteString(w, `{"data":`)
 		}, says: "broke"},
 		"too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
-			io.WriteString(w, `{"data":"`+strings.Repeat("x", forwardAnswer)+`","meta":{}}`)
+			io.WriteString(w, `{"data":"`+strings.Repeat("x", maxForwardResponse)+`","meta":{}}`)
 		}, says: "broke"},
 		"a list of an error": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -389,7 +389,7 @@ func TestLeaderThatIsNone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(c.answer)
 			defer server.Close()
-			f := newForwarder(seal{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
+			f := newForwarder(forwardMAC{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
 			defer f.client.CloseIdleConnections()
 			limit := 10 * time.Second
 			if name == "silence" {

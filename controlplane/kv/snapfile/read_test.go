@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// history is a database as a server leaves it: with what was overwritten and deleted.
-func history(t *testing.T) string {
+// historyDB is a database as a server leaves it: with what was overwritten and deleted.
+func historyDB(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, PageSize: 4096})
 	require.NoError(t, err)
@@ -46,18 +46,18 @@ func history(t *testing.T) string {
 }
 
 func TestAHistory(t *testing.T) {
-	f := opened(t, history(t))
+	f := mustOpen(t, historyDB(t))
 	require.False(t, f.Verified)
 	require.Empty(t, f.Version)
 	require.EqualValues(t, 9, f.Revision, "of what was compacted")
 	require.Equal(t, Counts{Keys: 2, Bytes: 22, Revisions: 8}, f.Counts)
-	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, read(t, f))
+	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, readKeys(t, f))
 }
 
 func TestFilesThatAreNone(t *testing.T) {
-	good, err := os.ReadFile(write(t, sample()))
+	good, err := os.ReadFile(writeFile(t, sample()))
 	require.NoError(t, err)
-	raw, err := os.ReadFile(history(t))
+	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)
 	changed := func(b []byte, at int) []byte {
 		b = slices.Clone(b)
@@ -68,17 +68,17 @@ func TestFilesThatAreNone(t *testing.T) {
 		bytes []byte
 		want  error
 	}{
-		"empty":                 {nil, ErrForeign},
-		"short":                 {[]byte("hello"), ErrForeign},
-		"text":                  {bytes.Repeat([]byte("hello world\n"), 4096), ErrForeign},
-		"without its sum's end": {good[:len(good)-1], ErrBroken},
-		"a page short":          {good[:len(good)-32-4096], ErrBroken},
-		"half":                  {good[:len(good)/2/4096*4096], ErrBroken},
-		"changed":               {changed(good, len(good)/2), ErrBroken},
-		"its sum changed":       {changed(good, len(good)-1), ErrBroken},
-		"raw, half":             {raw[:2*4096], ErrBroken},
-		"raw, without meta":     {changed(changed(raw, 40), 4096+40), ErrBroken},
-		"zeros":                 {make([]byte, 1<<16), ErrForeign},
+		"empty":                 {nil, ErrNotSnapshot},
+		"short":                 {[]byte("hello"), ErrNotSnapshot},
+		"text":                  {bytes.Repeat([]byte("hello world\n"), 4096), ErrNotSnapshot},
+		"without its sum's end": {good[:len(good)-1], ErrCorrupt},
+		"a page short":          {good[:len(good)-32-4096], ErrCorrupt},
+		"half":                  {good[:len(good)/2/4096*4096], ErrCorrupt},
+		"changed":               {changed(good, len(good)/2), ErrCorrupt},
+		"its sum changed":       {changed(good, len(good)-1), ErrCorrupt},
+		"raw, half":             {raw[:2*4096], ErrCorrupt},
+		"raw, without meta":     {changed(changed(raw, 40), 4096+40), ErrCorrupt},
+		"zeros":                 {make([]byte, 1<<16), ErrNotSnapshot},
 	} {
 		path := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(path, c.bytes, 0o600))
@@ -89,7 +89,7 @@ func TestFilesThatAreNone(t *testing.T) {
 	_, err = Open(filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = Open(t.TempDir())
-	require.ErrorIs(t, err, ErrForeign)
+	require.ErrorIs(t, err, ErrNotSnapshot)
 }
 
 func TestAnotherDatabase(t *testing.T) {
@@ -104,7 +104,7 @@ func TestAnotherDatabase(t *testing.T) {
 	require.ErrorContains(t, err, "another process has it open")
 	require.NoError(t, db.Close())
 	_, err = Open(path)
-	require.ErrorIs(t, err, ErrForeign)
+	require.ErrorIs(t, err, ErrNotSnapshot)
 	require.ErrorContains(t, err, "no bucket key")
 }
 
@@ -127,19 +127,19 @@ func TestMalformedContents(t *testing.T) {
 			return errors.Join(err, b.Put([]byte("ann"), []byte("x")))
 		},
 	} {
-		path := history(t)
+		path := historyDB(t)
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true})
 		require.NoError(t, err)
 		require.NoError(t, db.Update(change), name)
 		require.NoError(t, db.Close())
 		_, err = Open(path)
-		require.ErrorIs(t, err, ErrBroken, name)
+		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
 }
 
 // A byte changed anywhere in a file without a sum: an error or another content, never a crash.
 func TestAnyByteChanged(t *testing.T) {
-	raw, err := os.ReadFile(history(t))
+	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "file")
 	refused := 0

@@ -26,7 +26,7 @@ func TestSorting(t *testing.T) {
 			require.NoError(t, s.add([]byte(key), []byte(value)))
 		}
 		require.Len(t, s.runs, c.runs)
-		require.Empty(t, left(t, dir))
+		require.Empty(t, listDir(t, dir))
 		slices.SortStableFunc(want, func(a, b string) int {
 			return strings.Compare(strings.Fields(a)[0], strings.Fields(b)[0])
 		})

@@ -52,7 +52,7 @@ func TestBrokenTrees(t *testing.T) {
 		b := slices.Clone(whole)
 		c.change(page(b, c.id))
 		err := checkTree(bytes.NewReader(b))
-		require.ErrorIs(t, err, ErrBroken, name)
+		require.ErrorIs(t, err, ErrCorrupt, name)
 		require.ErrorContains(t, err, c.want, name)
 	}
 }
@@ -62,7 +62,7 @@ func reaches(t *testing.T, b []byte, id uint64) bool {
 	t.Helper()
 	m, _, _, err := readMeta(bytes.NewReader(b))
 	require.NoError(t, err)
-	walk := &tree{r: bytes.NewReader(b), meta: m, seen: make([]uint64, m.pages/64+1)}
+	walk := &tree{r: bytes.NewReader(b), meta: m, visited: make([]uint64, m.pages/64+1)}
 	require.NoError(t, walk.page(m.root, 0))
-	return walk.seen[id/64]&(1<<(id%64)) != 0
+	return walk.visited[id/64]&(1<<(id%64)) != 0
 }

@@ -128,7 +128,7 @@ func TestOrdersAndBoundsOfARange(t *testing.T) {
 	} {
 		o := RangeOptions(c.r)
 		require.Zero(t, o.Limit, "%s: the engine must not cut before the order is known", name)
-		out := RangeAnswer(c.r, &command.RangeResult{KVs: kvs(), Count: 3})
+		out := RangeResponse(c.r, &command.RangeResult{KVs: kvs(), Count: 3})
 		var got string
 		for _, kv := range out.Kvs {
 			got += string(kv.Key)
@@ -152,7 +152,7 @@ func TestRevisionsOfNestedAnswers(t *testing.T) {
 		{Kind: command.StepBranch, Succeeded: true, Steps: []command.StepResult{{Kind: command.StepPut}, {Kind: command.StepRange}}},
 		{Kind: command.StepDelete, Count: 1},
 	}}
-	out := TxnAnswer(r, found, 12)
+	out := TxnResponse(r, found, 12)
 	require.True(t, out.Succeeded)
 	require.EqualValues(t, 11, out.Responses[0].GetResponseRange().Header.Revision)
 	require.EqualValues(t, 11, out.Responses[1].GetResponseDeleteRange().Header.Revision)
@@ -163,7 +163,7 @@ func TestRevisionsOfNestedAnswers(t *testing.T) {
 	require.EqualValues(t, 12, out.Responses[4].GetResponseDeleteRange().Header.Revision)
 
 	// Nothing was written: the revision is that which was found.
-	none := TxnAnswer(&pb.TxnRequest{Success: ops(del("x", ""))}, &command.StepResult{Succeeded: true, Steps: []command.StepResult{{Kind: command.StepDelete}}}, 12)
+	none := TxnResponse(&pb.TxnRequest{Success: ops(del("x", ""))}, &command.StepResult{Succeeded: true, Steps: []command.StepResult{{Kind: command.StepDelete}}}, 12)
 	require.EqualValues(t, 12, none.Responses[0].GetResponseDeleteRange().Header.Revision)
 }
 

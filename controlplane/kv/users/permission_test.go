@@ -11,8 +11,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// words are all strings of the letters, up to a length, in order of length.
-func words(letters string, length int) [][]byte {
+// allStrings are all strings of the letters, up to a length, in order of length.
+func allStrings(letters string, length int) [][]byte {
 	all := [][]byte{{}}
 	for from := 0; length > 0; length-- {
 		for _, w := range all[from:] {
@@ -25,8 +25,8 @@ func words(letters string, length int) [][]byte {
 	return all
 }
 
-// in says whether key is of [begin, end) as requests write it.
-func in(key, begin, end []byte) bool {
+// contains says whether key is of [begin, end) as requests write it.
+func contains(key, begin, end []byte) bool {
 	if len(end) == 0 {
 		return bytes.Equal(key, begin)
 	}
@@ -35,8 +35,8 @@ func in(key, begin, end []byte) bool {
 
 // A range may be read when every key of it may. All keys that matter are those up to one letter longer than any end.
 func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
-	ends := words("\x00ab", 2)
-	keys := words("\x00ab", 3)[1:]
+	ends := allStrings("\x00ab", 2)
+	keys := allStrings("\x00ab", 3)[1:]
 	random := rand.New(rand.NewPCG(1, 2))
 	var allowed, refused int
 	for range 300 {
@@ -56,7 +56,7 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 
 		may := func(key []byte, but authpb.Permission_Type) bool {
 			for _, p := range perms {
-				if p.PermType != but && in(key, p.Key, p.RangeEnd) {
+				if p.PermType != but && contains(key, p.Key, p.RangeEnd) {
 					return true
 				}
 			}
@@ -69,7 +69,7 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 				}
 				read, write := true, true
 				for _, k := range keys {
-					if in(k, key, end) {
+					if contains(k, key, end) {
 						read = read && may(k, authpb.Permission_WRITE)
 						write = write && may(k, authpb.Permission_READ)
 					}
@@ -117,7 +117,7 @@ func TestMergedRanges(t *testing.T) {
 		for _, p := range c.perms {
 			all = append(all, spanOf([]byte(p[0]), []byte(p[1])))
 		}
-		require.Equal(t, c.want, unite(all).cover(spanOf([]byte(c.begin), []byte(c.end))), "%q: [%q,%q)", c.perms, c.begin, c.end)
+		require.Equal(t, c.want, mergeSpans(all).contains(spanOf([]byte(c.begin), []byte(c.end))), "%q: [%q,%q)", c.perms, c.begin, c.end)
 	}
 }
 

@@ -17,11 +17,11 @@ import (
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		w := newWorld(t)
-		held := map[string]string{}
+		savedTokens := map[string]string{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			w.t = t
 			before := w.state().Revision()
-			out := w.run(d, held)
+			out := w.run(d, savedTokens)
 			if after := w.state().Revision(); after != before {
 				out += fmt.Sprintf("revision %d -> %d\n", before, after)
 			}
@@ -40,7 +40,7 @@ func arg(d *datadriven.TestData, name string) string {
 	return ""
 }
 
-func (w *world) run(d *datadriven.TestData, held map[string]string) string {
+func (w *world) run(d *datadriven.TestData, savedTokens map[string]string) string {
 	user, role, as := arg(d, "user"), arg(d, "role"), arg(d, "as")
 	key, end := []byte(arg(d, "key")), []byte(arg(d, "end"))
 	answer := func(err string, r ...any) string {
@@ -51,7 +51,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	}
 	checked := func(err error) string {
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		return "ok\n"
 	}
@@ -72,7 +72,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 			r.Options = &authpb.UserAddOptions{NoPassword: true}
 		}
 		if err := HashAdd(r, MinCost); err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		_, err := do(w, (*State).UserAdd, r)
 		return answer(err)
@@ -82,14 +82,14 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "user-passwd":
 		r := &pb.AuthUserChangePasswordRequest{Name: user, Password: arg(d, "password"), HashedPassword: arg(d, "hash")}
 		if err := HashChange(r, MinCost); err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		_, err := do(w, (*State).UserChangePassword, r)
 		return answer(err)
 	case "user-get":
 		r, err := w.state().UserGet(&pb.AuthUserGetRequest{Name: user})
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		return answer("", r.Roles)
 	case "user-list":
@@ -111,7 +111,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "role-get":
 		r, err := w.state().RoleGet(&pb.AuthRoleGetRequest{Role: role})
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		var perms []string
 		for _, p := range r.Perm {
@@ -139,12 +139,12 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "login":
 		r, err := w.state().Authenticate(&pb.AuthenticateRequest{Name: user, Password: arg(d, "password")}, w.tokens, w.now)
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
-		held[arg(d, "hold")] = r.Token
+		savedTokens[arg(d, "hold")] = r.Token
 		return "ok\n"
 	case "who":
-		return answer("", fmt.Sprintf("%q", w.who(held[arg(d, "token")])))
+		return answer("", fmt.Sprintf("%q", w.tokenUser(savedTokens[arg(d, "token")])))
 	case "range":
 		return checked(w.state().CanRange(as, key, end))
 	case "put":
@@ -162,7 +162,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "admin":
 		return checked(w.state().CanAdmin(as))
 	case "known":
-		return checked(w.state().MustBeKnown(as))
+		return checked(w.state().MustBeAuthenticated(as))
 	case "may-get":
 		if user != "" {
 			return checked(w.state().CanGetUser(as, &pb.AuthUserGetRequest{Name: user}))
@@ -225,12 +225,12 @@ func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
 }
 
 func TestSettingsThatCannotBe(t *testing.T) {
-	good := settings{enabled: true, revision: 7, voided: 7}
+	good := settings{enabled: true, revision: 7, disabledAt: 7}
 	s, err := decodeSettings(good.encode())
 	require.NoError(t, err)
 	require.Equal(t, good, s)
 	for name, b := range map[string][]byte{
-		"voided later":  settings{revision: 7, voided: 8}.encode(),
+		"voided later":  settings{revision: 7, disabledAt: 8}.encode(),
 		"no revision":   settings{}.encode(),
 		"more":          append(good.encode(), 0),
 		"half enabled":  {format, 2, 1, 1},
@@ -245,11 +245,11 @@ func TestSettingsThatCannotBe(t *testing.T) {
 func TestAHashThatTakesTooLongIsRefused(t *testing.T) {
 	w := newWorld(t)
 	w.addUser("ann", "a")
-	slow := strings.Replace(nobody, "$10$", fmt.Sprintf("$%d$", MaxCost+1), 1)
+	slow := strings.Replace(unknownUserHash, "$10$", fmt.Sprintf("$%d$", MaxCost+1), 1)
 	r := &pb.AuthUserChangePasswordRequest{Name: "ann", HashedPassword: base64.StdEncoding.EncodeToString([]byte(slow))}
 	require.NoError(t, HashChange(r, MinCost))
 	_, err := do(w, (*State).UserChangePassword, r)
-	require.Equal(t, said(errNoPasswordUser), err)
+	require.Equal(t, errorText(errNoPasswordUser), err)
 }
 
 func TestNoRecordsIsANewKeyspace(t *testing.T) {
@@ -273,7 +273,7 @@ func TestNamesAndNumbersAreBounded(t *testing.T) {
 		s.roles[fmt.Sprint(i)] = &authpb.Role{}
 	}
 	_, _, refused := s.RoleAdd(&pb.AuthRoleAddRequest{Name: "one more"})
-	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, the most there can be", said(refused))
+	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, the most there can be", errorText(refused))
 
 	must(w, (*State).RoleAdd, &pb.AuthRoleAddRequest{Name: "r"})
 	key := []byte(strings.Repeat("k", MaxRecordBytes))

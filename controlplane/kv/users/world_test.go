@@ -64,7 +64,7 @@ func do[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q) (
 	steps, r, err := f(w.state(), q)
 	if err != nil {
 		require.Empty(w.t, steps)
-		return r, said(err)
+		return r, errorText(err)
 	}
 	w.apply(steps)
 	return r, ""
@@ -76,7 +76,7 @@ func must[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q)
 	require.Empty(w.t, err)
 }
 
-func said(err error) string {
+func errorText(err error) string {
 	s := status.Convert(err)
 	return s.Code().String() + ": " + s.Message()
 }
@@ -103,15 +103,15 @@ func (w *world) token(user, password string) string {
 	return r.Token
 }
 
-// who is whom a token is taken for, or why not.
-func (w *world) who(token string) string {
+// tokenUser is whom a token is taken for, or why not.
+func (w *world) tokenUser(token string) string {
 	c, err := w.tokens.Open(token, w.now)
 	if err != nil {
-		return said(err)
+		return errorText(err)
 	}
 	user, err := w.state().Accept(c)
 	if err != nil {
-		return said(err)
+		return errorText(err)
 	}
 	return user
 }
