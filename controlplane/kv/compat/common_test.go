@@ -27,8 +27,8 @@ const (
 	suite = "go.etcd.io/etcd/tests/v3/common"
 	// listFile says what comes of each test.
 	listFile = "expected.txt"
-	// fewest is how many tests of the list pass at least. It never falls.
-	fewest = 378
+	// minPassing is how many tests of the list pass at least. It never falls.
+	minPassing = 378
 	// suiteTime bounds a run of the whole suite.
 	suiteTime = 30 * time.Minute
 )
@@ -53,18 +53,18 @@ func TestCommon(t *testing.T) {
 		t.Skip("a network namespace of its own needs root")
 	}
 	list := readList(t)
-	require.GreaterOrEqual(t, count(list, "pass"), fewest, "fewer tests are listed as passing than once did")
+	require.GreaterOrEqual(t, count(list, "pass"), minPassing, "fewer tests are listed as passing than once did")
 	program, directory := compileSuite(t)
 	run := os.Getenv("COMPAT_RUN")
 	if run == "" {
-		run = "^(" + strings.Join(slices.DeleteFunc(topLevel(t, program, directory), func(name string) bool {
+		run = "^(" + strings.Join(slices.DeleteFunc(topLevelTests(t, program, directory), func(name string) bool {
 			return slow[name] > 0 && os.Getenv("COMPAT") != "all"
 		}), "|") + ")$"
 	}
-	bin := programs(t)
+	bin := buildPrograms(t)
 	got := runSuite(t, program, directory, bin, run)
-	again(t, list, got, func(run string) map[string]string { return runSuite(t, program, directory, bin, run) })
-	compare(t, list, got, regexp.MustCompile(strings.SplitN(run, "/", 2)[0]))
+	repeatFailures(t, list, got, func(run string) map[string]string { return runSuite(t, program, directory, bin, run) })
+	compareResults(t, list, got, regexp.MustCompile(strings.SplitN(run, "/", 2)[0]))
 	if *rewrite {
 		maps.Copy(list, got)
 		writeList(t, list)
@@ -81,9 +81,9 @@ func count(list map[string]string, result string) (n int) {
 	return n
 }
 
-// again repeats, once, what did not pass and is not listed as such: the suite has time-outs that a busy machine may
-// miss, and skips tests after one that has left something behind.
-func again(t *testing.T, list, got map[string]string, run func(string) map[string]string) {
+// repeatFailures repeats, once, what did not pass and is not listed as such: the suite has time-outs that a busy
+// machine may miss, and skips tests after one that has left something behind.
+func repeatFailures(t *testing.T, list, got map[string]string, run func(string) map[string]string) {
 	t.Helper()
 	failed := map[string]bool{}
 	for name, result := range got {
@@ -100,8 +100,8 @@ func again(t *testing.T, list, got map[string]string, run func(string) map[strin
 	maps.Copy(got, run("^("+strings.Join(names, "|")+")$"))
 }
 
-// compare says what differs from the list among the tests that ran was asked for.
-func compare(t *testing.T, list, got map[string]string, ran *regexp.Regexp) {
+// compareResults says what differs from the list among the tests that ran was asked for.
+func compareResults(t *testing.T, list, got map[string]string, ran *regexp.Regexp) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		top, _, _ := strings.Cut(name, "/")
@@ -160,8 +160,8 @@ func compileSuite(t *testing.T) (program, directory string) {
 	return program, strings.TrimSpace(string(found))
 }
 
-// topLevel are the names of the suite's tests.
-func topLevel(t *testing.T, program, directory string) []string {
+// topLevelTests are the names of the suite's tests.
+func topLevelTests(t *testing.T, program, directory string) []string {
 	t.Helper()
 	c := exec.Command(program, "-test.list", ".", "-bin-dir", ".")
 	c.Dir = directory
@@ -177,8 +177,8 @@ func topLevel(t *testing.T, program, directory string) []string {
 	return names
 }
 
-// programs is a directory with an etcd that is ours, and etcd's own tools.
-func programs(t *testing.T) string {
+// buildPrograms is a directory with an etcd that is ours, and etcd's own tools.
+func buildPrograms(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("COMPAT_BIN"); dir != "" {
 		dir, err := filepath.Abs(dir)
@@ -194,11 +194,11 @@ func programs(t *testing.T) string {
 		require.NoError(t, os.Symlink(filepath.Join(tools, name), filepath.Join(dir, name)))
 	}
 	goBuild(t, ".", "-o", filepath.Join(dir, "etcd"), "./etcd")
-	ours := filepath.Join(dir, "trivet-controlplane")
-	if built := os.Getenv("TRIVET_BIN"); built != "" {
-		require.NoError(t, os.Symlink(filepath.Join(built, "trivet-controlplane"), ours))
+	controlPlane := filepath.Join(dir, "trivet-controlplane")
+	if prebuilt := os.Getenv("TRIVET_BIN"); prebuilt != "" {
+		require.NoError(t, os.Symlink(filepath.Join(prebuilt, "trivet-controlplane"), controlPlane))
 	} else {
-		goBuild(t, "../../..", "-o", ours, "./controlplane")
+		goBuild(t, "../../..", "-o", controlPlane, "./controlplane")
 	}
 	return dir
 }
@@ -228,12 +228,12 @@ func runSuite(t *testing.T, program, directory, bin, run string) map[string]stri
 	c.Dir = directory
 	c.Env = append(os.Environ(), "E2E_TEST_MINIMAL=true")
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGKILL}
-	var complaints bytes.Buffer
-	c.Stderr = &complaints
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
 	out, err := c.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, c.Start())
-	results, said := map[string]string{}, map[string]*strings.Builder{}
+	results, outputs := map[string]string{}, map[string]*strings.Builder{}
 	lines := bufio.NewReader(out)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -243,38 +243,38 @@ func runSuite(t *testing.T, program, directory, bin, run string) map[string]stri
 		require.NoError(t, err)
 		var e event
 		if json.Unmarshal(line, &e) != nil || e.Test == "" {
-			complaints.Write(line)
+			stderr.Write(line)
 			continue
 		}
 		switch e.Action {
 		case "output":
-			if said[e.Test] == nil {
-				said[e.Test] = &strings.Builder{}
+			if outputs[e.Test] == nil {
+				outputs[e.Test] = &strings.Builder{}
 			}
-			said[e.Test].WriteString(e.Output)
+			outputs[e.Test].WriteString(e.Output)
 		case "run":
 			results[e.Test] = "fail" // unless it comes to an end
 		case "pass", "fail", "skip":
 			results[e.Test] = e.Action
 			if e.Action == "fail" {
-				t.Logf("FAIL %s (%.1f s): %s", e.Test, e.Elapsed, reason(said[e.Test]))
+				t.Logf("FAIL %s (%.1f s): %s", e.Test, e.Elapsed, failureLine(outputs[e.Test]))
 			}
-			keep(t, e.Test, e.Action, said[e.Test])
-			delete(said, e.Test)
+			keepLog(t, e.Test, e.Action, outputs[e.Test])
+			delete(outputs, e.Test)
 		}
 	}
 	c.Wait() // its verdict is in the results
-	require.NotEmpty(t, results, "%s", complaints.String())
+	require.NotEmpty(t, results, "%s", stderr.String())
 	return results
 }
 
-// reason is the line of a test's output that says most.
-func reason(said *strings.Builder) string {
-	if said == nil {
+// failureLine is the line of a test's output that says most.
+func failureLine(output *strings.Builder) string {
+	if output == nil {
 		return ""
 	}
 	var last string
-	for _, line := range strings.Split(said.String(), "\n") {
+	for _, line := range strings.Split(output.String(), "\n") {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "Error:") || strings.Contains(line, "panic") || strings.Contains(line, "_test.go") {
 			last = line
@@ -286,13 +286,13 @@ func reason(said *strings.Builder) string {
 	return last
 }
 
-// keep writes what a failed test said to COMPAT_LOGS, if that is a directory.
-func keep(t *testing.T, name, action string, said *strings.Builder) {
+// keepLog writes what a failed test said to COMPAT_LOGS, if that is a directory.
+func keepLog(t *testing.T, name, action string, output *strings.Builder) {
 	t.Helper()
 	dir := os.Getenv("COMPAT_LOGS")
-	if dir == "" || action != "fail" || said == nil {
+	if dir == "" || action != "fail" || output == nil {
 		return
 	}
 	file := regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(name, "-")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(said.String()), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(output.String()), 0o644))
 }

@@ -80,7 +80,7 @@ func TestHome(t *testing.T) {
 	} {
 		u, err := url.Parse(peer)
 		require.NoError(t, err)
-		got, err := home(u)
+		got, err := memberHost(u)
 		require.Equal(t, want, got, peer)
 		require.Equal(t, want == "", err != nil, peer)
 	}

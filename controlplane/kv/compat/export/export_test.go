@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// write makes a lone member that agrees on commands, stops it, and returns its data directory.
-func write(t *testing.T, commands ...[]byte) string {
+// writeDataDir makes a lone member that agrees on commands, stops it, and returns its data directory.
+func writeDataDir(t *testing.T, commands ...[]byte) string {
 	t.Helper()
 	dir := t.TempDir()
 	engine, err := mvcc.Open(vfs.Default, filepath.Join(dir, layout.KVName), mvcc.Options{})
@@ -29,7 +29,7 @@ func write(t *testing.T, commands ...[]byte) string {
 	machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
 	defer machine.Close()
 	host, err := consensus.Open(consensus.Options{
-		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, layout.RaftDir), Transport: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, layout.RaftDir), Transport: discardTransport{}, Log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	_, err = host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine})
@@ -60,16 +60,16 @@ func program(t *testing.T, steps ...command.Step) []byte {
 	return data
 }
 
-// What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which only
-// brings the commit index of those before it to the disk.
+// What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which
+// only brings the commit index of those before it to the disk.
 func TestRequests(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
-	lost := put
-	lost.Lease = 77
-	dir := write(t,
+	noLease := put
+	noLease.Lease = 77
+	dir := writeDataDir(t,
 		program(t, command.Step{Kind: command.StepGrant, Lease: 5, TTL: 60}),
 		program(t, put),
-		program(t, lost), // of a lease that does not exist
+		program(t, noLease), // of a lease that does not exist
 		program(t, put),
 		command.EncodeCompact(2),
 		program(t, command.Step{Kind: command.StepDelete, Key: []byte("k")}),

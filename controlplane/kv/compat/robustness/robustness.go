@@ -29,9 +29,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Enter runs the test binary again in new namespaces and returns its exit code; in that inner process it prepares the
-// namespaces instead, and inside is true. It requires root.
-func Enter() (inside bool, code int, err error) {
+// EnterNamespaces runs the test binary again in new namespaces and returns its exit code; in that inner process it
+// prepares the namespaces instead, and inside is true. It requires root.
+func EnterNamespaces() (inside bool, code int, err error) {
 	if !lab.Inside() {
 		return false, lab.Again(unix.CLONE_NEWNS), nil
 	}

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	inside, code, err := Enter()
+	inside, code, err := EnterNamespaces()
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -38,15 +38,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// shortest is the run of a plain `go test`: a round of each kind of traffic.
-const shortest = 30 * time.Second
+// defaultDuration is the run of a plain `go test`: a round of each kind of traffic.
+const defaultDuration = 30 * time.Second
 
 // duration is ROBUSTNESS_SECONDS.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SECONDS")
 	if text == "" {
-		return shortest
+		return defaultDuration
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err, "ROBUSTNESS_SECONDS")
@@ -87,23 +87,25 @@ func build(t *testing.T, flags ...string) string {
 	return path
 }
 
-// plan is the round that a seed describes. Even and odd seeds differ in traffic, so that neighbours have both kinds.
-func plan(t *testing.T, server Server, seed uint64) Round {
+// newRound is the round that a seed describes. Even and odd seeds differ in traffic, so that neighbours have both
+// kinds.
+func newRound(t *testing.T, server Server, seed uint64) Round {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := Round{Server: server, Dir: t.TempDir(), Seed: seed, Traffic: traffic.EtcdPutDeleteLease, Compact: random.IntN(3) == 0}
 	if seed%2 == 1 {
 		r.Traffic = traffic.Kubernetes
 	}
-	r.Faults = Draw(random, 3)
+	r.Faults = DrawFaults(random, 3)
 	if text := os.Getenv("ROBUSTNESS_FAULTS"); text != "" {
 		r.Faults = strings.Split(text, ",")
 	}
 	return r
 }
 
-// live lives through a round and says how it was. ROBUSTNESS_KEEP is a directory where a failed one's logs are left.
-func live(t *testing.T, r Round) (Outcome, error) {
+// runRound lives through a round and says how it was. ROBUSTNESS_KEEP is a directory where a failed one's logs are
+// left.
+func runRound(t *testing.T, r Round) (Outcome, error) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(r.Dir, "round.log"))
 	require.NoError(t, err)
@@ -116,12 +118,12 @@ func live(t *testing.T, r Round) (Outcome, error) {
 		t.Logf("%v\n%s", err, strings.Join(slices.DeleteFunc(strings.Split(tail(log.Name()), "\n"), func(line string) bool {
 			return strings.Contains(line, "Watch channel closed")
 		}), "\n"))
-		keep(t, r)
+		keepLogs(t, r)
 	}
 	return out, err
 }
 
-func keep(t *testing.T, r Round) {
+func keepLogs(t *testing.T, r Round) {
 	t.Helper()
 	dir := os.Getenv("ROBUSTNESS_KEEP")
 	if dir == "" {
@@ -136,14 +138,14 @@ func keep(t *testing.T, r Round) {
 	}
 }
 
-// rounds lives through rounds until the time is up, at least one of each kind of traffic.
-func rounds(t *testing.T, server Server, run time.Duration) {
+// runRounds lives through rounds until the time is up, at least one of each kind of traffic.
+func runRounds(t *testing.T, server Server, run time.Duration) {
 	t.Helper()
 	first, end := seed(t), time.Now().Add(run)
 	decided := 0
 	for n := uint64(0); n < 2 || time.Now().Before(end); n++ {
 		t.Run(strconv.FormatUint(first+n, 10), func(t *testing.T) {
-			out, err := live(t, plan(t, server, first+n))
+			out, err := runRound(t, newRound(t, server, first+n))
 			if errors.Is(err, ErrUndecided) {
 				return
 			}
@@ -162,4 +164,4 @@ func rounds(t *testing.T, server Server, run time.Duration) {
 }
 
 // Whatever is done to the members, the clients see one history.
-func TestRobustness(t *testing.T) { rounds(t, trivet(t), duration(t)) }
+func TestRobustness(t *testing.T) { runRounds(t, trivet(t), duration(t)) }

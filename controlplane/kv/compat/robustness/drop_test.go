@@ -36,7 +36,7 @@ func TestSettle(t *testing.T) {
 	did(remove("b"), "lost")                                                                       // 7: it is not in the log
 	did(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{}}, "lost") // 8: nobody has its id
 	did(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: not for us to say
-	out := settle([]report.ClientReport{{KeyValue: ops}}, []model.EtcdRequest{revoke(1), revoke(2), remove("a"), remove("a")})
+	out := dropFailedWithoutEffect([]report.ClientReport{{KeyValue: ops}}, []model.EtcdRequest{revoke(1), revoke(2), remove("a"), remove("a")})
 	var left []int64
 	for _, op := range out[0].KeyValue {
 		left = append(left, op.Call)
