@@ -92,12 +92,9 @@ func TestLeasesOfOthers(t *testing.T) {
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
 	// A key that was attached elsewhere, and is not known here yet, counts.
-	w.raft.set(func() {
-		w.raft.behind = func() {
-			w.raft.set(func() { w.raft.behind = nil })
-			_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
-			require.NoError(t, err)
-		}
+	w.raft.BeforeNextReadIndex(func() {
+		_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
+		require.NoError(t, err)
 	})
 	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
@@ -140,12 +137,9 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 		require.NoError(t, f())
 	}
 	putBeforePropose := func(key string, lease int64) {
-		w.raft.set(func() {
-			w.raft.before = func([]byte) {
-				w.raft.set(func() { w.raft.before = nil })
-				_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
-				require.NoError(t, err)
-			}
+		w.raft.BeforeNextPropose(func() {
+			_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
+			require.NoError(t, err)
 		})
 	}
 	putBeforePropose("theirs", 7)

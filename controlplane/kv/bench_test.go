@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/kvtest"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
@@ -22,7 +23,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	}
 	b.Cleanup(func() { engine.Close() })
 	s := New(Options{
-		Engine: engine, Consensus: newAlone(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: kvtest.NewSingleMember(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: time.Second, Log: slog.New(slog.DiscardHandler),
 	})
 	for i := range keys {

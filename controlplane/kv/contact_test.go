@@ -40,7 +40,7 @@ func TestContactsAreTheLeaders(t *testing.T) {
 		}, 20*time.Second, time.Millisecond)
 	}
 	single := newWorld(t)
-	single.raft.lead(0, 3)
+	single.raft.SetLeader(0, 3)
 	_, err := single.Contacts(t.Context())
 	require.Equal(t, rpctypes.ErrGRPCNoLeader, err)
 }

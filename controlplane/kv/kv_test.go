@@ -166,7 +166,7 @@ func TestConditionsOverRanges(t *testing.T) {
 func TestATransactionThatOnlyReadsIsNotAgreedOn(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() { w.raft.before = func([]byte) { t.Error("proposed") } })
+	w.raft.BeforeNextPropose(func() { t.Error("proposed") })
 	r, err := w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.RangeRequest{Key: []byte("a")})}})
 	require.NoError(t, err)
 	require.Equal(t, "1", string(r.Responses[0].GetResponseRange().Kvs[0].Value))
@@ -176,7 +176,7 @@ func TestATransactionThatOnlyReadsIsNotAgreedOn(t *testing.T) {
 func TestSerializableReadsNeedNoLeader(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() { w.raft.fail = consensus.ErrNoLeader })
+	w.raft.SetError(consensus.ErrNoLeader)
 	_, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 	require.Equal(t, rpctypes.ErrGRPCNoLeader, err)
 	r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), Serializable: true})
@@ -224,14 +224,14 @@ func TestWhatClientsAreToldOfConsensus(t *testing.T) {
 		{consensus.ErrStopped, rpctypes.ErrGRPCStopped},
 		{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 	} {
-		w.raft.set(func() { w.raft.fail = c.is })
+		w.raft.SetError(c.is)
 		_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
 		require.Equal(t, c.want, err, "put, %v", c.is)
 		_, err = w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 		require.Equal(t, c.want, err, "range, %v", c.is)
 	}
 	internal := errors.New("disk on fire")
-	w.raft.set(func() { w.raft.fail = internal })
+	w.raft.SetError(internal)
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
 	require.ErrorIs(t, err, internal, "the edge logs it")
 }
@@ -271,13 +271,10 @@ func TestTheLargestValue(t *testing.T) {
 func TestARequestIsCheckedAgainWhenTheRecordsChange(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			// Between the check and the log somebody raises an alarm.
-			_, err := w.Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE})
-			require.NoError(t, err)
-		}
+	w.raft.BeforeNextPropose(func() {
+		// Between the check and the log somebody raises an alarm.
+		_, err := w.Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE})
+		require.NoError(t, err)
 	})
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: []byte("2")})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)

@@ -121,7 +121,7 @@ func TestTheLeaderEndsLeases(t *testing.T) {
 // Whoever does not lead ends nothing, however late it is.
 func TestAFollowerEndsNoLeases(t *testing.T) {
 	w := newWorld(t)
-	w.raft.lead(2, 3)
+	w.raft.SetLeader(2, 3)
 	w.run(t)
 	w.grant(t, 7, 60)
 	w.advanceClock(time.Hour)
@@ -146,21 +146,18 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 	w.grant(t, 7, 60)
 	// While the old leader's wish to end the lease is under way, another member takes over.
 	asked := make(chan struct{})
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			p, err := w.localPolicy()
-			require.NoError(t, err)
-			other := lessorRecord{term: 3, member: 2}
-			data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
-				{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
-			}})
-			require.NoError(t, err)
-			r, err := w.raft.apply(data)
-			require.NoError(t, err)
-			require.Equal(t, command.RefusedNot, r.Refused)
-			close(asked)
-		}
+	w.raft.BeforeNextPropose(func() {
+		p, err := w.localPolicy()
+		require.NoError(t, err)
+		other := lessorRecord{term: 3, member: 2}
+		data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
+			{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
+		}})
+		require.NoError(t, err)
+		r, err := w.raft.Apply(data)
+		require.NoError(t, err)
+		require.Equal(t, command.RefusedNot, r.Refused)
+		close(asked)
 	})
 	w.advanceClock(61 * time.Second)
 	<-asked
@@ -184,10 +181,10 @@ func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
 	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	w.advanceClock(50 * time.Second)
-	w.raft.lead(2, 3)
+	w.raft.SetLeader(2, 3)
 	require.Eventually(t, func() bool { return w.lessor.count() == 0 }, 10*time.Second, time.Millisecond)
 	w.advanceClock(50 * time.Second)
-	w.raft.lead(1, 4)
+	w.raft.SetLeader(1, 4)
 	w.waitForLessor(t, 4)
 	left, err := w.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
 	require.NoError(t, err)
@@ -202,12 +199,9 @@ func TestARenewalTooLate(t *testing.T) {
 	w.grant(t, 7, 60)
 	release := make(chan struct{})
 	asked := make(chan struct{})
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			close(asked)
-			<-release
-		}
+	w.raft.BeforeNextPropose(func() {
+		close(asked)
+		<-release
 	})
 	w.advanceClock(61 * time.Second)
 	<-asked
@@ -234,7 +228,7 @@ func TestKeepAlivesTravelToTheLeader(t *testing.T) {
 	peers := &followerPeers{}
 	follower := newWorld(t, func(o *Options) { o.Transport = peers })
 	leaderWorld := newWorld(t, func(o *Options) { o.Transport = &peers.leader })
-	follower.raft.lead(9, 2)
+	follower.raft.SetLeader(9, 2)
 	leaderWorld.run(t)
 	leaderWorld.waitForLessor(t, 2)
 	leaderWorld.grant(t, 7, 60)

@@ -190,7 +190,7 @@ func TestMoveLeader(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCBadLeaderTransferee, move())
 	transferErr = fault.New(fault.FailedPrecondition, "no").WithReason("TRANSFER_FAILED")
 	require.Equal(t, rpctypes.ErrGRPCTimeout, move())
-	w.raft.lead(2, 3)
+	w.raft.SetLeader(2, 3)
 	require.Equal(t, rpctypes.ErrGRPCNotLeader, move())
 }
 

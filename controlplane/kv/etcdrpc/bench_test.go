@@ -16,6 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/kvtest"
 )
 
 // What interceptors add to a call.
@@ -26,7 +27,7 @@ func BenchmarkInterceptors(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer engine.Close()
-	service := kv.New(kv.Options{Engine: engine, Consensus: &alone{engine: engine, leader: 1}, Leases: feed, Log: slog.New(slog.DiscardHandler)})
+	service := kv.New(kv.Options{Engine: engine, Consensus: kvtest.NewSingleMember(engine), Leases: feed, Log: slog.New(slog.DiscardHandler)})
 	s := etcdrpc.New(etcdrpc.Options{Service: service, Log: slog.New(slog.DiscardHandler)})
 	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("user-agent", "grpc", "client-api-version", "3.7"))

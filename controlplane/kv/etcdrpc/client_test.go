@@ -211,7 +211,7 @@ func TestWithoutALeader(t *testing.T) {
 	tolerating := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
 	<-requiring
 	<-tolerating
-	w.raft.lead(0, false)
+	w.raft.SetLeader(0, 2)
 	r := <-requiring
 	require.Equal(t, rpctypes.ErrNoLeader, r.Err())
 	_, err = pb.NewKVClient(c.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx), &pb.RangeRequest{Key: []byte("a"), Serializable: true})
@@ -219,7 +219,7 @@ func TestWithoutALeader(t *testing.T) {
 	got, err := c.Get(ctx, "a", clientv3.WithSerializable())
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
-	w.raft.lead(1, false)
+	w.raft.SetLeader(1, 2)
 	_, err = c.Put(ctx, "a", "2")
 	require.NoError(t, err)
 	require.Len(t, (<-tolerating).Events, 1)
@@ -229,7 +229,7 @@ func TestALearnerAnswersLittle(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
-	w.raft.lead(1, true)
+	w.raft.SetLearner(true)
 	require.Eventually(t, w.service.IsLearner, 10*time.Second, time.Millisecond)
 	_, err := c.Put(ctx, "a", "1")
 	require.ErrorContains(t, err, "rpc not supported for learner")
@@ -264,7 +264,7 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 	_, err := c.Put(t.Context(), "a", "1") // both protocols on one port
 	require.NoError(t, err)
 
-	w.raft.lead(0, false)
+	w.raft.SetLeader(0, 2)
 	code, body = get("/health")
 	require.Equal(t, 503, code)
 	require.JSONEq(t, `{"health":"false","reason":"RAFT NO LEADER"}`, body)
