@@ -90,7 +90,7 @@ func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 	defer cancel()
 	responseBody, err := s.opts.Transport.Direct(ctx, leader, contactCommand, nil)
 	if err != nil {
-		return out, fmt.Errorf("ask member %d for its contacts: %w", leader, err)
+		return out, fmt.Errorf("request the contacts of member %d: %w", leader, err)
 	}
 	return out, cbor.Unmarshal(responseBody, &out)
 }

@@ -107,7 +107,7 @@ func (s *Service) serveHash(ctx context.Context, request hashRequest) (hashRespo
 		return hashResponse{Hash: h.Hash, CompactRevision: h.CompactRevision, Unknown: !ok}, nil
 	}
 	if !s.hashMu.TryLock() {
-		return hashResponse{}, errors.New("a hash is being computed")
+		return hashResponse{}, errors.New("another hash is being computed")
 	}
 	defer s.hashMu.Unlock()
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {

@@ -180,13 +180,13 @@ func (e *leaseExpiry) count() int {
 }
 
 // errDeposed is returned when the records name another member, or a later term, as the one that expires leases.
-var errDeposed = errors.New("another member leads")
+var errDeposed = errors.New("another member is the leader")
 
 // expireLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an
 // error it pauses and returns, so that leader.While calls it again.
 func (s *Service) expireLeases(ctx context.Context, term uint64) {
 	if err := s.expireLeasesOnce(ctx, term); err != nil && ctx.Err() == nil {
-		s.opts.Log.Warn("leases are not looked after", "term", term, "err", err)
+		s.opts.Log.Warn("expire leases", "term", term, "err", err)
 		select {
 		case <-time.After(s.opts.Election / 10):
 		case <-ctx.Done():
@@ -211,7 +211,7 @@ func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	if err != nil {
 		return err
 	}
-	s.opts.Log.Info("looking after leases", "term", term, "leases", s.lessor.count())
+	s.opts.Log.Info("lease expiry started", "term", term, "leases", s.lessor.count())
 	for ctx.Err() == nil {
 		// etcd revokes as many leases concurrently.
 		const concurrent = 16
@@ -290,7 +290,7 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 		r, err := s.propose(ctx, p.epoch, []command.Step{{Kind: command.StepRevoke, Lease: id}})
 		if err != nil {
 			if ctx.Err() == nil {
-				s.opts.Log.Warn("end lease", "lease", id, "err", err)
+				s.opts.Log.Warn("revoke expired lease", "lease", id, "err", err)
 			}
 			return nil
 		}

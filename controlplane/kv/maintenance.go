@@ -300,7 +300,7 @@ func (s *Service) CheckKeyIndex() error {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := s.opts.Engine.AwaitKeyIndex(canceled); err != nil {
-		return errors.New("KEYS NOT COUNTED YET")
+		return errors.New("KEY INDEX NOT LOADED")
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ type policy struct {
 // recordFormat is the first byte of a record's value.
 const recordFormat = 1
 
-var errRecord = errors.New("unknown or broken record")
+var errRecord = errors.New("unknown or corrupt record")
 
 func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
 	name = fmt.Appendf(nil, "%s%s/%d", prefixAlarm, a.Alarm, a.MemberID)
@@ -207,7 +207,7 @@ func (s *Service) Caller(ctx context.Context) string {
 }
 
 // errBehind means that a token is newer than this member's records. Clients see it as an invalid token.
-var errBehind = fmt.Errorf("the records here are old: %w", rpctypes.ErrGRPCInvalidAuthToken)
+var errBehind = fmt.Errorf("the token is newer than this member's records: %w", rpctypes.ErrGRPCInvalidAuthToken)
 
 // check returns an error if a policy forbids a user's request.
 type check func(p *policy, user string) error

@@ -48,7 +48,7 @@ func (r *Raft) Propose(ctx context.Context, data []byte, exclusive bool) (comman
 	}
 	result, ok := applied.(command.Result)
 	if !ok {
-		return command.Result{}, fmt.Errorf("the state machine answered a %T", applied)
+		return command.Result{}, fmt.Errorf("the state machine returned a %T, not a command.Result", applied)
 	}
 	return result, nil
 }

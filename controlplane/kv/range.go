@@ -77,7 +77,7 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 // maxResponseBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
 const maxResponseBytes = 1 << 30
 
-var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: answer is too large: ask for less with a limit, or by RangeStream")
+var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: the response is too large: set a limit, or use RangeStream")
 
 // streamBytes is the approximate size of the keys and values in one message of a streamed range.
 const streamBytes = 1 << 20

@@ -41,7 +41,7 @@ func (s *Server) runAudited(ctx context.Context, method string, req any, refused
 		if st, ok := status.FromError(err); ok {
 			outcome, message = st.Code(), st.Message()
 		} else if ctx.Err() != nil {
-			outcome, message = codes.Canceled, "the caller hung up, or the call was not finished in time"
+			outcome, message = codes.Canceled, "the caller disconnected, or the deadline passed"
 		}
 		s.opts.Audit.Failed(c, code.Code(outcome).String(), message)
 	case !strings.HasPrefix(method, Prefix+"Cluster/"):

@@ -119,7 +119,7 @@ func checkURLs(all []string) error {
 		}
 	}
 	if len(all) > 1 {
-		return status.Error(codes.InvalidArgument, "etcdserver: a member has one peer URL here")
+		return status.Error(codes.InvalidArgument, "etcdserver: a member has exactly one peer URL in Trivet")
 	}
 	return nil
 }

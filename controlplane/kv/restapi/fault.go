@@ -40,9 +40,9 @@ func faultOf(err error) error {
 	}
 	switch {
 	case errors.As(err, &notLeaderErr):
-		return notLeader("the leader changed: say it again")
+		return notLeader("the leader changed: send the request again")
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isContextStatus(err):
-		return fault.New(fault.Internal, "not finished in time: a write may have been carried out or not").MayRetry().Because(err)
+		return fault.New(fault.Internal, "the deadline passed: a write may or may not have been carried out").MayRetry().Because(err)
 	case errors.As(err, &known), errors.As(err, &withStatus) && errors.As(rpctypes.Error(withStatus), &known):
 		kind := restKinds[known] // Internal for all others
 		f := fault.New(kind, "%s", known.Error()).Because(err)

@@ -74,7 +74,7 @@ func (s forwardMAC) header(to uint64, method, uri string, body []byte, address s
 // verify verifies the header of a request to this member. The caller verifies the body later, with
 // forwardedRequest.verifyBody.
 func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedRequest, error) {
-	refused := fault.New(fault.PermissionDenied, "%s: not made by a member of this cluster", forwardHeader)
+	refused := fault.New(fault.PermissionDenied, "%s: not authenticated by a member of this cluster", forwardHeader)
 	part := strings.Split(header, " ")
 	if len(part) != 6 || part[0] != "v2" || len(part[1]) > 20 || len(part[2]) > 64 {
 		return nil, refused
@@ -88,7 +88,7 @@ func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedR
 		return nil, refused
 	}
 	if late := s.now().Sub(time.UnixMilli(ms)); late.Abs() > forwardSkew {
-		return nil, fault.New(fault.PermissionDenied, "%s: made %v ago by its maker's clock: see that the members' clocks agree", forwardHeader,
+		return nil, fault.New(fault.PermissionDenied, "%s: its time is %v before this member's: synchronize the members' clocks", forwardHeader,
 			late.Round(time.Millisecond))
 	}
 	f := &forwardedRequest{nonce: nonce, address: address}
@@ -101,7 +101,7 @@ func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedR
 // verifyBody checks the hash of the body. It accepts every body if f is nil, for a request that was not forwarded.
 func (f *forwardedRequest) verifyBody(body []byte) error {
 	if f != nil && sha256.Sum256(body) != f.body {
-		return fault.New(fault.PermissionDenied, "%s: the body is another", forwardHeader)
+		return fault.New(fault.PermissionDenied, "%s: the body does not match the authenticated hash", forwardHeader)
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (o *nonceCache) add(nonce string, now time.Time) error {
 	_, b := o.previous[nonce]
 	switch {
 	case a || b:
-		return fault.New(fault.PermissionDenied, "%s: was used before", forwardHeader)
+		return fault.New(fault.PermissionDenied, "%s: the nonce was used before", forwardHeader)
 	case len(o.current) >= maxNonces:
 		return fault.New(fault.Internal, "more than %d forwarded writes within %v", maxNonces, 2*forwardSkew).MayRetry()
 	}
@@ -211,25 +211,25 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 	}
 	var envelope struct{ Data, Error, Meta json.RawMessage }
 	if len(responseBody) > maxForwardResponse || json.Unmarshal(responseBody, &envelope) != nil || envelope.Meta == nil || (envelope.Data == nil) == (envelope.Error == nil) {
-		return nil, forwardFault(to, fmt.Errorf("its answer, status %d, cannot be decoded", resp.StatusCode))
+		return nil, forwardFault(to, fmt.Errorf("its response with status %d cannot be decoded", resp.StatusCode))
 	}
 	return rest.Verbatim{Body: io.NopCloser(bytes.NewReader(responseBody))}, nil
 }
 
-var errLeaderTimeout = errors.New("it did not answer in time")
+var errLeaderTimeout = errors.New("it did not respond in time")
 
 // forwardFault returns the fault for a failed request to the leader. The leader may have executed the request.
 func forwardFault(to uint64, err error) error {
-	reason := "the way to it broke: what was asked for may have been done"
+	reason := "its response is not valid, or the connection to it failed: the request may have been carried out"
 	var op *net.OpError
 	var plain tls.RecordHeaderError
 	switch {
 	case errors.Is(err, errLeaderTimeout):
-		reason = "it did not answer in time: what was asked for may have been done"
+		reason = "it did not respond in time: the request may have been carried out"
 	case errors.As(err, &op) && op.Op == "dial":
 		reason = "it cannot be reached"
 	case errors.As(err, &plain), errors.Is(err, http.ErrSchemeMismatch):
-		reason = "it does not speak TLS, as this member does: give all of them a certificate"
+		reason = "it does not use TLS, but this member does: configure a certificate on all members"
 	}
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }

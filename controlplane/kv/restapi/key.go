@@ -26,7 +26,7 @@ const listEnd = "~"
 func decodeKey(remainder string) (string, error) {
 	key, err := url.PathUnescape(remainder)
 	if err != nil {
-		return "", fault.Invalid("key", "the path is not percent-encoded as it should be: %v", err)
+		return "", fault.Invalid("key", "the path has an invalid percent-encoding: %v", err)
 	}
 	if key == "" {
 		return "", fault.Invalid("key", "is empty: want /api/v1/kv/{key}")
@@ -121,7 +121,7 @@ func (t *jsonString) UnmarshalJSON(raw []byte) error {
 		return fault.Invalid("value", "want a string, got %s", jsonKind(raw))
 	}
 	if unpaired := unpairedSurrogate(raw); unpaired != "" {
-		return fault.Invalid("value", `\u%s is half of a character`, unpaired)
+		return fault.Invalid("value", `\u%s is an unpaired surrogate`, unpaired)
 	}
 	t.present = true
 	return json.Unmarshal(raw, &t.value)

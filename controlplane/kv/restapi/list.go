@@ -40,7 +40,7 @@ func (s *Server) writeItems(ctx context.Context, q listQuery, serializable bool,
 	waiting, cancel := context.WithTimeout(ctx, keyTime)
 	defer cancel()
 	if s.lists.Acquire(waiting, 1) != nil {
-		return fault.New(fault.Internal, "%d lists are being written: say it again", maxLists).MayRetry()
+		return fault.New(fault.Internal, "%d lists are being streamed, which is the limit: try again later", maxLists).MayRetry()
 	}
 	defer s.lists.Release(1)
 	key, end := listBounds(q.prefix)

@@ -138,7 +138,7 @@ func New(opts Options) *Server {
 // ready returns an error if the raft group has no leader, so that keys cannot be written. /ready reports it.
 func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
-		return errors.New("no leader of the keys: fewer than a majority of the members can be reached")
+		return errors.New("the key-value store has no leader: fewer than a majority of the members can be reached")
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 	}
 	if !s.opts.Open && !rest.FromLoopback(r) {
 		return nil, fault.New(fault.PermissionDenied,
-			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
+			"the REST API of the key-value store has no authentication, so it accepts calls on this host's loopback interface only: call it there, use gRPC, or set rest.open: [kv]")
 	}
 	return nil, s.server.NotABrowser(r)
 }
@@ -233,7 +233,7 @@ func (s *Server) destination(r request, reads bool) (target, error) {
 	case leader == s.opts.Self:
 		return target{local: true}, nil
 	case r.forwarded != nil:
-		return target{}, notLeader("this member, %d, does not lead", s.opts.Self)
+		return target{}, notLeader("this member, %d, is not the leader", s.opts.Self)
 	case leader == 0 && reads:
 		return target{local: true, stale: true}, nil
 	case leader == 0:

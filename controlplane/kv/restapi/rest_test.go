@@ -362,29 +362,29 @@ func TestLeaderThatIsNone(t *testing.T) {
 		list   bool
 		says   string
 	}{
-		"no JSON":     {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, says: "broke"},
-		"no envelope": {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{}}`) }, says: "broke"},
-		"both":        {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{},"error":{},"meta":{}}`) }, says: "broke"},
+		"no JSON":     {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, says: "the connection to it failed"},
+		"no envelope": {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{}}`) }, says: "the connection to it failed"},
+		"both":        {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{},"error":{},"meta":{}}`) }, says: "the connection to it failed"},
 		"elsewhere": {answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
-		}, says: "broke"},
+		}, says: "the connection to it failed"},
 		"no end": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
 			io.WriteString(w, `{"data":`)
-		}, says: "broke"},
+		}, says: "the connection to it failed"},
 		"too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, `{"data":"`+strings.Repeat("x", maxForwardResponse)+`","meta":{}}`)
-		}, says: "broke"},
+		}, says: "the connection to it failed"},
 		"a list of an error": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusInternalServerError)
 			io.WriteString(w, "oh")
-		}, says: "broke"},
+		}, says: "the connection to it failed"},
 		"silence": {answer: func(_ http.ResponseWriter, r *http.Request) {
 			select {
 			case <-ended:
 			case <-r.Context().Done():
 			}
-		}, says: "in time"},
+		}, says: "did not respond in time"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(c.answer)

@@ -19,10 +19,10 @@ import (
 )
 
 // ErrNotSnapshot is returned for a file that is not an etcd snapshot.
-var ErrNotSnapshot = errors.New("not a snapshot of etcd")
+var ErrNotSnapshot = errors.New("not an etcd snapshot")
 
 // ErrCorrupt is returned for a snapshot that was truncated or changed.
-var ErrCorrupt = errors.New("the snapshot is broken")
+var ErrCorrupt = errors.New("the snapshot is corrupt")
 
 // Counts holds the numbers of objects in a file.
 type Counts struct {
@@ -106,7 +106,7 @@ func verify(path string) (verified bool, err error) {
 	case err != nil:
 		return false, err
 	case rest != 0 && rest != sha256.Size || size < need:
-		return false, fmt.Errorf("%w: cut off: it has %d bytes", ErrCorrupt, info.Size())
+		return false, fmt.Errorf("%w: truncated: it has %d bytes", ErrCorrupt, info.Size())
 	case rest == 0:
 		return false, checkTree(file)
 	}
@@ -119,7 +119,7 @@ func verify(path string) (verified bool, err error) {
 		return false, err
 	}
 	if !bytes.Equal(want, sum.Sum(nil)) {
-		return false, fmt.Errorf("%w: its SHA-256 is another", ErrCorrupt)
+		return false, fmt.Errorf("%w: its SHA-256 does not match", ErrCorrupt)
 	}
 	return true, checkTree(file)
 }
@@ -297,7 +297,7 @@ func (f *File) read(revision []byte) (*mvccpb.KeyValue, error) {
 	err := f.view(func(tx *bbolt.Tx) error {
 		value := tx.Bucket(bucketKey).Get(revision)
 		if value == nil {
-			return fmt.Errorf("%w: revision %x is gone", ErrCorrupt, revision)
+			return fmt.Errorf("%w: revision %x is missing", ErrCorrupt, revision)
 		}
 		return proto.Unmarshal(value, kv)
 	})

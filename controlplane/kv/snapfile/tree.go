@@ -90,7 +90,7 @@ func checkMeta(r io.ReaderAt) (need int64, err error) {
 	case err != nil:
 		return 0, err
 	case !known && magic:
-		return 0, fmt.Errorf("%w: its meta pages do not hold", ErrCorrupt)
+		return 0, fmt.Errorf("%w: it has no valid meta page", ErrCorrupt)
 	case !known:
 		return 0, ErrNotSnapshot
 	case m.pageSize < minPageSize || m.pageSize > maxPageSize || m.pages < 3 || m.pages > 1<<40:
@@ -125,7 +125,7 @@ func (t *tree) page(id uint64, depth int) error {
 		return corruptPage(id, "outside of the file")
 	}
 	if depth > maxDepth {
-		return corruptPage(id, "too deep")
+		return corruptPage(id, "nested too deeply")
 	}
 	header := make([]byte, pageHeader)
 	if err := t.read(header, id, 0); err != nil {
@@ -133,7 +133,7 @@ func (t *tree) page(id uint64, depth int) error {
 	}
 	kind, count, overflow := binary.LittleEndian.Uint16(header[8:]), binary.LittleEndian.Uint16(header[10:]), uint64(binary.LittleEndian.Uint32(header[12:]))
 	if binary.LittleEndian.Uint64(header) != id {
-		return corruptPage(id, "it says it is another")
+		return corruptPage(id, "its header has another ID")
 	}
 	if overflow >= t.pages-id {
 		return corruptPage(id, "longer than the file")
@@ -146,7 +146,7 @@ func (t *tree) page(id uint64, depth int) error {
 	}
 	length := (overflow + 1) * t.pageSize
 	if pageHeader+uint64(count)*pageElement > length {
-		return corruptPage(id, "more elements than it has room for")
+		return corruptPage(id, "more elements than fit into it")
 	}
 	table := make([]byte, int(count)*pageElement)
 	if err := t.read(table, id, pageHeader); err != nil {
@@ -155,13 +155,13 @@ func (t *tree) page(id uint64, depth int) error {
 	switch kind {
 	case branchPage:
 		if count == 0 {
-			return corruptPage(id, "a branch without leaves")
+			return corruptPage(id, "a branch page without elements")
 		}
 		return t.branch(id, depth, table, length)
 	case leafPage:
 		return t.leaf(id, depth, table, length)
 	}
-	return corruptPage(id, "of no known kind")
+	return corruptPage(id, "of unknown type")
 }
 
 func (t *tree) read(b []byte, id, at uint64) error {
@@ -182,7 +182,7 @@ func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		e := table[i:]
 		if !insidePage(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])), table, length) {
-			return corruptPage(id, "a key outside of it")
+			return corruptPage(id, "a key lies outside of the page")
 		}
 		if err := t.page(binary.LittleEndian.Uint64(e[8:]), depth+1); err != nil {
 			return err
@@ -196,7 +196,7 @@ func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		bucket, at, key, value, ok := leafElement(i, table, length)
 		if !ok {
-			return corruptPage(id, "an element outside of it")
+			return corruptPage(id, "an element lies outside of the page")
 		}
 		if !bucket {
 			continue
@@ -213,7 +213,7 @@ func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 				return err
 			}
 		} else if !inlineLeaf(b[bucketHeader:]) {
-			return corruptPage(id, "a small bucket that does not hold")
+			return corruptPage(id, "a malformed inline bucket")
 		}
 	}
 	return nil

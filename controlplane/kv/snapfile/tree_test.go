@@ -40,14 +40,14 @@ func TestBrokenTrees(t *testing.T) {
 		"a child that is meta":  {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), 1) }, "outside of the file"},
 		"its own child":         {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), branch) }, "used twice"},
 		"one child twice":       {branch, func(p []byte) { copy(child(p)[pageElement:], child(p)[:8]) }, "used twice"},
-		"no children":           {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 0) }, "without leaves"},
-		"of no kind":            {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[8:], 0x40) }, "no known kind"},
-		"another page":          {leaf, func(p []byte) { binary.LittleEndian.PutUint64(p, leaf+1) }, "it is another"},
+		"no children":           {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 0) }, "without elements"},
+		"of no kind":            {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[8:], 0x40) }, "of unknown type"},
+		"another page":          {leaf, func(p []byte) { binary.LittleEndian.PutUint64(p, leaf+1) }, "header has another ID"},
 		"long":                  {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[12:], 1<<20) }, "longer than the file"},
 		"many elements":         {leaf, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 1000) }, "more elements"},
-		"a key behind its page": {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+8:], 5000) }, "outside of it"},
-		"a key in the table":    {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 0) }, "outside of it"},
-		"a branch's key":        {branch, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 5000) }, "outside of it"},
+		"a key behind its page": {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+8:], 5000) }, "outside of the page"},
+		"a key in the table":    {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 0) }, "outside of the page"},
+		"a branch's key":        {branch, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 5000) }, "outside of the page"},
 	} {
 		b := slices.Clone(whole)
 		c.change(page(b, c.id))

@@ -221,7 +221,7 @@ func checkLimits(noun, name string, count, limit int) error {
 		return status.Errorf(codes.InvalidArgument, "etcdserver: %s name of %d bytes, at most %d", noun, len(name), MaxNameBytes)
 	}
 	if count >= limit {
-		return status.Errorf(codes.ResourceExhausted, "etcdserver: there are %d %ss already, the most there can be", count, noun)
+		return status.Errorf(codes.ResourceExhausted, "etcdserver: there are %d %ss already, which is the limit", count, noun)
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ const (
 // errNoPasswordUser has etcd's text; etcd has no code for this error, and rpctypes does not contain it.
 var errNoPasswordUser = status.Error(codes.Unknown, "auth: authentication failed, password was given for no password user")
 
-var errNotHashed = errors.New("HashAdd or HashChange must come first")
+var errNotHashed = errors.New("call HashAdd or HashChange first")
 
 // HashAdd replaces the password of a new user by its hash, or clears it if the user has no password. It returns an
 // error for a password of more than 72 bytes. A hash in the request is ignored.

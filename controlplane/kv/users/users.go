@@ -126,7 +126,7 @@ func (s *State) load(name string, value []byte) (err error) {
 
 func checkRecordName(name []byte, want string) error {
 	if string(name) != want {
-		return fmt.Errorf("it is of %q: %w", name, errCorrupt)
+		return fmt.Errorf("the record holds %q: %w", name, errCorrupt)
 	}
 	return nil
 }

@@ -273,7 +273,7 @@ func TestNamesAndNumbersAreBounded(t *testing.T) {
 		s.roles[fmt.Sprint(i)] = &authpb.Role{}
 	}
 	_, _, refused := s.RoleAdd(&pb.AuthRoleAddRequest{Name: "one more"})
-	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, the most there can be", errorText(refused))
+	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, which is the limit", errorText(refused))
 
 	must(w, (*State).RoleAdd, &pb.AuthRoleAddRequest{Name: "r"})
 	key := []byte(strings.Repeat("k", MaxRecordBytes))

@@ -74,8 +74,8 @@ const (
 
 // Error texts that etcd does not have.
 const (
-	tooManyWatches = "etcdserver: too many watches on this stream: open another one"
-	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
+	tooManyWatches = "etcdserver: too many watches on this stream: open another stream"
+	tooManyKeys    = "etcdserver: the keys of the watches on this stream exceed 16 MiB in total: open another stream"
 )
 
 // batchBytes is the approximate size of the keys and values in a batch; one revision may be larger. It is less than
