@@ -55,7 +55,7 @@ func TestAuthAdministration(t *testing.T) {
 }
 
 // Whoever may not write what is tied to a lease may not end it, nor tie more to it.
-func TestLeasesOfOthers(t *testing.T) {
+func TestLeasePermissions(t *testing.T) {
 	ctx := t.Context()
 	root := As(ctx, users.Root)
 	w := newWorld(t)
@@ -106,7 +106,7 @@ func TestLeasesOfOthers(t *testing.T) {
 
 // Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever
 // ends it may write them too.
-func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
+func TestKeyAttachedDuringRevoke(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
 	w := newWorld(t)
@@ -164,7 +164,7 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 
 // A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has
 // shown this member the new records.
-func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
+func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []func() error{
 		func() error {
@@ -220,7 +220,7 @@ func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
 }
 
 // Everybody may try passwords, so what waits to be hashed is bounded, in number and in time.
-func TestTooManyPasswords(t *testing.T) {
+func TestPasswordHashingIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Leases: &LeaseFeed{}})
 		release := make(chan struct{})

@@ -156,7 +156,7 @@ func (w *cluster) leader(t *testing.T) (leading *member, others []*member) {
 }
 
 // What any member acknowledged, every member reads; whatever one writes, all agree on.
-func TestEveryMemberServes(t *testing.T) {
+func TestWritesAreReadableOnAllMembers(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
 	w.leader(t)
@@ -175,7 +175,7 @@ func TestEveryMemberServes(t *testing.T) {
 }
 
 // Leases are looked after by whoever leads, asked for anywhere, and outlive a change of leaders.
-func TestLeasesOutliveTheirLeader(t *testing.T) {
+func TestLeasesSurviveLeaderChange(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
 	leading, others := w.leader(t)
@@ -206,7 +206,7 @@ func TestLeasesOutliveTheirLeader(t *testing.T) {
 }
 
 // A user who was just made may act on every member at once.
-func TestRecordsAreKnownEverywhere(t *testing.T) {
+func TestAuthAppliesOnAllMembersAtOnce(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
 	leading, others := w.leader(t)

@@ -11,7 +11,7 @@ import (
 )
 
 // A member that was not heard for a while begins anew, and so do all with a new term.
-func TestHowLongMembersAreHeard(t *testing.T) {
+func TestContactTimes(t *testing.T) {
 	var c contacts
 	update := func(now time.Duration, leader, term uint64, heard ...uint64) map[uint64]time.Duration {
 		g := consensus.GroupStatus{Leader: leader, Term: term, Active: map[uint64]bool{1: true, 2: false, 3: false}}
@@ -30,7 +30,7 @@ func TestHowLongMembersAreHeard(t *testing.T) {
 }
 
 // Every member tells whom the leader hears.
-func TestContactsAreTheLeaders(t *testing.T) {
+func TestContactsOnAllMembers(t *testing.T) {
 	w := newCluster(t, noComparison)
 	leading, others := w.leader(t)
 	for _, s := range append(others, leading) {

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-func TestWhoHasOtherData(t *testing.T) {
+func TestFindDiffering(t *testing.T) {
 	a, b, c := hashResponse{Hash: 1, CompactRevision: 5}, hashResponse{Hash: 2, CompactRevision: 5}, hashResponse{Hash: 3, CompactRevision: 5}
 	elsewhere, unknown, behind := hashResponse{Hash: 2, CompactRevision: 6}, hashResponse{Unknown: true}, hashResponse{Behind: true}
 	for name, c := range map[string]struct {
@@ -73,7 +73,7 @@ func noComparison(o *Options) { o.CorruptCheck = -1 }
 
 // Whoever came to other data than the majority has the alarm, a follower or the leader, and nobody writes until it is
 // taken away. It comes back as long as the data differs.
-func TestAMemberWithOtherDataIsFound(t *testing.T) {
+func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
 	for name, pick := range map[string]func(leading *member, others []*member) *member{
 		"a follower": func(_ *member, others []*member) *member { return others[1] },
 		"the leader": func(leading *member, _ []*member) *member { return leading },
@@ -108,7 +108,7 @@ func TestAMemberWithOtherDataIsFound(t *testing.T) {
 }
 
 // What differed before a compaction is found by what members remember of it, though all of them have the same since.
-func TestOtherDataIsFoundAfterItWasCompacted(t *testing.T) {
+func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
 	leading, others := w.leader(t)
@@ -147,7 +147,7 @@ func TestOtherDataIsFoundAfterItWasCompacted(t *testing.T) {
 }
 
 // Nobody has to ask: whoever leads compares from time to time.
-func TestMembersAreComparedAllTheTime(t *testing.T) {
+func TestLeaderComparesPeriodically(t *testing.T) {
 	w := newCluster(t, func(o *Options) { o.CorruptCheck = 10 * time.Millisecond })
 	leading, others := w.leader(t)
 	w.corrupting.Store(others[0].id)
@@ -157,7 +157,7 @@ func TestMembersAreComparedAllTheTime(t *testing.T) {
 }
 
 // A member that does not lead compares nothing, and one that cannot reach the others raises no alarm.
-func TestASilentMemberIsNoAlarm(t *testing.T) {
+func TestUnreachableMemberRaisesNoAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
 	leading, others := w.leader(t)
@@ -170,7 +170,7 @@ func TestASilentMemberIsNoAlarm(t *testing.T) {
 
 // A member whose own files are damaged has the alarm as soon as somebody reads them, and keeps it out of what others
 // sent.
-func TestDamagedFilesAreAnAlarm(t *testing.T) {
+func TestDamagedFilesRaiseCorrupt(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.put(t, "a", strings.Repeat("sound", 40))

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-func TestAnEmptyKeyspaceIsAtRevisionOne(t *testing.T) {
+func TestEmptyKeyspaceHasRevisionOne(t *testing.T) {
 	w := newWorld(t)
 	r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
@@ -27,7 +27,7 @@ func TestAnEmptyKeyspaceIsAtRevisionOne(t *testing.T) {
 	require.EqualValues(t, 2, w.put(t, "a", "1"))
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestPutRangeDelete(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.put(t, "b", "2")
@@ -72,7 +72,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	require.EqualValues(t, 5, again.Header.Revision, "nothing happened")
 }
 
-func TestPutsThatKeepSomething(t *testing.T) {
+func TestPutIgnoreValue(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), IgnoreValue: true})
 	require.Equal(t, rpctypes.ErrGRPCKeyNotFound, err)
@@ -138,7 +138,7 @@ func TestTransactions(t *testing.T) {
 }
 
 // A condition over a range holds when it holds for every key, and of no key when it holds for one that does not exist.
-func TestConditionsOverRanges(t *testing.T) {
+func TestRangeCompares(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a1", "x")
 	w.put(t, "a2", "x")
@@ -163,7 +163,7 @@ func TestConditionsOverRanges(t *testing.T) {
 	}
 }
 
-func TestATransactionThatOnlyReadsIsNotAgreedOn(t *testing.T) {
+func TestReadOnlyTxnIsNotProposed(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.raft.BeforeNextPropose(func() { t.Error("proposed") })
@@ -173,7 +173,7 @@ func TestATransactionThatOnlyReadsIsNotAgreedOn(t *testing.T) {
 }
 
 // Reads that may be old need nobody.
-func TestSerializableReadsNeedNoLeader(t *testing.T) {
+func TestSerializableReadWithoutLeader(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.raft.SetError(consensus.ErrNoLeader)
@@ -212,7 +212,7 @@ func TestCompaction(t *testing.T) {
 }
 
 // What consensus says, in the words that clients know.
-func TestWhatClientsAreToldOfConsensus(t *testing.T) {
+func TestConsensusErrors(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ is, want error }{
 		{consensus.ErrNoLeader, rpctypes.ErrGRPCNoLeader},
@@ -236,7 +236,7 @@ func TestWhatClientsAreToldOfConsensus(t *testing.T) {
 	require.ErrorIs(t, err, internal, "the edge logs it")
 }
 
-func TestRequestsThatAreTooLarge(t *testing.T) {
+func TestTooLargeRequests(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Limits.RequestBytes = 64 << 10; o.Limits.TxnOps = 2 })
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 64<<10+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
@@ -257,7 +257,7 @@ func TestRequestsThatAreTooLarge(t *testing.T) {
 }
 
 // A value of just the limit passes, under the longest key too.
-func TestTheLargestValue(t *testing.T) {
+func TestLargestValue(t *testing.T) {
 	w := newWorld(t)
 	for _, key := range [][]byte{[]byte("a"), make([]byte, command.MaxKeyBytes)} {
 		_, err := w.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, DefaultRequestBytes)})
@@ -268,7 +268,7 @@ func TestTheLargestValue(t *testing.T) {
 }
 
 // A request is decided by the records under which it is carried out.
-func TestARequestIsCheckedAgainWhenTheRecordsChange(t *testing.T) {
+func TestWriteIsRecheckedAfterRecordsChange(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.raft.BeforeNextPropose(func() {
@@ -284,7 +284,7 @@ func TestARequestIsCheckedAgainWhenTheRecordsChange(t *testing.T) {
 }
 
 // Whatever a client sends, it is answered in etcd's words, never with an error of ours.
-func TestOddRequests(t *testing.T) {
+func TestInvalidRequestsGetStatusErrors(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	ctx := t.Context()

@@ -99,7 +99,7 @@ func (w *world) advanceClock(by time.Duration) {
 	}
 }
 
-func TestTheLeaderEndsLeases(t *testing.T) {
+func TestLeaderRevokesExpiredLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
@@ -119,7 +119,7 @@ func TestTheLeaderEndsLeases(t *testing.T) {
 }
 
 // Whoever does not lead ends nothing, however late it is.
-func TestAFollowerEndsNoLeases(t *testing.T) {
+func TestFollowerRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.raft.SetLeader(2, 3)
 	w.run(t)
@@ -139,7 +139,7 @@ func TestAFollowerEndsNoLeases(t *testing.T) {
 
 // A leader that was stuck while another one took over comes back with leases that it believes expired: what it proposes
 // then is forwarded, and must be refused (etcd#15247).
-func TestAnOldLeaderEndsNothing(t *testing.T) {
+func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
@@ -175,7 +175,7 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 	require.Zero(t, w.counters.expired.Load())
 }
 
-func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
+func TestNewLeaderRestartsTTLs(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
@@ -192,7 +192,7 @@ func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
 }
 
 // A renewal that comes when the lease is about to be ended waits for that, and is told so.
-func TestARenewalTooLate(t *testing.T) {
+func TestRenewalWaitsForRevocation(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
@@ -224,7 +224,7 @@ func TestARenewalTooLate(t *testing.T) {
 }
 
 // Members ask the leader.
-func TestKeepAlivesTravelToTheLeader(t *testing.T) {
+func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	peers := &followerPeers{}
 	follower := newWorld(t, func(o *Options) { o.Transport = peers })
 	leaderWorld := newWorld(t, func(o *Options) { o.Transport = &peers.leader })

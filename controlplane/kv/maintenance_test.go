@@ -36,7 +36,7 @@ func (w *world) alarms(t *testing.T) []*pb.AlarmMember {
 }
 
 // The way into the alarm, and out of it: compaction, defragmentation, disarming.
-func TestWhenTheQuotaIsReached(t *testing.T) {
+func TestNoSpaceAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, func(o *Options) { o.Quota = 256 << 10 })
 	value := string(make([]byte, 16<<10))
@@ -99,7 +99,7 @@ func TestNoQuota(t *testing.T) {
 	require.Zero(t, status.DbSizeQuota)
 }
 
-func TestACorruptMemberTakesNoWrites(t *testing.T) {
+func TestCorruptAlarmRefusesWrites(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.put(t, "a", "1")
@@ -138,7 +138,7 @@ func TestAlarmsByMember(t *testing.T) {
 	require.Empty(t, none.Alarms)
 }
 
-func TestPhysicalCompactionWaits(t *testing.T) {
+func TestPhysicalCompactionWaitsForScrub(t *testing.T) {
 	w := newWorld(t)
 	for i := range 10 {
 		w.put(t, "a", fmt.Sprint(i))
@@ -157,7 +157,7 @@ func TestPhysicalCompactionWaits(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestHashes(t *testing.T) {
+func TestHashKV(t *testing.T) {
 	ctx := t.Context()
 	one, two := newWorld(t), newWorld(t)
 	for _, w := range []*world{one, two} {
@@ -194,7 +194,7 @@ func TestMoveLeader(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCNotLeader, move())
 }
 
-func TestASnapshotHoldsAllThatThereIs(t *testing.T) {
+func TestSnapshot(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.grant(t, 7, 60)
@@ -216,7 +216,7 @@ func TestASnapshotHoldsAllThatThereIs(t *testing.T) {
 }
 
 // A lease that ends while its keys are on their way into the file must not leave them there for good.
-func TestAKeyOfALeaseThatEndedMeanwhile(t *testing.T) {
+func TestSnapshotKeyOfEndedLease(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.grant(t, 7, 60)
@@ -245,7 +245,7 @@ func TestAKeyOfALeaseThatEndedMeanwhile(t *testing.T) {
 	require.EqualValues(t, 1, f.Counts.Keys)
 }
 
-func TestMetricsInEtcdsWords(t *testing.T) {
+func TestMetricsHaveEtcdNames(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	registry := prometheus.NewRegistry()
@@ -267,7 +267,7 @@ func TestMetricsInEtcdsWords(t *testing.T) {
 	require.Positive(t, values["etcd_mvcc_db_total_size_in_bytes"])
 }
 
-func TestHistoryIsCompactedByAge(t *testing.T) {
+func TestAgeCompactor(t *testing.T) {
 	w := newWorld(t)
 	c := ageCompactor{age: time.Hour}
 	w.put(t, "a", "1")

@@ -28,7 +28,7 @@ import (
 )
 
 // A snapshot of our engine is taken by etcdutl, and an etcd started from the restore serves what we served.
-func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
+func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
 	k.run(step(command.StepGrant, func(s *command.Step) { s.Lease, s.TTL = 7, 600 }), putStep("leased", "x", 7))
@@ -110,7 +110,7 @@ func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	require.Equal(t, snap.Revision()+2, again.Header.Revision)
 }
 
-func TestOurEmptySnapshotBecomesAnEtcd(t *testing.T) {
+func TestEtcdRestoresEmptyTrivetSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
 	snap := k.e.Snapshot()
@@ -125,7 +125,7 @@ func TestOurEmptySnapshotBecomesAnEtcd(t *testing.T) {
 }
 
 // etcdutl raises the revision from the last one, though no live key has it.
-func TestOurSnapshotRestoredWithABump(t *testing.T) {
+func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
 	k.run(putStep("a", "1", 0))
@@ -142,7 +142,7 @@ func TestOurSnapshotRestoredWithABump(t *testing.T) {
 }
 
 // What etcdctl saved of an etcd, and the database of one that was stopped, is read as etcd served it.
-func TestAnEtcdSnapshotIsRead(t *testing.T) {
+func TestTrivetReadsEtcdSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	e := tools.newMember()
 	ctx := t.Context()

@@ -85,7 +85,7 @@ var (
 	}
 )
 
-func TestWhoMayComeIn(t *testing.T) {
+func TestAdmission(t *testing.T) {
 	denied, invalid := rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCInvalidAuthToken
 	for name, c := range map[string]struct {
 		open, trust                 bool
@@ -142,7 +142,7 @@ func enableAuth(t *testing.T, c *clientv3.Client) {
 	}
 }
 
-func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
+func TestAdmissionWithAuthEnabled(t *testing.T) {
 	w := newWorld(t)
 	enableAuth(t, w.client(t))
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
@@ -239,7 +239,7 @@ func newCertificate(t *testing.T, name string, parent *tls.Certificate) *tls.Cer
 
 // With TLS the common name of a client's certificate is the user of whoever shows no token, and a certificate opens
 // what loopback does.
-func TestClientsWithCertificates(t *testing.T) {
+func TestClientCertificates(t *testing.T) {
 	ctx := t.Context()
 	ca := newCertificate(t, "ca", nil)
 	pool := x509.NewCertPool()
@@ -277,7 +277,7 @@ func TestClientsWithCertificates(t *testing.T) {
 }
 
 // A connection that says nothing, or nonsense, is closed, and others are served meanwhile.
-func TestStrangeConnections(t *testing.T) {
+func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	w := newWorld(t)
 	for _, text := range []string{"", "PRI", "PRI * HTTP/1.7\r\n\r\n", strings.Repeat("\x00", 100)} {
 		conn, err := net.Dial("tcp", w.address)
@@ -343,7 +343,7 @@ func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token
 var errStillOpen = status.Error(codes.OK+100, "it goes on")
 
 // A stream that the administrator's token opened ends with the token, and with the role.
-func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
+func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	w := newWorld(t)
 	for _, token := range []string{"revoked", "demoted"} {
 		t.Run(token, func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
 }
 
 // A stream that is admitted without a token goes on when the token that the client shows with it becomes invalid.
-func TestAStreamThatNeededNoTokenGoesOn(t *testing.T) {
+func TestStreamAdmittedWithoutTokenContinues(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {
 		open        bool

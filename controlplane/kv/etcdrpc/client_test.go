@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-func TestEtcdsClientWorksUnchanged(t *testing.T) {
+func TestEtcdClient(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -67,7 +67,7 @@ func TestEtcdsClientWorksUnchanged(t *testing.T) {
 	require.Equal(t, rpctypes.ErrCompacted, err)
 }
 
-func TestEtcdsWatcher(t *testing.T) {
+func TestEtcdClientWatch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	w := newWorld(t)
@@ -97,7 +97,7 @@ func TestEtcdsWatcher(t *testing.T) {
 	require.EqualValues(t, 5, old.CompactRevision)
 }
 
-func TestEtcdsLeases(t *testing.T) {
+func TestEtcdClientLeases(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -121,7 +121,7 @@ func TestEtcdsLeases(t *testing.T) {
 }
 
 // A lock, an election and a software transaction, as etcd's own recipes have them.
-func TestEtcdsRecipes(t *testing.T) {
+func TestEtcdConcurrencyRecipes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	w := newWorld(t)
@@ -177,7 +177,7 @@ func noError(t *testing.T, err error) bool {
 	return err == nil
 }
 
-func TestASnapshotIsAFileThatEtcdReads(t *testing.T) {
+func TestSnapshotIsValidFile(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -199,7 +199,7 @@ func TestASnapshotIsAFileThatEtcdReads(t *testing.T) {
 	require.NoError(t, file.Close())
 }
 
-func TestWithoutALeader(t *testing.T) {
+func TestRequireLeader(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	w := newWorld(t)
@@ -225,7 +225,7 @@ func TestWithoutALeader(t *testing.T) {
 	require.Len(t, (<-tolerating).Events, 1)
 }
 
-func TestALearnerAnswersLittle(t *testing.T) {
+func TestLearnerServesOnlyLocalReads(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -242,7 +242,7 @@ func TestALearnerAnswersLittle(t *testing.T) {
 	require.True(t, status.IsLearner)
 }
 
-func TestWhatEtcdAnswersByHTTP(t *testing.T) {
+func TestHTTPPaths(t *testing.T) {
 	w := newWorld(t)
 	get := func(path string) (int, string) {
 		r, err := http.Get("http://" + w.address + path)
@@ -278,7 +278,7 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 
 // A client that opens more streams than the limit is refused. Its open streams go on, and it can open one more after it
 // has ended one.
-func TestStreamsOfAClientAreBounded(t *testing.T) {
+func TestStreamsOfClientAreLimited(t *testing.T) {
 	w := newWorld(t)
 	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)

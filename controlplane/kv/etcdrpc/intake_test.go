@@ -50,7 +50,7 @@ func serveWithIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 }
 
 // The intake and the interceptor of a call need the result of one authorization. The token of a call is verified once.
-func TestCallsAreAuthorizedOnce(t *testing.T) {
+func TestCallIsAuthorizedOnce(t *testing.T) {
 	w, v := newWorld(t), &countingVerifier{}
 	conn := serveWithIntake(t, etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: v, Dir: t.TempDir()}))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -74,7 +74,7 @@ func TestCallsAreAuthorizedOnce(t *testing.T) {
 }
 
 // The authorization of one method, or by one server, is not used for another.
-func TestAnAuthorizationIsForOneMethod(t *testing.T) {
+func TestAuthorizationIsForOneMethod(t *testing.T) {
 	w := newWorld(t)
 	open := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})
 	closed := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
@@ -90,7 +90,7 @@ func TestAnAuthorizationIsForOneMethod(t *testing.T) {
 
 // The intake knows callers on loopback and with a credential from others, who share one budget with all unauthenticated
 // callers.
-func TestTheIntakeKnowsStrangers(t *testing.T) {
+func TestIntakeDistinguishesAuthenticatedCallers(t *testing.T) {
 	w := newWorld(t)
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})
 	admit := s.Intake(1000)

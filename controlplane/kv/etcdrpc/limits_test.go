@@ -13,7 +13,7 @@ import (
 )
 
 // The open streams of one client, and of all clients of a member, are bounded. Streams that have ended do not count.
-func TestOpenStreamsAreBounded(t *testing.T) {
+func TestOpenStreamsAreLimited(t *testing.T) {
 	from := func(address string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}})
 	}

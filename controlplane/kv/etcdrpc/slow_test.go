@@ -12,7 +12,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-func TestSlowRequestsAreToldButNotWhatTheyCarry(t *testing.T) {
+func TestSlowLogOmitsValues(t *testing.T) {
 	var out bytes.Buffer
 	l := slowLog{log: slog.New(slog.NewTextHandler(&out, nil))}
 	put := &pb.PutRequest{Key: bytes.Repeat([]byte("k"), 1000), Value: []byte("secret")}
@@ -28,7 +28,7 @@ func TestSlowRequestsAreToldButNotWhatTheyCarry(t *testing.T) {
 }
 
 // As of etcd's --warning-unary-request-duration.
-func TestWhatIsSlow(t *testing.T) {
+func TestSlowThreshold(t *testing.T) {
 	for took, lines := range map[time.Duration]int{0: 0, 300 * time.Millisecond: 0, 301 * time.Millisecond: 1} {
 		var out bytes.Buffer
 		l := slowLog{log: slog.New(slog.NewTextHandler(&out, nil))}
@@ -37,7 +37,7 @@ func TestWhatIsSlow(t *testing.T) {
 	}
 }
 
-func TestAFloodOfSlowRequestsIsCounted(t *testing.T) {
+func TestSlowLogIsRateLimited(t *testing.T) {
 	l := slowLog{}
 	now := time.Unix(1000, 0)
 	for i := range 100 {

@@ -29,7 +29,7 @@ func heap() int64 {
 
 // Clients that watch and do not read hold a bounded number of bytes, however many streams they open. When other streams
 // wait for memory the member ends theirs with UNAVAILABLE, and a client of etcd that reads gets every event in order.
-func TestWatchesThatAreNotReadAreBounded(t *testing.T) {
+func TestMemoryOfUnreadWatchesIsLimited(t *testing.T) {
 	const streams, values, bytes = 200, 10, 1 << 20
 	w := newWorld(t)
 	c := w.client(t)

@@ -12,7 +12,7 @@ import (
 
 // The cases are etcd's own rules: for one more member all of three, for one less those who stay, must have been heard
 // for five seconds.
-func TestStrictReconfiguration(t *testing.T) {
+func TestStrictReconfig(t *testing.T) {
 	const long, short = 6 * time.Second, time.Second
 	three, heard := []uint64{1, 2, 3}, func(two, three time.Duration) map[uint64]time.Duration {
 		out := map[uint64]time.Duration{}

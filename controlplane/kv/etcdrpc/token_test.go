@@ -34,7 +34,7 @@ func (w *world) token(t *testing.T, user, password string) string {
 
 // A token is for the begin of a stream: etcd's client gets another one for each, but not for what it asks of one that
 // it has. A stream ends with what voids its token.
-func TestAStreamOutlivesItsToken(t *testing.T) {
+func TestStreamOutlivesToken(t *testing.T) {
 	var ahead atomic.Int64
 	w := newWorld(t, withClockAhead(&ahead))
 	c := w.client(t)
@@ -82,7 +82,7 @@ func TestAStreamOutlivesItsToken(t *testing.T) {
 }
 
 // A client renews a token that it is told is not valid. One that is told that it may not does not.
-func TestAnOldTokenOfRootIsSaidToBeOld(t *testing.T) {
+func TestExpiredTokenOfRootIsInvalid(t *testing.T) {
 	var ahead atomic.Int64
 	w := newWorld(t, withClockAhead(&ahead))
 	enableAuth(t, w.client(t))
@@ -107,7 +107,7 @@ func (memberLister) List(context.Context, bool) ([]membership.Member, error) {
 	return []membership.Member{{ID: 1, Name: "node-1", State: membership.Voting}}, nil
 }
 
-func TestMembersAreForUsers(t *testing.T) {
+func TestMemberListNeedsUser(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, func(s *settings) { s.rpc.Members = memberLister{} })
 	nobody := w.client(t)
@@ -121,7 +121,7 @@ func TestMembersAreForUsers(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestTheLargestValueByEtcdsClient(t *testing.T) {
+func TestLargestValueWithEtcdClient(t *testing.T) {
 	ctx := t.Context()
 	c := newWorld(t).client(t)
 	_, err := c.Put(ctx, "a", strings.Repeat("x", kv.DefaultRequestBytes))

@@ -52,7 +52,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
 	}
-	// What a caller on loopback may do without that is TestWhoMayComeIn's.
+	// What a caller on loopback may do without that is TestAdmission's.
 	s.rpc = etcdrpc.Options{Dir: t.TempDir(), Log: log, TrustLoopback: true}
 	for _, f := range change {
 		f(&s)

@@ -9,7 +9,7 @@ import (
 
 const s = time.Second
 
-func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
+func TestLeaseExpiresAfterTTL(t *testing.T) {
 	l := New(nil, 10*s)
 	l.Add(Lease{ID: 1, TTL: 5}, 10*s)
 	require.Empty(t, l.Expired(14*s, 10))
@@ -31,7 +31,7 @@ func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestARenewedLeaseLivesOn(t *testing.T) {
+func TestRenewRestartsTTL(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
 	ttl, gone, ok := l.Renew(1, 4*s)
 	require.True(t, ok)
@@ -41,7 +41,7 @@ func TestARenewedLeaseLivesOn(t *testing.T) {
 	require.Equal(t, []int64{1}, l.Expired(9*s, 10))
 }
 
-func TestAnExpiredLeaseIsNotRenewed(t *testing.T) {
+func TestRenewOfExpiredLease(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
 	_, gone, ok := l.Renew(1, 5*s) // nobody has ended it yet
 	require.True(t, ok)
@@ -57,7 +57,7 @@ func TestAnExpiredLeaseIsNotRenewed(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestWhoWaitsIsLetGoWhenTheLeaderStops(t *testing.T) {
+func TestCloseEndsWaitingRenewals(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 1}}, 0)
 	_, gone, _ := l.Renew(1, 2*s)
 	l.Close()
@@ -66,7 +66,7 @@ func TestWhoWaitsIsLetGoWhenTheLeaderStops(t *testing.T) {
 }
 
 // A new leader cannot know when leases were renewed.
-func TestANewLeaderGivesEachLeaseItsWholeTime(t *testing.T) {
+func TestNewRestartsTTLs(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 60}, {ID: 2, TTL: 5}}, 100*s)
 	require.Equal(t, []int64{2, 1}, l.IDsByExpiry())
 	require.Empty(t, l.Expired(104*s, 10))
@@ -76,7 +76,7 @@ func TestANewLeaderGivesEachLeaseItsWholeTime(t *testing.T) {
 }
 
 // Leases that a new leader took over do not all end in one second.
-func TestAPileOfLeasesIsSpread(t *testing.T) {
+func TestNewSpreadsExpiries(t *testing.T) {
 	var all []Lease
 	for id := range int64(3000) {
 		all = append(all, Lease{ID: id + 1, TTL: 10})
@@ -93,7 +93,7 @@ func TestAPileOfLeasesIsSpread(t *testing.T) {
 	require.Equal(t, map[time.Duration]int{10 * s: 750, 11 * s: 750, 12 * s: 750, 13 * s: 750}, ended)
 }
 
-func TestOnlySoManyEndInASecond(t *testing.T) {
+func TestExpiredIsRateLimited(t *testing.T) {
 	l := New(nil, 0)
 	for id := range int64(2500) {
 		l.Add(Lease{ID: id + 1, TTL: 1}, 0)
@@ -107,7 +107,7 @@ func TestOnlySoManyEndInASecond(t *testing.T) {
 	require.Len(t, l.Expired(2*s, 5000), RevokesPerSecond)
 }
 
-func TestTheLongestTTLDoesNotOverflow(t *testing.T) {
+func TestLongestTTLDoesNotOverflow(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: MaxTTL * 100}}, 1000*s)
 	require.Empty(t, l.Expired(1<<62, 1))
 	_, gone, ok := l.Renew(1, 1<<62)

@@ -61,7 +61,7 @@ func (s *testCluster) putText(text string) response {
 
 // Request bodies that never end use memory only for the bytes that arrived. When such bodies use the whole budget for
 // large bodies, small requests are still served, and a further large one is refused after a bounded time.
-func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
+func TestUnfinishedBodiesAreBounded(t *testing.T) {
 	s := newTestCluster(t, 1, false, true)
 	silent := make(chan string, 50)
 	for range 50 {

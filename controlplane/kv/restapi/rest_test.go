@@ -231,9 +231,9 @@ func (s *testCluster) http(d *datadriven.TestData, id uint64) string {
 	return out
 }
 
-// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI,
+// TestForwardedRequestsAreAuthenticated sends forwarded requests with a changed authenticator, target, time, nonce, method, URI,
 // body or client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
-func TestForwardsAreMembersOwn(t *testing.T) {
+func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 	s := newTestCluster(t, 2, false, true)
 	s.public = true
 	own := forwardMAC{[]byte("the members' key"), s.rest[1].opts.Now}
@@ -317,7 +317,7 @@ func TestListsAreStreamed(t *testing.T) {
 	require.Contains(t, a.payload(t), "INTERNAL_ERROR")
 }
 
-func TestRESTAddresses(t *testing.T) {
+func TestAddresses(t *testing.T) {
 	for own, want := range map[string][]string{
 		"127.0.0.1": {"127.0.0.1"}, "127.0.0.3": {"127.0.0.3"}, "10.1.2.3": {"10.1.2.3", "127.0.0.1"}, "0.0.0.0": {"0.0.0.0"},
 		"::1": {"::1"}, "fd00::1": {"fd00::1", "::1"},
@@ -354,7 +354,7 @@ func TestLegacyID(t *testing.T) {
 }
 
 // What answers in the leader's place may be anything: it is a failure of the way there, and never shown as an answer.
-func TestLeaderThatIsNone(t *testing.T) {
+func TestInvalidResponsesOfLeader(t *testing.T) {
 	ended := make(chan struct{})
 	defer close(ended)
 	for name, c := range map[string]struct {

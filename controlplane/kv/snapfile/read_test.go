@@ -45,7 +45,7 @@ func historyDB(t *testing.T) string {
 	return path
 }
 
-func TestAHistory(t *testing.T) {
+func TestReadDatabaseWithHistory(t *testing.T) {
 	f := mustOpen(t, historyDB(t))
 	require.False(t, f.Verified)
 	require.Empty(t, f.Version)
@@ -54,7 +54,7 @@ func TestAHistory(t *testing.T) {
 	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, readKeys(t, f))
 }
 
-func TestFilesThatAreNone(t *testing.T) {
+func TestOpenRefusesInvalidFiles(t *testing.T) {
 	good, err := os.ReadFile(writeFile(t, sample()))
 	require.NoError(t, err)
 	raw, err := os.ReadFile(historyDB(t))
@@ -92,7 +92,7 @@ func TestFilesThatAreNone(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotSnapshot)
 }
 
-func TestAnotherDatabase(t *testing.T) {
+func TestOpenRefusesOtherBoltDatabase(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, nil)
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestAnotherDatabase(t *testing.T) {
 	require.ErrorContains(t, err, "no bucket key")
 }
 
-func TestMalformedContents(t *testing.T) {
+func TestOpenRefusesMalformedContents(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx) error{
 		"a revision":     func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put([]byte("short"), []byte{}) },
 		"a negative one": func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, -1, 0), []byte{}) },
@@ -138,7 +138,7 @@ func TestMalformedContents(t *testing.T) {
 }
 
 // A byte changed anywhere in a file without a sum: an error or another content, never a crash.
-func TestAnyByteChanged(t *testing.T) {
+func TestOpenWithAnyByteChanged(t *testing.T) {
 	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "file")

@@ -81,7 +81,7 @@ func mustOpen(t *testing.T, path string) *File {
 	return f
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestWriteAndRead(t *testing.T) {
 	c := sample()
 	f := mustOpen(t, writeFile(t, c))
 	require.True(t, f.Verified)
@@ -105,7 +105,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 }
 
 // The database, as etcd's server would find it.
-func TestTheDatabase(t *testing.T) {
+func TestDatabaseFormat(t *testing.T) {
 	path := writeFile(t, sample())
 	db, err := bbolt.Open(path, 0o400, &bbolt.Options{ReadOnly: true})
 	require.NoError(t, err)
@@ -150,7 +150,7 @@ func TestTheDatabase(t *testing.T) {
 	require.Contains(t, got, `  "clusterVersion" "3.7.0"`)
 }
 
-func TestAnEmptyKeyspace(t *testing.T) {
+func TestEmptyKeyspace(t *testing.T) {
 	f := mustOpen(t, writeFile(t, Contents{Revision: 1, Keys: keys()}))
 	require.EqualValues(t, 1, f.Revision)
 	require.EqualValues(t, 1, f.Auth.Revision)
@@ -159,12 +159,12 @@ func TestAnEmptyKeyspace(t *testing.T) {
 }
 
 // The lease of a key had ended when the leases were read: what is left of it ends soon.
-func TestALeaseThatHasEnded(t *testing.T) {
+func TestKeyOfMissingLease(t *testing.T) {
 	f := mustOpen(t, writeFile(t, Contents{Revision: 3, Keys: keys(kv("a", 2, 2, 1, 5), kv("b", 3, 3, 1, 6)), Leases: []Lease{{ID: 6, TTL: 60}}}))
 	require.Equal(t, []Lease{{ID: 5, TTL: 1}, {ID: 6, TTL: 60}}, f.Leases)
 }
 
-func TestAllDeleted(t *testing.T) {
+func TestLastRevisionDeletedAllKeys(t *testing.T) {
 	f := mustOpen(t, writeFile(t, Contents{Revision: 5, Keys: keys()}))
 	require.EqualValues(t, 5, f.Revision)
 	require.Equal(t, Counts{Revisions: 1}, f.Counts)
@@ -198,7 +198,7 @@ func TestManyKeys(t *testing.T) {
 	require.Len(t, seen, n)
 }
 
-func TestWhatCannotBeWrittenLeavesNothing(t *testing.T) {
+func TestFailedWriteLeavesNoFile(t *testing.T) {
 	broken := errors.New("broken")
 	failing := func(yield func(*mvccpb.KeyValue, error) bool) { yield(nil, broken) }
 	for name, c := range map[string]Contents{

@@ -10,7 +10,7 @@ import (
 )
 
 // Structures that bbolt would follow out of the file, or for ever.
-func TestBrokenTrees(t *testing.T) {
+func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	const size = minPageSize
 	whole := smallDatabase(t)
 	page := func(b []byte, id uint64) []byte { return b[id*size : (id+1)*size] }

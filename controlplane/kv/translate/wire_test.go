@@ -31,7 +31,7 @@ func txn(then, otherwise []*pb.RequestOp) *pb.RequestOp {
 func ops(all ...*pb.RequestOp) []*pb.RequestOp { return all }
 
 // The first ten are etcd's own, of TestV3TxnDuplicateKeys.
-func TestWhatATransactionMayChangeTwice(t *testing.T) {
+func TestDuplicateKeysInTxn(t *testing.T) {
 	one, two := txn(ops(put("abc")), nil), txn(ops(put("abc")), ops(put("abc")))
 	for name, c := range map[string]struct {
 		ops  []*pb.RequestOp
@@ -62,7 +62,7 @@ func TestWhatATransactionMayChangeTwice(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithARequest(t *testing.T) {
+func TestChecks(t *testing.T) {
 	many := make([]*pb.RequestOp, 129)
 	for i := range many {
 		many[i] = get("a", false)
@@ -88,7 +88,7 @@ func TestWhatIsWrongWithARequest(t *testing.T) {
 	require.ErrorContains(t, CheckRangeStream(&pb.RangeRequest{Key: []byte("a"), MinModRevision: 1}), "revision filters")
 }
 
-func TestWhichTransactionsOnlyRead(t *testing.T) {
+func TestReadOnlyAndSerializable(t *testing.T) {
 	require.True(t, ReadOnly(&pb.TxnRequest{Success: ops(get("a", false))}))
 	require.True(t, ReadOnly(&pb.TxnRequest{}))
 	require.False(t, ReadOnly(&pb.TxnRequest{Failure: ops(put("a"))}))
@@ -106,7 +106,7 @@ func kvs() []command.KV {
 	}
 }
 
-func TestOrdersAndBoundsOfARange(t *testing.T) {
+func TestRangeResponseSortsAndFilters(t *testing.T) {
 	const up, down = pb.RangeRequest_ASCEND, pb.RangeRequest_DESCEND
 	for name, c := range map[string]struct {
 		r    *pb.RangeRequest
@@ -145,7 +145,7 @@ func TestOrdersAndBoundsOfARange(t *testing.T) {
 }
 
 // Each header of a nested answer has the revision that its step could see.
-func TestRevisionsOfNestedAnswers(t *testing.T) {
+func TestHeadersOfNestedResponses(t *testing.T) {
 	r := &pb.TxnRequest{Success: ops(get("a", false), del("x", ""), get("a", false), txn(ops(put("a"), get("a", false)), nil), del("a", ""))}
 	found := &command.StepResult{Kind: command.StepBranch, Succeeded: true, Steps: []command.StepResult{
 		{Kind: command.StepRange}, {Kind: command.StepDelete}, {Kind: command.StepRange},
@@ -167,7 +167,7 @@ func TestRevisionsOfNestedAnswers(t *testing.T) {
 	require.EqualValues(t, 12, none.Responses[0].GetResponseDeleteRange().Header.Revision)
 }
 
-func TestWhatARequestMayCost(t *testing.T) {
+func TestTxnCost(t *testing.T) {
 	big := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte("k"), Value: make([]byte, 1000)}}}
 	require.EqualValues(t, 256+1+1000, TxnCost(&pb.TxnRequest{Success: ops(put("a"), get("a", false)), Failure: ops(txn(ops(big), nil))}))
 	require.Zero(t, TxnCost(&pb.TxnRequest{Success: ops(del("a", ""))}))

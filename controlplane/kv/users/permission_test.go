@@ -34,7 +34,7 @@ func contains(key, begin, end []byte) bool {
 }
 
 // A range may be read when every key of it may. All keys that matter are those up to one letter longer than any end.
-func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
+func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
 	ends := allStrings("\x00ab", 2)
 	keys := allStrings("\x00ab", 3)[1:]
 	random := rand.New(rand.NewPCG(1, 2))
@@ -90,7 +90,7 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 }
 
 // Cases of etcd's own test of its interval check.
-func TestMergedRanges(t *testing.T) {
+func TestMergeSpans(t *testing.T) {
 	for _, c := range []struct {
 		perms      [][2]string
 		begin, end string
@@ -121,7 +121,7 @@ func TestMergedRanges(t *testing.T) {
 	}
 }
 
-func TestATransactionIsPermittedAsAWhole(t *testing.T) {
+func TestCanTxn(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	w.addUser("ann", "a")

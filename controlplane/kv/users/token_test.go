@@ -12,7 +12,7 @@ import (
 
 const invalidToken = "Unauthenticated: etcdserver: invalid auth token"
 
-func TestATokenLivesFiveMinutes(t *testing.T) {
+func TestTokenExpiresAfterFiveMinutes(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	token := w.token(Root, "toor")
@@ -22,7 +22,7 @@ func TestATokenLivesFiveMinutes(t *testing.T) {
 	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
-func TestATokenThatWasChangedIsNone(t *testing.T) {
+func TestChangedTokenIsInvalid(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	token := w.token(Root, "toor")
@@ -43,7 +43,7 @@ func TestATokenThatWasChangedIsNone(t *testing.T) {
 }
 
 // A member that has not applied what the token was issued upon may wait for it; a state that never had it refuses it.
-func TestATokenOfALaterState(t *testing.T) {
+func TestTokenNewerThanState(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	early := w.state()
@@ -56,14 +56,14 @@ func TestATokenOfALaterState(t *testing.T) {
 	require.False(t, w.state().Behind(c))
 }
 
-func TestWhoIsUnknownTakesAsLong(t *testing.T) {
+func TestUnknownUserHashHasDefaultCost(t *testing.T) {
 	require.ErrorIs(t, bcrypt.CompareHashAndPassword([]byte(unknownUserHash), []byte("x")), bcrypt.ErrMismatchedHashAndPassword)
 	cost, err := bcrypt.Cost([]byte(unknownUserHash))
 	require.NoError(t, err)
 	require.Equal(t, DefaultCost, cost)
 }
 
-func TestAPasswordIsNeverStored(t *testing.T) {
+func TestPasswordsAreStoredHashed(t *testing.T) {
 	w := newWorld(t)
 	_, _, err := w.state().UserAdd(&pb.AuthUserAddRequest{Name: "ann", Password: "plain"})
 	require.ErrorIs(t, err, errNotHashed)

@@ -189,7 +189,7 @@ func (w *world) lease(d *datadriven.TestData) LeaseKeys {
 	}
 }
 
-func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
+func TestLoadRefusesCorruptRecords(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	must(w, (*State).RoleAdd, &pb.AuthRoleAddRequest{Name: "r"})
@@ -224,7 +224,7 @@ func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
 	require.ErrorIs(t, err, errCorrupt, "a record under another's name")
 }
 
-func TestSettingsThatCannotBe(t *testing.T) {
+func TestDecodeSettingsRefusesInvalid(t *testing.T) {
 	good := settings{enabled: true, revision: 7, disabledAt: 7}
 	s, err := decodeSettings(good.encode())
 	require.NoError(t, err)
@@ -242,7 +242,7 @@ func TestSettingsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestAHashThatTakesTooLongIsRefused(t *testing.T) {
+func TestHashWithTooHighCostIsRefused(t *testing.T) {
 	w := newWorld(t)
 	w.addUser("ann", "a")
 	slow := strings.Replace(unknownUserHash, "$10$", fmt.Sprintf("$%d$", MaxCost+1), 1)
@@ -252,7 +252,7 @@ func TestAHashThatTakesTooLongIsRefused(t *testing.T) {
 	require.Equal(t, errorText(errNoPasswordUser), err)
 }
 
-func TestNoRecordsIsANewKeyspace(t *testing.T) {
+func TestLoadWithoutRecords(t *testing.T) {
 	s := newWorld(t).state()
 	require.False(t, s.Enabled())
 	require.EqualValues(t, 1, s.Revision())
@@ -260,7 +260,7 @@ func TestNoRecordsIsANewKeyspace(t *testing.T) {
 	require.NoError(t, s.CanAdmin(""))
 }
 
-func TestNamesAndNumbersAreBounded(t *testing.T) {
+func TestLimitsOfNamesAndCounts(t *testing.T) {
 	w := newWorld(t)
 	long := strings.Repeat("n", MaxNameBytes+1)
 	_, err := do(w, (*State).UserAdd, &pb.AuthUserAddRequest{Name: long})
@@ -281,7 +281,7 @@ func TestNamesAndNumbersAreBounded(t *testing.T) {
 	require.Contains(t, err, "ResourceExhausted: etcdserver: role would take")
 }
 
-func TestALeaseThatCannotBeReadIsAnError(t *testing.T) {
+func TestLeaseReadErrorIsReturned(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	w.addUser("ann", "a")

@@ -160,7 +160,7 @@ func text(r *pb.WatchResponse) (s string) {
 	return s
 }
 
-func TestAWatchSeesWhatHappens(t *testing.T) {
+func TestWatchReceivesEvents(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "0")
 	c := openStream(t, s)
@@ -180,7 +180,7 @@ func TestAWatchSeesWhatHappens(t *testing.T) {
 	require.EqualValues(t, 5, two.Header.Revision)
 }
 
-func TestAWatchFromThePast(t *testing.T) {
+func TestWatchFromOldRevision(t *testing.T) {
 	s := newTestStore(t)
 	for i := range 5 {
 		s.put("a", fmt.Sprint(i))
@@ -230,7 +230,7 @@ func TestWatchIDs(t *testing.T) {
 	require.Equal(t, rpctypes.ErrCompacted.Error(), c.next().CancelReason)
 }
 
-func TestWhoMayNotSeeDoesNot(t *testing.T) {
+func TestWatchWithoutPermissionIsRefused(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s, func(o *Options) {
 		o.Permit = func(_ context.Context, key, _ []byte) error {
@@ -250,7 +250,7 @@ func TestWhoMayNotSeeDoesNot(t *testing.T) {
 	require.Equal(t, "other=1@3 ", text(c.next()))
 }
 
-func TestCompactedHistoryEndsAWatch(t *testing.T) {
+func TestWatchFromCompactedRevisionIsCanceled(t *testing.T) {
 	s := newTestStore(t)
 	for range 5 {
 		s.put("a", "x")
@@ -267,7 +267,7 @@ func TestCompactedHistoryEndsAWatch(t *testing.T) {
 }
 
 // etcd#15220: a notice of progress came before the events that it promised to be behind.
-func TestProgressIsNeverAheadOfEvents(t *testing.T) {
+func TestProgressNeverAheadOfEvents(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
 	const keys = 10
@@ -324,7 +324,7 @@ func TestProgressIsNeverAheadOfEvents(t *testing.T) {
 }
 
 // etcd#17507: a watch that was just begun got a notice from before it began, or none.
-func TestProgressOfAFreshWatch(t *testing.T) {
+func TestProgressOfNewWatch(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "1")
 	c := openStream(t, s)
@@ -340,7 +340,7 @@ func TestProgressOfAFreshWatch(t *testing.T) {
 	require.EqualValues(t, 3, c.next().Header.Revision, "it moves on while nothing happens to the watched key")
 }
 
-func TestProgressIsAnsweredAfterTheBacklog(t *testing.T) {
+func TestProgressIsSentAfterPendingEvents(t *testing.T) {
 	s := newTestStore(t)
 	for range 3000 { // three batches
 		s.put("a", "x")
@@ -362,7 +362,7 @@ func TestProgressIsAnsweredAfterTheBacklog(t *testing.T) {
 }
 
 // etcd#20221: a watch of the future was told what lies before it.
-func TestAWatchOfTheFutureSeesNothingOld(t *testing.T) {
+func TestWatchFromFutureRevision(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "1")
 	c := openStream(t, s, func(o *Options) { o.Progress = time.Millisecond })
@@ -375,7 +375,7 @@ func TestAWatchOfTheFutureSeesNothingOld(t *testing.T) {
 	require.Equal(t, "a=4@5 ", text(r))
 }
 
-func TestNotices(t *testing.T) {
+func TestProgressNotify(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s, func(o *Options) { o.Progress = time.Millisecond })
 	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("quiet")})
@@ -417,7 +417,7 @@ func TestFragments(t *testing.T) {
 }
 
 // A revision with more events than a batch holds is one answer all the same.
-func TestARevisionIsNotTornApart(t *testing.T) {
+func TestRevisionIsOneResponse(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
 	for i := range 5000 {
@@ -434,7 +434,7 @@ func TestARevisionIsNotTornApart(t *testing.T) {
 }
 
 // Ten thousand watches on a hundred streams have a hundred senders, not ten thousand.
-func TestTenThousandWatchesAreCheap(t *testing.T) {
+func TestGoroutinesOfManyWatches(t *testing.T) {
 	s := newTestStore(t)
 	const streams, each = 100, 100
 	before := runtime.NumGoroutine()
@@ -458,7 +458,7 @@ func TestTenThousandWatchesAreCheap(t *testing.T) {
 }
 
 // A client that does not read holds up nobody, and nothing is kept for it.
-func TestASlowClientHoldsUpNobody(t *testing.T) {
+func TestSlowClientDelaysNoOtherStream(t *testing.T) {
 	s := newTestStore(t)
 	slow, quick := openStream(t, s), openStream(t, s)
 	slow.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
@@ -478,7 +478,7 @@ func TestASlowClientHoldsUpNobody(t *testing.T) {
 	last(slow)
 }
 
-func TestAClientThatAsksNoMoreStillListens(t *testing.T) {
+func TestStreamContinuesAfterClientCloseSend(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
 	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
@@ -491,7 +491,7 @@ func TestAClientThatAsksNoMoreStillListens(t *testing.T) {
 }
 
 // A member that stops ends its streams with an error after which clients go on elsewhere.
-func TestAMemberThatStops(t *testing.T) {
+func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
 	c := openStream(t, &testStore{Engine: e, t: t})
@@ -502,7 +502,7 @@ func TestAMemberThatStops(t *testing.T) {
 }
 
 // The total size of the keys of a stream's watches is bounded; canceling a watch frees its part.
-func TestKeysOfAStreamAreBounded(t *testing.T) {
+func TestKeyBytesOfStreamAreLimited(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
 	long := bytes.Repeat([]byte("k"), 1<<20)
@@ -521,7 +521,7 @@ func TestKeysOfAStreamAreBounded(t *testing.T) {
 
 // A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each
 // watch in turn, all of its watches could hold the beginning of a revision.
-func TestARevisionIsReadAtOnce(t *testing.T) {
+func TestRevisionIsReadWhole(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
 	for i := range 20 {

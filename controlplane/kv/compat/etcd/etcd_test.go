@@ -46,7 +46,7 @@ kv:
 }
 
 // A member that comes later hands the peer address that the others were told over to its own.
-func TestPlanOfOneThatJoins(t *testing.T) {
+func TestPlanOfJoiningMember(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=d --listen-peer-urls=http://localhost:20016 --initial-cluster-state=existing
 		--initial-cluster=d=http://localhost:20016,a=http://localhost:20001`))
 	require.NoError(t, err)
@@ -73,7 +73,7 @@ func TestPlanWithSocket(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestHome(t *testing.T) {
+func TestMemberHost(t *testing.T) {
 	for peer, want := range map[string]string{
 		"http://localhost:2380": "127.93.9.76", "https://127.0.0.1:2380": "127.93.9.76", "http://127.0.0.2:2380": "127.0.0.2",
 		"http://10.1.2.3:2380": "10.1.2.3", "http://example.org:2380": "", "http://localhost": "",

@@ -88,7 +88,7 @@ func TestRequests(t *testing.T) {
 	require.Equal(t, "k", got[4].Txn.OperationsOnSuccess[0].Delete.Key)
 }
 
-func TestNoLogIsAnError(t *testing.T) {
+func TestMissingLogIsAnError(t *testing.T) {
 	_, err := Requests([]Member{{ID: 1, DataDir: t.TempDir()}})
 	require.Error(t, err)
 }

@@ -21,7 +21,7 @@ func remove(key string) model.EtcdRequest {
 }
 
 // Only what failed and cannot have happened is left out.
-func TestSettle(t *testing.T) {
+func TestDropFailedWithoutEffect(t *testing.T) {
 	var ops []porcupine.Operation
 	did := func(r model.EtcdRequest, failed string) {
 		ops = append(ops, porcupine.Operation{Input: r, Output: model.MaybeEtcdResponse{Error: failed}, Call: int64(len(ops))})
