@@ -8,9 +8,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -276,18 +278,29 @@ func TestClientCertificates(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A connection that says nothing, or nonsense, is closed, and others are served meanwhile.
+// TestConnectionsOfUnknownProtocolAreClosed checks that the server closes a connection that sends neither HTTP/1 nor
+// HTTP/2, and serves others while such connections are open. TestSplitterClosesSilentConnections has those that send
+// too little.
 func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	w := newWorld(t)
-	for _, text := range []string{"", "PRI", "PRI * HTTP/1.7\r\n\r\n", strings.Repeat("\x00", 100)} {
+	dial := func(text string) net.Conn {
 		conn, err := net.Dial("tcp", w.address)
 		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
 		_, err = conn.Write([]byte(text))
 		require.NoError(t, err)
-		defer conn.Close()
+		return conn
 	}
+	dial("")
+	dial("PRI")
+	invalid := []net.Conn{dial("PRI * HTTP/1.7\r\n\r\nSM\r\n\r\n"), dial(strings.Repeat("\x00", 100) + "\r\n\r\n")}
 	_, err := w.client(t).Put(t.Context(), "a", "1")
 	require.NoError(t, err)
+	for _, conn := range invalid {
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+		_, err := io.Copy(io.Discard, conn)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is still open")
+	}
 }
 
 // expiringVerifier is a verifier whose caller loses system:admin after the first call. staysOpen is set if the stream
