@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// A service of its own for what Auth decides; what its rules are is tested in package users.
+// TestAuthAdministration enables Auth and checks that the service applies it. The rules are tested in package users.
 func TestAuthAdministration(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
@@ -54,7 +54,8 @@ func TestAuthAdministration(t *testing.T) {
 	require.False(t, w.AuthEnabled())
 }
 
-// Whoever may not write what is tied to a lease may not end it, nor tie more to it.
+// TestLeasePermissions checks that revoking or renewing a lease, and reading its keys, requires permission on all its
+// keys.
 func TestLeasePermissions(t *testing.T) {
 	ctx := t.Context()
 	root := As(ctx, users.Root)
@@ -85,13 +86,13 @@ func TestLeasePermissions(t *testing.T) {
 	_, err = w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	ttl, err := w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7})
-	require.NoError(t, err, "how long it lives anybody may know")
+	require.NoError(t, err, "the TTL needs no permission on the keys")
 	require.EqualValues(t, 60, ttl.GrantedTTL)
 	_, err = w.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
-	// A key that was attached elsewhere, and is not known here yet, counts.
+	// A key that was attached through another member, and that this member has not applied yet, counts.
 	w.raft.BeforeNextReadIndex(func() {
 		_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
 		require.NoError(t, err)
@@ -104,8 +105,8 @@ func TestLeasePermissions(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever
-// ends it may write them too.
+// TestKeyAttachedDuringRevoke attaches a key to a lease between the permission check of a revocation and its commit.
+// The revocation succeeds only if the caller may write that key too.
 func TestKeyAttachedDuringRevoke(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
@@ -162,8 +163,8 @@ func TestKeyAttachedDuringRevoke(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has
-// shown this member the new records.
+// TestWatchOnStreamOpenedBeforeAuth checks that a stream opened while Auth was disabled needs a user for new watches
+// once Auth is enabled, although no other call has loaded the new records.
 func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []func() error{
@@ -219,7 +220,8 @@ func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	require.Contains(t, refused.CancelReason, "user name is empty")
 }
 
-// Everybody may try passwords, so what waits to be hashed is bounded, in number and in time.
+// TestPasswordHashingIsLimited checks that the requests that wait for a hash are limited in number and in time, because
+// unauthenticated callers can cause hashes.
 func TestPasswordHashingIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Leases: &LeaseFeed{}})
@@ -242,7 +244,7 @@ func TestPasswordHashingIsLimited(t *testing.T) {
 		}
 		startHash(t.Context())
 		require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
-		require.Zero(t, time.Since(began), "at once")
+		require.Zero(t, time.Since(began), "the request must be refused without waiting")
 		for range maxQueue {
 			require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// benchWorld is a service with keys in it.
+// benchWorld returns a service whose store has the given number of keys.
 func benchWorld(b *testing.B, keys int) *Service {
 	feed := &LeaseFeed{}
 	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, KeyIndex: true})
@@ -34,7 +34,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	return s
 }
 
-// What the service itself costs: agreement and transport are not in these.
+// The benchmarks measure the service without consensus and transport.
 
 func BenchmarkRangeOfOne(b *testing.B) {
 	s := benchWorld(b, 10_000)

@@ -22,9 +22,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// cluster is three members in one process, over real consensus.
+// cluster holds three members in one process that use real consensus.
 type cluster struct {
-	corrupting atomic.Uint64 // the member that carries out "wrong" where "sound" was agreed on
+	corrupting atomic.Uint64 // ID of the member that applies "wrong" where "sound" was committed
 	members    map[uint64]*member
 	ready      chan struct{}
 }
@@ -42,7 +42,7 @@ func (s *member) Send(e message.Envelope) {
 	select {
 	case <-s.cluster.ready:
 	default:
-		return // a member that is not there yet
+		return // not all members exist yet
 	}
 	b, err := e.AppendTo(nil)
 	if err != nil {
@@ -55,12 +55,12 @@ func (s *member) Send(e message.Envelope) {
 	s.cluster.members[e.To].runner.Deliver(copied)
 }
 
-// SendSnapshot implements consensus.Transport: nobody falls behind here.
+// SendSnapshot implements consensus.Transport. It reports a failure, since no member needs a snapshot here.
 func (s *member) SendSnapshot(e message.Envelope, _ string) {
 	go s.runner.ReportSnapshot(e.Group, e.To, false)
 }
 
-// Direct implements Peers.
+// Direct implements Transport.
 func (s *member) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	other := s.cluster.members[member]
 	if other == nil {
@@ -69,12 +69,12 @@ func (s *member) Direct(ctx context.Context, member uint64, command string, body
 	return other.calls[command](ctx, s.id, body)
 }
 
-// HandleDirect implements Peers.
+// HandleDirect implements Transport.
 func (s *member) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	s.calls[name] = f
 }
 
-// corruptingMachine is a machine that may do other than was agreed on.
+// corruptingMachine wraps a state machine. On the member cluster.corrupting it applies changed commands.
 type corruptingMachine struct {
 	consensus.StateMachine
 	cluster *cluster
@@ -139,7 +139,7 @@ func newCluster(t *testing.T, change ...func(*Options)) *cluster {
 	return w
 }
 
-// leader waits for one, and gives it and the others.
+// leader waits for a leader, and returns it and the other members.
 func (w *cluster) leader(t *testing.T) (leading *member, others []*member) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -155,7 +155,7 @@ func (w *cluster) leader(t *testing.T) (leading *member, others []*member) {
 	return leading, others
 }
 
-// What any member acknowledged, every member reads; whatever one writes, all agree on.
+// TestWritesAreReadableOnAllMembers writes through each member in turn and reads every write through all members.
 func TestWritesAreReadableOnAllMembers(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
@@ -165,7 +165,7 @@ func TestWritesAreReadableOnAllMembers(t *testing.T) {
 		value := fmt.Append(nil, i)
 		put, err := writer.Put(ctx, &pb.PutRequest{Key: []byte("a"), Value: value, PrevKv: true})
 		require.NoError(t, err)
-		require.EqualValues(t, i+2, put.Header.Revision, "records make no revision")
+		require.EqualValues(t, i+2, put.Header.Revision, "records do not increment the revision")
 		for _, reader := range w.members {
 			got, err := reader.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 			require.NoError(t, err)
@@ -174,7 +174,8 @@ func TestWritesAreReadableOnAllMembers(t *testing.T) {
 	}
 }
 
-// Leases are looked after by whoever leads, asked for anywhere, and outlive a change of leaders.
+// TestLeasesSurviveLeaderChange checks that each member can grant, renew and read leases, and that a lease keeps its
+// TTL and keys when the leader changes.
 func TestLeasesSurviveLeaderChange(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
@@ -205,7 +206,8 @@ func TestLeasesSurviveLeaderChange(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// A user who was just made may act on every member at once.
+// TestAuthAppliesOnAllMembersAtOnce enables Auth through three members, and checks that each member requires a user for
+// the next request.
 func TestAuthAppliesOnAllMembersAtOnce(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
@@ -225,9 +227,9 @@ func TestAuthAppliesOnAllMembersAtOnce(t *testing.T) {
 	}
 	for _, s := range w.members {
 		_, err := s.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
-		require.Error(t, err, "a linearizable read knows that Auth is enabled")
+		require.Error(t, err, "a linearizable read without a user")
 		_, err = s.Put(ctx, &pb.PutRequest{Key: []byte("a")})
-		require.Error(t, err, "a write does, wherever it is checked first")
+		require.Error(t, err, "a write without a user")
 		_, err = s.Put(As(ctx, users.Root), &pb.PutRequest{Key: []byte("a")})
 		require.NoError(t, err)
 	}

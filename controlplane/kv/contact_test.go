@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// A member that was not heard for a while begins anew, and so do all with a new term.
+// TestContactTimes checks that the contact time of a member restarts after an interruption, and that all restart in a
+// new term.
 func TestContactTimes(t *testing.T) {
 	var c contacts
 	update := func(now time.Duration, leader, term uint64, heard ...uint64) map[uint64]time.Duration {
@@ -29,7 +30,7 @@ func TestContactTimes(t *testing.T) {
 	require.Equal(t, map[uint64]time.Duration{2: 60, 3: 60}, update(60, 1, 7, 2, 3))
 }
 
-// Every member tells whom the leader hears.
+// TestContactsOnAllMembers checks that every member returns the contacts of the leader.
 func TestContactsOnAllMembers(t *testing.T) {
 	w := newCluster(t, noComparison)
 	leading, others := w.leader(t)

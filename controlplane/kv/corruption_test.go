@@ -24,20 +24,20 @@ func TestFindDiffering(t *testing.T) {
 		differ    []uint64
 		all       bool
 	}{
-		"all agree":               {map[uint64]hashResponse{1: a, 2: a, 3: a}, 3, nil, true},
-		"one is silent":           {map[uint64]hashResponse{1: a, 2: a}, 3, nil, false},
-		"one differs":             {map[uint64]hashResponse{1: a, 2: a, 3: b}, 3, []uint64{3}, true},
-		"the leader differs":      {map[uint64]hashResponse{1: b, 2: a, 3: a}, 3, []uint64{1}, true},
-		"two of five differ":      {map[uint64]hashResponse{1: a, 2: b, 3: a, 4: c, 5: a}, 5, []uint64{2, 4}, true},
-		"no majority":             {map[uint64]hashResponse{1: a, 2: b, 3: c}, 3, []uint64{0}, true},
-		"no majority of all":      {map[uint64]hashResponse{1: a, 2: b}, 3, []uint64{0}, false},
-		"a majority, one silent":  {map[uint64]hashResponse{1: a, 2: a, 4: b}, 4, []uint64{0}, false},
-		"of two":                  {map[uint64]hashResponse{1: a, 2: b}, 2, []uint64{0}, true},
-		"compacted elsewhere":     {map[uint64]hashResponse{1: a, 2: elsewhere, 3: a}, 3, nil, false},
-		"not remembered":          {map[uint64]hashResponse{1: a, 2: unknown, 3: unknown}, 3, nil, false},
-		"one lacks revisions":     {map[uint64]hashResponse{1: a, 2: a, 3: behind}, 3, []uint64{3}, true},
-		"the leader has too many": {map[uint64]hashResponse{1: a, 2: behind, 3: behind}, 3, []uint64{1}, true},
-		"alone":                   {map[uint64]hashResponse{1: a}, 1, nil, true},
+		"all agree":                        {map[uint64]hashResponse{1: a, 2: a, 3: a}, 3, nil, true},
+		"one without response":             {map[uint64]hashResponse{1: a, 2: a}, 3, nil, false},
+		"one differs":                      {map[uint64]hashResponse{1: a, 2: a, 3: b}, 3, []uint64{3}, true},
+		"the leader differs":               {map[uint64]hashResponse{1: b, 2: a, 3: a}, 3, []uint64{1}, true},
+		"two of five differ":               {map[uint64]hashResponse{1: a, 2: b, 3: a, 4: c, 5: a}, 5, []uint64{2, 4}, true},
+		"no majority":                      {map[uint64]hashResponse{1: a, 2: b, 3: c}, 3, []uint64{0}, true},
+		"no majority of all":               {map[uint64]hashResponse{1: a, 2: b}, 3, []uint64{0}, false},
+		"a majority, one without response": {map[uint64]hashResponse{1: a, 2: a, 4: b}, 4, []uint64{0}, false},
+		"two members":                      {map[uint64]hashResponse{1: a, 2: b}, 2, []uint64{0}, true},
+		"compacted at another revision":    {map[uint64]hashResponse{1: a, 2: elsewhere, 3: a}, 3, nil, false},
+		"not remembered":                   {map[uint64]hashResponse{1: a, 2: unknown, 3: unknown}, 3, nil, false},
+		"one is behind":                    {map[uint64]hashResponse{1: a, 2: a, 3: behind}, 3, []uint64{3}, true},
+		"the leader is ahead":              {map[uint64]hashResponse{1: a, 2: behind, 3: behind}, 3, []uint64{1}, true},
+		"one member":                       {map[uint64]hashResponse{1: a}, 1, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			differ, all := findDiffering(1, c.responses, c.members)
@@ -71,8 +71,9 @@ func (s *member) disarm(t *testing.T, member uint64) {
 
 func noComparison(o *Options) { o.CorruptCheck = -1 }
 
-// Whoever came to other data than the majority has the alarm, a follower or the leader, and nobody writes until it is
-// taken away. It comes back as long as the data differs.
+// TestCompareKeyspaceRaisesCorrupt checks that a member whose data differs from the majority's gets the alarm, whether
+// it is a follower or the leader. All members refuse writes until the alarm is disarmed. The next comparison raises it
+// again while the data still differs.
 func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
 	for name, pick := range map[string]func(leading *member, others []*member) *member{
 		"a follower": func(_ *member, others []*member) *member { return others[1] },
@@ -107,7 +108,8 @@ func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
 	}
 }
 
-// What differed before a compaction is found by what members remember of it, though all of them have the same since.
+// TestCompareCompactionHashesFindsOldDifference checks that the hashes remembered from a compaction reveal a difference
+// before it, although the current data of all members is equal.
 func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
@@ -143,10 +145,10 @@ func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	leading.disarm(t, others[0].id)
 	_, err = leading.compareKeyspace(ctx)
 	require.NoError(t, err)
-	require.Empty(t, leading.corruptAlarms(t), "what is left is the same everywhere")
+	require.Empty(t, leading.corruptAlarms(t), "the current data of all members is equal")
 }
 
-// Nobody has to ask: whoever leads compares from time to time.
+// TestLeaderComparesPeriodically checks that the leader compares hashes without a request.
 func TestLeaderComparesPeriodically(t *testing.T) {
 	w := newCluster(t, func(o *Options) { o.CorruptCheck = 10 * time.Millisecond })
 	leading, others := w.leader(t)
@@ -156,7 +158,7 @@ func TestLeaderComparesPeriodically(t *testing.T) {
 	require.Equal(t, []uint64{others[0].id}, leading.corruptAlarms(t))
 }
 
-// A member that does not lead compares nothing, and one that cannot reach the others raises no alarm.
+// TestUnreachableMemberRaisesNoAlarm checks that a member that does not return its hash gets no alarm.
 func TestUnreachableMemberRaisesNoAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
@@ -168,8 +170,8 @@ func TestUnreachableMemberRaisesNoAlarm(t *testing.T) {
 	require.Empty(t, leading.corruptAlarms(t))
 }
 
-// A member whose own files are damaged has the alarm as soon as somebody reads them, and keeps it out of what others
-// sent.
+// TestDamagedFilesRaiseCorrupt checks that a member raises its own alarm when a read or a hash finds a wrong checksum,
+// and that the alarm refuses writes.
 func TestDamagedFilesRaiseCorrupt(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
@@ -198,7 +200,7 @@ func TestDamagedFilesRaiseCorrupt(t *testing.T) {
 	require.Empty(t, w.alarms(t))
 	_, err = w.HashKV(ctx, &pb.HashKVRequest{})
 	require.ErrorIs(t, err, mvcc.ErrCorrupt)
-	require.NotEmpty(t, w.alarms(t), "at once: whoever hashes raises it")
+	require.NotEmpty(t, w.alarms(t), "hashing raises the alarm before it returns")
 }
 
 // flipByte changes one byte of a file.

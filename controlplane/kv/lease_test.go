@@ -29,7 +29,7 @@ func (w *world) putWithLease(t *testing.T, key string, lease int64) error {
 	return err
 }
 
-// waitForLessor waits until the service looks after leases.
+// waitForLessor waits until the service expires leases as the leader of term.
 func (w *world) waitForLessor(t *testing.T, term uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -51,7 +51,7 @@ func TestLeases(t *testing.T) {
 	_, err = w.LeaseGrant(t.Context(), &pb.LeaseGrantRequest{TTL: lessor.MaxTTL + 1})
 	require.Equal(t, rpctypes.ErrGRPCLeaseTTLTooLarge, err)
 	short := w.grant(t, 0, 0)
-	require.EqualValues(t, 2, short.TTL, "one and a half election time-outs, in whole seconds")
+	require.EqualValues(t, 2, short.TTL, "1.5 election timeouts, rounded up to seconds")
 	require.Positive(t, short.ID)
 	require.Less(t, short.ID, int64(1)<<53)
 
@@ -90,7 +90,7 @@ func TestLeases(t *testing.T) {
 	require.Empty(t, r.Kvs)
 }
 
-// advanceClock makes the service's clock run ahead.
+// advanceClock moves the service's clock forward.
 func (w *world) advanceClock(by time.Duration) {
 	w.lessor.mu.Lock()
 	defer w.lessor.mu.Unlock()
@@ -120,7 +120,7 @@ func TestLeaderRevokesExpiredLeases(t *testing.T) {
 	require.EqualValues(t, 1, w.counters.expired.Load())
 }
 
-// Whoever does not lead ends nothing, however late it is.
+// TestFollowerRevokesNoLeases checks that a follower does not revoke leases that have expired.
 func TestFollowerRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.raft.SetLeader(2, 3)
@@ -139,14 +139,14 @@ func TestFollowerRevokesNoLeases(t *testing.T) {
 	require.Len(t, all.Leases, 1)
 }
 
-// A leader that was stuck while another one took over comes back with leases that it believes expired: what it proposes
-// then is forwarded, and must be refused (etcd#15247).
+// TestDeposedLeaderRevokesNoLeases checks that the engine refuses revocations of a leader that was paused while another
+// member became the leader. Its proposals are forwarded to the new leader (etcd#15247).
 func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
-	// While the old leader's wish to end the lease is under way, another member takes over.
+	// Another member becomes the lessor while the old leader's revocation is in flight.
 	asked := make(chan struct{})
 	w.raft.BeforeNextPropose(func() {
 		p, err := w.localPolicy()
@@ -163,7 +163,7 @@ func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	})
 	w.advanceClock(61 * time.Second)
 	<-asked
-	// It finds out that it is not the one any more, and does not try again.
+	// The old leader stops expiring leases.
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
 		defer w.lessor.mu.Unlock()
@@ -245,7 +245,7 @@ func TestRenewalDuringRevocation(t *testing.T) {
 	require.Zero(t, <-ttl)
 }
 
-// Members ask the leader.
+// TestKeepAliveIsForwardedToLeader checks that a follower sends a renewal to the leader, and again after ErrNotLeader.
 func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	peers := &followerPeers{}
 	follower := newWorld(t, func(o *Options) { o.Transport = peers })
@@ -258,10 +258,10 @@ func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	r, err := follower.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 	require.NoError(t, err)
 	require.EqualValues(t, 60, r.TTL)
-	require.Zero(t, peers.refusals, "it asks again when nothing can have happened")
+	require.Zero(t, peers.refusals, "the request is repeated after ErrNotLeader")
 }
 
-// followerPeers is the way from one member to another.
+// followerPeers is a Transport whose requests reach leader. The first refusals requests fail with ErrNotLeader.
 type followerPeers struct {
 	leader   leaderPeers
 	refusals int

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// scrub removes what was compacted, as the member's background does.
+// scrub removes compacted data, as the member's background task does.
 func (w *world) scrub(t *testing.T) {
 	t.Helper()
 	for done := false; !done; {
@@ -35,7 +35,8 @@ func (w *world) alarms(t *testing.T) []*pb.AlarmMember {
 	return r.Alarms
 }
 
-// The way into the alarm, and out of it: compaction, defragmentation, disarming.
+// TestNoSpaceAlarm fills the store until the quota raises the alarm, checks which requests are refused then, and
+// recovers by compaction, defragmentation and disarming.
 func TestNoSpaceAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, func(o *Options) { o.Quota = 256 << 10 })
@@ -52,14 +53,14 @@ func TestNoSpaceAlarm(t *testing.T) {
 	require.Equal(t, pb.AlarmType_NOSPACE, alarms[0].Alarm)
 	require.EqualValues(t, 1, alarms[0].MemberID)
 
-	// Nothing that costs goes, however small.
+	// Requests that add data are refused, however small.
 	_, err = w.Put(ctx, &pb.PutRequest{Key: []byte("b")})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
 	_, err = w.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: 60})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
 	_, err = w.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("b")})}})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
-	// What frees does, and reads.
+	// Deletes and reads are served.
 	_, err = w.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.DeleteRangeRequest{Key: []byte("b")})}})
 	require.NoError(t, err)
 	_, err = w.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
@@ -71,7 +72,7 @@ func TestNoSpaceAlarm(t *testing.T) {
 	require.ErrorContains(t, w.Check(ctx, true, func(pb.AlarmType) bool { return false }), "ALARM NOSPACE")
 	require.NoError(t, w.Check(ctx, false, func(a pb.AlarmType) bool { return a == pb.AlarmType_NOSPACE }))
 
-	// To disarm alone does not help.
+	// Disarming without freeing space does not help.
 	disarm := &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE}
 	_, err = w.Alarm(ctx, disarm)
 	require.NoError(t, err)
@@ -132,7 +133,7 @@ func TestAlarmsByMember(t *testing.T) {
 	_, err = w.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE})
 	require.NoError(t, err)
 	_, err = w.Put(ctx, &pb.PutRequest{Key: []byte("a")})
-	require.Equal(t, rpctypes.ErrGRPCNoSpace, err, "the other one is still there")
+	require.Equal(t, rpctypes.ErrGRPCNoSpace, err, "the alarm of member 1 is still active")
 	none, err := w.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE})
 	require.NoError(t, err)
 	require.Empty(t, none.Alarms)
@@ -146,7 +147,7 @@ func TestPhysicalCompactionWaitsForScrub(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err := w.Compact(ctx, &pb.CompactionRequest{Revision: 5, Physical: true})
-	require.Error(t, err, "nobody scrubs")
+	require.Error(t, err, "no scrub runs")
 	done := make(chan error, 1)
 	go func() {
 		_, err := w.Compact(t.Context(), &pb.CompactionRequest{Revision: 6, Physical: true})
@@ -205,7 +206,7 @@ func TestSnapshot(t *testing.T) {
 	made, err := w.Snapshot(ctx, t.TempDir())
 	require.NoError(t, err)
 	defer made.Close()
-	w.put(t, "c", "too late")
+	w.put(t, "c", "after the snapshot")
 	var b bytes.Buffer
 	require.NoError(t, made.Stream(ctx, &b))
 	path := filepath.Join(t.TempDir(), "db")
@@ -215,7 +216,8 @@ func TestSnapshot(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
-// A lease that ends while its keys are on their way into the file must not leave them there for good.
+// TestSnapshotKeyOfEndedLease checks that a key in a snapshot whose lease was revoked after the engine's snapshot was
+// taken gets a lease with a TTL of one second in the file.
 func TestSnapshotKeyOfEndedLease(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)

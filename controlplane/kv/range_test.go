@@ -59,7 +59,7 @@ func TestRangeStreamReadsOneRevision(t *testing.T) {
 	require.Equal(t, codes.Unimplemented, status.Code(err))
 }
 
-// A target without an order is ascending, as in etcd, though such a stream must be held at once.
+// TestRangeStreamSortedByValue checks that a sort target without a sort order sorts ascending, as in etcd.
 func TestRangeStreamSortedByValue(t *testing.T) {
 	w := newWorld(t)
 	large := make([]byte, 700<<10)

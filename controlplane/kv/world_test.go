@@ -16,13 +16,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// world is a service over an engine in memory.
+// world holds a service with an in-memory engine and a SingleMember as its consensus.
 type world struct {
 	*Service
 	fs     *vfs.MemFS
 	engine *mvcc.Engine
 	raft   *kvtest.SingleMember
-	ahead  atomic.Int64 // of the clock
+	ahead  atomic.Int64 // nanoseconds added to the service's clock
 }
 
 func newWorld(t *testing.T, change ...func(*Options)) *world {
@@ -46,7 +46,7 @@ func newWorld(t *testing.T, change ...func(*Options)) *world {
 	return w
 }
 
-// run runs the service's work until the test ends.
+// run runs the service's background work until the test ends.
 func (w *world) run(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
