@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// testVerifier is a verifier of two tokens.
+// testVerifier accepts tokens of an operator and of a tenant.
 type testVerifier struct{}
 
 func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -49,7 +49,7 @@ func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, erro
 	return c, nil
 }
 
-// loopbackIP and remoteIP are addresses on loopback and of another network.
+// loopbackIP is a loopback address, remoteIP an address of another network.
 const loopbackIP, remoteIP = "127.0.0.1", "192.0.2.1"
 
 // call makes a call over a connection whose two addresses are both from, and returns its error.
@@ -57,7 +57,7 @@ func call(s *etcdrpc.Server, method, from string, header ...string) error {
 	return callBetween(s, method, from, from, header...)
 }
 
-// callBetween is call with both addresses of the connection.
+// callBetween is like call, with different local and remote addresses.
 func callBetween(s *etcdrpc.Server, method, local, remote string, header ...string) error {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{
 		LocalAddr: &net.TCPAddr{IP: net.ParseIP(local), Port: 50051}, Addr: &net.TCPAddr{IP: net.ParseIP(remote), Port: 1},
@@ -68,7 +68,8 @@ func callBetween(s *etcdrpc.Server, method, local, remote string, header ...stri
 	return err
 }
 
-// Methods by who may call them. Those that change the cluster, or who has access, take a credential on loopback too.
+// The methods of each class. Governing methods, which change the cluster or the authorization, need a credential on
+// loopback too.
 var (
 	dataMethods      = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
 	selfQueryMethods = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
@@ -95,22 +96,22 @@ func TestAdmission(t *testing.T) {
 		header                      []string
 		data, own, admin, governing error
 	}{
-		"loopback":                               {false, false, loopbackIP, loopbackIP, nil, nil, nil, nil, denied},
-		"loopback, trusted":                      {false, true, loopbackIP, loopbackIP, nil, nil, nil, nil, nil},
-		"loopback, operator":                     {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"loopback, by etcdctl":                   {false, false, loopbackIP, loopbackIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"loopback, tenant":                       {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
-		"loopback, invalid token":                {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
-		"source bound to loopback":               {false, true, remoteIP, loopbackIP, nil, denied, denied, denied, denied},
-		"the loopback network":                   {false, true, remoteIP, "127.0.0.0", nil, denied, denied, denied, denied},
-		"to loopback from elsewhere":             {false, true, loopbackIP, remoteIP, nil, denied, denied, denied, denied},
-		"elsewhere":                              {false, true, remoteIP, remoteIP, nil, denied, denied, denied, denied},
-		"elsewhere, open":                        {true, true, remoteIP, remoteIP, nil, nil, denied, denied, denied},
-		"operator":                               {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"operator, by etcdctl":                   {false, false, remoteIP, remoteIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"tenant":                                 {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
-		"invalid token":                          {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
-		"a token of Auth while Auth is disabled": {false, false, remoteIP, remoteIP, []string{"token", "kv1.x"}, denied, denied, denied, denied},
+		"loopback":                                     {false, false, loopbackIP, loopbackIP, nil, nil, nil, nil, denied},
+		"loopback, trusted":                            {false, true, loopbackIP, loopbackIP, nil, nil, nil, nil, nil},
+		"loopback, operator":                           {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"loopback, operator by etcdctl":                {false, false, loopbackIP, loopbackIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"loopback, tenant":                             {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
+		"loopback, invalid token":                      {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
+		"from loopback to another address":             {false, true, remoteIP, loopbackIP, nil, denied, denied, denied, denied},
+		"from the loopback network address":            {false, true, remoteIP, "127.0.0.0", nil, denied, denied, denied, denied},
+		"from another address to loopback":             {false, true, loopbackIP, remoteIP, nil, denied, denied, denied, denied},
+		"remote":                                       {false, true, remoteIP, remoteIP, nil, denied, denied, denied, denied},
+		"remote, open store":                           {true, true, remoteIP, remoteIP, nil, nil, denied, denied, denied},
+		"remote, operator":                             {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"remote, operator by etcdctl":                  {false, false, remoteIP, remoteIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"remote, tenant":                               {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
+		"remote, invalid token":                        {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
+		"remote, token of Auth while Auth is disabled": {false, false, remoteIP, remoteIP, []string{"token", "kv1.x"}, denied, denied, denied, denied},
 	} {
 		w := newWorld(t)
 		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: c.open, TrustLoopback: c.trust})
@@ -125,7 +126,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// enableAuth makes root, and a user who may read and write below /u/.
+// enableAuth adds the user root, and the user u, who may read and write keys with the prefix /u/, and enables Auth.
 func enableAuth(t *testing.T, c *clientv3.Client) {
 	ctx := t.Context()
 	for _, f := range []func() error{
@@ -149,7 +150,7 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	enableAuth(t, w.client(t))
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
 	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
-	// From afar keys are Auth's affair now, and administration that of its root.
+	// For remote callers, Auth's rules apply to keys now, and administration needs its user root.
 	require.NoError(t, call(s, pb.KV_Range_FullMethodName, remoteIP))
 	require.NoError(t, call(s, pb.Auth_UserGet_FullMethodName, remoteIP))
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP))
@@ -195,7 +196,7 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	_, err = clientv3.New(clientv3.Config{Endpoints: []string{w.address}, Username: "u", Password: "wrong", DialTimeout: 10 * time.Second})
 	require.Equal(t, rpctypes.ErrAuthFailed, err)
 
-	// An operator of the cloud is not locked out.
+	// An operator of the cloud can still disable Auth.
 	operated := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
 	other := secondServer(t, w)
 	_, err = other.AuthDisable(operated)
@@ -203,10 +204,10 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	_, err = nobody.Get(ctx, "a")
 	require.NoError(t, err)
 	_, err = c.Get(ctx, "/other")
-	require.NoError(t, err, "tokens do no harm")
+	require.NoError(t, err, "a token is accepted while Auth is disabled")
 }
 
-// secondServer is a second port of the same service, which knows the cloud's tokens.
+// secondServer serves the service of w on a second port, which also accepts cloud tokens, and returns a client for it.
 func secondServer(t *testing.T, w *world) *clientv3.Client {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Dir: t.TempDir()})
 	g := grpc.NewServer(grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))
@@ -219,7 +220,7 @@ func secondServer(t *testing.T, w *world) *clientv3.Client {
 	return (&world{address: l.Addr().String()}).client(t)
 }
 
-// newCertificate makes a certificate, of itself when there is no parent.
+// newCertificate creates a certificate that parent signed, or a self-signed CA if parent is nil.
 func newCertificate(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -239,8 +240,8 @@ func newCertificate(t *testing.T, name string, parent *tls.Certificate) *tls.Cer
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// With TLS the common name of a client's certificate is the user of whoever shows no token, and a certificate opens
-// what loopback does.
+// TestClientCertificates checks that the common name of a client's certificate is the user of calls without a token,
+// and that a certificate counts as a credential.
 func TestClientCertificates(t *testing.T) {
 	ctx := t.Context()
 	ca := newCertificate(t, "ca", nil)
@@ -266,7 +267,7 @@ func TestClientCertificates(t *testing.T) {
 	_, err = as("stranger").Get(ctx, "/b")
 	require.Equal(t, rpctypes.ErrPermissionDenied, err)
 
-	// HTTP on the same port, with a certificate and without.
+	// HTTP/1 on the same port, with and without a certificate.
 	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, "m", ca)}}}}
 	r, err := web.Get("https://" + w.address + "/health")
 	require.NoError(t, err)
@@ -304,7 +305,7 @@ func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 }
 
 // expiringVerifier is a verifier whose caller loses system:admin after the first call. staysOpen is set if the stream
-// must stay open nevertheless.
+// must stay open.
 type expiringVerifier struct {
 	calls     atomic.Int64
 	staysOpen bool
@@ -333,7 +334,8 @@ type streamWithContext struct {
 
 func (o streamWithContext) Context() context.Context { return o.ctx }
 
-// stream opens a watch from an address and returns the error that ended it, or errStillOpen if it stays open.
+// stream opens a watch from an address and returns the error that ended it, or errStillOpen if it stays open for longer
+// than two checks of the token.
 func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token string) error {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
 	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
@@ -353,9 +355,10 @@ func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token
 	})
 }
 
-var errStillOpen = status.Error(codes.OK+100, "it goes on")
+var errStillOpen = status.Error(codes.OK+100, "the stream is still open")
 
-// A stream that the administrator's token opened ends with the token, and with the role.
+// TestStreamEndsWhenTokenIsRevoked checks that a stream that needed the token of an administrator ends when the token
+// is revoked, and when its holder loses the role.
 func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	w := newWorld(t)
 	for _, token := range []string{"revoked", "demoted"} {
@@ -367,17 +370,18 @@ func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	}
 }
 
-// A stream that is admitted without a token goes on when the token that the client shows with it becomes invalid.
+// TestStreamAdmittedWithoutTokenContinues checks that a stream that needed no token continues when the token that the
+// client sent becomes invalid.
 func TestStreamAdmittedWithoutTokenContinues(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {
 		open        bool
 		from, token string
 	}{
-		"a tenant on loopback":               {false, loopbackIP, "demoted"},
-		"an old token on loopback":           {false, loopbackIP, "revoked"},
-		"a tenant of an open store":          {true, remoteIP, "tenant"},
-		"an administrator who lost the role": {true, remoteIP, "demoted"},
+		"loopback, no longer administrator":   {false, loopbackIP, "demoted"},
+		"loopback, revoked token":             {false, loopbackIP, "revoked"},
+		"open store, tenant":                  {true, remoteIP, "tenant"},
+		"open store, no longer administrator": {true, remoteIP, "demoted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -120,7 +120,8 @@ func TestEtcdClientLeases(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// A lock, an election and a software transaction, as etcd's own recipes have them.
+// TestEtcdConcurrencyRecipes runs the lock, the election and the software transactional memory of etcd's package
+// concurrency.
 func TestEtcdConcurrencyRecipes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -129,7 +130,7 @@ func TestEtcdConcurrencyRecipes(t *testing.T) {
 	_, err := c.Put(ctx, "count", "0")
 	require.NoError(t, err)
 	var work sync.WaitGroup
-	held := 0
+	acquired := 0
 	for range 4 {
 		work.Go(func() {
 			session, err := concurrency.NewSession(c, concurrency.WithTTL(60))
@@ -142,13 +143,13 @@ func TestEtcdConcurrencyRecipes(t *testing.T) {
 				if !noError(t, lock.Lock(ctx)) {
 					return
 				}
-				held++ // the race detector sees it when two hold the lock
+				acquired++ // the race detector reports it if two goroutines hold the lock
 				noError(t, lock.Unlock(ctx))
 			}
 		})
 	}
 	work.Wait()
-	require.Equal(t, 12, held)
+	require.Equal(t, 12, acquired)
 
 	session, err := concurrency.NewSession(c, concurrency.WithTTL(60))
 	require.NoError(t, err)
@@ -169,7 +170,7 @@ func TestEtcdConcurrencyRecipes(t *testing.T) {
 	require.Equal(t, "01", string(got.Kvs[0].Value))
 }
 
-// noError is require.NoError for other goroutines than the test's.
+// noError is like require.NoError, but may be called by any goroutine. It reports whether err is nil.
 func noError(t *testing.T, err error) bool {
 	if err != nil {
 		t.Error(err)
@@ -206,7 +207,7 @@ func TestRequireLeader(t *testing.T) {
 	c := w.client(t)
 	_, err := c.Put(ctx, "a", "1")
 	require.NoError(t, err)
-	// One stream that will not do without a leader, one that will.
+	// One stream requires a leader, the other does not.
 	requiring := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
 	tolerating := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
 	<-requiring
@@ -276,8 +277,8 @@ func TestHTTPPaths(t *testing.T) {
 	require.Equal(t, 503, code)
 }
 
-// A client that opens more streams than the limit is refused. Its open streams go on, and it can open one more after it
-// has ended one.
+// TestStreamsOfClientAreLimited checks that a stream beyond a client's limit is refused, and that the client can open
+// one after it has closed another.
 func TestStreamsOfClientAreLimited(t *testing.T) {
 	w := newWorld(t)
 	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))

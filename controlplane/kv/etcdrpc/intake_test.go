@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// countingVerifier counts the verifications of tokens that are made for a call, and not later for its stream.
+// countingVerifier counts the verifications of tokens for calls, without the later rechecks for open streams.
 type countingVerifier struct{ calls atomic.Int64 }
 
 func (v *countingVerifier) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
@@ -49,7 +49,8 @@ func serveWithIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// The intake and the interceptor of a call need the result of one authorization. The token of a call is verified once.
+// TestCallIsAuthorizedOnce checks that intake and interceptor share one authorization: the token of a call is verified
+// once.
 func TestCallIsAuthorizedOnce(t *testing.T) {
 	w, v := newWorld(t), &countingVerifier{}
 	conn := serveWithIntake(t, etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: v, Dir: t.TempDir()}))
@@ -73,7 +74,8 @@ func TestCallIsAuthorizedOnce(t *testing.T) {
 	require.Equal(t, int64(1), v.calls.Load())
 }
 
-// The authorization of one method, or by one server, is not used for another.
+// TestAuthorizationIsForOneMethod checks that the authorization for one method, or of one server, is not reused for
+// another.
 func TestAuthorizationIsForOneMethod(t *testing.T) {
 	w := newWorld(t)
 	open := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})
@@ -88,8 +90,8 @@ func TestAuthorizationIsForOneMethod(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 }
 
-// The intake knows callers on loopback and with a credential from others, who share one budget with all unauthenticated
-// callers.
+// TestIntakeDistinguishesAuthenticatedCallers checks that the intake marks callers on loopback or with a credential as
+// Proven. All others share one memory budget.
 func TestIntakeDistinguishesAuthenticatedCallers(t *testing.T) {
 	w := newWorld(t)
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})

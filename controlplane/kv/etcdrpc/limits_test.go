@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The open streams of one client, and of all clients of a member, are bounded. Streams that have ended do not count.
+// TestOpenStreamsAreLimited checks the limits for one client and for all clients of a member. Streams that have ended
+// do not count.
 func TestOpenStreamsAreLimited(t *testing.T) {
 	from := func(address string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}})

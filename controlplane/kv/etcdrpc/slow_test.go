@@ -27,7 +27,7 @@ func TestSlowLogOmitsValues(t *testing.T) {
 	require.Less(t, out.Len(), 4000)
 }
 
-// As of etcd's --warning-unary-request-duration.
+// TestSlowThreshold checks etcd's default of --warning-unary-request-duration.
 func TestSlowThreshold(t *testing.T) {
 	for took, lines := range map[time.Duration]int{0: 0, 300 * time.Millisecond: 0, 301 * time.Millisecond: 1} {
 		var out bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// withClockAhead makes a world's clock one that goes ahead.
+// withClockAhead returns an option that sets the service's clock ahead by a changeable duration.
 func withClockAhead(ahead *atomic.Int64) func(*settings) {
 	return func(s *settings) {
 		s.kv.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -32,8 +32,8 @@ func (w *world) token(t *testing.T, user, password string) string {
 	return r.Token
 }
 
-// A token is for the begin of a stream: etcd's client gets another one for each, but not for what it asks of one that
-// it has. A stream ends with what voids its token.
+// TestStreamOutlivesToken checks that requests on a stream are served after the stream's token has expired, until the
+// token is revoked. etcd's client gets a new token for each stream, but not for requests on an open one.
 func TestStreamOutlivesToken(t *testing.T) {
 	var ahead atomic.Int64
 	w := newWorld(t, withClockAhead(&ahead))
@@ -69,7 +69,7 @@ func TestStreamOutlivesToken(t *testing.T) {
 	ahead.Add(int64(1000 * time.Hour))
 	anew := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpctypes.TokenFieldNameGRPC, token))
 	_, err = w.service.Range(anew, &pb.RangeRequest{Key: []byte("/u/a")})
-	require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, err, "it is too old for anything new")
+	require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, err, "the token has expired for new calls")
 	require.Empty(t, watch("/u/b"))
 	require.Contains(t, watch("/other"), "permission denied")
 	require.NoError(t, renew())
@@ -81,7 +81,8 @@ func TestStreamOutlivesToken(t *testing.T) {
 	require.Equal(t, rpctypes.ErrInvalidAuthToken, renew())
 }
 
-// A client renews a token that it is told is not valid. One that is told that it may not does not.
+// TestExpiredTokenOfRootIsInvalid checks that an expired token gets ErrGRPCInvalidAuthToken, after which clients get a
+// new token, and not ErrGRPCPermissionDenied.
 func TestExpiredTokenOfRootIsInvalid(t *testing.T) {
 	var ahead atomic.Int64
 	w := newWorld(t, withClockAhead(&ahead))
@@ -100,7 +101,7 @@ func TestExpiredTokenOfRootIsInvalid(t *testing.T) {
 	}
 }
 
-// memberLister is a cluster that can be listed.
+// memberLister is a Members with one member that implements only List.
 type memberLister struct{ etcdrpc.Members }
 
 func (memberLister) List(context.Context, bool) ([]membership.Member, error) {

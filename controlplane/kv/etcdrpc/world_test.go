@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// world is a service on one port, as an etcd's.
+// world holds a service that is served on one port, as etcd serves it.
 type world struct {
 	service *kv.Service
 	raft    *kvtest.SingleMember
@@ -52,7 +52,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
 	}
-	// What a caller on loopback may do without that is TestAdmission's.
+	// TestAdmission checks loopback without TrustLoopback.
 	s.rpc = etcdrpc.Options{Dir: t.TempDir(), Log: log, TrustLoopback: true}
 	for _, f := range change {
 		f(&s)
@@ -86,7 +86,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	return w
 }
 
-// client is etcd's own.
+// client returns an etcd client for the service.
 func (w *world) client(t *testing.T, change ...func(*clientv3.Config)) *clientv3.Client {
 	t.Helper()
 	c := clientv3.Config{Endpoints: []string{w.address}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()}

@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// percentDecode is a path's percent-encoding undone, written again from RFC 3986 rather than asked of net/url; ok is
-// false where a percent sign stands for no byte.
+// percentDecode decodes percent-encoding by RFC 3986, independently of net/url. ok is false if a percent sign is not
+// followed by two hexadecimal digits.
 func percentDecode(s string) (out string, ok bool) {
 	for i := 0; i < len(s); i++ {
 		if s[i] != '%' {
@@ -45,7 +45,7 @@ func percentDecode(s string) (out string, ok bool) {
 	return out, true
 }
 
-// expectedKey is the key rule of the spec's part 4.4.
+// expectedKey returns the stored key for the rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys and members").
 func expectedKey(remainder string) (key string, ok bool) {
 	key, ok = percentDecode(remainder)
 	if strings.Contains(key, "/") {
@@ -54,7 +54,7 @@ func expectedKey(remainder string) (key string, ok bool) {
 	return key, ok && key != "" && len(key) <= command.MaxKeyBytes
 }
 
-// storedData is all that the engine holds: keys with their values, and records.
+// storedData returns all keys with their values, and all records of the engine.
 func storedData(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) {
 	keys, records = map[string]string{}, map[string]string{}
 	for _, kv := range allKeys(t, e) {
@@ -68,14 +68,14 @@ func storedData(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) 
 	return keys, records
 }
 
-// otherKeys are keys that look like what a key must not reach.
+// otherKeys are keys that a wrongly decoded path could refer to.
 var otherKeys = []string{
 	"\x00", "a", "a/", "/a", "/a/b", "//a", "/api/v1/kv/a", "..", "/..", "~", "a~", "a~b", "put", "/a/put", "user/root", "role/root", "auth/enabled",
 	"alarm/1/1", "lessor", "member/1", "vm/1", "\xff", "\xff\xff", "é", "a%2fb", "a b", "a+b", "?", "/api/v1/cluster/members",
 }
 
-// No form of a key, a prefix or a path reads or writes anything but the users' key that the rule says. The engine has
-// records of users, and every key that a sloppy path could lead to.
+// FuzzKeyForms checks that a request reads or writes only the key that expectedKey returns, whatever the form of its
+// key, prefix or path. The engine also has the records of users, and otherKeys.
 func FuzzKeyForms(f *testing.F) {
 	for _, target := range []string{
 		"a", "a/b", "%2fa", "/a", "//", "..", "../x", "a/../b", "%2e%2e%2f", "~", "", "%00", "%ff", "%zz", "%", "a%", "%2", "a%252fb", "put", "a/put", "a%2fput",
@@ -91,7 +91,7 @@ func FuzzKeyForms(f *testing.F) {
 	})
 }
 
-// fuzzOne makes a request on an engine of its own and compares what it did with the rule.
+// fuzzOne makes a request with a new engine and compares its effect and response with the expected ones.
 func fuzzOne(t *testing.T, method uint8, target, value string) {
 	s := newTestCluster(t, 1, false, false)
 	e := s.consensus.engines[1]
@@ -124,14 +124,14 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 	text := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", verb, line, len(body), body)
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(text)))
 	if err != nil {
-		return // net/http answers this itself
+		return // net/http refuses the request itself
 	}
 	r.RemoteAddr = "127.0.0.1:1"
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 	w := httptest.NewRecorder()
 	s.rest[1].ServeHTTP(w, r)
 	after, recordsAfter := storedData(t, e)
-	require.Equal(t, records, recordsAfter, "no request of REST's touches a record")
+	require.Equal(t, records, recordsAfter, "a REST request changed a record")
 
 	want := maps.Clone(keys)
 	done := w.Code == http.StatusOK
@@ -159,7 +159,7 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 	default:
 		key, ok := expectedKey(path)
 		value, there := keys[key]
-		if strings.ContainsAny(query, "%;") { // it may be refused
+		if strings.ContainsAny(query, "%;") { // such a query may be refused
 			ok = ok && done
 		}
 		require.Equal(t, ok && there, done, "%d %s", w.Code, w.Body)
@@ -172,7 +172,7 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 	require.Equal(t, want, after)
 }
 
-// jsonRoundTrip is an item as it reads after JSON.
+// jsonRoundTrip returns the item for a key and value after encoding to JSON and decoding.
 func jsonRoundTrip(key, value string) item {
 	var out item
 	text, _ := json.Marshal(newItem([]byte(key), []byte(value)))
@@ -199,7 +199,7 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 			prefix, ok = percentDecode(strings.ReplaceAll(v, "+", " "))
 			require.True(t, ok)
 		} else if strings.ContainsAny(name, "%+") {
-			return // another way to write prefix, perhaps
+			return // may be an encoded form of prefix
 		}
 	}
 	var want []item
@@ -216,8 +216,8 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 	}
 }
 
-// No body and no header of a forward does anything but what it says: a value is stored as it was meant or not at all,
-// and nobody makes a forward up.
+// FuzzBodies checks that a value is stored as it was sent or not at all, and that no made-up forward header is
+// accepted.
 func FuzzBodies(f *testing.F) {
 	for _, body := range []string{
 		`{"value":"v"}`, `{"value":"\ud83d\ude00"}`, `{"value":"\ud83d"}`, `{"value":"\\ud83d"}`, `{"value":null}`, `{"value":"a","value":5}`, `[]`, `{`, "", `{"VALUE":"x"}`,
@@ -247,7 +247,7 @@ func FuzzBodies(f *testing.F) {
 		require.Empty(t, header)
 		require.Len(t, keys, 1)
 		require.True(t, utf8.ValidString(keys["k"]))
-		// What stands for no character was refused, so each U+FFFD is one that was sent.
+		// Invalid encodings are refused, so the client sent each U+FFFD in the stored value.
 		sent := strings.Count(body, "\ufffd") + strings.Count(strings.ToLower(body), `\ufffd`)
 		require.LessOrEqual(t, strings.Count(keys["k"], "\ufffd"), sent)
 	})
