@@ -46,8 +46,9 @@ var rewrite = flag.Bool("rewrite", false, "write the results to "+listFile)
 // TestCommon runs etcd's tests/common, which start the program etcd and call it with etcdctl, and compares the results
 // with listFile. Program etcd is the wrapper of folder etcd.
 //
-// COMPAT=all runs all tests, otherwise those in slow are left out. COMPAT_RUN replaces the -run pattern. COMPAT_BIN names
-// a directory with other programs etcd, etcdctl and etcdutl, such as .build/etcd to run the tests against etcd itself.
+// COMPAT=all runs all tests, otherwise those in slow are left out. COMPAT_RUN replaces the -run pattern. COMPAT_BIN
+// names a directory with other programs etcd, etcdctl and etcdutl, such as .build/etcd to run the tests against etcd
+// itself.
 func TestCommon(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace of its own needs root")
@@ -212,7 +213,8 @@ func writeList(t *testing.T, list map[string]string) {
 	require.NoError(t, os.WriteFile(listFile, []byte(text.String()), 0o644))
 }
 
-// compileSuite compiles the suite. It returns the path of the test binary and the directory that the binary must run in.
+// compileSuite compiles the suite. It returns the path of the test binary and the directory that the binary must run
+// in.
 func compileSuite(t *testing.T) (program, directory string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "common.test")
@@ -240,8 +242,8 @@ func topLevelTests(t *testing.T, program, directory string) []string {
 	return names
 }
 
-// buildPrograms returns a directory with the wrapper as program etcd, with trivet-controlplane, and with etcd's own etcdctl
-// and etcdutl.
+// buildPrograms returns a directory with the wrapper as program etcd, with trivet-controlplane, and with etcd's own
+// etcdctl and etcdutl.
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("COMPAT_BIN"); dir != "" {

@@ -27,7 +27,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// A snapshot of our engine is taken by etcdutl, and an etcd started from the restore serves what we served.
+// TestEtcdRestoresTrivetSnapshot restores a snapshot of Trivet's engine with etcdutl, and checks that an etcd started
+// from it serves the same keys, leases, users and roles.
 func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
@@ -73,7 +74,7 @@ func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	_, err = root.Get(ctx, "a", clientv3.WithRev(snap.Revision()))
 	require.NoError(t, err)
 
-	// Users and roles: what was granted, and no more.
+	// Users have the granted permissions and no others.
 	ann := e.client("ann", "secret")
 	_, err = ann.Get(ctx, "many/", clientv3.WithPrefix())
 	require.NoError(t, err)
@@ -86,7 +87,7 @@ func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"ann", "bot", "root"}, list.Users)
 
-	// It goes on from there.
+	// New writes continue at the next revision.
 	events := root.Watch(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithRev(snap.Revision()+1))
 	put, err := root.Put(ctx, "a", "2", clientv3.WithPrevKV())
 	require.NoError(t, err)
@@ -100,7 +101,7 @@ func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	_, err = root.Compact(ctx, put.Header.Revision+1, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
 
-	// All of it once more, from the disk.
+	// The same after a restart, from the disk.
 	e.stop()
 	e.start()
 	root = e.client("root", "toor")
@@ -124,7 +125,8 @@ func TestEtcdRestoresEmptyTrivetSnapshot(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// etcdutl raises the revision from the last one, though no live key has it.
+// TestEtcdRestoresTrivetSnapshotWithRevisionBump checks that etcdutl bumps the revision from the last one, although no
+// live key has that revision.
 func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
@@ -141,7 +143,8 @@ func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	require.EqualValues(t, 2, got.Kvs[0].ModRevision)
 }
 
-// What etcdctl saved of an etcd, and the database of one that was stopped, is read as etcd served it.
+// TestTrivetReadsEtcdSnapshot checks that a snapshot saved by etcdctl, and the database of a stopped etcd, are read
+// with the content that etcd served.
 func TestTrivetReadsEtcdSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	e := tools.newMember()
@@ -211,7 +214,7 @@ func fromEtcd(all []*mvccpb.KeyValue) (kvs []mvcc.KV) {
 	return kvs
 }
 
-// trivetEngine is a keyspace of ours in memory.
+// trivetEngine holds a keyspace of Trivet in memory.
 type trivetEngine struct {
 	t     *testing.T
 	e     *mvcc.Engine
@@ -260,7 +263,7 @@ func (k *trivetEngine) users() *users.State {
 	return state
 }
 
-// administer makes a request of etcd's Auth.
+// administer executes an administrative request of etcd's Auth.
 func administer[Q, A any](k *trivetEngine, make func(*users.State, Q) ([]command.Step, A, error), q Q) {
 	k.t.Helper()
 	steps, _, err := make(k.users(), q)
@@ -268,7 +271,7 @@ func administer[Q, A any](k *trivetEngine, make func(*users.State, Q) ([]command
 	k.run(steps...)
 }
 
-// enableAuth adds root, password "toor", and ann, password "secret", who may read many/, and turns Auth on.
+// enableAuth adds the users root (password "toor"), ann (password "secret", may read many/) and bot, and enables Auth.
 func (k *trivetEngine) enableAuth() {
 	for user, password := range map[string]string{"root": "toor", "ann": "secret"} {
 		r := &pb.AuthUserAddRequest{Name: user, Password: password}
@@ -311,7 +314,7 @@ func (k *trivetEngine) save(s *mvcc.Snapshot, path string) {
 	require.NoError(k.t, f.Close())
 }
 
-// etcdTools are etcd's own programs.
+// etcdTools runs etcd's own programs, in dir.
 type etcdTools struct {
 	t   *testing.T
 	dir string
@@ -326,7 +329,7 @@ func etcdPrograms(t *testing.T) etcdTools {
 	return etcdTools{t, dir}
 }
 
-// run runs one of them and returns what it said on standard output.
+// run runs a program and returns its standard output.
 func (a etcdTools) run(name string, args ...string) []byte {
 	a.t.Helper()
 	c := exec.Command(filepath.Join(a.dir, name), args...)
@@ -342,7 +345,7 @@ func stderrOf(err error) []byte {
 	return nil
 }
 
-// etcdMember is an etcd of one member.
+// etcdMember is an etcd cluster of one member.
 type etcdMember struct {
 	a              etcdTools
 	dir            string
@@ -358,7 +361,7 @@ func (a etcdTools) newMember() *etcdMember {
 	return e
 }
 
-// restore is an etcd started from a snapshot.
+// restore starts an etcd from a snapshot.
 func (a etcdTools) restore(file string, more ...string) *etcdMember {
 	a.t.Helper()
 	e := a.member()
@@ -403,15 +406,15 @@ func (e *etcdMember) start() {
 	defer cancel()
 	c3 := e.client("", "")
 	_, err = c3.Status(ctx, e.endpoint)
-	if rpctypes.Error(err) == rpctypes.ErrUserEmpty { // it serves, and asks who we are
+	if rpctypes.Error(err) == rpctypes.ErrUserEmpty { // etcd is ready, and Auth is enabled
 		err = nil
 	}
 	output, readErr := os.ReadFile(log.Name())
 	require.NoError(t, readErr)
-	require.NoError(t, err, "etcd said:\n%s", output)
+	require.NoError(t, err, "etcd's log:\n%s", output)
 }
 
-// stop ends it, if it runs.
+// stop stops the process, if it runs.
 func (e *etcdMember) stop() {
 	if e.process == nil {
 		return

@@ -22,7 +22,7 @@ func TestLeaseExpiresAfterTTL(t *testing.T) {
 	require.Equal(t, 15*s, at)
 	require.Equal(t, []int64{1}, l.Expired(15*s, 10))
 
-	// It is not handed out again at once, but is if nobody could end it.
+	// Expired returns the lease again only after retryAfter.
 	require.Empty(t, l.Expired(17*s, 10))
 	require.Equal(t, []int64{1}, l.Expired(18*s, 10))
 	l.Remove(1)
@@ -43,12 +43,12 @@ func TestRenewRestartsTTL(t *testing.T) {
 
 func TestRenewOfExpiredLease(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
-	_, gone, ok := l.Renew(1, 5*s) // nobody has ended it yet
+	_, gone, ok := l.Renew(1, 5*s) // expired, but not removed
 	require.True(t, ok)
 	require.NotNil(t, gone)
 	select {
 	case <-gone:
-		t.Fatal("it has not ended")
+		t.Fatal("the lease was not removed yet")
 	default:
 	}
 	l.Remove(1)
@@ -65,7 +65,7 @@ func TestCloseEndsWaitingRenewals(t *testing.T) {
 	require.Zero(t, l.Len())
 }
 
-// A new leader cannot know when leases were renewed.
+// TestNewRestartsTTLs checks that leases live for their full TTL after New.
 func TestNewRestartsTTLs(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 60}, {ID: 2, TTL: 5}}, 100*s)
 	require.Equal(t, []int64{2, 1}, l.IDsByExpiry())
@@ -75,7 +75,7 @@ func TestNewRestartsTTLs(t *testing.T) {
 	require.Equal(t, []int64{1}, l.Expired(160*s, 10))
 }
 
-// Leases that a new leader took over do not all end in one second.
+// TestNewSpreadsExpiries checks that leases with the same TTL do not all expire in one second after New.
 func TestNewSpreadsExpiries(t *testing.T) {
 	var all []Lease
 	for id := range int64(3000) {
@@ -103,7 +103,7 @@ func TestExpiredIsRateLimited(t *testing.T) {
 	require.Empty(t, l.Expired(s+s/2, 600))
 	at, ok := l.Next()
 	require.True(t, ok)
-	require.Equal(t, 2*s, at, "not to be asked before the second is over")
+	require.Equal(t, 2*s, at, "Expired returns no lease before the next second")
 	require.Len(t, l.Expired(2*s, 5000), RevokesPerSecond)
 }
 

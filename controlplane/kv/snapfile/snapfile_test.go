@@ -33,7 +33,7 @@ func kv(key string, create, mod, version, lease int64) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte(key), Value: []byte("value of " + key), CreateRevision: create, ModRevision: mod, Version: version, Lease: lease}
 }
 
-// sample has two keys of one revision, and a last revision that only deleted.
+// sample returns contents with two keys of one revision, whose last revision only deleted a key.
 func sample() Contents {
 	return Contents{
 		Revision: 9,
@@ -101,10 +101,10 @@ func TestWriteAndRead(t *testing.T) {
 		"\"\\x00\"=value of \x00 6/6 v1 lease 0",
 	}
 	require.Equal(t, want, readKeys(t, f))
-	require.Equal(t, want, readKeys(t, f), "it can be read again")
+	require.Equal(t, want, readKeys(t, f), "the second read")
 }
 
-// The database, as etcd's server would find it.
+// TestDatabaseFormat checks the buckets and keys that etcd's server reads.
 func TestDatabaseFormat(t *testing.T) {
 	path := writeFile(t, sample())
 	db, err := bbolt.Open(path, 0o400, &bbolt.Options{ReadOnly: true})
@@ -158,7 +158,7 @@ func TestEmptyKeyspace(t *testing.T) {
 	require.Empty(t, readKeys(t, f))
 }
 
-// The lease of a key had ended when the leases were read: what is left of it ends soon.
+// TestKeyOfMissingLease checks that a key whose lease is missing gets that lease with a TTL of one second.
 func TestKeyOfMissingLease(t *testing.T) {
 	f := mustOpen(t, writeFile(t, Contents{Revision: 3, Keys: keys(kv("a", 2, 2, 1, 5), kv("b", 3, 3, 1, 6)), Leases: []Lease{{ID: 6, TTL: 60}}}))
 	require.Equal(t, []Lease{{ID: 5, TTL: 1}, {ID: 6, TTL: 60}}, f.Leases)
@@ -171,13 +171,13 @@ func TestLastRevisionDeletedAllKeys(t *testing.T) {
 	require.Empty(t, readKeys(t, f))
 }
 
-// More than fits into one transaction of bbolt.
+// TestManyKeys writes more keys than one bbolt transaction holds.
 func TestManyKeys(t *testing.T) {
 	const n = 2*batchKeys + 1000
 	many := func(yield func(*mvccpb.KeyValue, error) bool) {
 		kv := &mvccpb.KeyValue{Value: make([]byte, 100)}
 		for i := range int64(n) {
-			mod := 2 + (i*7919)%n/2*2 // two keys a revision
+			mod := 2 + (i*7919)%n/2*2 // two keys per revision
 			kv.Key = fmt.Appendf(kv.Key[:0], "key-%08d", i)
 			kv.CreateRevision, kv.ModRevision, kv.Version = mod, mod, 1
 			copy(kv.Value, kv.Key)
@@ -202,11 +202,11 @@ func TestFailedWriteLeavesNoFile(t *testing.T) {
 	broken := errors.New("broken")
 	failing := func(yield func(*mvccpb.KeyValue, error) bool) { yield(nil, broken) }
 	for name, c := range map[string]Contents{
-		"keys that cannot be read": {Revision: 3, Keys: failing},
-		"a key of the future":      {Revision: 3, Keys: keys(kv("a", 2, 4, 1, 0))},
-		"a key of no revision":     {Revision: 3, Keys: keys(kv("a", 0, 0, 1, 0))},
-		"an empty key":             {Revision: 3, Keys: keys(kv("", 2, 2, 1, 0))},
-		"a user without a name":    {Revision: 3, Keys: keys(), Auth: Auth{Users: []*authpb.User{{}}}},
+		"unreadable keys":         {Revision: 3, Keys: failing},
+		"key of a later revision": {Revision: 3, Keys: keys(kv("a", 2, 4, 1, 0))},
+		"key of revision 0":       {Revision: 3, Keys: keys(kv("a", 0, 0, 1, 0))},
+		"empty key":               {Revision: 3, Keys: keys(kv("", 2, 2, 1, 0))},
+		"user without name":       {Revision: 3, Keys: keys(), Auth: Auth{Users: []*authpb.User{{}}}},
 	} {
 		dir := t.TempDir()
 		var b bytes.Buffer
@@ -223,10 +223,10 @@ func TestFailedWriteLeavesNoFile(t *testing.T) {
 	require.ErrorIs(t, Stream(done, io.Discard, dir, sample()), context.Canceled)
 	require.Empty(t, listDir(t, dir))
 
-	// Whoever takes the file has gone.
+	// The receiver fails, or the context is canceled.
 	m, err := Create(t.Context(), dir, sample())
 	require.NoError(t, err)
-	require.Empty(t, listDir(t, dir), "not even while it is there")
+	require.Empty(t, listDir(t, dir), "the file is unlinked while it is open")
 	require.ErrorIs(t, m.Stream(done, io.Discard), context.Canceled)
 	require.ErrorIs(t, m.Stream(t.Context(), failingWriter{broken}), broken)
 	var b bytes.Buffer

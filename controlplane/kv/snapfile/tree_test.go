@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Structures that bbolt would follow out of the file, or for ever.
+// TestCheckTreeRefusesCorruptPages has structures that would make bbolt read outside of the file, or loop forever.
 func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	const size = minPageSize
 	whole := smallDatabase(t)
@@ -19,7 +19,7 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, known)
 		for id := uint64(2); id < m.pages; id++ {
-			// Pages that are free keep what they were: the tree's are those that it reaches.
+			// Free pages keep their old type, so only pages that the tree references count.
 			p := page(whole, id)
 			if binary.LittleEndian.Uint16(p[8:]) == kind && reaches(t, whole, id) {
 				return id
@@ -36,18 +36,18 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 		change func(p []byte)
 		want   string
 	}{
-		"a child outside":       {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), 1<<40) }, "outside of the file"},
-		"a child that is meta":  {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), 1) }, "outside of the file"},
-		"its own child":         {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), branch) }, "used twice"},
-		"one child twice":       {branch, func(p []byte) { copy(child(p)[pageElement:], child(p)[:8]) }, "used twice"},
-		"no children":           {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 0) }, "without elements"},
-		"of no kind":            {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[8:], 0x40) }, "of unknown type"},
-		"another page":          {leaf, func(p []byte) { binary.LittleEndian.PutUint64(p, leaf+1) }, "header has another ID"},
-		"long":                  {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[12:], 1<<20) }, "longer than the file"},
-		"many elements":         {leaf, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 1000) }, "more elements"},
-		"a key behind its page": {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+8:], 5000) }, "outside of the page"},
-		"a key in the table":    {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 0) }, "outside of the page"},
-		"a branch's key":        {branch, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 5000) }, "outside of the page"},
+		"child outside of the file":    {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), 1<<40) }, "outside of the file"},
+		"meta page as child":           {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), 1) }, "outside of the file"},
+		"page as its own child":        {branch, func(p []byte) { binary.LittleEndian.PutUint64(child(p), branch) }, "used twice"},
+		"same child twice":             {branch, func(p []byte) { copy(child(p)[pageElement:], child(p)[:8]) }, "used twice"},
+		"no children":                  {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 0) }, "without elements"},
+		"unknown page type":            {branch, func(p []byte) { binary.LittleEndian.PutUint16(p[8:], 0x40) }, "of unknown type"},
+		"other page ID":                {leaf, func(p []byte) { binary.LittleEndian.PutUint64(p, leaf+1) }, "header has another ID"},
+		"overflow":                     {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[12:], 1<<20) }, "longer than the file"},
+		"too many elements":            {leaf, func(p []byte) { binary.LittleEndian.PutUint16(p[10:], 1000) }, "more elements"},
+		"key after the page":           {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+8:], 5000) }, "outside of the page"},
+		"key inside the element table": {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 0) }, "outside of the page"},
+		"key of a branch":              {branch, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 5000) }, "outside of the page"},
 	} {
 		b := slices.Clone(whole)
 		c.change(page(b, c.id))
@@ -57,7 +57,7 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	}
 }
 
-// reaches says whether the tree has the page.
+// reaches reports whether the tree references the page.
 func reaches(t *testing.T, b []byte, id uint64) bool {
 	t.Helper()
 	m, _, _, err := readMeta(bytes.NewReader(b))

@@ -11,7 +11,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// allStrings are all strings of the letters, up to a length, in order of length.
+// allStrings returns all strings of the letters with at most the given length, the shortest first.
 func allStrings(letters string, length int) [][]byte {
 	all := [][]byte{{}}
 	for from := 0; length > 0; length-- {
@@ -25,7 +25,7 @@ func allStrings(letters string, length int) [][]byte {
 	return all
 }
 
-// contains says whether key is of [begin, end) as requests write it.
+// contains reports whether a key is in the range [begin, end) of a request.
 func contains(key, begin, end []byte) bool {
 	if len(end) == 0 {
 		return bytes.Equal(key, begin)
@@ -33,7 +33,8 @@ func contains(key, begin, end []byte) bool {
 	return bytes.Compare(key, begin) >= 0 && (bytes.Equal(end, []byte{0}) || bytes.Compare(key, end) < 0)
 }
 
-// A range may be read when every key of it may. All keys that matter are those up to one letter longer than any end.
+// TestRangePermissionsMatchSingleKeyModel checks that a range is readable if and only if every key in it is. It
+// suffices to check all keys that are at most one letter longer than the range ends.
 func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
 	ends := allStrings("\x00ab", 2)
 	keys := allStrings("\x00ab", 3)[1:]
@@ -89,7 +90,7 @@ func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
 	require.Greater(t, refused, 1000)
 }
 
-// Cases of etcd's own test of its interval check.
+// TestMergeSpans has the cases of etcd's own test of its interval check.
 func TestMergeSpans(t *testing.T) {
 	for _, c := range []struct {
 		perms      [][2]string
@@ -108,7 +109,7 @@ func TestMergeSpans(t *testing.T) {
 		{[][2]string{{"a", "b"}, {"b", "c"}, {"d", "\x00"}}, "a", "\x00", false},
 		{[][2]string{{"a", ""}}, "a", "", true},
 		{[][2]string{{"a", ""}}, "a\x00", "", false},
-		{[][2]string{{"a", "z"}}, "m", "c", true}, // backwards, and both within
+		{[][2]string{{"a", "z"}}, "m", "c", true}, // reversed, with both ends inside
 		{[][2]string{{"d", "z"}}, "m", "c", false},
 		{[][2]string{{"a", "z"}}, "m", "m", true},
 		{nil, "m", "c", false},
@@ -169,12 +170,12 @@ func TestCanTxn(t *testing.T) {
 		"nested":               {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Compare: compare("both"), Failure: ops(put("both", true, 1))}))}, true},
 		"nested compare":       {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Compare: compare("write")}))}, false},
 		"nested write":         {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Failure: ops(put("read", false, 0))}))}, false},
-		"an op without a body": {&pb.TxnRequest{Success: ops(&pb.RequestOp{})}, true},
+		"op without a request": {&pb.TxnRequest{Success: ops(&pb.RequestOp{})}, true},
 	} {
 		err := s.CanTxn("ann", c.txn, keys)
 		require.Equal(t, c.want, err == nil, "%s: %v", name, err)
 		require.NoError(t, s.CanTxn(Root, c.txn, keys), name)
-		if len(c.txn.Compare)+len(c.txn.Success)+len(c.txn.Failure) > 0 && name != "an op without a body" {
+		if len(c.txn.Compare)+len(c.txn.Success)+len(c.txn.Failure) > 0 && name != "op without a request" {
 			require.ErrorContains(t, s.CanTxn("", c.txn, keys), "user name is empty", name)
 			require.ErrorContains(t, s.CanTxn("nobody", c.txn, keys), "permission denied", name)
 		}

@@ -42,7 +42,8 @@ func TestChangedTokenIsInvalid(t *testing.T) {
 	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
-// A member that has not applied what the token was issued upon may wait for it; a state that never had it refuses it.
+// TestTokenNewerThanState checks that a state of an earlier revision than the token's reports Behind and refuses the
+// token.
 func TestTokenNewerThanState(t *testing.T) {
 	w := newWorld(t)
 	w.enable()

@@ -13,7 +13,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// Sequences of an administrator's requests, with what is answered and the auth revision after each.
+// TestScripts runs the scripts in testdata: sequences of requests, with the response and the change of the auth
+// revision.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -30,7 +31,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// arg is the value of name=value in d; the empty value is written name=().
+// arg returns the value of name=value in d; the empty value is written name=().
 func arg(d *datadriven.TestData, name string) string {
 	for _, a := range d.CmdArgs {
 		if a.Key == name && len(a.Vals) > 0 {
@@ -173,7 +174,7 @@ func (w *world) run(d *datadriven.TestData, savedTokens map[string]string) strin
 	return ""
 }
 
-// lease is a lease 5 whose keys stand in lease=(a,b).
+// lease returns the keys of lease 5, which the argument lease=(a,b) lists.
 func (w *world) lease(d *datadriven.TestData) LeaseKeys {
 	return func(lease int64) ([][]byte, error) {
 		require.EqualValues(w.t, 5, lease)
@@ -204,7 +205,7 @@ func TestLoadRefusesCorruptRecords(t *testing.T) {
 			{good[:1], errCorrupt},
 		} {
 			if name == prefixRole+"r" && len(c.value) == 1 {
-				c.want = errCorrupt // of no name
+				c.want = errCorrupt // the name is empty
 			}
 			w.records[name] = c.value
 			_, err := Load(w.all())
@@ -221,7 +222,7 @@ func TestLoadRefusesCorruptRecords(t *testing.T) {
 	w.records["alarm"] = []byte("not ours")
 	w.records[prefixUser+"another"] = w.records[prefixUser+Root]
 	_, err = Load(w.all())
-	require.ErrorIs(t, err, errCorrupt, "a record under another's name")
+	require.ErrorIs(t, err, errCorrupt, "a record stored under another user's name")
 }
 
 func TestDecodeSettingsRefusesInvalid(t *testing.T) {
@@ -230,12 +231,12 @@ func TestDecodeSettingsRefusesInvalid(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, good, s)
 	for name, b := range map[string][]byte{
-		"voided later":  settings{revision: 7, disabledAt: 8}.encode(),
-		"no revision":   settings{}.encode(),
-		"more":          append(good.encode(), 0),
-		"half enabled":  {format, 2, 1, 1},
-		"cut off":       good.encode()[:3],
-		"only a format": {format},
+		"disabled at a later revision": settings{revision: 7, disabledAt: 8}.encode(),
+		"no revision":                  settings{}.encode(),
+		"trailing byte":                append(good.encode(), 0),
+		"enabled is neither 0 nor 1":   {format, 2, 1, 1},
+		"truncated":                    good.encode()[:3],
+		"only a format byte":           {format},
 	} {
 		_, err := decodeSettings(b)
 		require.ErrorIs(t, err, errCorrupt, name)
@@ -288,7 +289,7 @@ func TestLeaseReadErrorIsReturned(t *testing.T) {
 	broken := errors.New("broken")
 	keys := func(int64) ([][]byte, error) { return nil, broken }
 	require.ErrorIs(t, w.state().CanWriteLease("ann", 5, keys), broken)
-	require.NoError(t, w.state().CanWriteLease(Root, 5, keys), "root's is not looked at")
+	require.NoError(t, w.state().CanWriteLease(Root, 5, keys), "for root the lease's keys are not read")
 }
 
 func FuzzLoad(f *testing.F) {

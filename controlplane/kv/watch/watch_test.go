@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// testStore is an engine that is written to at once.
+// testStore is an engine whose writes are applied without consensus.
 type testStore struct {
 	*mvcc.Engine
 	t  *testing.T
@@ -51,7 +51,7 @@ func (s *testStore) put(key, value string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: []byte(key), Value: []byte(value)}}}))
 }
 
-// putAll makes one revision.
+// putAll puts the keys in one revision.
 func (s *testStore) putAll(value []byte, keys ...string) int64 {
 	var steps []command.Step
 	for _, k := range keys {
@@ -64,7 +64,7 @@ func (s *testStore) remove(key string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepDelete, Key: []byte(key)}}}))
 }
 
-// client is the other end of a stream.
+// client is the client of a stream.
 type client struct {
 	t         *testing.T
 	requests  chan *pb.WatchRequest
@@ -134,12 +134,12 @@ func (c *client) next() *pb.WatchResponse {
 	case err := <-c.ended:
 		c.t.Fatalf("the stream ended: %v", err)
 	case <-time.After(20 * time.Second):
-		c.t.Fatal("nothing came")
+		c.t.Fatal("no response within 20 s")
 	}
 	return nil
 }
 
-// mustCreate starts a watch and returns its id.
+// mustCreate creates a watch and returns its ID.
 func (c *client) mustCreate(r *pb.WatchCreateRequest) int64 {
 	c.t.Helper()
 	c.create(r)
@@ -212,7 +212,7 @@ func TestWatchIDs(t *testing.T) {
 	c := openStream(t, s)
 	require.EqualValues(t, 0, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")}))
 	require.EqualValues(t, 1, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
-	require.EqualValues(t, 2, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")}), "one that is taken is passed over")
+	require.EqualValues(t, 2, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")}), "an ID that is in use is skipped")
 	c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1})
 	r := c.next()
 	require.True(t, r.Created && r.Canceled)
@@ -223,7 +223,7 @@ func TestWatchIDs(t *testing.T) {
 	require.True(t, r.Canceled)
 	require.EqualValues(t, 1, r.WatchId)
 	require.EqualValues(t, 1, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
-	c.cancel(99) // of nothing: no answer
+	c.cancel(99) // there is no such watch, so there is no response
 	c.create(&pb.WatchCreateRequest{Key: []byte("b"), RangeEnd: []byte("a")})
 	require.Equal(t, emptyRange, c.next().CancelReason)
 	c.create(&pb.WatchCreateRequest{Key: []byte("b"), StartRevision: -1})
@@ -266,7 +266,8 @@ func TestWatchFromCompactedRevisionIsCanceled(t *testing.T) {
 	require.Equal(t, "a=x@4 a=x@5 a=x@6 ", text(c.next()))
 }
 
-// etcd#15220: a notice of progress came before the events that it promised to be behind.
+// TestProgressNeverAheadOfEvents checks that a progress response is not sent before the events up to its revision
+// (etcd#15220).
 func TestProgressNeverAheadOfEvents(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
@@ -292,12 +293,12 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 			}
 		}
 	})
-	// Read until all was seen and a notice says so.
+	// Read until all events have arrived and a progress response reports it.
 	seen := map[int64]bool{}
 	for promised := int64(0); promised < writes+1; {
 		r := c.next()
 		for _, e := range r.Events {
-			require.Greater(t, e.Kv.ModRevision, promised, "an event that was said to be over")
+			require.Greater(t, e.Kv.ModRevision, promised, "an event up to the reported progress")
 			require.False(t, seen[e.Kv.ModRevision])
 			seen[e.Kv.ModRevision] = true
 		}
@@ -306,12 +307,12 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 			require.GreaterOrEqual(t, r.Header.Revision, promised)
 			promised = r.Header.Revision
 			for at := int64(2); at <= promised; at++ {
-				require.True(t, seen[at], "revision %d was promised and not sent", at)
+				require.True(t, seen[at], "progress was reported before the event of revision %d", at)
 			}
 		}
 	}
 	require.Len(t, seen, writes)
-	// Whatever is still being answered is let go with the stream.
+	// Pending responses are discarded when the stream ends.
 	stop()
 	go func() {
 		for range c.responses {
@@ -323,7 +324,8 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 	close(c.responses)
 }
 
-// etcd#17507: a watch that was just begun got a notice from before it began, or none.
+// TestProgressOfNewWatch checks that the progress of a new watch is at least the revision at which it was created
+// (etcd#17507).
 func TestProgressOfNewWatch(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "1")
@@ -337,7 +339,7 @@ func TestProgressOfNewWatch(t *testing.T) {
 	require.GreaterOrEqual(t, r.Header.Revision, created.Header.Revision)
 	s.put("other", "1")
 	c.progress()
-	require.EqualValues(t, 3, c.next().Header.Revision, "it moves on while nothing happens to the watched key")
+	require.EqualValues(t, 3, c.next().Header.Revision, "progress increases without events of the watched key")
 }
 
 func TestProgressIsSentAfterPendingEvents(t *testing.T) {
@@ -361,13 +363,14 @@ func TestProgressIsSentAfterPendingEvents(t *testing.T) {
 	require.Equal(t, 3000, events)
 }
 
-// etcd#20221: a watch of the future was told what lies before it.
+// TestWatchFromFutureRevision checks that a watch from a future revision gets neither events nor progress of earlier
+// revisions (etcd#20221).
 func TestWatchFromFutureRevision(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "1")
 	c := openStream(t, s, func(o *Options) { o.Progress = time.Millisecond })
 	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 5, ProgressNotify: true})
-	c.progress() // no answer: nothing is to be said of revisions before 5
+	c.progress() // no response, since the watch begins at revision 5
 	s.put("a", "2")
 	s.put("a", "3")
 	s.put("a", "4")
@@ -413,10 +416,10 @@ func TestFragments(t *testing.T) {
 	}
 	require.Equal(t, 7, inPieces)
 	require.Greater(t, pieces, 1)
-	require.Len(t, all.Events, 7, "one revision is one answer")
+	require.Len(t, all.Events, 7, "one revision is one response")
 }
 
-// A revision with more events than a batch holds is one answer all the same.
+// TestRevisionIsOneResponse checks that a revision with more events than fit into a batch is sent in one response.
 func TestRevisionIsOneResponse(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
@@ -433,7 +436,7 @@ func TestRevisionIsOneResponse(t *testing.T) {
 	require.Len(t, c.next().Events, 5000)
 }
 
-// Ten thousand watches on a hundred streams have a hundred senders, not ten thousand.
+// TestGoroutinesOfManyWatches checks that the number of goroutines depends on the number of streams, not of watches.
 func TestGoroutinesOfManyWatches(t *testing.T) {
 	s := newTestStore(t)
 	const streams, each = 100, 100
@@ -457,7 +460,7 @@ func TestGoroutinesOfManyWatches(t *testing.T) {
 	require.Zero(t, s.Stats().Watchers)
 }
 
-// A client that does not read holds up nobody, and nothing is kept for it.
+// TestSlowClientDelaysNoOtherStream checks that a client that does not read delays neither writes nor other streams.
 func TestSlowClientDelaysNoOtherStream(t *testing.T) {
 	s := newTestStore(t)
 	slow, quick := openStream(t, s), openStream(t, s)
@@ -490,7 +493,7 @@ func TestStreamContinuesAfterClientCloseSend(t *testing.T) {
 	c.ended <- nil
 }
 
-// A member that stops ends its streams with an error after which clients go on elsewhere.
+// TestStreamEndsWhenEngineCloses checks that streams end with ErrGRPCStopped, after which clients use another member.
 func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
@@ -501,7 +504,8 @@ func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	c.ended <- nil
 }
 
-// The total size of the keys of a stream's watches is bounded; canceling a watch frees its part.
+// TestKeyBytesOfStreamAreLimited checks the limit of the total size of the keys of a stream's watches. Canceling a
+// watch releases its part.
 func TestKeyBytesOfStreamAreLimited(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
@@ -519,8 +523,8 @@ func TestKeyBytesOfStreamAreLimited(t *testing.T) {
 	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
 }
 
-// A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each
-// watch in turn, all of its watches could hold the beginning of a revision.
+// TestRevisionIsReadWhole checks that a revision larger than a batch is read as a whole when the stream may send.
+// Otherwise each watch of the stream could hold an incomplete revision in memory.
 func TestRevisionIsReadWhole(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
@@ -534,7 +538,7 @@ func TestRevisionIsReadWhole(t *testing.T) {
 	requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
 		CreateRequest: &pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), StartRevision: 2},
 	}}
-	var sizes []int // of the answers after the first, which says that the watch was created; 0 for none
+	var sizes []int // numbers of events in the calls of make after the response to the creation; 0 for no response
 	o := &Options{
 		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
 		Permit: func(context.Context, []byte, []byte) error { return nil }, Progress: time.Hour, FragmentBytes: 3 << 19,

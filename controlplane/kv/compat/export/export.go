@@ -139,7 +139,7 @@ func (m *recordingMachine) Applied() (index, term uint64) {
 func (m *recordingMachine) Flush() (uint64, error) { return 0, nil }
 
 func (m *recordingMachine) Checkpoint(string) (uint64, uint64, error) {
-	return 0, 0, errors.New("no checkpoint is made of a log that is read")
+	return 0, 0, errors.New("a log that is only read needs no checkpoint")
 }
 
 func (m *recordingMachine) Restore(string) error { return errors.New("the log begins with a snapshot") }

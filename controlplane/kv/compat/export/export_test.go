@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// writeDataDir makes a lone member that agrees on commands, stops it, and returns its data directory.
+// writeDataDir commits commands on a single member, stops it, and returns its data directory.
 func writeDataDir(t *testing.T, commands ...[]byte) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -60,8 +60,8 @@ func program(t *testing.T, steps ...command.Step) []byte {
 	return data
 }
 
-// What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which
-// only brings the commit index of those before it to the disk.
+// TestRequests checks that the committed commands of a member are read from its directory in order, without refused
+// ones. The last command may be missing: it makes the member store the commit index of the earlier ones.
 func TestRequests(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	noLease := put

@@ -122,7 +122,7 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	defer cancel()
 	return retryUntil(ctx, fmt.Sprintf("member %d serves", id), func(ctx context.Context) error {
 		if !c.hosts[id].running() {
-			return fmt.Errorf("it has ended: %s", tail(c.hosts[id].log))
+			return fmt.Errorf("its process has exited: %s", tail(c.hosts[id].log))
 		}
 		_, err := client.Get(ctx, "ready")
 		return err

@@ -20,22 +20,22 @@ func remove(key string) model.EtcdRequest {
 	}}}
 }
 
-// Only what failed and cannot have happened is left out.
+// TestDropFailedWithoutEffect checks that only failed requests that cannot have taken effect are dropped.
 func TestDropFailedWithoutEffect(t *testing.T) {
 	var ops []porcupine.Operation
-	did := func(r model.EtcdRequest, failed string) {
+	add := func(r model.EtcdRequest, failed string) {
 		ops = append(ops, porcupine.Operation{Input: r, Output: model.MaybeEtcdResponse{Error: failed}, Call: int64(len(ops))})
 	}
-	did(revoke(1), "")                                                                             // 0: happened
-	did(revoke(1), "timeout")                                                                      // 1: the log has it once
-	did(revoke(2), "timeout")                                                                      // 2: the log has it: it happened, nobody knows when
-	did(revoke(3), "timeout")                                                                      // 3: it is not in the log
-	did(remove("a"), "")                                                                           // 4
-	did(remove("a"), "lost")                                                                       // 5: one of the two happened
-	did(remove("a"), "lost")                                                                       // 6
-	did(remove("b"), "lost")                                                                       // 7: it is not in the log
-	did(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{}}, "lost") // 8: nobody has its id
-	did(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: not for us to say
+	add(revoke(1), "")                                                                             // 0: succeeded
+	add(revoke(1), "timeout")                                                                      // 1: the log has it once
+	add(revoke(2), "timeout")                                                                      // 2: the log has it, so it took effect at an unknown time
+	add(revoke(3), "timeout")                                                                      // 3: not in the log
+	add(remove("a"), "")                                                                           // 4
+	add(remove("a"), "lost")                                                                       // 5: the log has one of 5 and 6
+	add(remove("a"), "lost")                                                                       // 6
+	add(remove("b"), "lost")                                                                       // 7: not in the log
+	add(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{}}, "lost") // 8: no client knows the lease's ID
+	add(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: compactions are always kept
 	out := dropFailedWithoutEffect([]report.ClientReport{{KeyValue: ops}}, []model.EtcdRequest{revoke(1), revoke(2), remove("a"), remove("a")})
 	var left []int64
 	for _, op := range out[0].KeyValue {

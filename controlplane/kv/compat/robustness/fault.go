@@ -168,8 +168,8 @@ func (c *cluster) moveLeader(ctx context.Context, from, to int) error {
 func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
-	guest := len(c.initial) + len(c.joined) + 1
-	peer, id := c.server.peer(guest), uint64(0)
+	learner := len(c.initial) + len(c.joined) + 1
+	peer, id := c.server.peer(learner), uint64(0)
 	err := retryUntil(ctx, "a learner is added", func(ctx context.Context) error {
 		_, err := c.client.MemberAddAsLearner(ctx, []string{peer})
 		if list, lerr := c.client.MemberList(ctx); lerr == nil {
@@ -183,16 +183,16 @@ func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	if c.hosts[guest], err = newMemberHost(c.dir, guest); err != nil {
+	if c.hosts[learner], err = newMemberHost(c.dir, learner); err != nil {
 		return err
 	}
-	c.joined[guest] = true
-	if err := c.start(guest); err != nil {
+	c.joined[learner] = true
+	if err := c.start(learner); err != nil {
 		return err
 	}
 	err = retryUntil(ctx, "the learner is promoted", func(ctx context.Context) error {
-		if !c.hosts[guest].running() {
-			return fmt.Errorf("it has ended: %s", tail(c.hosts[guest].log))
+		if !c.hosts[learner].running() {
+			return fmt.Errorf("its process has exited: %s", tail(c.hosts[learner].log))
 		}
 		_, err := c.client.MemberPromote(ctx, id)
 		if list, lerr := c.client.MemberList(ctx); err != nil && lerr == nil && withPeer(list, peer).promoted() {
@@ -211,8 +211,8 @@ func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 		}
 		return err
 	})
-	h := c.hosts[guest]
-	delete(c.hosts, guest)
+	h := c.hosts[learner]
+	delete(c.hosts, learner)
 	return errors.Join(err, h.remove())
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// etcd is etcd's program, built by ../build.
+// etcd returns the etcd that ../build builds.
 func etcd(t *testing.T) Etcd {
 	t.Helper()
 	out, err := exec.Command("../build").CombinedOutput()
@@ -20,13 +20,13 @@ func etcd(t *testing.T) Etcd {
 	return Etcd{path}
 }
 
-// The suite finds nothing wrong with etcd.
+// TestEtcd runs the suite against etcd, which must pass.
 func TestEtcd(t *testing.T) {
 	runRounds(t, etcd(t), defaultDuration)
 }
 
-// Each rule that is broken on purpose is noticed. Not at once: what a client sees of it takes a fault at the right
-// moment.
+// TestMutantsAreNoticed checks that the suite reports a violation within maxRounds for each program with a broken rule.
+// One round may not suffice: a client sees the violation only if a fault happens at the right moment.
 func TestMutantsAreNoticed(t *testing.T) {
 	const maxRounds = 10
 	binary := build(t, "-tags", "mutant")
@@ -43,7 +43,7 @@ func TestMutantsAreNoticed(t *testing.T) {
 					return
 				}
 			}
-			t.Fatalf("%d rounds found nothing", maxRounds)
+			t.Fatalf("%d rounds reported no violation", maxRounds)
 		})
 	}
 }

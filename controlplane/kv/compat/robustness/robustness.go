@@ -46,7 +46,7 @@ func EnterNamespaces() (inside bool, code int, err error) {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		return true, 1, fmt.Errorf("let packets be forwarded: %w", err)
+		return true, 1, fmt.Errorf("enable packet forwarding: %w", err)
 	}
 	return true, 0, nil
 }

@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// defaultDuration is the run of a plain `go test`: a round of each kind of traffic.
+// defaultDuration is the duration of a run without ROBUSTNESS_SECONDS: one round for each kind of traffic.
 const defaultDuration = 30 * time.Second
 
-// duration is ROBUSTNESS_SECONDS.
+// duration returns ROBUSTNESS_SECONDS, or defaultDuration.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SECONDS")
@@ -53,7 +53,7 @@ func duration(t *testing.T) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// seed is ROBUSTNESS_SEED, or the time.
+// seed returns ROBUSTNESS_SEED, or a seed from the time.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SEED")
@@ -65,7 +65,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// trivet is our program, that of TRIVET_BIN or built here.
+// trivet returns the control plane in TRIVET_BIN, or builds it.
 func trivet(t *testing.T) Trivet {
 	t.Helper()
 	if dir := os.Getenv("TRIVET_BIN"); dir != "" {
@@ -76,7 +76,7 @@ func trivet(t *testing.T) Trivet {
 	return Trivet{Binary: build(t)}
 }
 
-// build builds our program and returns its path.
+// build builds the control plane and returns its path.
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "trivet-controlplane")
@@ -87,8 +87,7 @@ func build(t *testing.T, flags ...string) string {
 	return path
 }
 
-// newRound is the round that a seed describes. Even and odd seeds differ in traffic, so that neighbours have both
-// kinds.
+// newRound returns the round for a seed. Even seeds have one kind of traffic, odd seeds the other.
 func newRound(t *testing.T, server Server, seed uint64) Round {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -103,8 +102,7 @@ func newRound(t *testing.T, server Server, seed uint64) Round {
 	return r
 }
 
-// runRound lives through a round and says how it was. ROBUSTNESS_KEEP is a directory where a failed one's logs are
-// left.
+// runRound runs a round and logs its outcome. If it fails, its logs are copied to the directory ROBUSTNESS_KEEP.
 func runRound(t *testing.T, r Round) (Outcome, error) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(r.Dir, "round.log"))
@@ -138,7 +136,7 @@ func keepLogs(t *testing.T, r Round) {
 	}
 }
 
-// runRounds lives through rounds until the time is up, at least one of each kind of traffic.
+// runRounds runs rounds for the given time, and at least one for each kind of traffic.
 func runRounds(t *testing.T, server Server, run time.Duration) {
 	t.Helper()
 	first, end := seed(t), time.Now().Add(run)
@@ -151,7 +149,7 @@ func runRounds(t *testing.T, server Server, run time.Duration) {
 			}
 			decided++
 			require.NoError(t, err)
-			require.Greater(t, out.Succeeded, out.Failed, "too little succeeded to say much")
+			require.Greater(t, out.Succeeded, out.Failed, "more requests failed than succeeded")
 			require.Greater(t, out.Succeeded, 100)
 			require.Greater(t, out.Events, 100)
 			require.Greater(t, out.Persisted, 50)
@@ -163,5 +161,5 @@ func runRounds(t *testing.T, server Server, run time.Duration) {
 	require.Positive(t, decided)
 }
 
-// Whatever is done to the members, the clients see one history.
+// TestRobustness runs rounds of faults against Trivet.
 func TestRobustness(t *testing.T) { runRounds(t, trivet(t), duration(t)) }

@@ -67,7 +67,7 @@ func DrawFaults(r *rand.Rand, n int) []string {
 func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	c, err := newCluster(ctx, r.Server, r.Dir)
 	if err != nil {
-		return out, fmt.Errorf("start a cluster: %w", err)
+		return out, fmt.Errorf("start cluster: %w", err)
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	reports, err := r.runTraffic(ctx, c)
@@ -110,7 +110,7 @@ func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 func (r Round) check(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = violation{fmt.Errorf("a watch saw what is not in the log: %v", p)}
+			err = violation{fmt.Errorf("a watch received an event that is not in the log: %v", p)}
 		}
 	}()
 	result := validate.ValidateAndReturnVisualize(r.Log, validate.Config{ExpectRevisionUnique: r.Traffic.ExpectUniqueRevision()},
@@ -177,7 +177,7 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 		close(last)
 		work.Wait()
 		<-collected
-		return nil, fmt.Errorf("let traffic and faults loose: %w", err)
+		return nil, fmt.Errorf("run traffic and faults: %w", err)
 	}
 	last <- report.OperationsMaxRevision(clients.Reports())
 	close(last)
@@ -281,8 +281,8 @@ func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.Clien
 // flushCommitIndex makes some writes, so that each member stores a commit index that covers all writes before them.
 func flushCommitIndex(ctx context.Context, c *cluster) error {
 	for i := range 4 {
-		err := retryUntil(ctx, "last words are written", func(ctx context.Context) error {
-			_, err := c.client.Put(ctx, "last-words", fmt.Sprint(i))
+		err := retryUntil(ctx, "the writes that flush the commit index succeed", func(ctx context.Context) error {
+			_, err := c.client.Put(ctx, "flush", fmt.Sprint(i))
 			return err
 		})
 		if err != nil {
