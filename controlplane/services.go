@@ -192,7 +192,7 @@ func (m *member) newKV(context.Context) error {
 	c := &m.config
 	m.kvRaft = kv.NewRaft(m.runner, layout.KVGroup, c.NodeID, m.kvLead)
 	m.keys = kv.New(kv.Options{
-		Engine: m.engines[layout.KVGroup], Agreement: m.kvRaft, Leases: m.leaseFeed, Peers: m.mesh,
+		Engine: m.engines[layout.KVGroup], Consensus: m.kvRaft, Leases: m.leaseFeed, Transport: m.mesh,
 		Tokens: users.NewTokens(m.key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: m.key.ClusterID(),
 		Transfer: func(ctx context.Context, to uint64) error { return m.memberships.Transfer(ctx, to, layout.KVGroup) },
 		Members:  m.snapshotMembers, Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: m.space.Full,
