@@ -2,20 +2,22 @@
 SHELL := /bin/bash
 PROTOS := $(shell find protos -name '*.proto' | sort)
 DIR := .trivet
+# Flags of bin/up, which a second cloud on the same host needs; see e2e/up.
+UP_FLAGS :=
 GUEST := .build/guest
 
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
-TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd
+TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd curl openssl
 
 .PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit run-packages test-packages
 
 up: run-packages build guest
-	@bin/up $(DIR) bin $(GUEST)
+	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
 
 down:
-	@[ -x bin/up ] || CGO_ENABLED=0 go build -o bin/ ./e2e/up
-	@bin/up -down $(DIR)
+	@[ -x bin/up ] || CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
+	@bin/up -down $(UP_FLAGS) $(DIR)
 
 wipe: down
 	rm -rf $(DIR)
