@@ -39,13 +39,14 @@ run-packages:
 test-packages:
 	@.ci/packages $(TEST_PACKAGES)
 
-# gen writes the .pb.go files beside their .proto.
+# gen writes the .pb.go files beside their .proto; .ci/check writes them elsewhere and compares.
+GEN_OUT := protos
 gen:
 	@mkdir -p .build/bin
 	@go build -o .build/bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	@PATH="$(CURDIR)/.build/bin:$$PATH" protoc -I protos \
-		--go_out=protos --go_opt=paths=source_relative \
-		--go-grpc_out=protos --go-grpc_opt=paths=source_relative \
+		--go_out=$(GEN_OUT) --go_opt=paths=source_relative \
+		--go-grpc_out=$(GEN_OUT) --go-grpc_opt=paths=source_relative \
 		$(PROTOS:protos/%=%)
 
 # check: generated code in step, vet, staticcheck, formatting, import arrows.
