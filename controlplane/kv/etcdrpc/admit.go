@@ -214,7 +214,7 @@ func cloudToken(ctx context.Context) string {
 	return token
 }
 
-func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
+func governs(c *cloud.Caller) bool { return c.Node == "" && c.Authenticated() && c.IsCloudAdmin() }
 
 // whileGoverning returns a context that is canceled when the token becomes invalid or its holder loses system:admin. If
 // the token cannot be verified at the moment, the stream continues: a member without a quorum has no new data to send.

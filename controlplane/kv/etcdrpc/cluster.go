@@ -61,7 +61,7 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	}
 	// Without a credential a caller can call this method only with TrustLoopback.
 	caller := auth.CallerOf(ctx)
-	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Proven())
+	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Authenticated())
 	if err != nil {
 		return nil, refused(ctx, err)
 	}
