@@ -43,7 +43,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 	all, rows := listEndpoints(b, h.listeners)
 	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
 
-	// TestGoverningTakesACredential tests callers on loopback before etcd's Auth is enabled.
+	// TestAdministrationRequiresACredential tests callers on loopback before etcd's Auth is enabled.
 	tokens := &tokenCache{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
@@ -90,8 +90,8 @@ func (h *testMember) compareWithGolden(text string) {
 	require.Equal(h.t, string(want), text, "the authorization matrix has changed: check the difference, then run with -rewrite")
 }
 
-// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or rule
-// that lacks its counterpart.
+// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or
+// rule that lacks its counterpart.
 func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
 	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
@@ -160,7 +160,8 @@ func refusals(e endpoint, r row) []string {
 	return []string{unauthenticated[false]}
 }
 
-// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the others.
+// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the
+// others.
 func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {

@@ -33,7 +33,7 @@ func (h *testMember) as(name, org, project string) context.Context {
 
 // The org:admin of one org attacks a running member: with VMs in a project without a quota, with too many projects, by
 // taking a project ID that another org wants, and with what a deleted project leaves.
-func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
+func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 	h := startMember(t)
 	who, credit := identityv1.NewIdentityServiceClient(h.public), creditv1.NewCreditServiceClient(h.public)
 	machines := vmv1.NewVmServiceClient(h.public)

@@ -127,10 +127,10 @@ func heapInUse() uint64 {
 	return m.HeapInuse + m.StackInuse
 }
 
-// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all the
-// time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that read miss
-// nothing, and nothing is left when the streams have ended.
-func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
+// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all
+// the time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that
+// read miss nothing, and nothing is left when the streams have ended.
+func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
 	const projects, updates, readers = 4, 40, 4

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-func TestPlaintextIsSaid(t *testing.T) {
+func TestPlaintextIsLogged(t *testing.T) {
 	for says, change := range map[string]func(*config.Config){
 		"level=WARN": func(*config.Config) {},
 		"level=INFO": func(c *config.Config) { c.Dev = true },
@@ -104,9 +104,9 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	return keys, rpcs, dir, authority
 }
 
-// Members hand requests on over mutual TLS of the cluster's own, on the port that tenants reach with the certificate
-// that they know; neither gets in the other's way.
-func TestForwardsAreBetweenMembers(t *testing.T) {
+// Members forward requests with mutual TLS and the cluster's certificates, on the same port that serves tenants with
+// the tenants' certificate.
+func TestForwardsRequireAMemberCertificate(t *testing.T) {
 	keys, _, dir, authority := serveTenantTLS(t)
 	get := func(config *tls.Config) (string, error) {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
@@ -159,7 +159,7 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 	require.ErrorContains(t, err, "want a member")
 }
 
-func TestGRPCAgreesOnHTTP2(t *testing.T) {
+func TestGRPCNegotiatesHTTP2(t *testing.T) {
 	_, rpcs, dir, _ := serveTenantTLS(t)
 	for offers, works := range map[string]bool{"h2": true, "spdy/3": false} {
 		conn, err := tls.Dial("tcp", rpcs, &tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{offers}})
@@ -172,7 +172,7 @@ func TestGRPCAgreesOnHTTP2(t *testing.T) {
 	}
 }
 
-func TestTLSThatCannotBeRead(t *testing.T) {
+func TestUnreadableTLSFiles(t *testing.T) {
 	dir, key := runTenantCert(t, "localhost")
 	authority, err := key.Authority()
 	require.NoError(t, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Flags win over the environment, which wins over the file, which wins over the defaults.
-func TestConfigurationFrom(t *testing.T) {
+// Flags override environment variables, which override the file, which overrides the defaults.
+func TestPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(`
 node_id: 2
@@ -41,8 +41,8 @@ images:
 	require.Equal(t, want, c)
 }
 
-// Lists come from any of the three, the later one wins whole.
-func TestListsOfConfiguration(t *testing.T) {
+// Lists can be set in the file, in the environment and by flags. A source replaces the whole list.
+func TestLists(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("kv: {etcd_listen: ['127.0.0.1:1'], open: true}\nrest: {open: [kv]}\n"), 0o600))
 	parsed := func(args ...string) *pflag.FlagSet {
@@ -149,7 +149,7 @@ func TestMembersFlag(t *testing.T) {
 	}
 }
 
-// A member that joins may have no id yet; every other one has, 1 unless it is said.
+// Only a member that joins may have no ID. The default ID of the others is 1.
 func TestJoinConfig(t *testing.T) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	said := Default()

@@ -114,8 +114,8 @@ type Options struct {
 	Full func() bool
 	// CompactAge is how long history is kept; with 0, history is kept until a client compacts it.
 	CompactAge time.Duration
-	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace. 0
-	// means DefaultCorruptCheck; with a negative value, members are never compared.
+	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace.
+	// 0 means DefaultCorruptCheck; with a negative value, members are never compared.
 	CorruptCheck time.Duration
 	// BcryptCost is the bcrypt cost of passwords; 0 means users.DefaultCost.
 	BcryptCost int

@@ -31,8 +31,8 @@ var needed = []string{
 	"network cut from all", "network cut one way", "slow disks", "frozen members", "clock jumps",
 }
 
-// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs that one only, unless TRIVET_SIM_SEEDS says
-// how many from there.
+// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs only that seed, or as many seeds from
+// there as TRIVET_SIM_SEEDS says.
 func TestRingA(t *testing.T) {
 	first, one := setting(t, sim.SeedVariable)
 	count, given := setting(t, sim.SeedsVariable)
@@ -65,7 +65,7 @@ func TestRingA(t *testing.T) {
 	}
 }
 
-// A seed replays byte for byte.
+// Two runs of a seed have the same trace.
 func TestReplay(t *testing.T) {
 	seeds := uint64(20)
 	if raceEnabled || testing.Short() {

@@ -15,8 +15,8 @@ type class uint8
 const (
 	// policy holds changes of roles, tenants, quotas and the cluster itself.
 	policy class = iota
-	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not evict
-	// those.
+	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not
+	// evict those.
 	answers
 	// credentials holds the issue and the revocation of tokens, and changes of passwords.
 	credentials
@@ -36,8 +36,8 @@ type limit struct {
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the
-	// whole class without service accounts, whose total is per org.
+	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of
+	// the whole class without service accounts, whose total is per org.
 	total int
 }
 

@@ -101,8 +101,8 @@ func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	return texts
 }
 
-// So that the figure for a new token is one: when so many go round, none is remembered when its turn comes again.
-func TestStrangersAreForgotten(t *testing.T) {
+// BenchmarkVerify measures unseen tokens: with so many tokens in turn, none is cached when it is used again.
+func TestBenchmarkTokensAreEvicted(t *testing.T) {
 	c := newChecked()
 	for i := range 2 * unauthenticatedTokens {
 		sum := sha256.Sum256([]byte{byte(i % unauthenticatedTokens), byte(i % unauthenticatedTokens >> 8)})

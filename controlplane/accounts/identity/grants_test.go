@@ -86,7 +86,7 @@ func (w *world) invitations(user string) (all []cloud.Binding) {
 
 // A role from another org does not change the tenant of calls with a user's tokens, nor whether they are admitted,
 // until the user accepts it.
-func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
+func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	ada, bob := w.token(w.first, tokenRequest{User: "ada", Password: secret}), w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	mallory := w.login("mallory")
@@ -152,7 +152,7 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 }
 
 // An additional role does not change the tenant of a token in use, from any giver; removing a role does.
-func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
+func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}
 	w.place(shop)
@@ -189,7 +189,7 @@ func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 
 // The answers and lists that an org gets about a user of another org do not depend on whether that user exists, can log
 // in, is disabled, or is a service account.
-func TestGrantsDoNotTellWhoExists(t *testing.T) {
+func TestGrantsDoNotRevealUsers(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	admin, mallory := w.admin(), w.login("mallory")
 	require.NoError(t, errOf(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "bare"})))
@@ -234,7 +234,7 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 }
 
 // An invitation counts neither as a role of the user nor for the limits of other orgs, and it expires.
-func TestInvitationsTakeNobodysRoom(t *testing.T) {
+func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
 	many := uint64(1000)
@@ -315,7 +315,7 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 }
 
 // A user's home org gives roles at once, and no other org does.
-func TestTheHomeOrgGivesAtOnce(t *testing.T) {
+func TestHomeOrgGrantsAtOnce(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	home := func(user string) string {
 		u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: user})
@@ -342,7 +342,7 @@ func TestTheHomeOrgGivesAtOnce(t *testing.T) {
 }
 
 // In records without a home org, the home org is the only org in which the user has roles.
-func TestOldUsersHaveAHome(t *testing.T) {
+func TestOldUsersHaveAHomeOrg(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	old := func(id string, roles ...cloud.Binding) {
 		w.user(id)
@@ -430,7 +430,7 @@ func TestTokensForForeignProjects(t *testing.T) {
 }
 
 // An org's administrator works in the projects of the org, with one login that also manages them.
-func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
+func TestOrgAdminActsInProjects(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	text := w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	for _, token := range []string{text, w.token(w.first, tokenRequest{User: "bob", Password: secret, Org: "acme"})} {
@@ -457,7 +457,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 }
 
 // Accepting an invitation requires a token of the user that is not limited to an org or a project.
-func TestWhoMayAccept(t *testing.T) {
+func TestAcceptRequiresAnUnscopedToken(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
 	accept := func(ctx context.Context) error {

@@ -201,8 +201,8 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	return issuedToken{text: text, expires: token.Ends(now, ttl)}, err
 }
 
-// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns nil for
-// a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
+// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns
+// nil for a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
 func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.User, error) {
 	var u *principal.User
 	var networks []string

@@ -25,7 +25,7 @@ func (w *world) networks(user cloud.UserID) (list []string) {
 
 // A user's password can be guessed only a bounded number of times from many networks, also on a member that was just
 // started. The user can still log in at any member from the network of an earlier login.
-func TestGuessingLocksNobodyOut(t *testing.T) {
+func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	login := func(s *Service, from, with string) bool {

@@ -76,9 +76,9 @@ func (c *testProvider) signIDToken(subject, client, nonce string, at time.Time, 
 	return text
 }
 
-// TestLoginThroughAProviderOfOthers exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets those
-// of the user who is linked with the ID token's provider, issuer and subject; ID tokens that are not good are refused.
-func TestLoginThroughAProviderOfOthers(t *testing.T) {
+// TestLoginThroughAnotherProvider exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets a
+// token of the user who is linked with the ID token's provider, issuer and subject. Invalid ID tokens are refused.
+func TestLoginThroughAnotherProvider(t *testing.T) {
 	w := newWorld(t)
 	idp := newTestProvider(t)
 	w.providers = []oidc.Provider{{Name: "corp", Issuer: idp.server.URL, ClientID: "trivet-cloud", Scopes: []string{"email"}}}

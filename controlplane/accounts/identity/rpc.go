@@ -138,8 +138,8 @@ func (r *server) admitOwnUser(ctx context.Context, method, user, says string) er
 		return err
 	}
 	caller := auth.CallerOf(ctx)
-	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user the
-	// caller's own.
+	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user
+	// the caller's own.
 	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Governs() {
 		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}

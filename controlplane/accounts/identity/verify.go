@@ -78,7 +78,8 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
-		// This member's records may lag behind those of the member that made the token or the key, or that bound the role.
+		// This member's records may lag behind those of the member that made the token or the key, or that bound the
+		// role.
 		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {

@@ -122,7 +122,7 @@ func TestOrgUsageOfOldRecordsIsCounted(t *testing.T) {
 }
 
 // A limit that is set later, or again, counts everything that was created while there was none.
-func TestALimitCountsWhatWasThereBefore(t *testing.T) {
+func TestLimitCountsExistingResources(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.create(web.Org, "other")
 	require.NoError(t, err)

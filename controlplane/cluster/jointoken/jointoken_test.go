@@ -127,7 +127,7 @@ func (w *world) secondNewcomer() error {
 	return nil
 }
 
-// A newcomer gets the cluster key by its token, and nobody gets it by that token again.
+// A joining member gets the cluster key with its token. The token cannot be used again.
 func TestBring(t *testing.T) {
 	w := newWorld(t)
 	file, text := w.token()
@@ -154,8 +154,9 @@ func TestBring(t *testing.T) {
 	require.NotEmpty(t, kept[1].RequestID)
 }
 
-// The answer is lost, and the newcomer dies; started again it asks with the same key, and gets it.
-func TestLostAnswer(t *testing.T) {
+// The response is lost and the joining member restarts. It asks again with the same public key and gets the cluster
+// key.
+func TestLostResponse(t *testing.T) {
 	w := newWorld(t)
 	file, _ := w.token()
 	dir := t.TempDir()
@@ -194,8 +195,8 @@ func (c cancels) Handle(_ context.Context, r slog.Record) error { c.cancel(); re
 func (c cancels) WithAttrs([]slog.Attr) slog.Handler            { return c }
 func (c cancels) WithGroup(string) slog.Handler                 { return c }
 
-// What gets nothing, and uses no token up.
-func TestRefused(t *testing.T) {
+// Refused requests return no key and do not use up the token.
+func TestRefusedRequestsKeepTheToken(t *testing.T) {
 	w := newWorld(t)
 	good, text := w.token()
 	parts := strings.Split(text, ".")
@@ -233,7 +234,8 @@ func TestRefused(t *testing.T) {
 	}))
 }
 
-// A member of another cluster than the token's is told nothing, and when there is no other, that is the end of it.
+// A server whose certificate does not match the token's pin receives no data. If no other server is known, Bring
+// returns an error.
 func TestWrongPin(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	file, _ := w.token()

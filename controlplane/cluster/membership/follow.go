@@ -101,8 +101,8 @@ func (s *Service) UnknownMember(id uint64) {
 	}
 }
 
-// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local records may be
-// old, and the unknown member may be the one that can send the newer ones.
+// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local
+// records may be old, and the unknown member may be the one that can send the newer ones.
 func (s *Service) ResolveUnknownMembers(ctx context.Context) {
 	for {
 		select {

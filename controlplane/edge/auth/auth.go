@@ -186,8 +186,8 @@ func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 	}
 }
 
-// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method that
-// changes something. The caller may be nil.
+// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method
+// that changes something. The caller may be nil.
 func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {

@@ -48,7 +48,8 @@ func allCallers() (all []*cloud.Caller) {
 	return all
 }
 
-// allowed is the decision by walking the table: written without the policy, and without what package cloud says of roles.
+// allowed is the decision by walking the table: written without the policy, and without what package cloud says of
+// roles.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
 	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"
 	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
@@ -100,15 +101,15 @@ func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (de
 	return decisions, ""
 }
 
-// Every method × every place × every sort of caller: the policy decides what the table says.
-func TestThePolicyIsTheTable(t *testing.T) {
+// For every method, place and kind of caller, the Cedar policy decides as the table does.
+func TestPolicyMatchesTable(t *testing.T) {
 	decisions, wrong := compare(defaultPolicy, rules, allCallers())
 	require.Empty(t, wrong)
 	t.Logf("%d decisions", decisions)
 }
 
-// A policy that is wrong in one thing, and a table that is not the one it was made of, are noticed.
-func TestAWrongPolicyIsNoticed(t *testing.T) {
+// A policy with one defect, and a policy that is evaluated over another table, give at least one wrong decision.
+func TestWrongPolicyIsNoticed(t *testing.T) {
 	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{

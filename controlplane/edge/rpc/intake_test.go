@@ -229,7 +229,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 }
 
 // Calls with an unauthenticated token, which everybody can get, have the limits of calls without a token.
-func TestUnprovenTokensAreStrangers(t *testing.T) {
+func TestUnauthenticatedTokensHaveTheLimitsOfNone(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
 	authorization := []string{"authorization", "Bearer unproven"}
@@ -251,7 +251,7 @@ func TestUnprovenTokensAreStrangers(t *testing.T) {
 }
 
 // When unauthenticated callers have as many unfinished calls as they may, callers with a credential are still served.
-func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
+func TestUnauthenticatedCallsDoNotBlockAuthenticatedOnes(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	s.intake.unproven.mu.Lock()
 	s.intake.unproven.calls = 1
@@ -285,7 +285,7 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 
 // Foreign calls of unauthenticated callers count against the budget of such callers, so that one address cannot use up
 // the budget of foreign calls. Callers with a credential, or on loopback, have a budget without a share for an address.
-func TestForeignCallsOfStrangers(t *testing.T) {
+func TestUnauthenticatedPassthroughCalls(t *testing.T) {
 	i := NewIntake(1, nil)
 	from := netip.MustParseAddr("192.0.2.1")
 	stranger := &receiver{intake: i, from: from, Admission: Admission{Foreign: true}}
@@ -383,7 +383,7 @@ func TestFrames(t *testing.T) {
 }
 
 // A meter removes a call that has ended, however it ended, and the intake removes a meter whose connection is closed.
-func TestMetersForget(t *testing.T) {
+func TestMeterRemovesEndedCalls(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
 	for range 2 * MaxStreams {

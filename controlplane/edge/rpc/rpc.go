@@ -88,8 +88,8 @@ type Options struct {
 	Streams *Streams
 }
 
-// Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors of
-// this package do not handle calls of these services; only the metrics count them.
+// Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors
+// of this package do not handle calls of these services; only the metrics count them.
 type Passthrough struct {
 	// Prefix is the common prefix of the full names of the methods.
 	Prefix string

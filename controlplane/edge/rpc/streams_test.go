@@ -215,7 +215,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 }
 
 // The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
-func TestStreamsOfStrangersAreBounded(t *testing.T) {
+func TestUnauthenticatedStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	conn := dial(t, m.address)
 	health, vms := healthv1.NewHealthClient(conn), vmv1.NewVmServiceClient(conn)
@@ -241,7 +241,7 @@ func TestStreamsOfStrangersAreBounded(t *testing.T) {
 }
 
 // A stream ends with its token also while its request is incomplete, and the server reads no more of the request then.
-func TestAnUnfinishedStreamEndsWithItsToken(t *testing.T) {
+func TestUnfinishedStreamEndsWithItsToken(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	m.server.intake.time = time.Hour
 	r := connect(t, m.address)
@@ -332,8 +332,8 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	require.Equal(t, n, ended)
 }
 
-// A stream that waits for its client ends with its token, and what it held is counted until the connection is closed.
-func TestAStuckStreamEndsWithItsToken(t *testing.T) {
+// A stream that waits for its client ends with its token. Its unread bytes are counted until the connection is closed.
+func TestBlockedStreamEndsWithItsToken(t *testing.T) {
 	h := &sender{bytes: 1 << 20}
 	m := newMember(t, h)
 	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStaticStreamWindowSize(64<<10))
@@ -351,8 +351,8 @@ func TestAStuckStreamEndsWithItsToken(t *testing.T) {
 
 func (m *member) used() int64 { return m.streams.Unsent() }
 
-// However many streams a token opens, it is verified once for all of them, and all end with it.
-func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
+// All streams of one token share one verification, and all end when the token becomes invalid.
+func TestTokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
 	const n = 100
@@ -375,9 +375,9 @@ func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// TestAStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
+// TestStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
 // streams end, those of a user with another role go on.
-func TestAStreamEndsWithItsRole(t *testing.T) {
+func TestStreamEndsWithItsRole(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -400,8 +400,8 @@ func TestAStreamEndsWithItsRole(t *testing.T) {
 	require.NoError(t, admin.CloseSend())
 }
 
-// A message that cannot be made fails its stream with the reason, and leaves nothing counted.
-func TestALateMessageFails(t *testing.T) {
+// A Lazy that returns an error ends its stream with that error, and its bytes are no longer counted.
+func TestLazyMessageFails(t *testing.T) {
 	s := NewStreams()
 	_, end := context.WithCancelCause(t.Context())
 	f := s.newFlow(t.Context(), end)
@@ -413,8 +413,8 @@ func TestALateMessageFails(t *testing.T) {
 	require.Zero(t, s.unsent.all.used)
 }
 
-// If making a message panics, the stream that waits next may send: it does not wait for ever.
-func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
+// If a Lazy panics, the next waiting stream may send.
+func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())
 	defer end(nil)

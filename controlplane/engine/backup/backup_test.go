@@ -34,7 +34,7 @@ func archive(t *testing.T, key []byte) (text, large []byte) {
 	return out.Bytes(), large
 }
 
-func TestThereAndBack(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	key := newKey()
 	text, large := archive(t, key)
 	require.NotContains(t, string(text), "hello")
@@ -54,8 +54,8 @@ func TestThereAndBack(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// However an archive is broken, the error says it and nobody takes it for whole.
-func TestBroken(t *testing.T) {
+// Extract returns an error for an archive that is truncated, changed or extended at any place.
+func TestDamagedArchiveIsRefused(t *testing.T) {
 	key := newKey()
 	text, _ := archive(t, key)
 	extract := func(text []byte, key []byte) error {
@@ -86,8 +86,8 @@ func TestBroken(t *testing.T) {
 	require.ErrorContains(t, extract(slices.Concat(text[:head], first), key), "is cut short")
 }
 
-// What an archive names must stay below the directory, and below a group.
-func TestNamesStayInside(t *testing.T) {
+// Extract refuses an archive with a file name that would lead outside the target directory or outside a group.
+func TestFileNamesOutsideTheGroupAreRefused(t *testing.T) {
 	key := newKey()
 	for _, name := range []string{"../x", "kv/../../x", "/x", "other/x", "kv"} {
 		dir := t.TempDir()

@@ -46,7 +46,8 @@ type Options struct {
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last warning.
+	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last
+	// warning.
 	seen   [sha256.Size]byte
 	warned time.Time
 }

@@ -124,7 +124,7 @@ func (d *fixture) servedSerial() int64 {
 	return serial
 }
 
-func TestAPairIsSwappedInHalves(t *testing.T) {
+func TestReplacedOneFileAtATime(t *testing.T) {
 	for _, certFirst := range []bool{true, false} {
 		d := openFixture(t)
 		require.EqualValues(t, 1, d.servedSerial())
@@ -148,8 +148,9 @@ func TestAPairIsSwappedInHalves(t *testing.T) {
 	}
 }
 
-// What is not good is refused with a reason, whether it is there from the start or comes later; then the old pair goes on.
-func TestBadPairs(t *testing.T) {
+// Open refuses an invalid pair with the reason. A pair that becomes invalid later is logged, and the previous pair
+// stays in use.
+func TestInvalidPairsAreRefused(t *testing.T) {
 	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
 	}
@@ -198,7 +199,7 @@ func TestBadPairs(t *testing.T) {
 	}
 }
 
-func TestDates(t *testing.T) {
+func TestExpiryIsLogged(t *testing.T) {
 	d := openFixture(t)
 	day := 24 * time.Hour
 	registry := prometheus.NewPedanticRegistry()
@@ -243,8 +244,8 @@ func TestDates(t *testing.T) {
 	require.Contains(t, d.log.drain(), "about to expire")
 }
 
-// A connection that stands is not touched by a new pair; a hurry is heeded at once.
-func TestHurry(t *testing.T) {
+// A signal reloads the files at once. Established connections keep the old certificate.
+func TestSignalReloads(t *testing.T) {
 	d := openFixture(t)
 	hurry := make(chan os.Signal) // unbuffered: a second one is taken after the first look
 	ctx, done := t.Context(), make(chan struct{})

@@ -12,8 +12,9 @@ import (
 const (
 	// Every is the interval at which the files are polled.
 	Every = 5 * time.Second
-	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed 30
-	// days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last fifth.
+	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed
+	// 30 days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last
+	// fifth.
 	warnBefore = 14 * 24 * time.Hour
 	// warnEvery is the interval between two such warnings.
 	warnEvery = 12 * time.Hour

@@ -11,9 +11,10 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChance lets packets be lost, repeated and reordered and members crash, pause and be cut off, and checks after every
-// step that nothing acknowledged is lost, that reads see it, that no term has two leaders and that all apply the same.
-func TestChance(t *testing.T) {
+// TestRandomFaults drops, repeats and reorders packets, and crashes, pauses and isolates members. After every step it
+// checks that no acknowledged proposal is lost, that reads see all of them, that a term has one leader, and that all
+// members apply the same entries.
+func TestRandomFaults(t *testing.T) {
 	seeds := 30
 	if testing.Short() {
 		seeds = 3

@@ -52,9 +52,9 @@ func (c *crashPoint) image() (*vfs.MemFS, int) {
 	return c.picture, c.acked
 }
 
-// What was acknowledged survives a crash at any moment: before and after every sync, while the log is cut, while the
-// state is flushed.
-func TestCrashAnywhere(t *testing.T) {
+// Acknowledged proposals survive a crash before each sync, rename and removal, also while the log is truncated and
+// while the state is flushed.
+func TestCrashAtEverySync(t *testing.T) {
 	const proposals = 30
 	moments := 0
 	for at := int64(1); ; at++ {
@@ -94,9 +94,9 @@ func TestCrashAnywhere(t *testing.T) {
 	require.Greater(t, moments, proposals, "every proposal has at least one")
 }
 
-// A member that crashes at any moment while it installs one snapshot, and then another one, comes back to what the others
-// have.
-func TestCrashInSnapshot(t *testing.T) {
+// A member that crashes at any point while it installs one snapshot and then another one recovers the state of the
+// other members.
+func TestCrashDuringSnapshots(t *testing.T) {
 	moments := 0
 	for at := int64(1); ; at++ {
 		over := false

@@ -15,7 +15,7 @@ func wiped(m *member) bool {
 	return errors.As(m.host.Err(), &w) && w.Member == m.id
 }
 
-func TestFirstStartWaitsForAll(t *testing.T) {
+func TestFirstStartWaitsForAllMembers(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.members[1].start()
 	c.members[2].start()
@@ -60,7 +60,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	c.put(c.elect(c.others(m)...), "a=2")
 }
 
-// Each wiped member would vouch for the other, but the third remembers both.
+// Two wiped members would confirm each other's new directories, but the third member has recorded both old ones.
 func TestTwoWipedMembersAreRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -82,8 +82,8 @@ func TestTwoWipedMembersAreRefused(t *testing.T) {
 	require.Zero(t, c.members[1].group.Status().Leader)
 }
 
-// A disk that was not mounted: refused while it is away, welcome when it is back.
-func TestDiskComesBack(t *testing.T) {
+// A member whose disk is not mounted is refused. With the disk mounted again it is accepted.
+func TestUnmountedDisk(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
 	m := c.members[1]
@@ -100,8 +100,9 @@ func TestDiskComesBack(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// Crashes at every step of vouching: the directory keeps its ID, asks again and is vouched for in the end.
-func TestCrashWhileVouching(t *testing.T) {
+// A member that crashes at any step of the confirmation of its data directory keeps the directory's ID and is confirmed
+// later.
+func TestCrashDuringDirIDConfirmation(t *testing.T) {
 	for crashAfter := range 12 {
 		c := newCluster(t, 3, byte(crashAfter))
 		for _, id := range c.ids {
@@ -128,8 +129,9 @@ func TestCrashWhileVouching(t *testing.T) {
 	}
 }
 
-// What a wiped member had sent before must not count beside what its new directory sends, even if nobody had heard it.
-func TestOldMessagesDoNotCount(t *testing.T) {
+// Messages that a member sent before its disk was wiped do not count together with messages from its new directory,
+// even if they arrive later.
+func TestMessagesOfTheOldDirectoryAreIgnored(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	for _, id := range c.ids {
 		c.members[id].start()
@@ -196,7 +198,7 @@ func TestForeignDirIDIsDropped(t *testing.T) {
 	require.Equal(t, f.host.now, f.host.heard[l.id], "the genuine one counts")
 }
 
-func TestDirectoryOfAnother(t *testing.T) {
+func TestDirectoryOfAnotherMemberIsRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	a, b := c.members[1], c.members[2]
 	a.stop()

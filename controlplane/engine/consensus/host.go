@@ -16,9 +16,9 @@ import (
 // The goroutine that drives the host calls it, and it must not call the host from that goroutine.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir, whether
-	// the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that makes no
-	// progress.
+	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir,
+	// whether the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that
+	// makes no progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 

@@ -216,9 +216,9 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	})
 }
 
-// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members can
-// establish that again after a restart. A membership change determines who forms the quorum, and removed members may
-// not run any more.
+// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members
+// can establish that again after a restart. A membership change determines who forms the quorum, and removed members
+// may not run any more.
 func (g *Group) persistCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {

@@ -11,9 +11,9 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChanceMembers is TestChance with members that come, are promoted, lose their disks, are replaced and go, as an
-// operator would do it: a directory that is lost is removed from the group before another may be added in its place.
-func TestChanceMembers(t *testing.T) {
+// TestRandomMembershipChanges is TestRandomFaults with members that are added, promoted, wiped, replaced and removed as
+// an operator would do it: a member whose directory is lost is removed before another directory is added under its ID.
+func TestRandomMembershipChanges(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
 		seeds = 4

@@ -202,8 +202,8 @@ func TestRunners(t *testing.T) {
 	})
 }
 
-// Stop hands the leadership over first, so that the others need not miss the leader.
-func TestStopHandsOver(t *testing.T) {
+// Stop transfers leadership first, so that the others need not wait for an election timeout.
+func TestStopTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startRunners(t, 3, RunnerOptions{})
@@ -244,7 +244,7 @@ func TestStopHandsOver(t *testing.T) {
 	})
 }
 
-func TestCallersGiveUp(t *testing.T) {
+func TestCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
@@ -303,8 +303,8 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	w.stop(t)
 }
 
-// A host that fails takes its runner with it: everybody is answered with the reason.
-func TestRunnerEndsWithHost(t *testing.T) {
+// A failed host stops its runner, and every call returns the reason.
+func TestRunnerStopsWithHost(t *testing.T) {
 	w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
 	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{})
 	w.lead(t)
@@ -317,7 +317,7 @@ func TestRunnerEndsWithHost(t *testing.T) {
 	require.ErrorContains(t, m.Stop(t.Context()), "disk on fire")
 }
 
-// A member that was away long comes back by a snapshot.
+// A member that was down for long recovers from a snapshot.
 func TestRunnersSendSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})

@@ -19,7 +19,7 @@ func (m *member) seed(members []uint64, state testMachineState, known uint64) er
 		[]SeedGroup{{ID: testGroup, Index: state.Index, Term: state.Term, Known: known}})
 }
 
-// Three members begin with a state that they did not agree on, as after a restore, and go on from there.
+// Three members begin with a given state that was not agreed on, as after a restore, and continue from it.
 func TestSeed(t *testing.T) {
 	for _, state := range []testMachineState{
 		{Index: 40, Term: 6, Log: []string{"a=1", "a=2"}, Values: map[string]string{"a": "2"}},
@@ -46,8 +46,8 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// Of three members one is left. What it has acknowledged is in its log at least: all of that goes into the new cluster,
-// whose members the old ones know nothing of.
+// One of three members is left. Its log contains at least what was acknowledged; all of it goes into a new cluster,
+// which has no relation to the old members.
 func TestSalvage(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

@@ -10,8 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when flushed,
-// and never syncs otherwise.
+// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when
+// flushed, and never syncs otherwise.
 type testMachine struct {
 	fs  vfs.FS
 	dir string

@@ -145,8 +145,8 @@ func (h *Host) stalled() uint64 {
 	return h.now - h.threads.writing.since
 }
 
-// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The other
-// members can commit without this disk.
+// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The
+// other members can commit without this disk.
 func (h *Host) transferOnStall() {
 	ticks := h.stalled()
 	if ticks < uint64(h.opts.StallTicks) {

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a *MembersError
-// if they are refused.
+// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a
+// *MembersError if they are refused.
 func (g *Group) validateChanges(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
 	if len(changes) == 0 {
 		return nil, refuse(ReasonMalformed, "no change of members was given")
@@ -136,8 +136,8 @@ func (g *Group) checkQuorum(now, next raftconf.Membership, force bool) error {
 	return nil
 }
 
-// heardRecently reports whether a message from the member arrived within the last election timeout. It is true for the host's
-// own member.
+// heardRecently reports whether a message from the member arrived within the last election timeout. It is true for the
+// host's own member.
 func (h *Host) heardRecently(member uint64) bool {
 	at, ok := h.heard[member]
 	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)

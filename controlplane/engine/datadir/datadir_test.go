@@ -23,7 +23,7 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	unlock()
 }
 
-// A directory takes the cluster of the first key, and refuses others from then on.
+// A data directory records the cluster of the first key, and refuses the keys of other clusters.
 func TestCheckCluster(t *testing.T) {
 	dir := t.TempDir()
 	key, other := clusterkey.Generate(), clusterkey.Generate()

@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Random lives of VMs, random time, and leaders that come and go and lose what they ask and what they hear, against a
-// model that knows nothing but the history of each VM's record and sums up its hours.
+// TestSimulation plays random VM life cycles, times and leader changes with lost requests and responses. It compares
+// the charges with a model that computes the hours from the history of each VM's record.
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(12) {
 		require.NoError(t, simulate(t, seed, 250), "seed %d", seed)
@@ -57,8 +57,8 @@ func price(m *cloud.VM) (amount int64, on bool) {
 	return gib * prices.DiskGiBHour, false
 }
 
-// sum is what a VM has cost by now: of each hour that it saw begin, the dearest moment. Of the first hour in which it was
-// built, nothing until it runs or the hour is over.
+// sum is what a VM has cost by now: of each hour that it saw begin, the dearest moment. Of the first hour in which it
+// was built, nothing until it runs or the hour is over.
 func (p *past) sum(now cloud.Time) (sum int64) {
 	end := now
 	if p.gone != 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-func TestHotWallet(t *testing.T) {
+func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	const clients, price = 64, 10
 	w := funded(t, clients*price/2) // half of them will find nothing left
 	var wg sync.WaitGroup
@@ -41,7 +41,7 @@ func TestHotWallet(t *testing.T) {
 	w.clean()
 }
 
-func TestOrdersShareATransaction(t *testing.T) {
+func TestRequestsShareATransaction(t *testing.T) {
 	const clients = 20
 	w := funded(t, 100)
 	busy, proceed := make(chan struct{}), make(chan struct{})
@@ -100,7 +100,7 @@ func TestCommitRacesRelease(t *testing.T) {
 	w.clean()
 }
 
-func TestHangingUp(t *testing.T) {
+func TestCanceledCalls(t *testing.T) {
 	w := funded(t, 100)
 	entered, proceed := make(chan struct{}), make(chan struct{})
 	stuck, err := newQueuedRequest(nil, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
@@ -127,7 +127,7 @@ func TestHangingUp(t *testing.T) {
 	require.Empty(t, w.credits.batchers.open)
 }
 
-func TestRefusalIsProven(t *testing.T) {
+func TestRefusalsUseCurrentRecords(t *testing.T) {
 	w := funded(t, 10)
 	proofs := w.quorum.Proofs.Load()
 	_, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: 11})
@@ -177,7 +177,7 @@ func TestIdempotencyKeys(t *testing.T) {
 	w.clean()
 }
 
-func TestOneKeyAtOnce(t *testing.T) {
+func TestConcurrentCallsWithOneKey(t *testing.T) {
 	w := funded(t, 0)
 	var wg sync.WaitGroup
 	for range 20 {

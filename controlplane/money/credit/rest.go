@@ -150,8 +150,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// execute validates and executes a request. An invalid request is an error of the request; every other error is converted by
-// failed.
+// execute validates and executes a request. An invalid request is an error of the request; every other error is
+// converted by failed.
 func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []byte, request Request) (*Result, error) {
 	request.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := request.Check(); err != nil {

@@ -72,8 +72,9 @@ func (w *world) rest() *rest.Server {
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
 // The law's part 4.7 as scripts, with every row and every failure. `get|post PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
-// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in the
-// order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`, `spoil`.
+// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in
+// the order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`,
+// `spoil`.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -211,7 +212,7 @@ func TestRESTPages(t *testing.T) {
 	require.Equal(t, 400, code)
 }
 
-// Whatever the body, a reservation is made or refused in the envelope, and the books add up.
+// For any body, a reservation is made or the request refused with the envelope, and the ledger stays consistent.
 func FuzzReservationBody(f *testing.F) {
 	w := funded(f, 1000)
 	handler := w.rest()

@@ -55,7 +55,7 @@ func TestSweep(t *testing.T) {
 	w.clean()
 }
 
-func TestABrokenWallet(t *testing.T) {
+func TestInconsistentWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
 	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
@@ -112,8 +112,8 @@ func TestAuditFindsLostDeadlines(t *testing.T) {
 	}
 }
 
-// A run goes on past its first page, in one wallet and in many.
-func TestSweepGoesOn(t *testing.T) {
+// A sweep continues after its first page, in one wallet and in many.
+func TestSweepContinues(t *testing.T) {
 	w := funded(t, 100_000)
 	for range sweepPage + 30 {
 		w.must(ledger.Command{Op: ledger.DoReserve, Amount: 1, TTL: 1})

@@ -13,8 +13,8 @@ import (
 )
 
 // This file serves other services that change a wallet in a transaction of their own, so that their records and the
-// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on the
-// same wallet is retried.
+// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on
+// the same wallet is retried.
 
 // Within executes a request in the caller's transaction. The request must contain the IDs and the principal, and has no
 // idempotency key: the transaction must ensure that the request is executed once. If the request is refused, the error is a
@@ -46,8 +46,8 @@ func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return s.walletOf(r, t)
 }
 
-// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation does
-// not exist or has ended.
+// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation
+// does not exist or has ended.
 func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {

@@ -120,7 +120,7 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 }
 
 // The disk of a member that has stopped is ignored: the other members accept changes.
-func TestASilentMemberDoesNotCount(t *testing.T) {
+func TestStoppedMemberIsIgnored(t *testing.T) {
 	c := newTrio(0)
 	c.free[2] = 0
 	c.check()

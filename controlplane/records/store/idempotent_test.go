@@ -86,7 +86,7 @@ func (a *idempotencyFixture) call(at Place, method string, keys ...string) (repl
 
 // A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
 // and no answer of the org is removed.
-func TestAProjectNamedLikeAnOrg(t *testing.T) {
+func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
 	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
@@ -104,7 +104,7 @@ func TestAProjectNamedLikeAnOrg(t *testing.T) {
 }
 
 // An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
-func TestAnswersOfBefore(t *testing.T) {
+func TestAnswersOfEarlierVersions(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
 	text, err := cbor.Marshal(1)

@@ -153,8 +153,8 @@ func TestMemoInATransaction(t *testing.T) {
 	}))
 }
 
-// Errors, and values of too many reads, are not kept. Without an index nothing is kept back.
-func TestMemoKeepsNotEverything(t *testing.T) {
+// Errors, and values that depend on too many reads, are not cached. Without an index nothing is cached.
+func TestMemoDoesNotCacheErrors(t *testing.T) {
 	m := newMemoFixture(t, true)
 	failed := errors.New("no value")
 	for range 2 {

@@ -95,8 +95,8 @@ type note struct{ Text string }
 
 var notes = store.NewTable[note]("note")
 
-// What the leader acknowledged is read on every member at once.
-func TestEveryMemberReadsWhatWasAcknowledged(t *testing.T) {
+// A write that the leader acknowledged is visible at once on every member.
+func TestEveryMemberReadsAcknowledgedWrites(t *testing.T) {
 	members := startThreeMembers(t, time.Now)
 	for range 50 {
 		text := time.Now().String()

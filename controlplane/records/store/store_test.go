@@ -32,9 +32,9 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Proposer.ReadIndex(ctx)
 }
 
-// How new the records are that Recent shows is not judged by a clock that can be set: a member that is cut off would go on
-// believing them for as long as its clock was set back.
-func TestRecentDoesNotGoByTheClock(t *testing.T) {
+// Recent measures age by a monotonic clock. With the wall clock, an isolated member whose clock was set back would use
+// old records for that long.
+func TestRecentIgnoresTheWallClock(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
@@ -73,9 +73,9 @@ func (l *laggingProposer) ReadIndex(ctx context.Context) error {
 	return l.Direct.ReadIndex(ctx)
 }
 
-// What is refused, or finds nothing to do, stands on the newest records: a client that was answered by a member that is
-// ahead is not told otherwise by one that is behind.
-func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
+// Refusals and updates without changes are based on current records: a client cannot get an older view from a lagging
+// member after a newer one from another.
+func TestRefusalsUseCurrentRecords(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })

@@ -29,7 +29,7 @@ func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport
 	return m
 }
 
-// Members come, move and go while the mesh runs.
+// SetMembers adds, moves and removes members while the transport runs.
 func TestMembersChange(t *testing.T) {
 	w := newTestCluster(t, 2)
 	ctx := limited(t)
@@ -88,8 +88,8 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotSent)
 }
 
-// A member that was removed while it was away is told so as soon as it speaks.
-func TestRemovedIsTold(t *testing.T) {
+// A member that was removed while it was down is informed when it connects.
+func TestRemovedMemberIsInformed(t *testing.T) {
 	w := newTestCluster(t, 2)
 	told := make(chan struct{}, 1)
 	w.servers[2].mesh.opts.Removed = func() {

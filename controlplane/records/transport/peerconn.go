@@ -43,9 +43,10 @@ type timeouts struct {
 	idle         time.Duration // after this time without a ping or much data the receiver closes the connection
 }
 
-// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other write
-// is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait for the
-// connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine switch.
+// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other
+// write is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait
+// for the connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine
+// switch.
 type peerConn struct {
 	wake chan struct{} // capacity 1: an envelope waits or is partly written
 

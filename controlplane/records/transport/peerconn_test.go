@@ -63,8 +63,9 @@ func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, byt
 	return (&envelopeConn{Conn: conn}).listen()
 }
 
-// A member speaks for itself, to whom it reaches, in frames and a version that are known; when it does not it hears why.
-func TestSpeaksForItself(t *testing.T) {
+// A connection accepts only envelopes from the certified member to this one, in valid frames of the known version.
+// Otherwise the sender gets the reason.
+func TestEnvelopesAreChecked(t *testing.T) {
 	heard := make(chan message.Envelope, 100)
 	hear := func(e message.Envelope) bool { heard <- e; return true }
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{1: hear}, 3, 2, 3)
@@ -165,8 +166,8 @@ func (s *deliveryLog) beyond(number uint64) bool {
 	return len(s.numbers) > 0 && s.numbers[len(s.numbers)-1] > number
 }
 
-// What is sent comes in order and once, light or heavy, by many senders' hands; also after the other side has been away.
-func TestOrderAndReturn(t *testing.T) {
+// Envelopes of concurrent senders arrive once and in order, light and heavy ones, also after the receiver was down.
+func TestOrder(t *testing.T) {
 	two := &deliveryLog{}
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{2: two.receive}, 2)
 	one := w.servers[1].mesh
@@ -271,7 +272,8 @@ func (b *fakePeer) waiting() (n int, open bool) {
 	return len(l.waiting), l.wire != nil
 }
 
-// A member that does not read stalls nobody: what waits for it is bounded, and comes whole and in order once it reads.
+// A member that does not read blocks no sender. The queue for it is bounded, and arrives in order when the member reads
+// again.
 func TestSlowReader(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Hour, idle: time.Hour})
 	conn := b.next(t)
@@ -297,9 +299,9 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// A connection whose other end is gone without a word is given up, by whoever finds out first: the writer when nothing is
-// taken, who asks when nothing is answered, the receiver when nothing is asked.
-func TestHalfOpen(t *testing.T) {
+// A connection whose other end is gone is closed by the side that notices first: the writer by the write timeout, the
+// pinging side by the missing response, or the receiver by the missing ping.
+func TestHalfOpenConnections(t *testing.T) {
 	t.Run("takes nothing", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})
 		b.next(t)
@@ -340,8 +342,8 @@ func TestHalfOpen(t *testing.T) {
 	})
 }
 
-// Answers that are none end the connection.
-func TestBadAnswers(t *testing.T) {
+// An invalid response closes the connection.
+func TestInvalidResponses(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	for _, bad := range [][]byte{frames([]byte("garbage")), {0xff, 0xff, 0xff, 0xff}, frames([]byte{10, 1, 'x'}), {0, 0}} {
 		conn := b.next(t)
@@ -352,8 +354,8 @@ func TestBadAnswers(t *testing.T) {
 	b.next(t)
 }
 
-// What waits for a member that is away is dropped: it gets nothing old when it is back.
-func TestNothingWaitsForTheAbsent(t *testing.T) {
+// Envelopes to a member that is down are dropped, so that it gets no outdated ones later.
+func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	l := w.servers[1].mesh.link(2).peerConn
 	for range 2 * queue {
@@ -363,8 +365,9 @@ func TestNothingWaitsForTheAbsent(t *testing.T) {
 	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
 }
 
-// An envelope that cannot be encoded harms no other, whoever writes it.
-func TestLost(t *testing.T) {
+// An envelope that cannot be encoded does not affect other envelopes, whether the sender or the writer goroutine
+// encodes it.
+func TestUnencodableEnvelope(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)
 	bad := message.Envelope{From: 1, To: 2, Kind: 99}
@@ -381,8 +384,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// What the socket takes only a part of is written to its end, byte by byte.
-func TestOutlet(t *testing.T) {
+// Data that the socket accepts only in part is written completely.
+func TestPartialWrites(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()

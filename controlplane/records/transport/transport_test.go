@@ -297,9 +297,9 @@ func (w *testCluster) logOf(ctx context.Context, member uint64) consensus.GroupS
 	return status.Groups[0]
 }
 
-// Three members agree over real connections; one of them is cut off until the others' logs no longer have what it
+// Three members replicate over real connections. One is isolated until the others' logs no longer contain what it
 // missed, and gets a snapshot.
-func TestTrioAgrees(t *testing.T) {
+func TestThreeMembersAgree(t *testing.T) {
 	w := newTestCluster(t, 3)
 	ctx := limited(t)
 	w.propose(ctx, "first")

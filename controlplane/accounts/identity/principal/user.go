@@ -46,8 +46,8 @@ const (
 // Identity identifies a user at an external OpenID provider.
 type Identity struct {
 	Provider, Subject string
-	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name in
-	// the configuration cannot authenticate the user.
+	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name
+	// in the configuration cannot authenticate the user.
 	Issuer string
 }
 
@@ -71,8 +71,8 @@ type User struct {
 	CreatedAt cloud.Time
 	// Epoch counts the events that invalidate all tokens. A token with another epoch is no longer valid.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no longer
-	// valid.
+	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no
+	// longer valid.
 	Since cloud.Time
 }
 

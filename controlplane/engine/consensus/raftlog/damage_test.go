@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A bit that flips in the log while the member is down is noticed: what follows was acknowledged, and must not be cut off
-// quietly. What a crash has torn at the end is cut off; Pebble (v2.1.7) takes damage in the last blocks for that, too.
+// A flipped bit in the middle of a log is reported, because the entries after it were acknowledged. A torn end is cut
+// off; Pebble (v2.1.7) also treats damage in the last blocks as a torn end.
 func TestDamagedLog(t *testing.T) {
 	const writes = 200
 	fs := vfs.NewMem()

@@ -22,8 +22,8 @@ func soak(t *testing.T, name string, normal int) int {
 	return n
 }
 
-// The ledger does what a naive model does, whatever is asked of it, and adds up after each command.
-func TestLedgerIsTheModel(t *testing.T) {
+// Random commands have the same results as in a naive model, and the ledger stays consistent.
+func TestLedgerMatchesTheModel(t *testing.T) {
 	seeds := soak(t, "TRIVET_LEDGER_SEEDS", 500)
 	commands := soak(t, "TRIVET_LEDGER_COMMANDS", 500_000) / seeds
 	for seed := range uint64(seeds) {
