@@ -137,7 +137,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 	}
 	for method := range auth.Open {
 		if _, too := auth.Rules()[method]; too || !used[string(method)] {
-			b.addProblem("%s is said to be open, but has a rule or is not served", method)
+			b.addProblem("%s is listed as open, but has a rule or is not served", method)
 		}
 	}
 	return all, rows
@@ -320,7 +320,7 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 		fmt.Fprintf(&b.text, "\n# %s, by certificate\n", d.name)
 		for _, e := range all[d.name] {
 			r := rows[e.row]
-			var said []string
+			var lines []string
 			for _, shown := range certificates {
 				b.cells++
 				v := call{endpoint: e, conn: h.dial(d.address, shown.creds(h)), body: h.fillPlaceholders(r.body, fillAsWritten)}
@@ -333,9 +333,9 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 					b.wrong++
 					b.addProblem("%s on %s with %s: got %s, want %s", e.name, d.name, shown.name, got, want)
 				}
-				said = append(said, fmt.Sprintf("    %s: %s\n", shown.name, got))
+				lines = append(lines, fmt.Sprintf("    %s: %s\n", shown.name, got))
 			}
-			fmt.Fprintf(&b.text, "%s\n%s", e.name, strings.Join(said, ""))
+			fmt.Fprintf(&b.text, "%s\n%s", e.name, strings.Join(lines, ""))
 			for _, x := range r.exceptions {
 				fmt.Fprintf(&b.text, "    (%s)\n", x.why)
 			}

@@ -342,9 +342,9 @@ func (h *testMember) measuredCalls() []measuredCall {
 			stream, err := agents.Watch(ctx, &agentv1.WatchRequest{Protocol: 1})
 			must(err)
 			for complete := false; !complete; {
-				said, err := stream.Recv()
+				message, err := stream.Recv()
 				must(err)
-				complete = said.GetComplete()
+				complete = message.GetComplete()
 			}
 			return func() {
 				done := make(chan error, 1)
@@ -353,9 +353,9 @@ func (h *testMember) measuredCalls() []measuredCall {
 					done <- err
 				}()
 				for started := false; !started; {
-					said, err := stream.Recv()
+					message, err := stream.Recv()
 					must(err)
-					for _, a := range said.GetVms() {
+					for _, a := range message.GetVms() {
 						if a.GetVmId() == id && a.GetPower() == agentv1.Power_POWER_ON {
 							report(&agentv1.VmObservation{
 								VmId: id, Generation: a.GetGeneration(), Observed: agentv1.Observed_OBSERVED_RUNNING, StartsDone: a.GetStarts(), StartedAt: 1,

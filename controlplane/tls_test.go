@@ -90,7 +90,7 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	keys, rpcs = free(), free()
 	e := &listenerSet{log: slog.New(slog.DiscardHandler), failed: make(chan error, 4)}
 	t.Cleanup(func() { e.close(0) })
-	said := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	protocolHandler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id, member := mtls.PeerID(*r.TLS)
 		if member {
 			io.WriteString(w, id.String())
@@ -98,7 +98,7 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 			io.WriteString(w, r.Proto)
 		}
 	})
-	require.NoError(t, e.serve("kv", keys, nil, said, tenants.kvREST))
+	require.NoError(t, e.serve("kv", keys, nil, protocolHandler, tenants.kvREST))
 	public, _ := rpc.New(rpc.Options{Credentials: tenants.grpc(), Log: e.log, Metrics: grpcprom.NewServerMetrics(), Public: true})
 	require.NoError(t, e.serve("grpc", rpcs, public.Server, nil, nil))
 	return keys, rpcs, dir, authority
@@ -123,21 +123,21 @@ func TestForwardsRequireAMemberCertificate(t *testing.T) {
 		text, err := io.ReadAll(resp.Body)
 		return string(text), err
 	}
-	said, err := get(&tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{"h2", "http/1.1"}})
+	body, err := get(&tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{"h2", "http/1.1"}})
 	require.NoError(t, err)
-	require.Equal(t, "HTTP/1.1", said)
+	require.Equal(t, "HTTP/1.1", body)
 	_, err = get(&tls.Config{})
-	var stranger x509.UnknownAuthorityError
-	require.ErrorAs(t, err, &stranger)
+	var unknown x509.UnknownAuthorityError
+	require.ErrorAs(t, err, &unknown)
 
 	forwards := func(own mtls.Source, a *mtls.Authority) *tls.Config {
 		config := mtls.Client(own, a.Certificate(), mtls.OnlyKind(mtls.Member))
 		config.NextProtos = []string{forwardProtocol, "http/1.1"}
 		return config
 	}
-	said, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
+	body, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
 	require.NoError(t, err)
-	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", said)
+	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", body)
 
 	node, err := authority.IssueFor(mtls.Node, "n", time.Now(), time.Hour)
 	require.NoError(t, err)

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// All three members are stopped at once, as with a power cut that was announced. None waits for another to lead, and none
-// complains; afterwards everything is there.
+// All three members are stopped at once, as with a power cut that was announced. None waits for another to lead, and
+// none complains; afterwards everything is there.
 func TestStopAllAtOnce(t *testing.T) {
 	w := newWorld(t)
 	w.put("127.0.0.1", "before")
@@ -39,7 +39,7 @@ func TestStopAllAtOnce(t *testing.T) {
 		for id := range w.trio.Members {
 			log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(id)))
 			require.NoError(t, err)
-			require.NotContains(t, string(log[from[id]:]), "kept the leadership")
+			require.NotContains(t, string(log[from[id]:]), "leadership was not transferred")
 			require.NotContains(t, string(log[from[id]:]), "level=ERROR")
 		}
 		require.NoError(t, w.trio.StartAll())

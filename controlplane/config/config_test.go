@@ -87,7 +87,7 @@ func TestBadConfigurations(t *testing.T) {
 		"does not list this member, 9": func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
 		"have the same address":        func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
 		"ports must be":                func(c *Config) { c.Ports.VM = c.Ports.GRPC },
-		"lets everybody in":            func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
+		"accepts every caller":            func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
 		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },
@@ -107,7 +107,7 @@ func TestBadConfigurations(t *testing.T) {
 		"must be https": func(c *Config) {
 			c.Identity.Providers = []oidc.Provider{{Name: "corp", Issuer: "http://idp.example", ClientID: "x"}}
 		},
-		"corp stands twice": func(c *Config) {
+		"corp is listed twice": func(c *Config) {
 			p := oidc.Provider{Name: "corp", Issuer: "https://idp.example", ClientID: "x"}
 			c.Identity.Providers = []oidc.Provider{p, p}
 		},
@@ -152,8 +152,8 @@ func TestMembersFlag(t *testing.T) {
 // Only a member that joins may have no ID. The default ID of the others is 1.
 func TestJoinConfig(t *testing.T) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	said := Default()
-	said.BindFlags(flags)
+	parsed := Default()
+	parsed.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--join", "10.0.0.1,10.0.0.2:9999", "--cluster-key", "k", "--listen", "10.0.0.4"}))
 	c, err := Load("", nil, flags)
 	require.NoError(t, err)

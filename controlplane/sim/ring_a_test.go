@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim/steps"
 )
 
-// ringASeeds is how many schedules a run has when nobody says otherwise.
+// ringASeeds returns the default number of schedules of a run.
 func ringASeeds() uint64 {
 	switch {
 	case raceEnabled:

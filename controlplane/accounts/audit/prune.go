@@ -83,8 +83,9 @@ type share struct {
 
 // shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org
 // and principal: an org's administrator cannot evict records of what the cloud's administrators did to the org.
-// Answers, credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total
-// of service accounts is that of their org, because an org can make any number of them. The rest is shared by org.
+// Answers, credentials and refusals are shared by principal, because every caller can cause refusals in any org; the
+// total of service accounts is that of their org, because an org can make any number of them. The rest is shared by
+// org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {

@@ -21,8 +21,9 @@ import (
 // unauthenticatedTokens is how many tokens go round so that none is remembered when it comes again.
 const unauthenticatedTokens = maxChecked + maxChecked/4
 
-// What it costs to judge a token: one that this member has seen before, one that it has not, and the same tokens by the
-// libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says what a core is worth.
+// BenchmarkVerify measures the verification of a token: one that this member has seen before, one that it has not, and
+// the same tokens by the libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says
+// what a core is worth.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	w.user("ada", member, cloud.Binding{Role: cloud.ProjectViewer, Org: "default", Project: "default"})

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// recordDelays replaces the clock of a member's delays by one that stands still, and returns the delays of the answers
+// recordDelays replaces the clock of a member's delays by a stopped one, and returns the delays of the answers
 // since the last call.
 func recordDelays(s *Service) func() []time.Duration {
 	var all []time.Duration

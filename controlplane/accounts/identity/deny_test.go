@@ -34,7 +34,7 @@ func (w *world) newServiceAccount(name string) tokenRequest {
 	return tokenRequest{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
 }
 
-// denials are the records that revoked tokens take.
+// denials counts the stored records of revoked tokens.
 func (w *world) denials() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) error {

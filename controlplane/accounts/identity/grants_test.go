@@ -45,7 +45,7 @@ func newTwoOrgs(t *testing.T) (*world, *server) {
 	return w, &server{s: w.first}
 }
 
-// grant is a BindRole by somebody.
+// grant calls BindRole as the caller of by.
 func (w *world) grant(by context.Context, user string, b cloud.Binding) error {
 	return errOf((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
 }
@@ -199,12 +199,12 @@ func TestGrantsDoNotRevealUsers(t *testing.T) {
 	account, err := r.CreateServiceAccount(admin, &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "ci", Roles: []string{"project:viewer"}})
 	require.NoError(t, err)
 	names := []string{"ada", "bare", "homely", "shut", "admin", account.GetAccount().GetId(), "nobody"}
-	seen := func(user string) (said []string) {
-		say := func(err error) { said = append(said, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
+	seen := func(user string) (results []string) {
+		say := func(err error) { results = append(results, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
 		shown := func() {
 			for _, g := range w.bindings(mallory, "evil") {
 				if strings.Contains(g, " "+user+" ") {
-					said = append(said, strings.ReplaceAll(g, " "+user+" ", " X "))
+					results = append(results, strings.ReplaceAll(g, " "+user+" ", " X "))
 				}
 			}
 		}
@@ -216,7 +216,7 @@ func TestGrantsDoNotRevealUsers(t *testing.T) {
 			say(errOf(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: user, Binding: oneOnWire(b)})))
 		}
 		shown()
-		return said
+		return results
 	}
 	want := seen("ghost")
 	require.Equal(t, []string{"<nil>", "<nil>", "<nil>", "no project none", want[4], "pending X project:viewer lair", "pending X org:admin ", "<nil>", "<nil>",
@@ -400,11 +400,11 @@ func TestTokensForForeignProjects(t *testing.T) {
 			require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 			return err.Error()
 		}
-		said, otherwise := issue(q), issue(none)
+		known, unknown := issue(q), issue(none)
 		for _, word := range []string{"web", "acme"} {
-			said, otherwise = strings.ReplaceAll(said, word, "none"), strings.ReplaceAll(otherwise, word, "none")
+			known, unknown = strings.ReplaceAll(known, word, "none"), strings.ReplaceAll(unknown, word, "none")
 		}
-		require.Equal(t, said, otherwise)
+		require.Equal(t, known, unknown)
 
 		text := w.token(w.first, tokenRequest{User: "mallory", Password: secret, Org: string(q.Org), Project: string(q.Project)})
 		me, err := r.WhoAmI(w.as(w.first, text), &identityv1.WhoAmIRequest{})

@@ -211,7 +211,7 @@ func (s *Service) Tend(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("tend the signing keys: %w", err)
+		return fmt.Errorf("rotate the signing keys: %w", err)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 
 func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
 
-// as is a call's context: of whoever holds a token.
+// as returns the context of a call with a token.
 func (w *world) as(s *Service, token string) context.Context {
 	w.t.Helper()
 	caller, err := s.Verify(w.t.Context(), token)
@@ -87,7 +87,7 @@ func (w *world) hostToken(scope cloud.Tenant) string {
 	return text
 }
 
-// user makes a registered user with roles.
+// user creates a user with a password and roles.
 func (w *world) user(name string, roles ...cloud.Binding) {
 	w.t.Helper()
 	r := &server{s: w.first}
@@ -101,7 +101,7 @@ func (w *world) user(name string, roles ...cloud.Binding) {
 	}
 }
 
-// place makes the org and the project that a role is for, unless they are there.
+// place creates the org and the project of a role unless they exist.
 func (w *world) place(b cloud.Binding) {
 	r := &server{s: w.first}
 	if b.Org != "" {
@@ -126,7 +126,7 @@ func oneOnWire(b cloud.Binding) *identityv1.Binding {
 	return &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)}
 }
 
-// token is what a member gives for a name and password, proven or not.
+// token requests a token from a member and returns it.
 func (w *world) token(s *Service, ask tokenRequest) string {
 	w.t.Helper()
 	out, _, err := s.token(w.t.Context(), ask)

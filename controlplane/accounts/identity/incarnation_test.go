@@ -306,7 +306,7 @@ func (w *world) withoutIncarnation(text string) string {
 	return out
 }
 
-// claimsOf is the payload of a token.
+// claimsOf returns the payload of a token.
 func claimsOf(t testing.TB, text string) string {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	require.NoError(t, err)

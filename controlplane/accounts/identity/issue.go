@@ -355,8 +355,8 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 }
 
 // denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny.
-// Under --dev nothing is denied either: anybody may use any name there, and a denial would count against the principal
-// of that name.
+// Under --dev nothing is denied either: every caller may use any name there, and a denial would count against the
+// principal of that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	if !c.Proven() || c.Proof == cloud.ProofDev {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// networks are the stored networks of a user.
+// networks returns the stored networks of a user.
 func (w *world) networks(user cloud.UserID) (list []string) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) (err error) {

@@ -31,7 +31,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// login is a caller's context, proven by a password.
+// login returns the context of a user who logged in with a password.
 func (w *world) login(user string) context.Context {
 	w.t.Helper()
 	return w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(user), Password: secret}))
@@ -357,9 +357,9 @@ func TestExternalVerifierDuringRotation(t *testing.T) {
 	id, err := foreign.Verify(t.Context(), text)
 	require.NoError(t, err)
 	require.Equal(t, "ada", id.Subject)
-	var said struct{ Kind, Scope, Proof string }
-	require.NoError(t, id.Claims(&said))
-	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, said)
+	var claims struct{ Kind, Scope, Proof string }
+	require.NoError(t, id.Claims(&claims))
+	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, claims)
 	_, err = foreign.Verify(t.Context(), text[:len(text)-4]+"AAAA")
 	require.Error(t, err)
 	host := w.hostToken(cloud.Tenant{})
@@ -455,9 +455,9 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	all := list(&identityv1.ListAuditRecordsRequest{})
-	said := map[string]int{}
+	counts := map[string]int{}
 	for i, a := range all {
-		said[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
+		counts[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
 		require.NotContains(t, a.String(), secret)
 		require.NotContains(t, a.String(), "guess")
 		require.NotContains(t, a.String(), text)
@@ -468,7 +468,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, map[string]int{
 		"admin CreateUser OK": 1, "admin SetPassword OK": 1, "admin CreateOrg OK": 1, "admin BindRole OK": 1,
 		" IssueToken UNAUTHENTICATED": 1, "ada IssueToken OK": 1, "ada CreateProject OK": 1, "ada CreateUser PERMISSION_DENIED": 1,
-	}, said)
+	}, counts)
 	refused := list(&identityv1.ListAuditRecordsRequest{Outcome: audit.Refused, Principal: "ada"})
 	require.Len(t, refused, 1)
 	require.EqualValues(t, 2, refused[0].GetSuppressed(), "like ones are one record")

@@ -72,13 +72,13 @@ func TestQuota(t *testing.T) {
 
 	grown := one
 	grown.VCPUs = 3
-	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "growing is judged by what is more")
+	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "growth is checked by the difference")
 	require.NoError(t, w.do(func(tx *store.Tx) error {
 		return tenant.SetQuota(tx, web.Project, tenant.Quota{VCPUs: upTo(1), VMs: upTo(0)})
 	}), "a bound below what is there takes nothing away")
 	shrunk := one
 	shrunk.VCPUs = 1
-	require.NoError(t, w.take(shrunk, one), "what does not grow is not judged")
+	require.NoError(t, w.take(shrunk, one), "a resource that does not grow is not checked")
 	require.ErrorContains(t, w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), "allows 0 vms")
 	require.NoError(t, w.take(tenant.Amount{StorageGiB: 1 << 60}, tenant.Amount{}), "what is not bounded stays so")
 	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.Give(tx, web, tenant.Machines, w.used()) }))

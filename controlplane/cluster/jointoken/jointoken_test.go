@@ -75,7 +75,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// BringKey stands between the wire and the service, to count and to lose.
+// BringKey counts the calls, loses responses if the test wants it, and calls the service.
 func (w *world) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*memberv1.BringKeyResponse, error) {
 	out, err := (&server{s: w.Service}).BringKey(ctx, in)
 	w.mu.Lock()
@@ -105,7 +105,7 @@ func written(t *testing.T, text string) string {
 	return file
 }
 
-// bring is what a newcomer with a directory does.
+// bring calls Bring for a joining member with a data directory.
 func bring(t *testing.T, dir, token string, members ...string) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -412,7 +412,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	require.NoError(t, err, "an operator may")
 }
 
-// losing is another member's way to the leader, which does what it is told and is lost with its answer, once.
+// losing is a leader.Caller that runs the command and then loses the response, once.
 type losing struct {
 	w    *world
 	lost int

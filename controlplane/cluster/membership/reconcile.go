@@ -46,7 +46,7 @@ func (s *Service) Run(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		if err := s.Reconcile(ctx); err != nil && ctx.Err() == nil {
-			s.opts.Log.Warn("settle members", "err", err)
+			s.opts.Log.Warn("reconcile members", "err", err)
 		}
 		select {
 		case <-tick.C:
@@ -67,7 +67,7 @@ func (s *Service) logWaiting(m *Member, err error) {
 	}
 	if text := err.Error(); s.logged[m.ID] != text {
 		s.logged[m.ID] = text
-		s.opts.Log.Info("a member's change waits", "of", m.ID, "state", m.State, "err", err)
+		s.opts.Log.Info("a membership change waits", "of", m.ID, "state", m.State, "err", err)
 	}
 }
 

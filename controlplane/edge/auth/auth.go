@@ -215,7 +215,7 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		needs = []cloud.Role{cloud.SystemAdmin}
 	}
 	if rule.allows(c, tenant) {
-		return fault.New(fault.PermissionDenied, "%s may not %s by the proof of %s: what it gives would outlive that", c.Name(), method.verb(), c.Proof)
+		return fault.New(fault.PermissionDenied, "%s cannot call %s with the proof %s: the access it creates would outlive the credential", c.Name(), method.verb(), c.Proof)
 	}
 	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
 	if tenant != (cloud.Tenant{}) {

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// places are the cloud itself, two orgs, and projects of them.
+// places lists the cloud itself, two orgs, and projects of them.
 var places = []cloud.Tenant{{}, {Org: "o"}, {Org: "o", Project: "p"}, {Org: "o", Project: "q"}, {Org: "x"}, {Org: "x", Project: "y"}}
 
-// bindings are all roles at all places where they can be held.
+// bindings returns every role at every place where it can be given.
 func bindings() (all []cloud.Binding) {
 	for _, role := range cloud.Roles() {
 		for _, at := range places {
@@ -28,7 +28,7 @@ func bindings() (all []cloud.Binding) {
 	return all
 }
 
-// allCallers is every sort of caller: each proof, host or not, with no role, one or two.
+// allCallers returns callers with each proof, hosts and others, with no role, one or two.
 func allCallers() (all []*cloud.Caller) {
 	held := [][]cloud.Binding{nil}
 	for _, b := range bindings() {
@@ -82,7 +82,7 @@ func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) 
 	return ruled && slices.Contains(rule.Roles, AnyProven)
 }
 
-// compare counts the decisions of a judge, up to the first that the table makes otherwise, and says which that is.
+// compare counts the decisions of a policy engine up to the first one that differs from the table, and describes it.
 func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
 	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
 	for _, m := range methods {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reserved is a reservation that a goroutine has asked for.
+// reserved is the result of a reservation in another goroutine.
 type reserved struct {
 	release func()
 	err     error

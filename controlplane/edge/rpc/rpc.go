@@ -333,7 +333,7 @@ func (e *edge) failure(id, method string, err error) error {
 	s, _ := status.FromError(err)
 	switch {
 	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
-		return Status(fault.New(fault.Canceled, "the caller hung up")).Err()
+		return Status(fault.New(fault.Canceled, "the caller canceled the call")).Err()
 	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
 		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
 	}

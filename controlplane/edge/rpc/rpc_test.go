@@ -31,7 +31,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// handlers answer as a test says.
+// handlers implements the services with functions of the test.
 type handlers struct {
 	vmv1.UnimplementedVmServiceServer
 	vmv1.UnimplementedImageServiceServer
@@ -53,7 +53,7 @@ func (h *handlers) UploadImagePart(_ context.Context, in *vmv1.UploadImagePartRe
 	return &vmv1.UploadImagePartResponse{CommittedSizeBytes: uint64(len(in.GetBody()))}, nil
 }
 
-// verifier knows one token, and one that is good once; another one breaks it.
+// verifier accepts one token always and one once, and fails for any other.
 type verifier struct{ asked *atomic.Int64 }
 
 func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -126,7 +126,7 @@ func TestErrors(t *testing.T) {
 		{name: "another program's status", err: fmt.Errorf("call member 2: %w", inner), code: codes.Internal, message: "internal error, request ", reason: "INTERNAL", logged: true},
 		{name: "another program's deadline", err: fmt.Errorf("call: %w", status.Error(codes.DeadlineExceeded, "secret")), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
 		{name: "a deadline", err: fmt.Errorf("read: %w", context.DeadlineExceeded), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
-		{name: "hung up", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "hung up", reason: "CANCELLED"},
+		{name: "hung up", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "canceled the call", reason: "CANCELLED"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn, log := serve(t, &handlers{get: func(context.Context) error { return c.err }})

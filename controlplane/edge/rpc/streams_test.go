@@ -29,7 +29,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens verifies tokens that say who holds them: user/org/project, or admin.
+// tokens verifies tokens of the form user/org/project, or admin.
 type tokens struct {
 	verified atomic.Int64
 	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
@@ -107,7 +107,7 @@ func newMember(t *testing.T, h vmv1.VmServiceServer) *member {
 	return m
 }
 
-// dial connects to the member; a stream takes 64 KiB that nobody reads.
+// dial connects to the member; a stream buffers 64 KiB unread bytes.
 func (m *member) dial() vmv1.VmServiceClient {
 	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
@@ -136,7 +136,7 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
-	ctx, hangUp := context.WithCancel(t.Context())
+	ctx, cancelCall := context.WithCancel(t.Context())
 	open := func(token string) error {
 		if clients[token] == nil {
 			clients[token] = m.dial()
@@ -172,7 +172,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.NoError(t, open("user-9/rival/lab"), "another org's")
 	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
 
-	hangUp()
+	cancelCall()
 	require.Eventually(t, func() bool {
 		m.streams.mu.Lock()
 		defer m.streams.mu.Unlock()
@@ -200,8 +200,8 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 		require.ErrorContains(t, err, "all tenants together have 8192 streams open")
 	}
 	require.NoError(t, s.take(callerScopes(t.Context(), admin)))
-	for _, stranger := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
-		require.NoError(t, s.take(callerScopes(t.Context(), stranger)))
+	for _, caller := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
+		require.NoError(t, s.take(callerScopes(t.Context(), caller)))
 	}
 	s = NewStreams()
 	from := func(i int) []scope {
@@ -270,14 +270,14 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	ada := scope{"principal", "ada", MaxPrincipalStreams}
 	seen := func() bool { return who.Load() != nil }
 
-	ctx, hangUp := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
+	ctx, cancelCall := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
 	var calls sync.WaitGroup
 	calls.Go(func() { c.GetVm(ctx, &vmv1.GetVmRequest{}) })
 	require.Eventually(t, seen, patience, time.Millisecond)
 	require.Equal(t, cloud.UserID("ada"), who.Load().User)
 	require.Equal(t, int64(1), m.tokens.forCalls.Load())
 	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
-	hangUp()
+	cancelCall()
 	calls.Wait()
 
 	who.Store(nil)

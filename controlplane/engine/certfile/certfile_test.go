@@ -27,7 +27,7 @@ import (
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// fixture is a pair in files, with a clock and a log that tests hold in their hands.
+// fixture is a Pair with its files, a clock and a log buffer.
 type fixture struct {
 	t         *testing.T
 	cert, key string
@@ -48,7 +48,7 @@ func (l *logBuffer) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// drain is what was logged since the last time.
+// drain returns the log output since the last call.
 func (l *logBuffer) drain() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +91,7 @@ func (d *fixture) open() error {
 	return err
 }
 
-// openFixture is a pair that is open.
+// openFixture returns a fixture whose Pair is open.
 func openFixture(t *testing.T) *fixture {
 	d := newFixture(t)
 	cert, key := d.issue()
@@ -102,7 +102,7 @@ func openFixture(t *testing.T) *fixture {
 	return d
 }
 
-// shift puts a certificate into the files that was good, or will be, by this time from now.
+// shift writes a certificate whose validity period is moved by a duration.
 func (d *fixture) shift(by time.Duration) {
 	cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) })
 	d.write(d.cert, cert)
@@ -110,7 +110,7 @@ func (d *fixture) shift(by time.Duration) {
 	d.pair.look()
 }
 
-// servedSerial is the serial of the certificate that a client is shown.
+// servedSerial returns the serial number of the certificate that clients get.
 func (d *fixture) servedSerial() int64 {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -136,7 +136,7 @@ func TestReplacedOneFileAtATime(t *testing.T) {
 		d.write(halves[0][0], halves[0][1])
 		d.pair.look()
 		require.EqualValues(t, 1, d.servedSerial(), "one half is no pair")
-		require.Contains(t, d.log.drain(), "the one before goes on")
+		require.Contains(t, d.log.drain(), "the previous one stays in use")
 		d.pair.look()
 		require.Empty(t, d.log.drain(), "it is said once")
 		d.write(halves[1][0], halves[1][1])
@@ -184,9 +184,9 @@ func TestInvalidPairsAreRefused(t *testing.T) {
 			spoil(d)
 			d.pair.look()
 			require.EqualValues(t, 1, d.servedSerial())
-			said := d.log.drain()
-			require.Contains(t, said, says)
-			require.NotContains(t, said, "BEGIN")
+			output := d.log.drain()
+			require.Contains(t, output, says)
+			require.NotContains(t, output, "BEGIN")
 			require.ErrorContains(t, d.open(), says)
 
 			// Mended, it counts.
@@ -227,7 +227,7 @@ func TestExpiryIsLogged(t *testing.T) {
 	require.Contains(t, d.log.drain(), "has expired")
 
 	// One that is over, or not yet good, does not replace another.
-	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not good before": 100 * day} {
+	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not valid before": 100 * day} {
 		d.shift(shift)
 		require.Contains(t, d.log.drain(), says)
 		require.EqualValues(t, 1, d.servedSerial())
@@ -236,9 +236,9 @@ func TestExpiryIsLogged(t *testing.T) {
 	d.write(d.cert, cert)
 	d.write(d.key, key)
 	d.pair.look()
-	said := d.log.drain()
-	require.Contains(t, said, "using a certificate")
-	require.NotContains(t, said, "about to expire", "one of a short life is not about to end from its first day")
+	output := d.log.drain()
+	require.Contains(t, output, "using a certificate")
+	require.NotContains(t, output, "about to expire", "one of a short life is not about to end from its first day")
 	d.now = d.now.Add(9 * time.Hour)
 	d.pair.look()
 	require.Contains(t, d.log.drain(), "about to expire")

@@ -50,7 +50,7 @@ func (p *Pair) look() {
 		err = p.take(cert, key)
 	}
 	if err != nil {
-		p.opts.Log.Warn("the new certificate is not used, the one before goes on", "err", err, "until", p.Leaf().NotAfter)
+		p.opts.Log.Warn("the new certificate is not used; the previous one stays in use", "err", err, "until", p.Leaf().NotAfter)
 		return
 	}
 	leaf := p.Leaf()

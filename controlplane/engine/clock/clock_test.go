@@ -53,7 +53,7 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// testCluster is members that hear each other's clocks, in a bubble of virtual time.
+// testCluster is a set of members that read each other's clocks, in a synctest bubble.
 type testCluster struct {
 	t      *testing.T
 	clocks map[uint64]*Clock
@@ -93,7 +93,7 @@ func newTestCluster(t *testing.T, members int) *testCluster {
 	return h
 }
 
-// logBuffer is what is logged.
+// logBuffer collects log output.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -105,7 +105,7 @@ func (p *logBuffer) Write(b []byte) (int, error) {
 	return p.text.Write(b)
 }
 
-// take is what was written since it was last taken.
+// take returns the output since the last call.
 func (p *logBuffer) take() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *logBuffer) take() string {
 	return p.text.String()
 }
 
-// testPeers is a member's way to the others.
+// testPeers implements Peers for one member of a testCluster.
 type testPeers struct {
 	h  *testCluster
 	id uint64
@@ -179,7 +179,7 @@ func (h *testCluster) unknown(id uint64) {
 	require.False(h.t, known)
 }
 
-// gauge is what the metric says.
+// gauge returns the values of the metric.
 func (h *testCluster) gauge(id uint64) (values []float64) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(h.clocks[id])

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// proposeAny proposes without ids.
+// proposeAny proposes without IDs.
 func (m *member) proposeAny(data ...string) []*answer {
 	var out []*answer
 	for _, d := range data {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crashPoint takes the picture of a disk that a crash would leave just before the nth act that makes something durable.
+// crashPoint copies a disk, as a crash would leave it, just before the nth operation that makes data durable.
 type crashPoint struct {
 	fs       *vfs.MemFS
 	after    atomic.Int64 // acts from which on it counts; 0: not yet

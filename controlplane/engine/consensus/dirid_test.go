@@ -193,7 +193,7 @@ func TestForeignDirIDIsDropped(t *testing.T) {
 		}
 		require.Equal(t, heard, f.host.heard[l.id])
 	}
-	require.Equal(t, 1, strings.Count(f.logged.String(), "whose directory is not the one known"), "logged once")
+	require.Equal(t, 1, strings.Count(f.logged.String(), "whose data directory is not the recorded one"), "logged once")
 	require.NoError(t, f.host.Step(forged))
 	require.Equal(t, f.host.now, f.host.heard[l.id], "the genuine one counts")
 }
@@ -205,7 +205,7 @@ func TestDirectoryOfAnotherMemberIsRefused(t *testing.T) {
 	b.stop()
 	a.fs, b.fs = b.fs, a.fs
 	a.disk, b.disk = nil, nil
-	require.ErrorContains(t, a.tryStart(), "this directory is of member 2, not of member 1")
+	require.ErrorContains(t, a.tryStart(), "this data directory belongs to member 2, not to member 1")
 	a.fs, b.fs = b.fs, a.fs
 	a.disk, b.disk = nil, nil
 	c.ids = []uint64{1, 2}

@@ -139,7 +139,7 @@ func TestProposalIsOvertakenByTheNextLeader(t *testing.T) {
 	c.isolate(l)
 	lost := l.propose("a=lost")[0]
 	c.settle()
-	// The others go on while time stands still for the old leader.
+	// The others continue while the old leader gets no ticks.
 	for range 40 {
 		for _, m := range c.others(l) {
 			require.NoError(t, m.host.Tick())

@@ -114,7 +114,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	}
 	at, found := slices.BinarySearchFunc(h.groups, o.ID, func(g *Group, id uint64) int { return cmp.Compare(g.id, id) })
 	if found {
-		return nil, fmt.Errorf("add group %d: it is here already", o.ID)
+		return nil, fmt.Errorf("add group %d: it was added already", o.ID)
 	}
 	defer func() {
 		if err != nil {

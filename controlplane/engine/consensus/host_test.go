@@ -43,7 +43,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
-	require.ErrorContains(t, err, "is here already")
+	require.ErrorContains(t, err, "was added already")
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
 	_, err = h.AddGroup(GroupOptions{ID: 2, Machine: machine})

@@ -136,7 +136,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	cc.Context = raftconf.AppendChange(nil, token, dirIDs)
 	data, err := proto.Marshal(cc)
 	if err != nil {
-		done(fmt.Errorf("encode a change of members: %w", err))
+		done(fmt.Errorf("encode a membership change: %w", err))
 		return
 	}
 	if err := g.stepChange(data); err != nil {
@@ -202,7 +202,7 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
 	}
 	g.storage.SetMembers(ent.GetIndex(), next)
-	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
+	g.log.Info("membership changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
 	asked := g.change != nil && token == g.change.token
 	if asked {
 		g.change.applied = true

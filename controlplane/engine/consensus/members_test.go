@@ -64,7 +64,7 @@ func reason(err error) MembersReason {
 	return 0
 }
 
-// voters is who votes, as every one of the members has it.
+// voters returns the voters, on which all of the members must agree.
 func (c *cluster) voters(among ...*member) []uint64 {
 	c.t.Helper()
 	want := slices.Sorted(slices.Values(among[0].group.Status().Voters))
@@ -208,7 +208,7 @@ func TestLeaderRemovesItself(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3"}, next.machine.Log)
 	require.Len(t, c.voters(rest...), 2)
 
-	// Started again, it is told, for it may have forgotten what it had applied.
+	// After a restart it is informed again, because the applied removal may not have been durable.
 	l.crash()
 	l.start()
 	c.tick(30)
@@ -354,7 +354,7 @@ func TestReplacedMember(t *testing.T) {
 	}
 	victim.crash()
 
-	// With an empty directory it is nobody: not heard, not spoken to.
+	// With an empty directory its messages are ignored, and it gets none.
 	m := c.addNewMember(victim.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
@@ -393,7 +393,7 @@ func TestReplacedMember(t *testing.T) {
 		require.Equal(t, m.host.dirIDs.own, c.members[m.id].host.dirIDs.own)
 	}
 
-	// Wiped once more: nobody hears the third directory.
+	// Wiped again: messages of the third directory are ignored.
 	m = c.addNewMember(m.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)

@@ -115,7 +115,7 @@ func TestDeposedLeaderDoesNotAnswerReads(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	old := c.leader()
 	c.isolate(old)
-	// Time stands still for the old leader, which believes in itself.
+	// The old leader gets no ticks, so it still assumes that it leads.
 	for range 40 {
 		for _, m := range c.others(old) {
 			require.NoError(t, m.host.Tick())

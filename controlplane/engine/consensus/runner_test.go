@@ -142,14 +142,14 @@ func (w *memoryNetwork) lead(t testing.TB, among ...uint64) *runnerMember {
 	}
 	defer wg.Wait()
 	defer close(over)
-	said := map[uint64]uint64{}
+	reported := map[uint64]uint64{}
 	leader := uint64(0)
 	for agree := false; !agree; {
 		n := <-heard
-		said[n.member], leader = n.leader, n.leader
+		reported[n.member], leader = n.leader, n.leader
 		agree = leader != 0 && !w.cut[leader]
 		for _, id := range among {
-			agree = agree && said[id] == leader
+			agree = agree && reported[id] == leader
 		}
 	}
 	require.NotZero(t, leader)
@@ -208,7 +208,7 @@ func TestStopTransfersLeadership(t *testing.T) {
 		ctx := t.Context()
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
-		// Who was elected this moment may have nobody yet who has all that it has.
+		// A leader that was just elected may have no follower yet that has its whole log.
 		for _, at := range w.to {
 			for status, err := at.Status(ctx); err == nil && status.Groups[0].Commit < 2; status, err = at.Status(ctx) {
 				time.Sleep(10 * time.Millisecond) // on the fake clock

@@ -78,7 +78,7 @@ func TestSalvage(t *testing.T) {
 	require.Equal(t, known, again)
 	require.Len(t, machine.Log, 3, "once")
 	_, err = Salvage(o, 99, machine)
-	require.ErrorContains(t, err, "there is no log of it")
+	require.ErrorContains(t, err, "there is no log for it")
 
 	fresh := &member{c: c, id: left.id, fs: vfs.NewCrashableMem()}
 	c.members[left.id], c.first = fresh, []uint64{left.id}

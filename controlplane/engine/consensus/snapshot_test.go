@@ -251,7 +251,7 @@ func TestLogAndStateMustMatch(t *testing.T) {
 	t.Run("no log", func(t *testing.T) {
 		_, m := prepare(t)
 		require.NoError(t, m.fs.RemoveAll("/consensus"))
-		require.ErrorContains(t, m.tryStart(), "there is no log of it")
+		require.ErrorContains(t, m.tryStart(), "there is no log for it")
 	})
 }
 

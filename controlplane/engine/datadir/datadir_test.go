@@ -35,7 +35,7 @@ func TestCheckCluster(t *testing.T) {
 	id, err = ClusterID(dir)
 	require.NoError(t, err)
 	require.Equal(t, key.ClusterID(), id)
-	require.ErrorContains(t, CheckCluster(dir, other), "take the key that belongs to it")
+	require.ErrorContains(t, CheckCluster(dir, other), "use the key of the data's cluster")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte("x\n"), 0o600))
 	require.ErrorContains(t, CheckCluster(dir, key), "does not hold a cluster's id")
 }

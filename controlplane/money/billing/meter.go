@@ -25,7 +25,7 @@ type Meter struct {
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use is what has been billed for since the last change.
+	// Use holds the resources that are billed since the last change.
 	Use Use
 	// Until is the end of the last counted hour, and the beginning of the next one.
 	Until cloud.Time

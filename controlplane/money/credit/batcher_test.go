@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// Concurrent requests on one wallet are each executed or refused, and the wallet stays consistent.
 func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	const clients, price = 64, 10
 	w := funded(t, clients*price/2) // half of them will find nothing left
@@ -41,6 +42,7 @@ func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	w.clean()
 }
 
+// Requests that wait while others are executed share the next transaction. A refused one does not affect the others.
 func TestRequestsShareATransaction(t *testing.T) {
 	const clients = 20
 	w := funded(t, 100)
@@ -79,6 +81,7 @@ func TestRequestsShareATransaction(t *testing.T) {
 	w.clean()
 }
 
+// Of a concurrent commit and release of one reservation exactly one takes effect.
 func TestCommitRacesRelease(t *testing.T) {
 	w := funded(t, 1000)
 	charged := int64(0)
@@ -100,12 +103,13 @@ func TestCommitRacesRelease(t *testing.T) {
 	w.clean()
 }
 
+// A call that is canceled while its request waits is removed from the queue. The requests of the others are executed.
 func TestCanceledCalls(t *testing.T) {
 	w := funded(t, 100)
 	entered, proceed := make(chan struct{}), make(chan struct{})
 	stuck, err := newQueuedRequest(nil, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.NoError(t, err)
-	ctx, hangUp := context.WithCancel(t.Context())
+	ctx, cancelFirst := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
 		first <- w.credits.batchers.queue(ctx, tenant.Project, func(ctx context.Context, all []*queuedRequest) error {
@@ -115,7 +119,7 @@ func TestCanceledCalls(t *testing.T) {
 		}, stuck)
 	}()
 	<-entered
-	hangUp() // the one whose turn it is: what it began is finished
+	cancelFirst() // the caller that executes the batch: the batch is completed
 	gone, cancel := context.WithCancel(w.as("ada", ""))
 	cancel()
 	_, err = w.credits.Execute(gone, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1000}})
@@ -127,6 +131,7 @@ func TestCanceledCalls(t *testing.T) {
 	require.Empty(t, w.credits.batchers.open)
 }
 
+// A member that lost leadership without knowing returns neither a success nor a refusal.
 func TestRefusalsUseCurrentRecords(t *testing.T) {
 	w := funded(t, 10)
 	proofs := w.quorum.Proofs.Load()
@@ -140,6 +145,8 @@ func TestRefusalsUseCurrentRecords(t *testing.T) {
 	}
 }
 
+// A repeated key gets the stored answer, separately for each operation. Another body is refused, and a failed call
+// stores no answer.
 func TestIdempotencyKeys(t *testing.T) {
 	w := funded(t, 0)
 	_, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
@@ -177,6 +184,7 @@ func TestIdempotencyKeys(t *testing.T) {
 	w.clean()
 }
 
+// Concurrent calls with one idempotency key have one effect.
 func TestConcurrentCallsWithOneKey(t *testing.T) {
 	w := funded(t, 0)
 	var wg sync.WaitGroup

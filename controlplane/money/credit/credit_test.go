@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// book is the service as the ledger's suite wants it.
+// book implements ledgertest.Book with the service.
 type book struct{ *world }
 
 func (b book) Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error) {
@@ -79,7 +79,7 @@ func TestWalletOfAnotherTenant(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 100}).Transactions[0].ID
 	require.NoError(t, cloud.CheckUUID("id", id))
-	// The same reservation ID in two projects stands for two reservations: ending the one leaves the other.
+	// The same reservation ID in two projects denotes two reservations: ending one does not end the other.
 	theirs := func(c ledger.Command) error {
 		_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: c})
 		return err

@@ -141,9 +141,9 @@ func (o operation) failed(w *rest.Response, err error) error {
 	case ok && (f.Reason == "IDEMPOTENCY_KEY_REUSED" || f.Kind == fault.Throttled):
 		return err
 	case ok:
-		said := *f
-		said.Kind = fault.Internal
-		return &said
+		internal := *f
+		internal.Kind = fault.Internal
+		return &internal
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fault.New(fault.Internal, "the request was not finished in time").MayRetry().Because(err)
 	}

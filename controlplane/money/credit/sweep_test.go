@@ -14,6 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A reservation expires once, however often and by whichever members the sweep runs. A reservation that was committed
+// in time does not expire.
 func TestSweep(t *testing.T) {
 	w := funded(t, 1000)
 	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
@@ -55,6 +57,8 @@ func TestSweep(t *testing.T) {
 	w.clean()
 }
 
+// A wallet whose records contradict each other refuses all requests, is found by the audit, and does not stop the sweep
+// of other wallets.
 func TestInconsistentWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
@@ -87,6 +91,7 @@ func TestInconsistentWallet(t *testing.T) {
 	require.NotEmpty(t, found[1].Problem)
 }
 
+// The audit finds a reservation without an entry in the deadline table, and an entry without a pending reservation.
 func TestAuditFindsLostDeadlines(t *testing.T) {
 	for name, spoil := range map[string]func(tx *store.Tx, row ...string){
 		"pending": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },

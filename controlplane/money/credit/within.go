@@ -66,7 +66,7 @@ func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now clou
 // violations returns the counter of ledger violations, registered with r unless r is nil.
 func violations(r prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "trivet_credit_violations_total", Help: "Times that a wallet was found not to add up, by an order or an audit on this member.",
+		Name: "trivet_credit_violations_total", Help: "Number of times that a request or an audit on this member found contradicting records of a wallet.",
 	})
 	if r != nil {
 		r.MustRegister(c)
@@ -79,6 +79,6 @@ func (s *Service) note(err error) {
 	var v *ledger.Violation
 	if errors.As(err, &v) {
 		s.violations.Inc()
-		s.opts.Log.Error("LEDGER VIOLATION: a wallet does not add up and takes no more orders", "project", v.Project, "err", v)
+		s.opts.Log.Error("LEDGER VIOLATION: a wallet's records contradict each other, so it refuses all changes", "project", v.Project, "err", v)
 	}
 }

@@ -45,7 +45,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// as is the context of a call by somebody under an idempotency key, which may be empty.
+// as returns the context of a user's call with an idempotency key, which may be empty.
 func (w *world) as(user cloud.UserID, key string) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{User: user, Proof: cloud.ProofPassword, IdempotencyKey: key}, auth.RPC)
 }

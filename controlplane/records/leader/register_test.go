@@ -36,7 +36,7 @@ func TestCommandRunsOnTheRegisteredService(t *testing.T) {
 	require.Equal(t, 11, got)
 }
 
-// A command that the service does not register fails on every member, whoever leads.
+// A command that the service does not register fails on every member, whichever member leads.
 func TestNotRegistered(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	for _, c := range leadertest.NewMembers(2, l) {

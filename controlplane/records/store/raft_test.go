@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 )
 
-// wire delivers between the members of one process. Snapshots never happen here: nobody falls behind.
+// wire delivers envelopes between the members of one process. No member falls behind, so no snapshot is sent.
 type wire struct {
 	self    uint64
 	runners map[uint64]*consensus.Runner

@@ -26,7 +26,7 @@ type sharedFixture struct {
 	broken atomic.Bool
 }
 
-// newSharedFixture keeps recent bytes of events in memory, and most bytes of what was made.
+// newSharedFixture keeps recent bytes of events in memory, and most bytes of derived values.
 func newSharedFixture(t *testing.T, recent int64, most int) *sharedFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{RecentBytes: recent})
 	require.NoError(t, err)

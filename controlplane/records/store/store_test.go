@@ -19,7 +19,7 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
 }
 
-// partitionedProposer is a Proposer that the others can be kept from.
+// partitionedProposer is a Proposer that a test can isolate from the other members.
 type partitionedProposer struct {
 	store.Proposer
 	off bool
@@ -59,7 +59,7 @@ func TestRecentIgnoresTheWallClock(t *testing.T) {
 	require.Error(t, recent(), "the clock says that it was in the future")
 }
 
-// laggingProposer is a proposer whose member has not applied yet what others have.
+// laggingProposer is a Proposer whose member has not applied the newest entries.
 type laggingProposer struct {
 	*store.Direct
 	rest func()

@@ -204,7 +204,7 @@ func TestNotSent(t *testing.T) {
 	_, err = m.Call(gone, 4, "test", nil, nil)
 	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
 
-	// A member that dies in the middle: nobody knows.
+	// If the member stops while the command runs, the outcome is unknown.
 	began := make(chan struct{})
 	leadertest.Handle(w.servers[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
 		close(began)

@@ -177,7 +177,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		}
 		switch _, refused := fault.From(err); {
 		case refused && err.Error() != logged:
-			m.opts.Log.Warn("member does not take envelopes", "member", l.member, "err", err)
+			m.opts.Log.Warn("member refuses envelopes", "member", l.member, "err", err)
 		case logged == "":
 			m.opts.Log.Info("member cannot be reached", "member", l.member, "err", err)
 		}

@@ -29,7 +29,7 @@ func numbered(from, to, number uint64, payload int) message.Envelope {
 	return e
 }
 
-// frames are frames as they are on the wire.
+// frames encodes bodies as frames.
 func frames(bodies ...[]byte) []byte {
 	var out []byte
 	for _, b := range bodies {
@@ -116,7 +116,7 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	<-heard
 	_, err = io.ReadAll(first)
 	require.NoError(t, err, "closed")
-	// A member that hangs up within a frame leaves nothing.
+	// A connection that ends within a frame delivers nothing of the frame.
 	_, err = second.Write(frames(good)[:10])
 	require.NoError(t, err)
 	require.NoError(t, second.Close())
@@ -125,7 +125,7 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	require.NoError(t, w.servers[1].runner.Err())
 }
 
-// sendThenPing says one good thing, and waits for the answer to a question after it.
+// sendThenPing sends one valid frame and a ping, and waits for the response to the ping.
 func (w *testCluster) sendThenPing(good []byte) error {
 	conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	if err != nil {
@@ -138,7 +138,7 @@ func (w *testCluster) sendThenPing(good []byte) error {
 	return err
 }
 
-// deliveryLog keep the numbers that a member hears.
+// deliveryLog records the numbers of the envelopes that a member receives.
 type deliveryLog struct {
 	mu      sync.Mutex
 	numbers []uint64
@@ -214,7 +214,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// fakePeer is a mesh that sends to a member which the test plays.
+// fakePeer is a Transport whose other member is played by the test.
 type fakePeer struct {
 	*Transport
 	came chan *tls.Conn
@@ -302,7 +302,7 @@ func TestSlowReader(t *testing.T) {
 // A connection whose other end is gone is closed by the side that notices first: the writer by the write timeout, the
 // pinging side by the missing response, or the receiver by the missing ping.
 func TestHalfOpenConnections(t *testing.T) {
-	t.Run("takes nothing", func(t *testing.T) {
+	t.Run("peer does not read", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})
 		b.next(t)
 		e := numbered(1, 2, 1, 1<<20)
@@ -311,12 +311,12 @@ func TestHalfOpenConnections(t *testing.T) {
 		}
 		b.next(t)
 	})
-	t.Run("answers nothing", func(t *testing.T) {
+	t.Run("peer does not respond", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: 10 * time.Millisecond, response: 50 * time.Millisecond, idle: time.Hour})
 		go io.Copy(io.Discard, b.next(t))
 		b.next(t)
 	})
-	t.Run("asks nothing", func(t *testing.T) {
+	t.Run("peer does not ping", func(t *testing.T) {
 		w := newTestCluster(t, 2, 2)
 		s := w.servers[1]
 		s.mesh.mu.Lock()
@@ -327,7 +327,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		_, err = io.ReadAll(conn)
 		require.NoError(t, err, "closed")
 	})
-	t.Run("answers", func(t *testing.T) {
+	t.Run("peer responds", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: 5 * time.Millisecond, response: 10 * time.Second, idle: time.Hour})
 		conn := b.next(t)
 		for range 10 {

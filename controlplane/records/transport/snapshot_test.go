@@ -39,7 +39,7 @@ func (w *testCluster) as(id string) mtls.Source {
 	return issued(w.t, w.authority, mtls.Member, id, time.Now())
 }
 
-// calls is every method with nothing to say, as far as its first answer.
+// calls makes an empty call of every method and returns the first error of each.
 func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	out := map[string]error{}
 	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
@@ -257,7 +257,7 @@ func TestImages(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// broken are images on a disk that fails.
+// broken implements Images with reads that fail.
 type broken struct{ reads int }
 
 func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }

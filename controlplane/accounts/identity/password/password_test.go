@@ -169,7 +169,7 @@ func TestMissesForOtherNamesEvictNoName(t *testing.T) {
 	}
 	require.False(t, th.allow(ada, missWindow-1))
 	require.True(t, th.allow(ada, missWindow))
-	// What is over goes before what was missed once just now.
+	// Expired windows are evicted before recent misses.
 	over := newThrottle[string](MaxMisses, missWindow)
 	for i := range maxRemembers {
 		over.miss(fmt.Sprint(i), 0)

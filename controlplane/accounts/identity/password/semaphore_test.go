@@ -71,7 +71,7 @@ func (c *loginLoad) hash(h *Hash, password string) []byte {
 	return []byte(password)
 }
 
-// hashed is how many passwords were hashed.
+// hashed returns the number of hashed passwords.
 func (c *loginLoad) hashed() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 
 const project cloud.ProjectID = "web"
 
-// testLedger plays commands on one wallet. Time is in seconds.
+// testLedger executes commands on one wallet. Time is in seconds.
 type testLedger struct {
 	*ledgertest.Memory
 	made int
@@ -196,7 +196,7 @@ func TestNothingOverflows(t *testing.T) {
 	require.NotNil(t, f)
 	require.Equal(t, "OVERFLOW", f.Reason)
 	d.must(t, 0, ledger.Command{Op: ledger.DoTopUp, Amount: 5})
-	// What is moved in all may be more than an int64, what is moved at once may not.
+	// The total of all movements may exceed an int64, a single one may not.
 	for n := range int64(5) {
 		id := fmt.Sprint("r", n)
 		d.must(t, n, ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: math.MaxInt64})
