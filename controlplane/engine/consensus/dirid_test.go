@@ -209,7 +209,7 @@ func TestDirectoryOfAnotherMemberIsRefused(t *testing.T) {
 	a.fs, b.fs = b.fs, a.fs
 	a.disk, b.disk = nil, nil
 	c.ids = []uint64{1, 2}
-	require.ErrorContains(t, a.tryStart(), "was made for the members [1 2 3], not for [1 2]")
+	require.ErrorContains(t, a.tryStart(), "was created for the members [1 2 3], not for [1 2]")
 	c.ids = []uint64{1, 2, 3}
 	a.start()
 	b.start()
