@@ -202,7 +202,7 @@ func (h *testMember) invoke(v call) error {
 	d := found.(protoreflect.MethodDescriptor)
 	in, out := dynamicpb.NewMessage(d.Input()), dynamicpb.NewMessage(d.Output())
 	require.NoError(h.t, protojson.Unmarshal([]byte(v.body), in), v.name)
-	// The cancellation ends streams that have no end.
+	// Canceling the context ends streams without an end.
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	if v.token != "" {

@@ -87,7 +87,7 @@ func TestBadConfigurations(t *testing.T) {
 		"does not list this member, 9": func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
 		"have the same address":        func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
 		"ports must be":                func(c *Config) { c.Ports.VM = c.Ports.GRPC },
-		"accepts every caller":            func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
+		"accepts every caller":         func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
 		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },

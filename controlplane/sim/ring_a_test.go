@@ -84,7 +84,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// differ is where two traces part, each from a little before.
+// differ returns the parts of two traces around their first difference.
 func differ(a, b string) (string, string) {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {

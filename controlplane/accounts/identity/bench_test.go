@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// unauthenticatedTokens is how many tokens go round so that none is remembered when it comes again.
+// unauthenticatedTokens is the number of tokens in turn with which no token is still cached when it is used again.
 const unauthenticatedTokens = maxChecked + maxChecked/4
 
 // BenchmarkVerify measures the verification of a token: one that this member has seen before, one that it has not, and
@@ -79,7 +79,7 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// unauthenticatedTokens are tokens of the same holder and moment as one, that differ by their ids.
+// unauthenticatedTokens returns tokens with the claims of a given one and different IDs.
 func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	ring, err := w.first.Keys(w.t.Context())
 	require.NoError(w.t, err)

@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// newServiceAccount makes a service account of the default project, whose secret costs no password hashing, and gives
-// its credential.
+// newServiceAccount creates a service account of the default project, whose secret needs no password hashing, and
+// returns its credential.
 func (w *world) newServiceAccount(name string) tokenRequest {
 	w.t.Helper()
 	admin := w.as(w.first, w.hostToken(cloud.Tenant{Org: "default", Project: "default"}))

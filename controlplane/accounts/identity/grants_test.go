@@ -35,7 +35,7 @@ var (
 	inLair = cloud.Tenant{Org: "evil", Project: "lair"}
 )
 
-// newTwoOrgs is a world of two orgs: ada, bob and carol are acme's, mallory is the org:admin of evil.
+// newTwoOrgs returns a world with two orgs: ada, bob and carol belong to acme, mallory is org:admin of evil.
 func newTwoOrgs(t *testing.T) (*world, *server) {
 	w := newWorld(t)
 	w.place(lair)

@@ -29,7 +29,7 @@ import (
 
 const secret = "correct horse"
 
-// world is a cluster whose records are in memory. Its members share them, and each has a clock of its own.
+// world is a cluster with records in memory, which its members share. Each member has its own clock.
 type world struct {
 	t      testing.TB
 	engine *mvcc.Engine
@@ -37,7 +37,7 @@ type world struct {
 	key    *clusterkey.Key
 	// first is a member whose clock is right.
 	first *Service
-	// providers are believed by members made from then on, skew is what their clocks are said to be ahead.
+	// providers are trusted by members that are created from then on. skew is how far their clocks are reported to be ahead.
 	providers []oidc.Provider
 	skew      time.Duration
 
@@ -78,7 +78,7 @@ func (w *world) as(s *Service, token string) context.Context {
 	return auth.With(auth.WithProjects(w.t.Context(), s), caller, auth.RPC)
 }
 
-// admin is the administrator's, in no project.
+// admin returns the context of the administrator without a project.
 func (w *world) admin() context.Context { return w.as(w.first, w.hostToken(cloud.Tenant{})) }
 
 func (w *world) hostToken(scope cloud.Tenant) string {

@@ -261,7 +261,7 @@ func TestDenialsExpire(t *testing.T) {
 	require.Equal(t, 0, kept())
 }
 
-// partitionedProposer is a proposer whose member is cut off from the others.
+// partitionedProposer is a Proposer whose member a test can isolate.
 type partitionedProposer struct {
 	*store.Direct
 	off atomic.Bool

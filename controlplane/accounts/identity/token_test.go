@@ -48,7 +48,7 @@ func TestReportedExpiryMatchesTheToken(t *testing.T) {
 	require.Equal(t, c.Expires, out.expires.UnixMilli())
 }
 
-// forgery makes tokens by hand.
+// forgery builds tokens by hand.
 type forgery struct {
 	alg    jose.SignatureAlgorithm
 	key    any
@@ -96,7 +96,7 @@ func TestForgedTokens(t *testing.T) {
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
 	elsewhere := clusterkey.Generate()
-	// unproven is an unauthenticated token made by hand, with one change.
+	// unproven returns a handmade unauthenticated token with one change.
 	unproven := func(change func(*token.Claims)) forgery {
 		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
 			c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
@@ -244,7 +244,7 @@ func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	parts := strings.Split(text, ".")
 	last := parts[2][len(parts[2])-1]
 	spellings := []string{text, text + "\n", parts[0] + ".\n" + parts[1] + "." + parts[2]}
-	// The last character of a signature of 64 bytes has four bits that mean nothing.
+	// The last character of an encoded 64-byte signature has four unused bits.
 	for _, c := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" {
 		if byte(c) != last {
 			spellings = append(spellings, text[:len(text)-1]+string(c))

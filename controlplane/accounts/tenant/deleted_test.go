@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ticking is a world whose clock the test moves, with the org evil beside acme.
+// ticking returns a world whose clock the test sets, with the orgs acme and evil.
 func ticking(t *testing.T) (*world, *time.Time) {
 	at := time.UnixMilli(1_800_000_000_000)
 	w := &world{t, storetest.Memory(t, func() time.Time { return at })}

@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// world is a member of a cluster, with its port 7443.
+// world is a cluster with one member and its port 7443.
 type world struct {
 	memberv1.UnsafeMemberServiceServer
 	*Service
@@ -92,7 +92,7 @@ func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now 
 
 func (w *world) called() int { w.mu.Lock(); defer w.mu.Unlock(); return w.calls }
 
-// token is a file with a new token.
+// token returns the path of a file with a new token.
 func (w *world) token() (file, text string) {
 	text, _, err := w.NewToken(w.t.Context(), 0)
 	require.NoError(w.t, err)
@@ -145,7 +145,7 @@ func TestBring(t *testing.T) {
 	w.pass(time.Second) // the audit is ordered by time
 	require.NoError(t, w.secondNewcomer())
 
-	// The audit has who used it; neither has a secret.
+	// The audit names the user of the token. Neither record contains a secret.
 	kept, _, err := w.audits.List(t.Context(), audit.Query{Method: "BringKey"})
 	require.NoError(t, err)
 	require.Len(t, kept, 2)
@@ -263,7 +263,7 @@ func TestTokens(t *testing.T) {
 	_, _, err := w.NewToken(t.Context(), 0)
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
 
-	// At rest there is no secret.
+	// The stored records contain no secret.
 	w.pass(25 * time.Hour)
 	require.NoError(t, w.Expire(t.Context()))
 	_, text := w.token()

@@ -27,7 +27,7 @@ const (
 	kvGroup     = 2
 )
 
-// world is one member's service, which leads, over groups that exist as lists only.
+// world is the service of one member, which leads. The raft groups are simulated by lists of members.
 type world struct {
 	t      *testing.T
 	now    time.Time
@@ -40,7 +40,7 @@ type world struct {
 	// cluster is the id of the cluster.
 	cluster uint64
 	ready   map[uint64]bool // who is caught up
-	// refuse, when set, refuses changes and judgements.
+	// refuse, if set, returns the error for a change or its verification.
 	refuse func(group uint64, c consensus.Change, verifyOnly bool) error
 	log    []string // what was done to groups
 	// at are the members that answer at addresses (host:port); without an entry member N answers at 10.0.0.N:2380.
@@ -62,7 +62,7 @@ func newWorld(t *testing.T, first ...uint64) *world {
 	return w
 }
 
-// open makes the service: again, it is a new leader's.
+// open creates the service. A second call simulates a new leader.
 func (w *world) open(first []Member) {
 	w.leads = leadertest.Single()
 	w.s = New(Options{
@@ -171,7 +171,7 @@ func (w *world) Status(context.Context) (consensus.Status, error) {
 	return out, nil
 }
 
-// testLeadership is the leadership of a group of the world.
+// testLeadership implements leader.Leadership for one group of a world.
 type testLeadership struct {
 	w     *world
 	group uint64
@@ -191,7 +191,7 @@ func (w *world) add(id uint64) (Member, []Member, error) {
 	return w.s.Add(w.t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d:2380", id)})
 }
 
-// join is a process with the certificate of a member.
+// join calls Join as a process with the certificate of a member.
 func (w *world) join(id, dirID uint64) error {
 	body, err := cbor.Marshal(JoinRequest{ID: id, DirID: dirID})
 	require.NoError(w.t, err)
@@ -549,7 +549,7 @@ func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
 	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
 }
 
-// dead is a member that cannot be reached; once that is found out, member 1 leads.
+// dead implements Peers with an unreachable member. After the first call member 1 leads.
 type dead struct{ w *world }
 
 func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]byte, error) {
@@ -585,7 +585,7 @@ func TestUpdate(t *testing.T) {
 	w.refused(err, ReasonAddressTaken)
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 9, RaftAddr: "10.0.0.9:2380"})
 	w.refused(err, ReasonNotFound)
-	// A proven member's address is where it has shown its certificate. One that it does not answer at would cut it off.
+	// The address of a joined member is verified by its certificate: a wrong address would isolate the member.
 	for address, answers := range map[string]uint64{"10.0.0.7:2380": 0, "10.0.0.8:2380": 1} {
 		w.at = map[string]uint64{address: answers}
 		_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: address})

@@ -196,7 +196,7 @@ func TestReadmit(t *testing.T) {
 	}
 }
 
-// countingAuditor is an auditor that counts.
+// countingAuditor is an Auditor that counts its calls.
 type countingAuditor struct{ done, failed int }
 
 func (a *countingAuditor) Done(*cloud.Caller)                   { a.done++ }

@@ -48,7 +48,7 @@ func allCallers() (all []*cloud.Caller) {
 	return all
 }
 
-// allowed is the decision by walking the table: written without the policy, and without what package cloud says of
+// allowed decides by the table: it uses neither the policy nor the functions of package cloud about
 // roles.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
 	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// streams is a server whose answers are as long as their path says, and then go well or break.
+// streams returns a server whose responses have the length in the path, and then end well or with an error.
 func streams(t *testing.T, log io.Writer) *httptest.Server {
 	s := New(Options{
 		Service: fault.KV, Name: "kv", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.NewTextHandler(log, nil)), MaxBody: 4 << 20,

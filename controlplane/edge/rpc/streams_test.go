@@ -83,7 +83,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 	return s.Context().Err()
 }
 
-// member is a server on loopback.
+// member is a gRPC server on loopback.
 type member struct {
 	t       *testing.T
 	address string
@@ -116,7 +116,7 @@ func (m *member) dial() vmv1.VmServiceClient {
 	return vmv1.NewVmServiceClient(conn)
 }
 
-// incomplete is the beginning of a message of a length: its prefix alone.
+// incomplete returns the prefix of a message of a given length, without the message.
 func incomplete(length uint32) []byte { return binary.BigEndian.AppendUint32([]byte{0}, length) }
 
 type watch = grpc.ServerStreamingClient[vmv1.VmEvent]

@@ -18,7 +18,7 @@ func newKey() []byte {
 	return key
 }
 
-// archive is one of two groups, of which one takes several pieces.
+// archive returns an archive of two groups, one of which takes several pieces, and the content of its files.
 func archive(t *testing.T, key []byte) (text, large []byte) {
 	dir := t.TempDir()
 	large = make([]byte, 3*pieceLen+17)
@@ -78,7 +78,7 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 	changed[head-1] ^= 1 // of the salt
 	require.ErrorContains(t, extract(changed, key), "is damaged, or was changed")
 
-	// Two pieces change places; one is left out; the last is repeated.
+	// Two pieces are swapped, one is left out, the last one is repeated.
 	size := 4 + pieceLen + 16
 	first, second, rest := text[head:head+size], text[head+size:head+2*size], text[head+2*size:]
 	require.ErrorContains(t, extract(slices.Concat(text[:head], second, first, rest), key), "is damaged, or was changed")

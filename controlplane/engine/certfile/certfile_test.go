@@ -61,7 +61,7 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
 }
 
-// issue makes a certificate, signed by itself, and its key.
+// issue returns a self-signed certificate and its key.
 func (d *fixture) issue(change ...func(*x509.Certificate)) (cert, key string) {
 	d.serial++
 	template := &x509.Certificate{
@@ -189,7 +189,7 @@ func TestInvalidPairsAreRefused(t *testing.T) {
 			require.NotContains(t, output, "BEGIN")
 			require.ErrorContains(t, d.open(), says)
 
-			// Mended, it counts.
+			// With its connection restored the member counts again.
 			require.NoError(t, os.RemoveAll(d.cert))
 			cert, key := d.issue(usage())
 			d.write(d.cert, cert)

@@ -59,13 +59,13 @@ type testCluster struct {
 	clocks map[uint64]*Clock
 	logs   map[uint64]*logBuffer
 
-	// mu guards what follows where a clock runs meanwhile.
+	// mu guards the following fields while a clock runs.
 	mu    sync.Mutex
 	ahead map[uint64]time.Duration
 	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach
 	// nobody.
 	trip time.Duration
-	// back is how much longer an answer takes.
+	// back is the additional delay of responses.
 	back time.Duration
 	cut  map[uint64]bool
 	old  map[uint64]bool

@@ -51,7 +51,7 @@ func TestBatch(t *testing.T) {
 	require.Zero(t, f.host.Status().Groups[0].Proposals)
 	require.Equal(t, 4, f.machine.wanted)
 	c.converge("a=1", "a=2", "a=3", "a=4")
-	// The log gives them back.
+	// Replaying the log restores them.
 	f.crash()
 	f.start()
 	c.tick(3)

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// countingMachine is a state machine that counts.
+// countingMachine is a StateMachine that stores only the applied position.
 type countingMachine struct{ index, term uint64 }
 
 func (m *countingMachine) Apply(entries []Entry) ([]any, error) {

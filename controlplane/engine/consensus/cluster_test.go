@@ -62,7 +62,7 @@ type member struct {
 
 const testGroup = 7
 
-// newCluster makes members 1..n with empty disks, not started.
+// newCluster returns members 1..n with empty disks, not started.
 func newCluster(t testing.TB, n int, seed byte) *cluster {
 	c := &cluster{t: t, members: map[uint64]*member{}, seed: mathrand.NewChaCha8([32]byte{seed}), trace: io.Discard}
 	old := rand.Reader
@@ -80,7 +80,7 @@ func newCluster(t testing.TB, n int, seed byte) *cluster {
 	return c
 }
 
-// startCluster makes a cluster with a leader.
+// startCluster returns a running cluster with a leader.
 func startCluster(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	for _, id := range c.ids {
@@ -251,7 +251,7 @@ func (c *cluster) tick(n int) {
 	}
 }
 
-// elect lets time pass until all members that are up, or only the given ones, agree on a leader that has committed an
+// elect ticks until all members that are up, or only the given ones, agree on a leader that has committed an
 // entry of its own.
 func (c *cluster) elect(among ...*member) *member {
 	c.settle()
@@ -356,7 +356,7 @@ func (m *member) read() (*Read, *answer) {
 	}), a
 }
 
-// converge lets time pass and expects the same state on all members.
+// converge ticks and then expects the same state on all members.
 func (c *cluster) converge(want ...string) {
 	c.t.Helper()
 	c.tick(5)

@@ -121,7 +121,7 @@ func TestCrashDuringSnapshots(t *testing.T) {
 				defer w.mu.Unlock()
 				w.cut[f.id] = off || crashed
 			}
-			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // nobody hears from it after that
+			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // its messages are dropped after that
 			start := func(fs *vfs.MemFS, disk vfs.FS) *runnerMember {
 				w.mu.Lock()
 				defer w.mu.Unlock()

@@ -26,7 +26,7 @@ func TestFirstStartWaitsForAllMembers(t *testing.T) {
 		require.Equal(t, uint64(1), s.Groups[0].Term, "no part in elections before the third is there")
 		require.Empty(t, c.members[id].host.dirIDs.known, "and nothing to be remembered for")
 	}
-	// A directory that was a mistake is not held against member 2.
+	// A directory that was refused by mistake does not block member 2.
 	c.members[2].wipe()
 	c.members[2].start()
 	c.members[3].start()
@@ -49,7 +49,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	require.Equal(t, uint64(1), m.group.Status().Term, "it took no part")
 	require.ErrorIs(t, m.propose("a=2")[0].err, m.host.Err())
 
-	// Again, and although only one of the others is there: it waits, and takes no part.
+	// Again with only one other member up: the member waits and does not vote.
 	m.wipe()
 	c.members[3].crash()
 	m.start()

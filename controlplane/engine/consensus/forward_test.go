@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// startForwarding makes a cluster with a leader whose followers take proposals, too.
+// startForwarding returns a running cluster whose followers forward proposals.
 func startForwarding(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	c.forward = true
@@ -346,7 +346,7 @@ func TestUncertainProposalIsNotRefused(t *testing.T) {
 func FuzzForward(f *testing.F) {
 	f.Add([]byte{1, 1, 2, 3, 0, 7, 9})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Every number is new once, and one that was decided is never new again.
+		// Each number is new once.
 		var a arrivals
 		seen := map[byte]bool{}
 		for _, n := range b {

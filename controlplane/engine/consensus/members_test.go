@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// addNewMember makes a member with an empty disk that joins, started.
+// addNewMember starts a joining member with an empty disk.
 func (c *cluster) addNewMember(id uint64) *member {
 	if c.first == nil {
 		c.first = slices.Clone(c.ids)
@@ -98,7 +98,7 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, c.voters(members...))
 	c.converge(all...)
 
-	// Any two of them are a quorum now.
+	// Any two members are a quorum now.
 	c.members[1].crash()
 	l = c.elect(c.members[2], c.members[3])
 	put(l)
@@ -117,7 +117,7 @@ func TestGrowAndShrink(t *testing.T) {
 		}
 		c.tick(30)
 		if c.members[id].host.Err() == nil {
-			c.members[id].stop() // it had not heard of it
+			c.members[id].stop() // it did not know of the removal
 		}
 	}
 	l = c.elect(c.members[3])
@@ -165,7 +165,7 @@ func TestPromoteTooEarly(t *testing.T) {
 	c.tick(5)
 	c.mustChange(l, promote)
 	require.Equal(t, []uint64{1, 2}, c.voters(l, m))
-	c.mustChange(l, promote) // again: it is true already
+	c.mustChange(l, promote) // repeated: the change is applied already
 }
 
 // A change that would leave fewer than a quorum of reachable voters is refused, and so is the removal of the last
@@ -312,7 +312,7 @@ func TestCrashDuringMembershipChange(t *testing.T) {
 				var removed *RemovedError
 				require.ErrorAs(t, m.host.Err(), &removed)
 			}
-			for len(up) > 3 { // the removed one may not know
+			for len(up) > 3 { // the removed member may not know of its removal
 				up = slices.DeleteFunc(up, func(m *member) bool {
 					return m == gone && !slices.Contains(c.members[4].group.Status().Voters, gone.id)
 				})
@@ -361,7 +361,7 @@ func TestReplacedMember(t *testing.T) {
 	require.Empty(t, m.group.Status().Voters)
 	require.Equal(t, ReasonOtherDirID, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own}).err))
 
-	// An old message of the lost directory is still under way.
+	// An old message from the lost directory is still in transit.
 	var kept []message.Envelope
 	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
 		kept = append(kept, message.Envelope{From: m.id, To: other.id, FromDirID: old, ToDirID: other.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
@@ -382,7 +382,7 @@ func TestReplacedMember(t *testing.T) {
 	c.put(l, "a=2")
 	c.tick(3)
 
-	// It counts: with the old leader away it is half of the quorum.
+	// The member counts for the quorum: the old leader is down.
 	l.crash()
 	next := c.elect(other, m)
 	c.put(next, "a=3")

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// memoryNetwork is a network in memory between runners.
+// memoryNetwork delivers envelopes between runners in memory.
 type memoryNetwork struct {
 	mu  sync.Mutex
 	ids []uint64
@@ -182,7 +182,7 @@ func TestRunners(t *testing.T) {
 			require.ErrorIs(t, m.ReadIndex(ctx, 99), ErrNoGroup)
 			require.ErrorIs(t, m.TransferLeader(ctx, 99, 0), ErrNoGroup)
 		}
-		// Many at once.
+		// Many concurrent calls.
 		var wg sync.WaitGroup
 		for i := range 500 {
 			wg.Go(func() {
@@ -259,7 +259,7 @@ func TestCanceledCalls(t *testing.T) {
 		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), context.DeadlineExceeded)
 		require.ErrorIs(t, l.TransferLeader(ctx, testGroup, 0), context.DeadlineExceeded)
 
-		// Those who wait longer get an answer, too.
+		// Calls that wait longer get an answer, too.
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))

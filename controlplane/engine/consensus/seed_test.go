@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// seed makes a member's disk one in which the group begins with a state.
+// seed writes a data directory in which the group begins with a given state.
 func (m *member) seed(members []uint64, state testMachineState, known uint64) error {
 	machine, err := openTestMachine(m.fs, "/state")
 	require.NoError(m.c.t, err)
@@ -23,7 +23,7 @@ func (m *member) seed(members []uint64, state testMachineState, known uint64) er
 func TestSeed(t *testing.T) {
 	for _, state := range []testMachineState{
 		{Index: 40, Term: 6, Log: []string{"a=1", "a=2"}, Values: map[string]string{"a": "2"}},
-		{Values: map[string]string{}}, // of a group that nobody wrote to
+		{Values: map[string]string{}}, // of a group without entries
 	} {
 		c := newCluster(t, 3, 1)
 		for _, id := range c.ids {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// shortLogs makes a cluster that keeps few entries for slow members.
+// shortLogs returns a cluster that keeps few entries for slow members.
 func shortLogs(t *testing.T) *cluster {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4

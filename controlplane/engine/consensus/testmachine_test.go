@@ -43,7 +43,7 @@ func openTestMachine(fs vfs.FS, dir string) (*testMachine, error) {
 	return m, m.read(fs.PathJoin(dir, "state"))
 }
 
-// makeDir makes a directory that survives a crash.
+// makeDir durably creates a directory.
 func makeDir(fs vfs.FS, dir string) error {
 	if err := fs.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowDisk lets syncs take their time. It is set once the member runs.
+// slowDisk delays syncs. It is enabled once the member runs.
 type slowDisk struct{ takes atomic.Int64 }
 
 func (d *slowDisk) String() string { return "slow disk" }

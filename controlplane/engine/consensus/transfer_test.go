@@ -47,7 +47,7 @@ func TestTransferTriesAnotherMember(t *testing.T) {
 	next.group.TransferLeader(0, ends.done)
 	require.ErrorIs(t, ends[2], ErrAlone, "nobody came back meanwhile")
 
-	// Who comes back is asked again.
+	// A member that is up again is asked again.
 	l.start()
 	c.put(c.elect(), "a=2")
 	c.tick(2)

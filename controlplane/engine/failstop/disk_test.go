@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// faulty is a file system in memory that fails what matches, from when it is on.
+// faulty returns an in-memory file system whose operations of a kind fail while *on is true.
 func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 	on = new(bool)
 	return errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -50,7 +50,7 @@ func TestCallsBlockAfterFailure(t *testing.T) {
 	require.Equal(t, "data/log", failure.File)
 	require.Empty(t, synced, "nobody may take it for an answer")
 	require.Empty(t, created)
-	// Reads go on.
+	// Reads continue.
 	_, err = d.Stat("data/log")
 	require.NoError(t, err)
 

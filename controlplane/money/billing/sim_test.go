@@ -114,7 +114,7 @@ func simulate(t testing.TB, seed uint64, steps int) error {
 	return l.end()
 }
 
-// steps are what may happen, the frequent ones several times.
+// steps lists the random steps; a step that is listed several times is more frequent.
 var steps = []func(*life) error{
 	(*life).pass, (*life).pass, (*life).pass, (*life).make, (*life).make, (*life).build, (*life).build, (*life).build, (*life).power, (*life).power,
 	(*life).power, (*life).reshape, (*life).remove, (*life).runOnLeader, (*life).runOnLeader, (*life).runWithFailures, (*life).earn, (*life).suspend,

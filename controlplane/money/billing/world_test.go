@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is a member that leads, with VMs, wallets and billing over records in memory, and a host that the test plays.
+// world is a member that leads, with VMs, wallets and billing over records in memory. The test plays its host.
 type world struct {
 	*nodetest.World
 	t       testing.TB
@@ -155,7 +155,7 @@ func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func(
 	go func() {
 		err := call()
 		if err != nil {
-			stop() // refused: no wish to wait for
+			stop() // refused: there is no state to wait for
 		}
 		ended <- err
 	}()

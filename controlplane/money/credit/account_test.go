@@ -61,7 +61,7 @@ func TestWalletBelongsToOneIncarnation(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 7, s.Closing)
 
-			// For audits both are there.
+			// Both are kept for audits.
 			old, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Of: &first}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, old, 4)

@@ -15,7 +15,7 @@ import (
 // Concurrent requests on one wallet are each executed or refused, and the wallet stays consistent.
 func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	const clients, price = 64, 10
-	w := funded(t, clients*price/2) // half of them will find nothing left
+	w := funded(t, clients*price/2) // half of the takes fail
 	var wg sync.WaitGroup
 	results := make([]error, clients)
 	for i := range clients {

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers are the tokens of the scripts: each is its own name.
+// callers verifies the tokens of the scripts. A token is the name of its user.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -134,7 +134,7 @@ func TestREST(t *testing.T) {
 	})
 }
 
-// formatResponse is an answer without what changes from run to run; its envelope is checked.
+// formatResponse checks the envelope of a response and returns the response without values that differ between runs.
 func (w *world) formatResponse(a *httptest.ResponseRecorder, made *[]string) string {
 	var out map[string]any
 	require.NoError(w.t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)

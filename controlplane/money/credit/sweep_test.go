@@ -33,7 +33,7 @@ func TestSweep(t *testing.T) {
 
 	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
-	for range 3 { // two leaders that have not noticed each other, and the true one
+	for range 3 { // two deposed leaders that have not noticed it, and the current one
 		wg.Go(func() {
 			if err := w.credits.Sweep(t.Context()); err != nil {
 				t.Error(err)

@@ -16,7 +16,7 @@ import (
 
 const vmService = "/vmcontroller.v1.VmService/"
 
-// timer is a clock that a test sets.
+// timer is a clock that the test sets.
 type timer struct{ now time.Duration }
 
 func (t *timer) elapsed() time.Duration { return t.now }
@@ -43,7 +43,7 @@ func admitted(b *Budget, ctx context.Context) (n int, refusal *fault.Fault) {
 	return n, nil
 }
 
-// flood is the attack: one member of one project changes something as often as possible for ten seconds. It returns how
+// flood makes changes as one member of a project as often as possible for ten seconds. It returns how
 // many calls and bytes got through.
 func flood(b *Budget, t *timer, bytes int) (calls, written int) {
 	ctx := member("evil-p")

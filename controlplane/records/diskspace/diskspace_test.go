@@ -18,7 +18,7 @@ import (
 
 const gib = int64(1) << 30
 
-// trio is three members whose disks a test sets.
+// trio is a set of three members whose free disk space the test sets.
 type trio struct {
 	free     map[uint64]int64
 	silent   map[uint64]bool
@@ -67,7 +67,7 @@ var (
 	operator = cloud.Caller{User: "root", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 )
 
-// gauges are the metrics of a monitor.
+// gauges returns the metrics of a monitor.
 func gauges(t *testing.T, m *Monitor) map[string]float64 {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(m)

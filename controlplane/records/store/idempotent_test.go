@@ -61,7 +61,7 @@ func (a *idempotencyFixture) rows() (answerRows, ordered, places int) {
 	return answerRows, ordered, places
 }
 
-// call makes calls of ada's with these keys, and returns how many of them were replayed.
+// call makes a call as ada for each key and returns the number of replayed responses.
 func (a *idempotencyFixture) call(at Place, method string, keys ...string) (replays int) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error {

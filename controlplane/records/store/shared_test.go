@@ -17,7 +17,7 @@ import (
 
 var texts = store.NewTable[string]("text")
 
-// sharedFixture is a store whose changes are shared as texts.
+// sharedFixture is a store with a Shared that derives texts.
 type sharedFixture struct {
 	t      *testing.T
 	s      *store.Store
@@ -62,7 +62,7 @@ func (w *sharedFixture) put(id, text string) int64 {
 	return revision
 }
 
-// next are the next n changes of a watch, made.
+// next returns the derived values of the next n changes of a watch.
 func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (out []string) {
 	for len(out) < n {
 		changes, err := watch.Next(w.t.Context())

@@ -183,7 +183,7 @@ func TestStreams(t *testing.T) {
 
 // ErrNotSent is returned only for calls that certainly were not sent.
 func TestNotSent(t *testing.T) {
-	// A member that takes connections and says nothing: its kernel lives, it does not.
+	// A member whose process hangs: its kernel accepts connections, but nothing responds.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { silent.Close() })

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// numbered is an envelope that means nothing to consensus; a payload makes it heavy.
+// numbered returns an envelope that package consensus ignores. With a payload it is heavy.
 func numbered(from, to, number uint64, payload int) message.Envelope {
 	e := message.Envelope{From: from, To: to, Kind: message.KindForward, Group: 99, Number: number}
 	if payload > 0 {
@@ -51,7 +51,8 @@ func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol stri
 	return conn.(*tls.Conn), nil
 }
 
-// sendBytes says something to a member, and returns what it has against that; io.EOF is nothing, up to the end.
+// sendBytes sends bytes to a member and returns the reason for which the member closes the connection, io.EOF without
+// one.
 func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, bytes []byte) error {
 	conn, err := w.registerIncoming(to, own, protocol)
 	if err != nil {
@@ -99,7 +100,7 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	_, err := w.registerIncoming(1, w.as("2"), "trivet-raft/2")
 	require.ErrorContains(t, err, "no application protocol")
 
-	// Questions are answered between frames, and a second connection takes the place of the first.
+	// Pings are answered between frames, and a second connection replaces the first one.
 	first, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	require.NoError(t, err)
 	_, err = first.Write(frames(nil, good, nil))
@@ -159,7 +160,7 @@ func (s *deliveryLog) received(number uint64) bool {
 	return slices.Contains(s.numbers, number)
 }
 
-// beyond says whether the last that was heard is more than a number.
+// beyond reports whether the last received number is greater than a given one.
 func (s *deliveryLog) beyond(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +280,7 @@ func TestSlowReader(t *testing.T) {
 	conn := b.next(t)
 	require.Eventually(t, func() bool { _, open := b.waiting(); return open }, 20*time.Second, time.Millisecond)
 	e := numbered(1, 2, 0, 10_000)
-	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // comes to an end though nobody reads
+	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // ends although the client does not read
 		b.Send(e)
 		n, _ := b.waiting()
 		require.LessOrEqual(t, n, queue)
@@ -362,7 +363,7 @@ func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 		w.servers[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
 	}
 	require.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.waiting) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
+	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // unknown member: no panic, and nothing is queued
 }
 
 // An envelope that cannot be encoded does not affect other envelopes, whether the sender or the writer goroutine

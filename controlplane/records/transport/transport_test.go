@@ -46,7 +46,7 @@ type recordingState struct {
 	Lines       []string
 }
 
-// large is a file of a checkpoint that takes several chunks.
+// large is the content of a checkpoint file that takes several chunks.
 var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
 
 func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
@@ -174,7 +174,7 @@ func newTestCluster(t testing.TB, n uint64, absent ...uint64) *testCluster {
 	return newTestClusterWith(t, nil, n, absent...)
 }
 
-// newTestClusterWith is newTestCluster with members that hear envelopes themselves.
+// newTestClusterWith is newTestCluster with members whose envelopes are received by the test.
 func newTestClusterWith(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *testCluster {
 	w := &testCluster{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, servers: map[uint64]*testServer{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
@@ -222,7 +222,7 @@ func (w *testCluster) startServer(id uint64, l net.Listener) *testServer {
 	s.serve(l)
 	t.Cleanup(func() {
 		stopping, end := context.WithCancel(context.Background())
-		end() // nobody to hand the leadership to
+		end() // no member to transfer leadership to
 		s.runner.Stop(stopping)
 		cancel()
 		s.server.Stop()

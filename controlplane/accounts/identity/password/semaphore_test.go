@@ -28,7 +28,7 @@ func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 	}
 }
 
-// loginLoad is a member of so many cores whose hashing takes hashTook, in the time of a synctest bubble.
+// loginLoad is a member with a number of cores on which a hash takes hashTook of the synctest bubble's time.
 type loginLoad struct {
 	t      *testing.T
 	hasher *Hasher

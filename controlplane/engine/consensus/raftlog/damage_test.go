@@ -43,7 +43,7 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// reopened is how many entries are read with another text in one file.
+// reopened returns the number of readable entries after the content of one file was replaced.
 func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (entries int, err error) {
 	copied := vfs.NewMem()
 	_, err = vfs.Clone(fs, copied, "log", "log")
@@ -69,7 +69,7 @@ func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (en
 	return entries, nil
 }
 
-// newest is the file of a kind that was made last.
+// newest returns the newest file of a kind.
 func newest(t *testing.T, fs vfs.FS, kind string) string {
 	names, err := fs.List("log")
 	require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// records are those of one wallet.
+// records holds the records of one wallet.
 type records struct {
 	wallet       ledger.Wallet
 	transactions []ledger.Transaction

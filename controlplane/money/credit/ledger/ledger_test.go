@@ -155,7 +155,7 @@ func TestSecondReleaseHasNoEffect(t *testing.T) {
 	require.True(t, again.Released)
 	require.Empty(t, again.Transactions)
 	require.EqualValues(t, 100, again.Wallet.Available())
-	// Nor by the sweep that comes later.
+	// A later sweep does not expire it either.
 	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
 }
 

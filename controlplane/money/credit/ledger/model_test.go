@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
 )
 
-// soak is how many commands are played: TRIVET_LEDGER_COMMANDS, spread over TRIVET_LEDGER_SEEDS.
+// soak returns the number of commands: TRIVET_LEDGER_COMMANDS, divided among TRIVET_LEDGER_SEEDS seeds.
 func soak(t *testing.T, name string, normal int) int {
 	text := os.Getenv(name)
 	if text == "" {
