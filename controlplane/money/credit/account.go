@@ -52,9 +52,8 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 }
 
 // ProjectCreatedAt returns the creation time of the project with this ID: bills from before that time belong to a deleted
-// project
-// of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if there is
-// no such project.
+// project of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if
+// there is no such project.
 func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {
