@@ -143,7 +143,7 @@ func (m *member) joinCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.log.Info("let in as a member", "id", m.config.NodeID)
+	m.log.Info("joined the cluster", "id", m.config.NodeID)
 	known := m.mesh.Members()
 	for id, a := range addresses {
 		known[id] = a

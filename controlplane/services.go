@@ -79,7 +79,7 @@ func (m *member) listServices(context.Context) error {
 			},
 		},
 		{ // members
-			tasks: []leader.Task{{Name: "settle members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
+			tasks: []leader.Task{{Name: "reconcile members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
 			run:   []func(context.Context){m.memberships.ResolveUnknownMembers, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
 		},
 		{ // identity

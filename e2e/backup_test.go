@@ -233,7 +233,7 @@ func TestForceNewCluster(t *testing.T) {
 	require.Contains(t, out, "without --force-new-cluster")
 	out, err = w.controlplane("--node-id", "3", "--listen", "127.0.0.3", "--data-dir", w.trio.Name(3), "--cluster-key", "cluster.key")
 	require.Error(t, err)
-	require.Contains(t, out, "take the key that belongs to it")
+	require.Contains(t, out, "use the key of the data's cluster")
 	w.own(w.dir.Path(w.trio.Name(3)))
 	w.startWith("survivor", "127.0.0.3", w.trio.Name(3), "--node-id", "3", "--cluster-key", "new.key")
 	require.True(t, w.has("127.0.0.3", "alone"))

@@ -39,7 +39,7 @@ func TestStopAllAtOnce(t *testing.T) {
 		for id := range w.trio.Members {
 			log, err := os.ReadFile(w.dir.LogFile(w.trio.Name(id)))
 			require.NoError(t, err)
-			require.NotContains(t, string(log[from[id]:]), "kept the leadership")
+			require.NotContains(t, string(log[from[id]:]), "leadership was not transferred")
 			require.NotContains(t, string(log[from[id]:]), "level=ERROR")
 		}
 		require.NoError(t, w.trio.StartAll())

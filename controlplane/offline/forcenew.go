@@ -75,8 +75,8 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	return nil
 }
 
-// replayLogs applies every entry in the logs to the states and makes the result durable. It returns where the new raft log
-// of each group must begin.
+// replayLogs applies every entry in the logs to the states and makes the result durable. It returns where the new raft
+// log of each group must begin.
 func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})

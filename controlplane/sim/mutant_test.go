@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each way to break a safety rule is caught within so many schedules.
+// Each mutant of a safety rule is caught within a bounded number of schedules.
 func TestMutantsRingA(t *testing.T) {
 	const bound = 60
 	t.Cleanup(func() { mutant.Set("") })

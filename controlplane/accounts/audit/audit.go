@@ -15,7 +15,7 @@
 //     with the same request ID.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
 //   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
-//     only replaces its own oldest records: nobody can evict the records of others, and ordinary traffic does not evict
+//     only replaces its own oldest records: no tenant can evict the records of others, and ordinary traffic does not evict
 //     records of changes to roles or to the cluster. The leader counts and removes records (Prune); between two runs
 //     the write budget (package budget) bounds the number of new records.
 //

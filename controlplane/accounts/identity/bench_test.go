@@ -18,11 +18,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// unauthenticatedTokens is how many tokens go round so that none is remembered when it comes again.
+// unauthenticatedTokens is the number of tokens in turn with which no token is still cached when it is used again.
 const unauthenticatedTokens = maxChecked + maxChecked/4
 
-// What it costs to judge a token: one that this member has seen before, one that it has not, and the same tokens by the
-// libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says what a core is worth.
+// BenchmarkVerify measures the verification of a token: one that this member has seen before, one that it has not, and
+// the same tokens by the libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says
+// what a core is worth.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	w.user("ada", member, cloud.Binding{Role: cloud.ProjectViewer, Org: "default", Project: "default"})
@@ -78,7 +79,7 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// unauthenticatedTokens are tokens of the same holder and moment as one, that differ by their ids.
+// unauthenticatedTokens returns tokens with the claims of a given one and different IDs.
 func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	ring, err := w.first.Keys(w.t.Context())
 	require.NoError(w.t, err)
@@ -101,8 +102,8 @@ func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	return texts
 }
 
-// So that the figure for a new token is one: when so many go round, none is remembered when its turn comes again.
-func TestStrangersAreForgotten(t *testing.T) {
+// BenchmarkVerify measures unseen tokens: with so many tokens in turn, none is cached when it is used again.
+func TestBenchmarkTokensAreEvicted(t *testing.T) {
 	c := newChecked()
 	for i := range 2 * unauthenticatedTokens {
 		sum := sha256.Sum256([]byte{byte(i % unauthenticatedTokens), byte(i % unauthenticatedTokens >> 8)})

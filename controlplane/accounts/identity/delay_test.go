@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// recordDelays replaces the clock of a member's delays by one that stands still, and returns the delays of the answers since
-// the last call.
+// recordDelays replaces the clock of a member's delays by a stopped one, and returns the delays of the answers
+// since the last call.
 func recordDelays(s *Service) func() []time.Duration {
 	var all []time.Duration
 	at := time.Now()
@@ -27,9 +27,9 @@ func recordDelays(s *Service) func() []time.Duration {
 	}
 }
 
-// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords, for
-// whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
-func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
+// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords,
+// for whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
+func TestManyTokenRequestsAreDelayed(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	every := unprovenLimits.Every
@@ -72,8 +72,8 @@ func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
 	}
 }
 
-// A login by another provider that is refused counts too.
-func TestRefusedExchangesAreAnsweredLate(t *testing.T) {
+// Refused logins through another provider count too.
+func TestRefusedExchangesAreDelayed(t *testing.T) {
 	w := newWorld(t)
 	since := recordDelays(w.first)
 	for range unprovenLimits.Burst + 2 {

@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// newServiceAccount makes a service account of the default project, whose secret costs no password hashing, and gives its credential.
+// newServiceAccount creates a service account of the default project, whose secret needs no password hashing, and
+// returns its credential.
 func (w *world) newServiceAccount(name string) tokenRequest {
 	w.t.Helper()
 	admin := w.as(w.first, w.hostToken(cloud.Tenant{Org: "default", Project: "default"}))
@@ -33,7 +34,7 @@ func (w *world) newServiceAccount(name string) tokenRequest {
 	return tokenRequest{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
 }
 
-// denials are the records that revoked tokens take.
+// denials counts the stored records of revoked tokens.
 func (w *world) denials() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) error {
@@ -52,9 +53,9 @@ func (w *world) denials() (n int) {
 	return n
 }
 
-// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that the
-// records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
-func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
+// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that
+// the records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
+func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	loop, other := w.newServiceAccount("loop"), w.newServiceAccount("other")
@@ -209,9 +210,9 @@ func TestDenialsOfFormerVersions(t *testing.T) {
 	require.Zero(t, w.denials())
 }
 
-// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that the
-// members keep for the operator.
-func TestTheAdministratorsTokensAreNotCounted(t *testing.T) {
+// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that
+// the members keep for the operator.
+func TestAdminTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	ctx := func(text string) context.Context { return w.as(w.first, text) }
 	text := w.hostToken(cloud.Tenant{})
@@ -220,7 +221,7 @@ func TestTheAdministratorsTokensAreNotCounted(t *testing.T) {
 }
 
 // A member stores the rates of a bounded number of principals, and keeps those that have issued most tokens.
-func TestTheRatesAreBounded(t *testing.T) {
+func TestRatesAreBounded(t *testing.T) {
 	p, at := newPrincipalRates(), time.UnixMilli(1_800_000_000_000)
 	for range tokenBurst {
 		require.True(t, p.allow("loop", at))

@@ -35,7 +35,7 @@ var (
 	inLair = cloud.Tenant{Org: "evil", Project: "lair"}
 )
 
-// newTwoOrgs is a world of two orgs: ada, bob and carol are acme's, mallory is the org:admin of evil.
+// newTwoOrgs returns a world with two orgs: ada, bob and carol belong to acme, mallory is org:admin of evil.
 func newTwoOrgs(t *testing.T) (*world, *server) {
 	w := newWorld(t)
 	w.place(lair)
@@ -45,7 +45,7 @@ func newTwoOrgs(t *testing.T) (*world, *server) {
 	return w, &server{s: w.first}
 }
 
-// grant is a BindRole by somebody.
+// grant calls BindRole as the caller of by.
 func (w *world) grant(by context.Context, user string, b cloud.Binding) error {
 	return errOf((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
 }
@@ -86,7 +86,7 @@ func (w *world) invitations(user string) (all []cloud.Binding) {
 
 // A role from another org does not change the tenant of calls with a user's tokens, nor whether they are admitted,
 // until the user accepts it.
-func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
+func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	ada, bob := w.token(w.first, tokenRequest{User: "ada", Password: secret}), w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	mallory := w.login("mallory")
@@ -152,7 +152,7 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 }
 
 // An additional role does not change the tenant of a token in use, from any giver; removing a role does.
-func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
+func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}
 	w.place(shop)
@@ -189,7 +189,7 @@ func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 
 // The answers and lists that an org gets about a user of another org do not depend on whether that user exists, can log
 // in, is disabled, or is a service account.
-func TestGrantsDoNotTellWhoExists(t *testing.T) {
+func TestGrantsDoNotRevealUsers(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	admin, mallory := w.admin(), w.login("mallory")
 	require.NoError(t, errOf(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "bare"})))
@@ -199,12 +199,12 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 	account, err := r.CreateServiceAccount(admin, &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "ci", Roles: []string{"project:viewer"}})
 	require.NoError(t, err)
 	names := []string{"ada", "bare", "homely", "shut", "admin", account.GetAccount().GetId(), "nobody"}
-	seen := func(user string) (said []string) {
-		say := func(err error) { said = append(said, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
+	seen := func(user string) (results []string) {
+		say := func(err error) { results = append(results, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
 		shown := func() {
 			for _, g := range w.bindings(mallory, "evil") {
 				if strings.Contains(g, " "+user+" ") {
-					said = append(said, strings.ReplaceAll(g, " "+user+" ", " X "))
+					results = append(results, strings.ReplaceAll(g, " "+user+" ", " X "))
 				}
 			}
 		}
@@ -216,7 +216,7 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 			say(errOf(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: user, Binding: oneOnWire(b)})))
 		}
 		shown()
-		return said
+		return results
 	}
 	want := seen("ghost")
 	require.Equal(t, []string{"<nil>", "<nil>", "<nil>", "no project none", want[4], "pending X project:viewer lair", "pending X org:admin ", "<nil>", "<nil>",
@@ -234,7 +234,7 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 }
 
 // An invitation counts neither as a role of the user nor for the limits of other orgs, and it expires.
-func TestInvitationsTakeNobodysRoom(t *testing.T) {
+func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
 	many := uint64(1000)
@@ -315,7 +315,7 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 }
 
 // A user's home org gives roles at once, and no other org does.
-func TestTheHomeOrgGivesAtOnce(t *testing.T) {
+func TestHomeOrgGrantsAtOnce(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	home := func(user string) string {
 		u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: user})
@@ -342,7 +342,7 @@ func TestTheHomeOrgGivesAtOnce(t *testing.T) {
 }
 
 // In records without a home org, the home org is the only org in which the user has roles.
-func TestOldUsersHaveAHome(t *testing.T) {
+func TestOldUsersHaveAHomeOrg(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	old := func(id string, roles ...cloud.Binding) {
 		w.user(id)
@@ -400,11 +400,11 @@ func TestTokensForForeignProjects(t *testing.T) {
 			require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 			return err.Error()
 		}
-		said, otherwise := issue(q), issue(none)
+		known, unknown := issue(q), issue(none)
 		for _, word := range []string{"web", "acme"} {
-			said, otherwise = strings.ReplaceAll(said, word, "none"), strings.ReplaceAll(otherwise, word, "none")
+			known, unknown = strings.ReplaceAll(known, word, "none"), strings.ReplaceAll(unknown, word, "none")
 		}
-		require.Equal(t, said, otherwise)
+		require.Equal(t, known, unknown)
 
 		text := w.token(w.first, tokenRequest{User: "mallory", Password: secret, Org: string(q.Org), Project: string(q.Project)})
 		me, err := r.WhoAmI(w.as(w.first, text), &identityv1.WhoAmIRequest{})
@@ -430,7 +430,7 @@ func TestTokensForForeignProjects(t *testing.T) {
 }
 
 // An org's administrator works in the projects of the org, with one login that also manages them.
-func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
+func TestOrgAdminActsInProjects(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	text := w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	for _, token := range []string{text, w.token(w.first, tokenRequest{User: "bob", Password: secret, Org: "acme"})} {
@@ -457,7 +457,7 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 }
 
 // Accepting an invitation requires a token of the user that is not limited to an org or a project.
-func TestWhoMayAccept(t *testing.T) {
+func TestAcceptRequiresAnUnscopedToken(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
 	accept := func(ctx context.Context) error {

@@ -76,8 +76,8 @@ type Options struct {
 	Issuer string
 	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
-	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while records
-	// of other packages still need it.
+	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while
+	// records of other packages still need it.
 	Holds []func(store.Reader, cloud.Tenant) error
 	// Vacant are checks before a project is created: they return an error if records of other packages, such as an open
 	// wallet, exist under its ID.
@@ -211,7 +211,7 @@ func (s *Service) Tend(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("tend the signing keys: %w", err)
+		return fmt.Errorf("rotate the signing keys: %w", err)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ import (
 
 const secret = "correct horse"
 
-// world is a cluster whose records are in memory. Its members share them, and each has a clock of its own.
+// world is a cluster with records in memory, which its members share. Each member has its own clock.
 type world struct {
 	t      testing.TB
 	engine *mvcc.Engine
@@ -37,7 +37,7 @@ type world struct {
 	key    *clusterkey.Key
 	// first is a member whose clock is right.
 	first *Service
-	// providers are believed by members made from then on, skew is what their clocks are said to be ahead.
+	// providers are trusted by members that are created from then on. skew is how far their clocks are reported to be ahead.
 	providers []oidc.Provider
 	skew      time.Duration
 
@@ -70,7 +70,7 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 
 func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
 
-// as is a call's context: of whoever holds a token.
+// as returns the context of a call with a token.
 func (w *world) as(s *Service, token string) context.Context {
 	w.t.Helper()
 	caller, err := s.Verify(w.t.Context(), token)
@@ -78,7 +78,7 @@ func (w *world) as(s *Service, token string) context.Context {
 	return auth.With(auth.WithProjects(w.t.Context(), s), caller, auth.RPC)
 }
 
-// admin is the administrator's, in no project.
+// admin returns the context of the administrator without a project.
 func (w *world) admin() context.Context { return w.as(w.first, w.hostToken(cloud.Tenant{})) }
 
 func (w *world) hostToken(scope cloud.Tenant) string {
@@ -87,7 +87,7 @@ func (w *world) hostToken(scope cloud.Tenant) string {
 	return text
 }
 
-// user makes a registered user with roles.
+// user creates a user with a password and roles.
 func (w *world) user(name string, roles ...cloud.Binding) {
 	w.t.Helper()
 	r := &server{s: w.first}
@@ -101,7 +101,7 @@ func (w *world) user(name string, roles ...cloud.Binding) {
 	}
 }
 
-// place makes the org and the project that a role is for, unless they are there.
+// place creates the org and the project of a role unless they exist.
 func (w *world) place(b cloud.Binding) {
 	r := &server{s: w.first}
 	if b.Org != "" {
@@ -126,7 +126,7 @@ func oneOnWire(b cloud.Binding) *identityv1.Binding {
 	return &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)}
 }
 
-// token is what a member gives for a name and password, proven or not.
+// token requests a token from a member and returns it.
 func (w *world) token(s *Service, ask tokenRequest) string {
 	w.t.Helper()
 	out, _, err := s.token(w.t.Context(), ask)
@@ -136,9 +136,10 @@ func (w *world) token(s *Service, ask tokenRequest) string {
 
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
-// TestATokenIsWorthWhatItsHolderProved asks for tokens with right, wrong and no passwords, and for names that do not exist.
-// Only a right password gives an authenticated token; of the others the service shows the claimed name and nothing else.
-func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
+// TestTokenNeedsACorrectPassword asks for tokens with correct, wrong and no passwords, and for names that do not exist.
+// Only a correct password gives an authenticated token; for the others the service shows the claimed name and nothing
+// else.
+func TestTokenNeedsACorrectPassword(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	_, err := createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "bare"})
@@ -176,9 +177,9 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	}
 }
 
-// Setting a password ends every token that the old one proved, on every member, whatever the members' clocks say; even
-// one that a member made which had not heard of the change.
-func TestANewPasswordEndsTheOldTokens(t *testing.T) {
+// Setting a password revokes every token that was issued with the old one, on every member, whatever the members'
+// clocks are, also a token of a member that had not applied the change.
+func TestNewPasswordRevokesTokens(t *testing.T) {
 	w := newWorld(t)
 	ahead, behind := w.member(30*time.Second, false), w.member(-30*time.Second, false)
 	w.user("ada", member)
@@ -215,8 +216,8 @@ func TestANewPasswordEndsTheOldTokens(t *testing.T) {
 	}
 }
 
-// Roles are those of now: taking one away acts on the tokens that are out.
-func TestRolesAreThoseOfNow(t *testing.T) {
+// A token's roles are read from the records: a removed role has no effect from then on.
+func TestRemovedRoleAffectsIssuedTokens(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
 	w.user("ada", member)
@@ -231,9 +232,9 @@ func TestRolesAreThoseOfNow(t *testing.T) {
 	require.True(t, fault.Is(may(), fault.PermissionDenied))
 }
 
-// TestAProjectIsOfOneOrg acts in a project with tokens that name it with a wrong org, or name another org's project: the
-// administrator of another org, and of the cloud, are refused.
-func TestAProjectIsOfOneOrg(t *testing.T) {
+// TestProjectBelongsToOneOrg acts in a project with tokens that name it with a wrong org, or name another org's
+// project: the administrator of another org, and of the cloud, are refused.
+func TestProjectBelongsToOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
 	err := w.bind("eve", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "default"})
@@ -277,8 +278,8 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 	}
 }
 
-// Under --dev whoever asks is project:admin of the default project, and nothing more: not in another project, not
-// as the administrator whose name they take.
+// Under --dev every caller is project:admin of the default project, and has no other role: none in other projects, and
+// none of an administrator whose name the caller uses.
 func TestDev(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "web"})
@@ -300,8 +301,8 @@ func TestDev(t *testing.T) {
 	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
 }
 
-// What the calls for users refuse.
-func TestUsers(t *testing.T) {
+// The calls about users that are refused.
+func TestInvalidUserCalls(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	r := &server{s: w.first}

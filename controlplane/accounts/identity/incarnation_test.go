@@ -46,7 +46,7 @@ func (w *world) mayCreate(s *Service, text string) error {
 
 // Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
 // later, on any member, also if all of this happens within one millisecond.
-func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
+func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(30*time.Second, false)
 	r := &server{s: w.first}
@@ -104,7 +104,7 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 }
 
 // A token that was issued for a project before the project existed gives no access to it.
-func TestATokenForAProjectToCome(t *testing.T) {
+func TestTokenFromBeforeTheProjectExisted(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	early := w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})
@@ -115,7 +115,7 @@ func TestATokenForAProjectToCome(t *testing.T) {
 
 // An org:admin cannot take another org's project IDs away by creating and deleting projects, and cannot create projects
 // without end.
-func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
+func TestOrgAdminCannotExhaustProjectIDs(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
@@ -141,8 +141,8 @@ func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
 	require.ErrorContains(t, err, "the quota of org evil")
 }
 
-// The quota of an org is set by system:admin alone, and seen by its org:admin.
-func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
+// Only system:admin sets the quota of an org. Its org:admin reads it.
+func TestOrgQuotaPermissions(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
@@ -182,7 +182,7 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 
 // Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
 // deleted.
-func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
+func TestRecordsWithoutIncarnationsStayValid(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
@@ -219,9 +219,9 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 }
 
 // A user without a role in a project is issued a token for it that says nothing about the project: no claim tells a
-// project of another org from one that does not exist, two tokens from before and after it was created do not either, and
-// no claim contains the time at which it was created.
-func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
+// project of another org from one that does not exist, two tokens from before and after it was created do not either,
+// and no claim contains the time at which it was created.
+func TestTokenDoesNotRevealForeignProjects(t *testing.T) {
 	w := newWorld(t)
 	w.user("mo", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"})
 	w.place(cloud.Binding{Org: "acme", Project: "web"})
@@ -257,7 +257,7 @@ func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
 }
 
 // A claim of another token, even of the same project, makes no token valid.
-func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
+func TestIncarnationClaimIsBoundToItsToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	now, before := w.claims(), w.claims()
@@ -306,7 +306,7 @@ func (w *world) withoutIncarnation(text string) string {
 	return out
 }
 
-// claimsOf is the payload of a token.
+// claimsOf returns the payload of a token.
 func claimsOf(t testing.TB, text string) string {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	require.NoError(t, err)

@@ -201,8 +201,8 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	return issuedToken{text: text, expires: token.Ends(now, ttl)}, err
 }
 
-// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns nil for
-// a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
+// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns
+// nil for a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
 func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.User, error) {
 	var u *principal.User
 	var networks []string
@@ -355,8 +355,8 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 }
 
 // denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny.
-// Under --dev nothing is denied either: anybody may use any name there, and a denial would count against the principal
-// of that name.
+// Under --dev nothing is denied either: every caller may use any name there, and a denial would count against the
+// principal of that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return nil

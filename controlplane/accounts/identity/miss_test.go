@@ -47,7 +47,7 @@ func TestMissesShareReads(t *testing.T) {
 }
 
 // Calls do not share the result of a read that failed.
-func TestAFailedReadServesNoOtherCall(t *testing.T) {
+func TestFailedReadIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, broken := newMissReads(), errors.New("broken")
 		reads := 0

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the names that anybody may register: maxOpenNames in total, nameBurst at once on one member, and then one
-// per namesEvery.
+// Limits of the names that callers may register without a token: maxOpenNames in total, nameBurst at once on one
+// member, and then one per namesEvery.
 const (
 	maxOpenNames = 100_000
 	namesEvery   = 50 * time.Millisecond

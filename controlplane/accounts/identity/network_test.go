@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// networks are the stored networks of a user.
+// networks returns the stored networks of a user.
 func (w *world) networks(user cloud.UserID) (list []string) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) (err error) {
@@ -25,7 +25,7 @@ func (w *world) networks(user cloud.UserID) (list []string) {
 
 // A user's password can be guessed only a bounded number of times from many networks, also on a member that was just
 // started. The user can still log in at any member from the network of an earlier login.
-func TestGuessingLocksNobodyOut(t *testing.T) {
+func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	login := func(s *Service, from, with string) bool {

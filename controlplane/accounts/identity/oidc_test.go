@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// testProvider is an OpenID provider of others.
+// testProvider is an external OpenID provider.
 type testProvider struct {
 	t      *testing.T
 	server *httptest.Server
@@ -76,9 +76,9 @@ func (c *testProvider) signIDToken(subject, client, nonce string, at time.Time, 
 	return text
 }
 
-// TestLoginThroughAProviderOfOthers exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets those
-// of the user who is linked with the ID token's provider, issuer and subject; ID tokens that are not good are refused.
-func TestLoginThroughAProviderOfOthers(t *testing.T) {
+// TestLoginThroughAnotherProvider exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets a
+// token of the user who is linked with the ID token's provider, issuer and subject. Invalid ID tokens are refused.
+func TestLoginThroughAnotherProvider(t *testing.T) {
 	w := newWorld(t)
 	idp := newTestProvider(t)
 	w.providers = []oidc.Provider{{Name: "corp", Issuer: idp.server.URL, ClientID: "trivet-cloud", Scopes: []string{"email"}}}
@@ -126,8 +126,8 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	require.True(t, member.Same(caller.Bindings[0]))
 	require.EqualValues(t, "ada", caller.User)
 
-	stranger := newTestProvider(t)
-	stranger.server.URL = idp.server.URL
+	foreign := newTestProvider(t)
+	foreign.server.URL = idp.server.URL
 	// elsewhere is another issuer with the same key.
 	elsewhere := &testProvider{t: t, key: idp.key, kid: idp.kid, server: &httptest.Server{URL: "https://login.example"}}
 	for name, c := range map[string]struct {
@@ -141,7 +141,7 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 		"for another login":        {"corp", good(), "n2", fault.Unauthenticated},
 		"given to another program": {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
 		"that has expired":         {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
-		"of somebody else's key":   {"corp", stranger.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"of somebody else's key":   {"corp", foreign.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"of another issuer":        {"corp", elsewhere.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"of somebody unknown":      {"corp", idp.signIDToken("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"our own token":            {"corp", made.GetToken(), "", fault.Unauthenticated},
@@ -162,7 +162,7 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	require.ErrorContains(t, err, "nobody here is linked")
 	require.NoError(t, link("eve", "ada@corp"), "it is free again")
 
-	// Who takes the provider's name later vouches for nobody of it.
+	// A later provider of the same name gives no access to the linked users of this one.
 	later := newTestProvider(t)
 	w.providers[0].Issuer = later.server.URL
 	r.s = w.member(0, false)

@@ -16,7 +16,7 @@ import (
 )
 
 // A user who asks to give up roles in a project where they have none does not use up that project's budget of changes.
-func TestGivingUpForeignRolesSpendsNoForeignBudget(t *testing.T) {
+func TestUnbindInForeignProjectSpendsNoBudget(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	limits := budget.New(budget.Limits{CallsPerSecond: 1, CallsBurst: 20}, func() time.Duration { return 0 })
 	w.first.opts.Commands.SetGate(limits.Admit)
@@ -34,7 +34,7 @@ func TestGivingUpForeignRolesSpendsNoForeignBudget(t *testing.T) {
 
 // With a token that is limited to an org or a project a user cannot give up roles outside of it, nor answer
 // invitations.
-func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
+func TestScopedTokenUnbindsOnlyWithinItsScope(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
 	other := cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"}
@@ -60,7 +60,7 @@ func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
 }
 
 // Roles in deleted projects do not count for the limit of a user's roles in an org.
-func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
+func TestRolesInDeletedProjectsDoNotCount(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	bob := w.login("bob")
 	for range 70 {
@@ -81,8 +81,9 @@ func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
 	require.Equal(t, inWeb, at)
 }
 
-// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that name.
-func TestRevokedDevTokensCountAgainstNobody(t *testing.T) {
+// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that
+// name.
+func TestRevokedDevTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	dev := w.member(0, true)
 	w.user("ada", member)

@@ -19,9 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// An OpenID relying party that trusts this service refuses a token that the endpoint gave without a correct password, in
-// any name, and still accepts one that was proven. It refuses the first for three reasons, each of which is enough: the
-// signing key is not published, the audience is not the relying party's, and the subject is no user's.
+// An OpenID relying party that trusts this service refuses a token that the endpoint gave without a correct password,
+// in any name, and still accepts one that was proven. It refuses the first for three reasons, each of which is enough:
+// the signing key is not published, the audience is not the relying party's, and the subject is no user's.
 func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -68,8 +68,8 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	require.Empty(t, keys.Key(hostKeyID))
 }
 
-// A second cloud that trusts this one as a login provider logs in a user of this cloud who proved who they are, and not a
-// caller who claims to be that user.
+// A second cloud that trusts this one as a login provider logs in a user of this cloud who proved who they are, and not
+// a caller who claims to be that user.
 func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	w.user("ada", member)
@@ -90,7 +90,7 @@ func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 }
 
 // Under --dev an unauthenticated token still acts in the default project, on every member that runs so.
-func TestDevAcceptsTheUnprovenKey(t *testing.T) {
+func TestDevAcceptsUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.member(0, true), w.member(0, true)
 	caller, err := two.Verify(t.Context(), w.token(one, tokenRequest{User: "ada"}))

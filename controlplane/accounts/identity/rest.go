@@ -191,8 +191,8 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// withErrorCode sets the response's error code to the operation's own. Errors that are neither the request's fault nor due to
-// an unreachable backend become internal errors (part 7.3 of the wire contract).
+// withErrorCode sets the response's error code to the operation's own. Errors that are neither the request's fault nor
+// due to an unreachable backend become internal errors (part 7.3 of the wire contract).
 func withErrorCode(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)

@@ -65,7 +65,8 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 
 // answer runs a command that accepts or declines an invitation of the user.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do *command[answer, none]) (*emptypb.Empty, error) {
-	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline an offer.
+	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline
+	// an offer.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
 			WithReason(auth.TokenScope)

@@ -31,13 +31,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// login is a caller's context, proven by a password.
+// login returns the context of a user who logged in with a password.
 func (w *world) login(user string) context.Context {
 	w.t.Helper()
 	return w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(user), Password: secret}))
 }
 
-// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or expires.
+// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or
+// expires.
 func TestServiceAccounts(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -115,9 +116,10 @@ func TestServiceAccounts(t *testing.T) {
 	require.ErrorContains(t, err, "no longer valid")
 }
 
-// TestAServiceAccountGivesNoAccess has a service account with the role project:admin call what gives access that would
-// outlive the account, or takes access away from others. It may do none of this, although users with that role may.
-func TestAServiceAccountGivesNoAccess(t *testing.T) {
+// TestServiceAccountCannotGrantAccess has a service account with the role project:admin call what gives access that
+// would outlive the account, or takes access away from others. It may do none of this, although users with that role
+// may.
+func TestServiceAccountCannotGrantAccess(t *testing.T) {
 	w := newWorld(t)
 	admin := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
 	w.user("ada", admin)
@@ -158,9 +160,9 @@ func TestAServiceAccountGivesNoAccess(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of another org revokes the account's tokens: %v", err)
 }
 
-// TestTheSecretOfAnAccountIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has
-// no secret: only the first shows the secret, and the records do not keep an answer that has one.
-func TestTheSecretOfAnAccountIsShownOnce(t *testing.T) {
+// TestAccountSecretIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has no
+// secret: only the first shows the secret, and the records do not keep an answer that has one.
+func TestAccountSecretIsShownOnce(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	ada := w.login("ada")
@@ -176,8 +178,8 @@ func TestTheSecretOfAnAccountIsShownOnce(t *testing.T) {
 
 func errOf[A any](_ A, err error) error { return err }
 
-// What ends a token ends it on every member; what is another's stays.
-func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
+// Everything that revokes a token revokes it on every member. Tokens of others stay valid.
+func TestRevocationAppliesOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
 	r := &server{s: w.first}
@@ -238,8 +240,8 @@ func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
 	require.NoError(t, errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{Token: "garbage"})), "what is worth nothing is over already")
 }
 
-// A denial is kept as long as its token could be good, and no longer.
-func TestDenialsAreForgotten(t *testing.T) {
+// A denial is stored until its token has expired on every member, and no longer.
+func TestDenialsExpire(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	text := w.token(w.first, tokenRequest{User: "ada", Password: secret, TTL: 60})
@@ -259,7 +261,7 @@ func TestDenialsAreForgotten(t *testing.T) {
 	require.Equal(t, 0, kept())
 }
 
-// partitionedProposer is a proposer whose member is cut off from the others.
+// partitionedProposer is a Proposer whose member a test can isolate.
 type partitionedProposer struct {
 	*store.Direct
 	off atomic.Bool
@@ -273,8 +275,8 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Direct.ReadIndex(ctx)
 }
 
-// Behind a partition a member believes what it knows for less than a second, and then nobody.
-func TestBehindAPartitionNobodyIsBelieved(t *testing.T) {
+// An isolated member accepts tokens by its own records for less than a second, and then refuses all.
+func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	wire := &partitionedProposer{Direct: w.direct}
@@ -300,8 +302,8 @@ func TestBehindAPartitionNobodyIsBelieved(t *testing.T) {
 	require.NoError(t, verify())
 }
 
-// A member whose clock is far from the others' says so, instead of judging dates.
-func TestAWrongClockIsSaid(t *testing.T) {
+// A member whose clock is far from the others' refuses with a message about its clock, instead of checking dates.
+func TestWrongClockIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
@@ -340,9 +342,9 @@ func (w *world) rawResponse(t *testing.T, s *Service) string {
 	return server.URL
 }
 
-// A program of others checks our tokens with what discovery tells it alone, and while keys rotate under load neither it
-// nor any member ever refuses a good one.
-func TestForeignersAndRotation(t *testing.T) {
+// A program that knows only the discovery document verifies tokens. While keys are rotated under load, neither the
+// program nor any member refuses a valid token.
+func TestExternalVerifierDuringRotation(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	other := w.member(0, false)
@@ -355,9 +357,9 @@ func TestForeignersAndRotation(t *testing.T) {
 	id, err := foreign.Verify(t.Context(), text)
 	require.NoError(t, err)
 	require.Equal(t, "ada", id.Subject)
-	var said struct{ Kind, Scope, Proof string }
-	require.NoError(t, id.Claims(&said))
-	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, said)
+	var claims struct{ Kind, Scope, Proof string }
+	require.NoError(t, id.Claims(&claims))
+	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, claims)
 	_, err = foreign.Verify(t.Context(), text[:len(text)-4]+"AAAA")
 	require.Error(t, err)
 	host := w.hostToken(cloud.Tenant{})
@@ -453,9 +455,9 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	all := list(&identityv1.ListAuditRecordsRequest{})
-	said := map[string]int{}
+	counts := map[string]int{}
 	for i, a := range all {
-		said[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
+		counts[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
 		require.NotContains(t, a.String(), secret)
 		require.NotContains(t, a.String(), "guess")
 		require.NotContains(t, a.String(), text)
@@ -466,7 +468,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, map[string]int{
 		"admin CreateUser OK": 1, "admin SetPassword OK": 1, "admin CreateOrg OK": 1, "admin BindRole OK": 1,
 		" IssueToken UNAUTHENTICATED": 1, "ada IssueToken OK": 1, "ada CreateProject OK": 1, "ada CreateUser PERMISSION_DENIED": 1,
-	}, said)
+	}, counts)
 	refused := list(&identityv1.ListAuditRecordsRequest{Outcome: audit.Refused, Principal: "ada"})
 	require.Len(t, refused, 1)
 	require.EqualValues(t, 2, refused[0].GetSuppressed(), "like ones are one record")
@@ -498,9 +500,9 @@ func TestAudit(t *testing.T) {
 	require.Empty(t, list(&identityv1.ListAuditRecordsRequest{}))
 }
 
-// TestWhoRulesWhat gives roles, sets quotas and deletes projects as administrators of an org, of a project and of another
-// org: each acts within their own org or project only, and gives no role above their own.
-func TestWhoRulesWhat(t *testing.T) {
+// TestRolesGrantPermissions gives roles, sets quotas and deletes projects as administrators of an org, of a project and
+// of another org: each acts within their own org or project only, and gives no role above their own.
+func TestRolesGrantPermissions(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	w.user("pam", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -589,8 +591,8 @@ func TestWhoRulesWhat(t *testing.T) {
 	require.ErrorContains(t, err, "no role in any project", "a role goes with what it is for")
 }
 
-// Names are taken from anybody only so fast.
-func TestNamesAreBounded(t *testing.T) {
+// The registration of names by unauthenticated callers is rate-limited.
+func TestRegistrationIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	w.first.Routes(handler, false)
@@ -609,8 +611,8 @@ func TestNamesAreBounded(t *testing.T) {
 	require.Equal(t, map[int]int{201: 20, 500: 20}, codes)
 }
 
-// Users set their own password with the one that they have, and give up what others bound them to.
-func TestOnesOwn(t *testing.T) {
+// Users set their own password with the current one, and give up roles that others gave them.
+func TestUsersManageThemselves(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	w.user("eve", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
@@ -681,8 +683,8 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	}))
 }
 
-// A name that anybody registered makes room for another when it is deleted.
-func TestOpenNamesAreCounted(t *testing.T) {
+// Deleting a name that an unauthenticated caller registered makes room for another.
+func TestRegisteredNamesAreCounted(t *testing.T) {
 	w := newWorld(t)
 	count := func() (n uint64) {
 		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {

@@ -50,7 +50,7 @@ func (s *Service) skewed() error {
 	if ahead < 0 {
 		where = "behind"
 	}
-	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before tokens can be issued or judged here",
+	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before this member can issue or verify tokens",
 		ahead.Abs().Round(time.Second), where).WithReason("CLOCK_SKEW")
 }
 
@@ -64,7 +64,7 @@ func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error
 	defer cancel()
 	caller, err := s.verify(ctx, text)
 	if err != nil && ctx.Err() != nil {
-		return nil, fault.New(fault.Unavailable, "the token cannot be judged: this member does not reach the others").MayRetry().Because(err)
+		return nil, fault.New(fault.Unavailable, "the token cannot be verified: this member does not reach the others").MayRetry().Because(err)
 	}
 	return caller, err
 }
@@ -78,14 +78,15 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
-		// This member's records may lag behind those of the member that made the token or the key, or that bound the role.
+		// This member's records may lag behind those of the member that made the token or the key, or that bound the
+		// role.
 		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
 		if _, ok := fault.From(err); ok {
 			return nil, err
 		}
-		return nil, fmt.Errorf("judge a token: %w", err)
+		return nil, fmt.Errorf("verify a token: %w", err)
 	}
 	if err := j.verdict(s, caller, s.now()); err != nil {
 		return nil, err

@@ -91,13 +91,13 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	if authority, err := key.Authority(); err != nil {
 		return err
 	} else if mtls.Pin(authority.Certificate()) != pin {
-		return errors.New("get the cluster key: what came is the key of another cluster than the token's")
+		return errors.New("get the cluster key: the received key belongs to another cluster than the token")
 	}
 	if err := keep(to, []byte(key.Encode())); err != nil {
 		return fmt.Errorf("keep the cluster key: %w", err)
 	}
 	if err := os.Remove(filepath.Join(dir, proofFile)); err != nil {
-		return fmt.Errorf("remove %s, which is needed no more: %w", proofFile, err)
+		return fmt.Errorf("remove %s, which is no longer needed: %w", proofFile, err)
 	}
 	log.Info("got the cluster key; the token is used up")
 	return nil

@@ -111,7 +111,7 @@ func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m ma
 			return err
 		}
 		if len(all) >= maxTokens {
-			return fault.New(fault.ResourceExhausted, "%d tokens for members live already: wait until they end", len(all))
+			return fault.New(fault.ResourceExhausted, "%d join tokens for members are valid already: wait until one expires", len(all))
 		}
 		m.Expires = tx.Now() + ttl.Milliseconds()
 		invitations.Put(tx, &invitation{Secret: sha256.Sum256([]byte(m.Secret)), Expires: m.Expires}, m.ID)

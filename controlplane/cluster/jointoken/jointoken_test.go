@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// world is a member of a cluster, with its port 7443.
+// world is a cluster with one member and its port 7443.
 type world struct {
 	memberv1.UnsafeMemberServiceServer
 	*Service
@@ -75,7 +75,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// BringKey stands between the wire and the service, to count and to lose.
+// BringKey counts the calls, loses responses if the test wants it, and calls the service.
 func (w *world) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*memberv1.BringKeyResponse, error) {
 	out, err := (&server{s: w.Service}).BringKey(ctx, in)
 	w.mu.Lock()
@@ -92,7 +92,7 @@ func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now 
 
 func (w *world) called() int { w.mu.Lock(); defer w.mu.Unlock(); return w.calls }
 
-// token is a file with a new token.
+// token returns the path of a file with a new token.
 func (w *world) token() (file, text string) {
 	text, _, err := w.NewToken(w.t.Context(), 0)
 	require.NoError(w.t, err)
@@ -105,7 +105,7 @@ func written(t *testing.T, text string) string {
 	return file
 }
 
-// bring is what a newcomer with a directory does.
+// bring calls Bring for a joining member with a data directory.
 func bring(t *testing.T, dir, token string, members ...string) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -127,7 +127,7 @@ func (w *world) secondNewcomer() error {
 	return nil
 }
 
-// A newcomer gets the cluster key by its token, and nobody gets it by that token again.
+// A joining member gets the cluster key with its token. The token cannot be used again.
 func TestBring(t *testing.T) {
 	w := newWorld(t)
 	file, text := w.token()
@@ -145,7 +145,7 @@ func TestBring(t *testing.T) {
 	w.pass(time.Second) // the audit is ordered by time
 	require.NoError(t, w.secondNewcomer())
 
-	// The audit has who used it; neither has a secret.
+	// The audit names the user of the token. Neither record contains a secret.
 	kept, _, err := w.audits.List(t.Context(), audit.Query{Method: "BringKey"})
 	require.NoError(t, err)
 	require.Len(t, kept, 2)
@@ -154,8 +154,9 @@ func TestBring(t *testing.T) {
 	require.NotEmpty(t, kept[1].RequestID)
 }
 
-// The answer is lost, and the newcomer dies; started again it asks with the same key, and gets it.
-func TestLostAnswer(t *testing.T) {
+// The response is lost and the joining member restarts. It asks again with the same public key and gets the cluster
+// key.
+func TestLostResponse(t *testing.T) {
 	w := newWorld(t)
 	file, _ := w.token()
 	dir := t.TempDir()
@@ -194,8 +195,8 @@ func (c cancels) Handle(_ context.Context, r slog.Record) error { c.cancel(); re
 func (c cancels) WithAttrs([]slog.Attr) slog.Handler            { return c }
 func (c cancels) WithGroup(string) slog.Handler                 { return c }
 
-// What gets nothing, and uses no token up.
-func TestRefused(t *testing.T) {
+// Refused requests return no key and do not use up the token.
+func TestRefusedRequestsKeepTheToken(t *testing.T) {
 	w := newWorld(t)
 	good, text := w.token()
 	parts := strings.Split(text, ".")
@@ -233,7 +234,8 @@ func TestRefused(t *testing.T) {
 	}))
 }
 
-// A member of another cluster than the token's is told nothing, and when there is no other, that is the end of it.
+// A server whose certificate does not match the token's pin receives no data. If no other server is known, Bring
+// returns an error.
 func TestWrongPin(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	file, _ := w.token()
@@ -261,7 +263,7 @@ func TestTokens(t *testing.T) {
 	_, _, err := w.NewToken(t.Context(), 0)
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
 
-	// At rest there is no secret.
+	// The stored records contain no secret.
 	w.pass(25 * time.Hour)
 	require.NoError(t, w.Expire(t.Context()))
 	_, text := w.token()

@@ -101,8 +101,8 @@ func (s *Service) UnknownMember(id uint64) {
 	}
 }
 
-// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local records may be
-// old, and the unknown member may be the one that can send the newer ones.
+// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local
+// records may be old, and the unknown member may be the one that can send the newer ones.
 func (s *Service) ResolveUnknownMembers(ctx context.Context) {
 	for {
 		select {
@@ -132,10 +132,10 @@ func (s *Service) resolveUnknownMember(ctx context.Context, id uint64) {
 		if err != nil || cbor.Unmarshal(body, &k) != nil || k.Addresses[id] == "" {
 			continue
 		}
-		s.opts.Log.Info("met a member that the records here do not have yet", "id", id, "through", other)
+		s.opts.Log.Info("learned of a member that is not in the local records yet", "id", id, "through", other)
 		have[id] = k.Addresses[id]
 		if err := s.opts.Peers.SetMembers(have, k.Removed); err != nil {
-			s.opts.Log.Warn("meet a member", "id", id, "err", err)
+			s.opts.Log.Warn("look up an unknown member", "id", id, "err", err)
 		}
 		return
 	}

@@ -209,7 +209,7 @@ func askUntilAnswered(ctx context.Context, asker Asker, seeds []string, command 
 		}
 		if text := strings.Join(problems, "; "); text != logged {
 			logged = text
-			log.Info("waiting to be let in", "why", text)
+			log.Info("waiting to join the cluster", "why", text)
 		}
 		select {
 		case <-time.After(askPause):

@@ -201,7 +201,8 @@ type Options struct {
 // Service implements the membership service of one member.
 type Service struct {
 	opts Options
-	// wake makes Reconcile run at once. unknownMembers holds IDs of members that called and are not in the local records.
+	// wake makes Reconcile run at once. unknownMembers holds IDs of members that called and are not in the local
+	// records.
 	wake           chan struct{}
 	unknownMembers chan uint64
 

@@ -27,7 +27,7 @@ const (
 	kvGroup     = 2
 )
 
-// world is one member's service, which leads, over groups that exist as lists only.
+// world is the service of one member, which leads. The raft groups are simulated by lists of members.
 type world struct {
 	t      *testing.T
 	now    time.Time
@@ -40,7 +40,7 @@ type world struct {
 	// cluster is the id of the cluster.
 	cluster uint64
 	ready   map[uint64]bool // who is caught up
-	// refuse, when set, refuses changes and judgements.
+	// refuse, if set, returns the error for a change or its verification.
 	refuse func(group uint64, c consensus.Change, verifyOnly bool) error
 	log    []string // what was done to groups
 	// at are the members that answer at addresses (host:port); without an entry member N answers at 10.0.0.N:2380.
@@ -62,7 +62,7 @@ func newWorld(t *testing.T, first ...uint64) *world {
 	return w
 }
 
-// open makes the service: again, it is a new leader's.
+// open creates the service. A second call simulates a new leader.
 func (w *world) open(first []Member) {
 	w.leads = leadertest.Single()
 	w.s = New(Options{
@@ -171,7 +171,7 @@ func (w *world) Status(context.Context) (consensus.Status, error) {
 	return out, nil
 }
 
-// testLeadership is the leadership of a group of the world.
+// testLeadership implements leader.Leadership for one group of a world.
 type testLeadership struct {
 	w     *world
 	group uint64
@@ -191,7 +191,7 @@ func (w *world) add(id uint64) (Member, []Member, error) {
 	return w.s.Add(w.t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d:2380", id)})
 }
 
-// join is a process with the certificate of a member.
+// join calls Join as a process with the certificate of a member.
 func (w *world) join(id, dirID uint64) error {
 	body, err := cbor.Marshal(JoinRequest{ID: id, DirID: dirID})
 	require.NoError(w.t, err)
@@ -230,8 +230,9 @@ func (w *world) in(f func() error) error {
 	return err
 }
 
-// Three voters that somebody adds without a proof are three lines of a list.
-func TestFakesDoNoHarm(t *testing.T) {
+// Entries that a caller without a credential adds stay waiting: no process has joined for them, so the groups do not
+// change.
+func TestUnauthenticatedEntriesDoNotVote(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for id := uint64(4); id <= 6; id++ {
 		m, all, err := w.add(id)
@@ -298,8 +299,9 @@ func TestAddIsChecked(t *testing.T) {
 	require.Equal(t, "host-4:2380", HostPort(m.RaftAddr))
 }
 
-// From an entry to a voter: first kv, then system, each step when the one before is done everywhere.
-func TestFromEntryToVoter(t *testing.T) {
+// A member is added to the group kv and then to system, as a learner and then as a voter. Each step waits until the
+// previous one is done in both.
+func TestMemberBecomesVoter(t *testing.T) {
 	w := newWorld(t, 1)
 	w.refused(w.join(2, 22), ReasonNotFound)
 	_, _, err := w.add(2)
@@ -325,7 +327,7 @@ func TestFromEntryToVoter(t *testing.T) {
 	w.refused(w.s.Transfer(t.Context(), 7), ReasonNotFound)
 }
 
-// A learner that shall stay one is promoted when somebody says so, and not before it has caught up.
+// A learner whose desired role is learner becomes a voter by Promote, which refuses a learner that has not caught up.
 func TestPromote(t *testing.T) {
 	w := newWorld(t, 1)
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 2, RaftAddr: "10.0.0.2", Learner: true})
@@ -410,7 +412,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	require.NoError(t, err, "an operator may")
 }
 
-// losing is another member's way to the leader, which does what it is told and is lost with its answer, once.
+// losing is a leader.Caller that runs the command and then loses the response, once.
 type losing struct {
 	w    *world
 	lost int
@@ -432,9 +434,9 @@ func (*losing) Open(context.Context, uint64, string, []byte, *cloud.Caller, func
 	return errors.New("no streams")
 }
 
-// What was done already when it is asked for again, because the answer was lost, has been done; when somebody else asks
-// for it, it is refused.
-func TestLostAnswers(t *testing.T) {
+// A repeated call whose first response was lost succeeds without a second effect. The same call by another data
+// directory is refused.
+func TestRepeatedCalls(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	follower := func(to *losing) *Service {
 		return New(Options{Store: w.store, Commands: leader.NewCommands(2, leadertest.NewLeadership(1), to), Self: 2, Consensus: w, Log: slog.New(slog.DiscardHandler)})
@@ -463,8 +465,8 @@ func TestLostAnswers(t *testing.T) {
 	w.refused(err, ReasonNotFound)
 }
 
-// What one group would refuse begins in none.
-func TestJudgedForAllGroups(t *testing.T) {
+// A change that one group would refuse is executed in no group.
+func TestChangeIsVerifiedInAllGroups(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.refuse = func(group uint64, _ consensus.Change, _ bool) error {
 		if group == systemGroup {
@@ -479,7 +481,7 @@ func TestJudgedForAllGroups(t *testing.T) {
 	require.Equal(t, Voting, w.state(3))
 }
 
-// A leader is lost between the groups: the next one goes on.
+// After a change of leader between the two groups, the new leader continues the change.
 func TestNewLeaderContinues(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	lost := errors.New("leader lost")
@@ -514,7 +516,8 @@ func TestNewLeaderContinues(t *testing.T) {
 	w.refused(err, ReasonLastVoter)
 }
 
-// A member's disk is lost: it is removed everywhere, waits without an end, and comes back with another directory only.
+// A member that lost its disk is replaced: it is removed from both groups, its entry waits without expiry, and it
+// rejoins only with another data directory.
 func TestReplace(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.refused(w.join(3, 33), ReasonWiped)
@@ -536,7 +539,7 @@ func TestReplace(t *testing.T) {
 	require.NoError(t, w.join(3, 35))
 }
 
-// A dead member led the users' group: its replacement waits for the next leader there.
+// The replacement of a failed member that led the group kv waits for the next leader of kv.
 func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.groups[kvGroup].Leader = 3
@@ -546,7 +549,7 @@ func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
 	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
 }
 
-// dead is a member that cannot be reached; once that is found out, member 1 leads.
+// dead implements Peers with an unreachable member. After the first call member 1 leads.
 type dead struct{ w *world }
 
 func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]byte, error) {
@@ -563,8 +566,8 @@ func (dead) HandleNonMember(string, func(context.Context, uint64, []byte) ([]byt
 func (dead) Members() map[uint64]string                                                    { return nil }
 func (dead) SetMembers(map[uint64]string, []uint64) error                                  { return nil }
 
-// The leader hands over before it removes itself.
-func TestLeaderLeaves(t *testing.T) {
+// A leader that removes itself transfers leadership first.
+func TestLeaderTransfersBeforeItsRemoval(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for _, g := range w.groups {
 		g.Leader = 1
@@ -582,7 +585,7 @@ func TestUpdate(t *testing.T) {
 	w.refused(err, ReasonAddressTaken)
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 9, RaftAddr: "10.0.0.9:2380"})
 	w.refused(err, ReasonNotFound)
-	// A proven member's address is where it has shown its certificate. One that it does not answer at would cut it off.
+	// The address of a joined member is verified by its certificate: a wrong address would isolate the member.
 	for address, answers := range map[string]uint64{"10.0.0.7:2380": 0, "10.0.0.8:2380": 1} {
 		w.at = map[string]uint64{address: answers}
 		_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: address})
@@ -600,8 +603,8 @@ func TestUpdate(t *testing.T) {
 	require.Equal(t, []string{"https://h:1"}, find(all, 2).ClientURLs)
 }
 
-// A cluster that has just begun is asked for its members before its leader has written them down.
-func TestListBeforeTheRecords(t *testing.T) {
+// In a new cluster List returns the members of the first configuration until the leader has written their records.
+func TestListBeforeTheRecordsExist(t *testing.T) {
 	w := newWorld(t)
 	for _, serializable := range []bool{true, false} {
 		none, err := w.s.List(t.Context(), serializable)
@@ -621,8 +624,9 @@ func TestListBeforeTheRecords(t *testing.T) {
 	require.Len(t, all, 2)
 }
 
-// The records come from a backup of another cluster: they are replaced by who is there now, removed ids and all.
-func TestRestoredRecords(t *testing.T) {
+// Records that were restored from another cluster's backup are replaced by the current members. The IDs of removed
+// members are dropped too.
+func TestRestoredRecordsAreReplaced(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	require.NoError(t, w.in(func() error { _, err := w.s.Remove(t.Context(), 3, false); return err }))
 	w.cluster = 77

@@ -11,8 +11,8 @@ import (
 // ReconcileEvery is the interval of Reconcile.
 const ReconcileEvery = 500 * time.Millisecond
 
-// Reconcile brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot be
-// made yet are tried again by the next call.
+// Reconcile brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot
+// be made yet are tried again by the next call.
 func (s *Service) Reconcile(ctx context.Context) error {
 	if err := s.seed(ctx); err != nil {
 		return err
@@ -39,14 +39,14 @@ func (s *Service) Reconcile(ctx context.Context) error {
 	}
 }
 
-// Run calls Reconcile every ReconcileEvery, and at once after a call changed a record on this member, until the context ends.
-// It is a leader task.
+// Run calls Reconcile every ReconcileEvery, and at once after a call changed a record on this member, until the context
+// ends. It is a leader task.
 func (s *Service) Run(ctx context.Context) error {
 	tick := time.NewTicker(ReconcileEvery)
 	defer tick.Stop()
 	for {
 		if err := s.Reconcile(ctx); err != nil && ctx.Err() == nil {
-			s.opts.Log.Warn("settle members", "err", err)
+			s.opts.Log.Warn("reconcile members", "err", err)
 		}
 		select {
 		case <-tick.C:
@@ -67,7 +67,7 @@ func (s *Service) logWaiting(m *Member, err error) {
 	}
 	if text := err.Error(); s.logged[m.ID] != text {
 		s.logged[m.ID] = text
-		s.opts.Log.Info("a member's change waits", "of", m.ID, "state", m.State, "err", err)
+		s.opts.Log.Info("a membership change waits", "of", m.ID, "state", m.State, "err", err)
 	}
 }
 
@@ -211,8 +211,8 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 	return err
 }
 
-// successor returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the one
-// heard from most recently, or 0 if there is none.
+// successor returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the
+// one heard from most recently, or 0 if there is none.
 func (s *Service) successor(ctx context.Context, leaving uint64) (uint64, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {

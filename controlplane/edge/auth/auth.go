@@ -186,8 +186,8 @@ func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 	}
 }
 
-// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method that
-// changes something. The caller may be nil.
+// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method
+// that changes something. The caller may be nil.
 func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {
@@ -215,7 +215,7 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		needs = []cloud.Role{cloud.SystemAdmin}
 	}
 	if rule.allows(c, tenant) {
-		return fault.New(fault.PermissionDenied, "%s may not %s by the proof of %s: what it gives would outlive that", c.Name(), method.verb(), c.Proof)
+		return fault.New(fault.PermissionDenied, "%s cannot call %s with the proof %s: the access it creates would outlive the credential", c.Name(), method.verb(), c.Proof)
 	}
 	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
 	if tenant != (cloud.Tenant{}) {

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// places are the cloud itself, two orgs, and projects of them.
+// places lists the cloud itself, two orgs, and projects of them.
 var places = []cloud.Tenant{{}, {Org: "o"}, {Org: "o", Project: "p"}, {Org: "o", Project: "q"}, {Org: "x"}, {Org: "x", Project: "y"}}
 
-// bindings are all roles at all places where they can be held.
+// bindings returns every role at every place where it can be given.
 func bindings() (all []cloud.Binding) {
 	for _, role := range cloud.Roles() {
 		for _, at := range places {
@@ -28,7 +28,7 @@ func bindings() (all []cloud.Binding) {
 	return all
 }
 
-// allCallers is every sort of caller: each proof, host or not, with no role, one or two.
+// allCallers returns callers with each proof, hosts and others, with no role, one or two.
 func allCallers() (all []*cloud.Caller) {
 	held := [][]cloud.Binding{nil}
 	for _, b := range bindings() {
@@ -48,7 +48,8 @@ func allCallers() (all []*cloud.Caller) {
 	return all
 }
 
-// allowed is the decision by walking the table: written without the policy, and without what package cloud says of roles.
+// allowed decides by the table: it uses neither the policy nor the functions of package cloud about
+// roles.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
 	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"
 	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
@@ -81,7 +82,7 @@ func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) 
 	return ruled && slices.Contains(rule.Roles, AnyProven)
 }
 
-// compare counts the decisions of a judge, up to the first that the table makes otherwise, and says which that is.
+// compare counts the decisions of a policy engine up to the first one that differs from the table, and describes it.
 func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
 	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
 	for _, m := range methods {
@@ -100,15 +101,15 @@ func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (de
 	return decisions, ""
 }
 
-// Every method × every place × every sort of caller: the policy decides what the table says.
-func TestThePolicyIsTheTable(t *testing.T) {
+// For every method, place and kind of caller, the Cedar policy decides as the table does.
+func TestPolicyMatchesTable(t *testing.T) {
 	decisions, wrong := compare(defaultPolicy, rules, allCallers())
 	require.Empty(t, wrong)
 	t.Logf("%d decisions", decisions)
 }
 
-// A policy that is wrong in one thing, and a table that is not the one it was made of, are noticed.
-func TestAWrongPolicyIsNoticed(t *testing.T) {
+// A policy with one defect, and a policy that is evaluated over another table, give at least one wrong decision.
+func TestWrongPolicyIsNoticed(t *testing.T) {
 	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{

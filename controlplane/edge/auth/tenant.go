@@ -173,7 +173,8 @@ func (r Rule) isBiller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// resolveAny resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if r.rule.biller.
+// resolveAny resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if
+// r.rule.biller.
 func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {

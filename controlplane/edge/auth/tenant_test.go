@@ -20,7 +20,7 @@ func (r registry) OrgOf(_ context.Context, id cloud.ProjectID) (cloud.OrgID, err
 }
 
 // A call may name any tenant in which its caller has a role, within the scope of the token.
-func TestACallChoosesItsTenant(t *testing.T) {
+func TestCallSelectsItsTenant(t *testing.T) {
 	const get, list, bind, wallet = vms + "GetVm", images + "ListImages", identity + "BindRole", credits + "GetWallet"
 	projects := registry{"p": "o", "q": "o", "y": "x"}
 	op, oq, xy := cloud.Tenant{Org: "o", Project: "p"}, cloud.Tenant{Org: "o", Project: "q"}, cloud.Tenant{Org: "x", Project: "y"}
@@ -84,7 +84,7 @@ func TestACallChoosesItsTenant(t *testing.T) {
 
 // A call about another tenant's project gets the same error as one about a project that does not exist, however the
 // call names the project. The error does not contain the project's org.
-func TestAForeignProjectIsLikeNone(t *testing.T) {
+func TestForeignProjectIsNotFound(t *testing.T) {
 	projects := registry{"theirs": "acme", "own": "evil"}
 	for name, ask := range map[string]func(id cloud.ProjectID) error{
 		"request": func(id cloud.ProjectID) error {

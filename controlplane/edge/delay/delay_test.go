@@ -25,8 +25,8 @@ func newStopped() (*Answers, func() []time.Duration) {
 	}
 }
 
-// A caller's answers beyond the burst have a turn each; those of another caller are not delayed.
-func TestAnswersBeyondTheRateAreDelayed(t *testing.T) {
+// A caller's responses above the burst are delayed, one per interval. Responses to another caller are not delayed.
+func TestResponsesAboveTheRateAreDelayed(t *testing.T) {
 	a, since := newStopped()
 	for range limits.Burst {
 		a.Wait(t.Context(), "a")
@@ -40,8 +40,8 @@ func TestAnswersBeyondTheRateAreDelayed(t *testing.T) {
 	require.Empty(t, since())
 }
 
-// A delay has an end, does not grow with the answers that were counted meanwhile, and ends with the call.
-func TestADelayIsBounded(t *testing.T) {
+// A delay has a maximum, is not extended by later responses, and ends with the call's context.
+func TestDelayIsBounded(t *testing.T) {
 	a, since := newStopped()
 	for range limits.Burst + 10*int(limits.Longest/limits.Every) {
 		a.Wait(t.Context(), "a")
@@ -67,9 +67,9 @@ func TestADelayIsBounded(t *testing.T) {
 	}
 }
 
-// The answers that wait are bounded, for a caller and for all, and so are the callers that are remembered. None with a
-// delayed answer is forgotten.
-func TestDelayedAnswersAreBounded(t *testing.T) {
+// The delayed responses are bounded per caller and in total, and so are the callers in memory. A caller with a delayed
+// response is not removed.
+func TestDelayedResponsesAreBounded(t *testing.T) {
 	a, _ := newStopped()
 	for n := range maxDelayed/maxDelayedOf + 1 {
 		for range limits.Burst + 2*maxDelayedOf {

@@ -99,8 +99,8 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// RefuseBrowser refuses requests that a web page can make a browser send: those with a foreign Origin or Sec-Fetch-Site,
-// with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
+// RefuseBrowser refuses requests that a web page can make a browser send: those with a foreign Origin or
+// Sec-Fetch-Site, with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
 func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err

@@ -243,7 +243,7 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		s.opts.Metrics.observe(s.opts.Name, route, r.Method, status, time.Since(start))
 		if err != nil && began {
 			if r.Context().Err() == nil {
-				s.opts.Log.Error("answer broke off", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
+				s.opts.Log.Error("response was interrupted", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
 			}
 			panic(http.ErrAbortHandler) // net/http closes the connection and logs nothing
 		}
@@ -336,7 +336,7 @@ func (s *Server) write(w http.ResponseWriter, status int, body envelope, id stri
 	body.Meta = metaOf(id)
 	text, err := json.Marshal(body)
 	if err != nil {
-		s.opts.Log.Error("encode answer", "service", s.opts.Name, "req", id, "err", err)
+		s.opts.Log.Error("encode response", "service", s.opts.Name, "req", id, "err", err)
 		status, text = http.StatusInternalServerError, []byte(`{"error":{"code":"INTERNAL","message":"internal error, request `+id+`"}}`)
 	}
 	begin(w, status)

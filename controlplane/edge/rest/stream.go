@@ -24,7 +24,8 @@ const chunkTime = 30 * time.Second
 // as an error response.
 const chunkBytes = 64 << 10
 
-// deadlineWriter is a writer that sends the header before the first write, and extends the connection's write deadline at each.
+// deadlineWriter is a writer that sends the header before the first write, and extends the connection's write deadline
+// at each.
 type deadlineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reserved is a reservation that a goroutine has asked for.
+// reserved is the result of a reservation in another goroutine.
 type reserved struct {
 	release func()
 	err     error
@@ -81,7 +81,7 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 
 // When the call of a large message that may not be passed any more ends, the messages behind it get their bytes at
 // once.
-func TestACanceledReservationAdmitsThoseBehindIt(t *testing.T) {
+func TestCanceledReservationAdmitsTheNext(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
 	first, ok := reserveNow(t, b, maxLarge-1000)
 	require.True(t, ok)

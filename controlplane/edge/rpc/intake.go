@@ -234,7 +234,7 @@ type receiver struct {
 func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
-		return nil, status.Error(codes.Internal, "the call's connection is not metered")
+		return nil, status.Error(codes.Internal, "the connection of the call is not registered")
 	}
 	return &receiver{intake: i, method: method, call: c, from: Network(ctx), begin: time.Now()}, nil
 }

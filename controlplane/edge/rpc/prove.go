@@ -32,7 +32,8 @@ func authenticatedCaller(ctx context.Context) *cloud.Caller {
 	return c
 }
 
-// authenticate is the admit function of an Intake: it admits a call by its headers and the certificate of its connection.
+// authenticate is the admit function of an Intake: it admits a call by its headers and the certificate of its
+// connection.
 func (e *edge) authenticate(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(method, g.Prefix) {
 		ctx, known, err := g.Admit(ctx, method)
@@ -65,8 +66,8 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 	return ctx, a, nil
 }
 
-// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns the
-// user if there is no org.
+// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns
+// the user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)
@@ -103,8 +104,8 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, authenticatedKey{}, caller), nil
 }
 
-// certificateKey returns the public key of the client certificate of a call's connection, and Unauthenticated if there is no
-// certificate. The TLS handshake has verified the certificate.
+// certificateKey returns the public key of the client certificate of a call's connection, and Unauthenticated if there
+// is no certificate. The TLS handshake has verified the certificate.
 func certificateKey(ctx context.Context) (holder string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {

@@ -88,8 +88,8 @@ type Options struct {
 	Streams *Streams
 }
 
-// Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors of
-// this package do not handle calls of these services; only the metrics count them.
+// Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors
+// of this package do not handle calls of these services; only the metrics count them.
 type Passthrough struct {
 	// Prefix is the common prefix of the full names of the methods.
 	Prefix string
@@ -333,7 +333,7 @@ func (e *edge) failure(id, method string, err error) error {
 	s, _ := status.FromError(err)
 	switch {
 	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
-		return Status(fault.New(fault.Canceled, "the caller hung up")).Err()
+		return Status(fault.New(fault.Canceled, "the caller canceled the call")).Err()
 	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
 		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
 	}

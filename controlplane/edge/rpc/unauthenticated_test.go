@@ -14,7 +14,7 @@ import (
 
 // Unauthenticated callers who do not read their streams use up the bytes of unauthenticated callers. Operators, who act
 // in no org either, can still send.
-func TestStrangersWhoReadNothingDoNotStopOperators(t *testing.T) {
+func TestUnreadUnauthenticatedStreamsDoNotBlockOperators(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())
 	defer end(nil)

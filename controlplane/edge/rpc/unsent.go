@@ -86,8 +86,8 @@ type flow struct {
 	closed   bool          // the handler has returned
 }
 
-// unauthenticated replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a gate
-// with the streams of operators, who act in no org. No org has such an ID.
+// unauthenticated replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a
+// gate with the streams of operators, who act in no org. No org has such an ID.
 const unauthenticated = "unauthenticated callers"
 
 // Bound counts the bytes of ss that its client has not read, and returns a stream whose SendMsg waits like that of a
@@ -273,7 +273,8 @@ func (f *flow) free(n int64) {
 	f.settle()
 }
 
-// endStalledStreams ends the streams that have stalled for longest, until the bytes that they hold suffice for the waiting streams.
+// endStalledStreams ends the streams that have stalled for longest, until the bytes that they hold suffice for the
+// waiting streams.
 func (s *Streams) endStalledStreams() {
 	u := &s.unsent
 	u.mu.Lock()

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxUnverified is how long a stream continues while this member cannot verify its token, because it is cut off from the
-// others or has no leader.
+// maxUnverified is how long a stream continues while this member cannot verify its token, because it is cut off from
+// the others or has no leader.
 const maxUnverified = 10 * time.Second
 
 // whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no

@@ -46,7 +46,8 @@ type Options struct {
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last warning.
+	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last
+	// warning.
 	seen   [sha256.Size]byte
 	warned time.Time
 }
@@ -159,7 +160,7 @@ func parse(cert, key []byte) (*tls.Certificate, error) {
 func checkValidity(leaf *x509.Certificate, now time.Time) error {
 	switch {
 	case now.Before(leaf.NotBefore):
-		return fmt.Errorf("the certificate is not good before %s", leaf.NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate is not valid before %s", leaf.NotBefore.Format(time.RFC3339))
 	case now.After(leaf.NotAfter):
 		return fmt.Errorf("the certificate has expired on %s", leaf.NotAfter.Format(time.RFC3339))
 	}

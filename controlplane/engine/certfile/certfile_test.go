@@ -27,7 +27,7 @@ import (
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// fixture is a pair in files, with a clock and a log that tests hold in their hands.
+// fixture is a Pair with its files, a clock and a log buffer.
 type fixture struct {
 	t         *testing.T
 	cert, key string
@@ -48,7 +48,7 @@ func (l *logBuffer) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// drain is what was logged since the last time.
+// drain returns the log output since the last call.
 func (l *logBuffer) drain() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +61,7 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
 }
 
-// issue makes a certificate, signed by itself, and its key.
+// issue returns a self-signed certificate and its key.
 func (d *fixture) issue(change ...func(*x509.Certificate)) (cert, key string) {
 	d.serial++
 	template := &x509.Certificate{
@@ -91,7 +91,7 @@ func (d *fixture) open() error {
 	return err
 }
 
-// openFixture is a pair that is open.
+// openFixture returns a fixture whose Pair is open.
 func openFixture(t *testing.T) *fixture {
 	d := newFixture(t)
 	cert, key := d.issue()
@@ -102,7 +102,7 @@ func openFixture(t *testing.T) *fixture {
 	return d
 }
 
-// shift puts a certificate into the files that was good, or will be, by this time from now.
+// shift writes a certificate whose validity period is moved by a duration.
 func (d *fixture) shift(by time.Duration) {
 	cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) })
 	d.write(d.cert, cert)
@@ -110,7 +110,7 @@ func (d *fixture) shift(by time.Duration) {
 	d.pair.look()
 }
 
-// servedSerial is the serial of the certificate that a client is shown.
+// servedSerial returns the serial number of the certificate that clients get.
 func (d *fixture) servedSerial() int64 {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -124,7 +124,7 @@ func (d *fixture) servedSerial() int64 {
 	return serial
 }
 
-func TestAPairIsSwappedInHalves(t *testing.T) {
+func TestReplacedOneFileAtATime(t *testing.T) {
 	for _, certFirst := range []bool{true, false} {
 		d := openFixture(t)
 		require.EqualValues(t, 1, d.servedSerial())
@@ -136,7 +136,7 @@ func TestAPairIsSwappedInHalves(t *testing.T) {
 		d.write(halves[0][0], halves[0][1])
 		d.pair.look()
 		require.EqualValues(t, 1, d.servedSerial(), "one half is no pair")
-		require.Contains(t, d.log.drain(), "the one before goes on")
+		require.Contains(t, d.log.drain(), "the previous one stays in use")
 		d.pair.look()
 		require.Empty(t, d.log.drain(), "it is said once")
 		d.write(halves[1][0], halves[1][1])
@@ -148,8 +148,9 @@ func TestAPairIsSwappedInHalves(t *testing.T) {
 	}
 }
 
-// What is not good is refused with a reason, whether it is there from the start or comes later; then the old pair goes on.
-func TestBadPairs(t *testing.T) {
+// Open refuses an invalid pair with the reason. A pair that becomes invalid later is logged, and the previous pair
+// stays in use.
+func TestInvalidPairsAreRefused(t *testing.T) {
 	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
 	}
@@ -183,12 +184,12 @@ func TestBadPairs(t *testing.T) {
 			spoil(d)
 			d.pair.look()
 			require.EqualValues(t, 1, d.servedSerial())
-			said := d.log.drain()
-			require.Contains(t, said, says)
-			require.NotContains(t, said, "BEGIN")
+			output := d.log.drain()
+			require.Contains(t, output, says)
+			require.NotContains(t, output, "BEGIN")
 			require.ErrorContains(t, d.open(), says)
 
-			// Mended, it counts.
+			// With its connection restored the member counts again.
 			require.NoError(t, os.RemoveAll(d.cert))
 			cert, key := d.issue(usage())
 			d.write(d.cert, cert)
@@ -198,7 +199,7 @@ func TestBadPairs(t *testing.T) {
 	}
 }
 
-func TestDates(t *testing.T) {
+func TestExpiryIsLogged(t *testing.T) {
 	d := openFixture(t)
 	day := 24 * time.Hour
 	registry := prometheus.NewPedanticRegistry()
@@ -226,7 +227,7 @@ func TestDates(t *testing.T) {
 	require.Contains(t, d.log.drain(), "has expired")
 
 	// One that is over, or not yet good, does not replace another.
-	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not good before": 100 * day} {
+	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not valid before": 100 * day} {
 		d.shift(shift)
 		require.Contains(t, d.log.drain(), says)
 		require.EqualValues(t, 1, d.servedSerial())
@@ -235,16 +236,16 @@ func TestDates(t *testing.T) {
 	d.write(d.cert, cert)
 	d.write(d.key, key)
 	d.pair.look()
-	said := d.log.drain()
-	require.Contains(t, said, "using a certificate")
-	require.NotContains(t, said, "about to expire", "one of a short life is not about to end from its first day")
+	output := d.log.drain()
+	require.Contains(t, output, "using a certificate")
+	require.NotContains(t, output, "about to expire", "one of a short life is not about to end from its first day")
 	d.now = d.now.Add(9 * time.Hour)
 	d.pair.look()
 	require.Contains(t, d.log.drain(), "about to expire")
 }
 
-// A connection that stands is not touched by a new pair; a hurry is heeded at once.
-func TestHurry(t *testing.T) {
+// A signal reloads the files at once. Established connections keep the old certificate.
+func TestSignalReloads(t *testing.T) {
 	d := openFixture(t)
 	hurry := make(chan os.Signal) // unbuffered: a second one is taken after the first look
 	ctx, done := t.Context(), make(chan struct{})

@@ -12,8 +12,9 @@ import (
 const (
 	// Every is the interval at which the files are polled.
 	Every = 5 * time.Second
-	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed 30
-	// days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last fifth.
+	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed
+	// 30 days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last
+	// fifth.
 	warnBefore = 14 * 24 * time.Hour
 	// warnEvery is the interval between two such warnings.
 	warnEvery = 12 * time.Hour
@@ -49,7 +50,7 @@ func (p *Pair) look() {
 		err = p.take(cert, key)
 	}
 	if err != nil {
-		p.opts.Log.Warn("the new certificate is not used, the one before goes on", "err", err, "until", p.Leaf().NotAfter)
+		p.opts.Log.Warn("the new certificate is not used; the previous one stays in use", "err", err, "until", p.Leaf().NotAfter)
 		return
 	}
 	leaf := p.Leaf()

@@ -206,7 +206,7 @@ func (c *Clock) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	return binary.BigEndian.AppendUint64(nil, uint64(c.opts.Wall().UnixNano())), nil
 }
 
-var errTooSlow = errors.New("the answer took too long to say what time it is")
+var errTooSlow = errors.New("the response took too long to contain a usable time")
 
 // ask requests the time of one member and stores the reading.
 func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
@@ -219,7 +219,7 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	case err != nil:
 		return err
 	case len(body) != 8:
-		return fmt.Errorf("the clock of member %d says %d bytes, want 8", member, len(body))
+		return fmt.Errorf("the time of member %d has %d bytes, want 8", member, len(body))
 	case heard-asked > mostTrip:
 		return errTooSlow
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The median finds the odd one out, and says nothing when nobody can.
+// offset finds the clock that differs from the majority, and reports known=false if there is no majority.
 func TestOffset(t *testing.T) {
 	const s, m = time.Second, time.Minute
 	for _, c := range []struct {
@@ -53,18 +53,19 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// testCluster is members that hear each other's clocks, in a bubble of virtual time.
+// testCluster is a set of members that read each other's clocks, in a synctest bubble.
 type testCluster struct {
 	t      *testing.T
 	clocks map[uint64]*Clock
 	logs   map[uint64]*logBuffer
 
-	// mu guards what follows where a clock runs meanwhile.
+	// mu guards the following fields while a clock runs.
 	mu    sync.Mutex
 	ahead map[uint64]time.Duration
-	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach nobody.
+	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach
+	// nobody.
 	trip time.Duration
-	// back is how much longer an answer takes.
+	// back is the additional delay of responses.
 	back time.Duration
 	cut  map[uint64]bool
 	old  map[uint64]bool
@@ -92,7 +93,7 @@ func newTestCluster(t *testing.T, members int) *testCluster {
 	return h
 }
 
-// logBuffer is what is logged.
+// logBuffer collects log output.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -104,7 +105,7 @@ func (p *logBuffer) Write(b []byte) (int, error) {
 	return p.text.Write(b)
 }
 
-// take is what was written since it was last taken.
+// take returns the output since the last call.
 func (p *logBuffer) take() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +113,7 @@ func (p *logBuffer) take() string {
 	return p.text.String()
 }
 
-// testPeers is a member's way to the others.
+// testPeers implements Peers for one member of a testCluster.
 type testPeers struct {
 	h  *testCluster
 	id uint64
@@ -178,7 +179,7 @@ func (h *testCluster) unknown(id uint64) {
 	require.False(h.t, known)
 }
 
-// gauge is what the metric says.
+// gauge returns the values of the metric.
 func (h *testCluster) gauge(id uint64) (values []float64) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(h.clocks[id])
@@ -193,8 +194,9 @@ func (h *testCluster) gauge(id uint64) (values []float64) {
 	return values
 }
 
-// A member whose clock is set wrong knows it at once, and gives the others' time; when it is set right, the same.
-func TestAWrongClockIsNoticedAtOnce(t *testing.T) {
+// A member whose wall clock is set wrong corrects Now in the next round, and stops correcting when the clock is set
+// right.
+func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		h.unknown(1)
@@ -218,8 +220,8 @@ func TestAWrongClockIsNoticedAtOnce(t *testing.T) {
 	})
 }
 
-// Two clocks that differ say nothing, unless the third was heard from lately.
-func TestTwoOfThree(t *testing.T) {
+// Two clocks that differ give no result unless a recent reading of the third is known.
+func TestTwoClocksGiveNoMajority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		h.cut[3] = true
@@ -248,9 +250,9 @@ func TestTwoOfThree(t *testing.T) {
 	})
 }
 
-// Two clocks are set one after the other, so fast that a member hears of the first only what was true before: what was
-// right goes on until the others were asked again.
-func TestOneAfterTheOther(t *testing.T) {
+// Two clocks are set one after the other, before the member has new readings of both. The correct time stays in use
+// until the others were asked again.
+func TestClocksSetOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		h.round(1, 2, 3)
@@ -265,8 +267,8 @@ func TestOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// A member that is alone goes by its clock, whoever sets it.
-func TestAlone(t *testing.T) {
+// A member without peers uses its own wall clock, even if that is changed.
+func TestSingleMemberUsesItsOwnClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 1)
 		h.round(1)
@@ -278,8 +280,9 @@ func TestAlone(t *testing.T) {
 	})
 }
 
-// Members that are too old to say, too slow, or say something else do not count, and those that are none any more neither.
-func TestWhoDoesNotCount(t *testing.T) {
+// Responses that are too slow, malformed or from a version without the command are ignored, and so are readings of
+// removed members.
+func TestInvalidReadingsAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		h.old[2], h.old[3] = true, true
@@ -309,8 +312,9 @@ func TestWhoDoesNotCount(t *testing.T) {
 	})
 }
 
-// The log says it once a minute at most, what to do, and when it is over; the gauge says it all the while.
-func TestWhatOperatorsSee(t *testing.T) {
+// A skew is logged at most once per minute, with the action to take, and once more when it is over. The metric always
+// shows it.
+func TestLogAndMetric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -355,8 +359,8 @@ func TestWhatOperatorsSee(t *testing.T) {
 	})
 }
 
-// A slow answer does not spoil what a fast one has told, unless it tells something else.
-func TestSlowAnswers(t *testing.T) {
+// A reading with a long round trip replaces one with a short round trip only if the two contradict each other.
+func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
 		h.back = 900 * time.Millisecond
@@ -384,8 +388,8 @@ func TestSlowAnswers(t *testing.T) {
 	})
 }
 
-// What travels is Unix time in nanoseconds.
-func TestAnswer(t *testing.T) {
+// A response contains Unix time in nanoseconds.
+func TestAnswerFormat(t *testing.T) {
 	at := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
 	c := New(Options{Log: slog.New(slog.DiscardHandler), Wall: func() time.Time { return at }})
 	body, err := c.Answer(t.Context(), 2, nil)

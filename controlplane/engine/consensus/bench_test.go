@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// countingMachine is a state machine that counts.
+// countingMachine is a StateMachine that stores only the applied position.
 type countingMachine struct{ index, term uint64 }
 
 func (m *countingMachine) Apply(entries []Entry) ([]any, error) {
@@ -60,8 +60,8 @@ func openBench(b *testing.B, net *benchNet) map[uint64]*Host {
 	return hosts
 }
 
-// BenchmarkTrio is the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and network in
-// memory: batch proposals are queued at a time.
+// BenchmarkTrio is the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and network
+// in memory: batch proposals are queued at a time.
 func BenchmarkTrio(b *testing.B) {
 	for _, batch := range []int{1, 10, 100, 1000} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crashPoint takes the picture of a disk that a crash would leave just before the nth act that makes something durable.
+// crashPoint copies a disk, as a crash would leave it, just before the nth operation that makes data durable.
 type crashPoint struct {
 	fs       *vfs.MemFS
 	after    atomic.Int64 // acts from which on it counts; 0: not yet
@@ -52,9 +52,9 @@ func (c *crashPoint) image() (*vfs.MemFS, int) {
 	return c.picture, c.acked
 }
 
-// What was acknowledged survives a crash at any moment: before and after every sync, while the log is cut, while the
-// state is flushed.
-func TestCrashAnywhere(t *testing.T) {
+// Acknowledged proposals survive a crash before each sync, rename and removal, also while the log is truncated and
+// while the state is flushed.
+func TestCrashAtEverySync(t *testing.T) {
 	const proposals = 30
 	moments := 0
 	for at := int64(1); ; at++ {
@@ -94,9 +94,9 @@ func TestCrashAnywhere(t *testing.T) {
 	require.Greater(t, moments, proposals, "every proposal has at least one")
 }
 
-// A member that crashes at any moment while it installs one snapshot, and then another one, comes back to what the others
-// have.
-func TestCrashInSnapshot(t *testing.T) {
+// A member that crashes at any point while it installs one snapshot and then another one recovers the state of the
+// other members.
+func TestCrashDuringSnapshots(t *testing.T) {
 	moments := 0
 	for at := int64(1); ; at++ {
 		over := false
@@ -121,7 +121,7 @@ func TestCrashInSnapshot(t *testing.T) {
 				defer w.mu.Unlock()
 				w.cut[f.id] = off || crashed
 			}
-			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // nobody hears from it after that
+			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // its messages are dropped after that
 			start := func(fs *vfs.MemFS, disk vfs.FS) *runnerMember {
 				w.mu.Lock()
 				defer w.mu.Unlock()

@@ -120,8 +120,8 @@ func (g *Group) handleForward(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// proposeForwarded appends the proposals that other members have forwarded, those of many envelopes at once, and refuses
-// envelopes that cannot be appended.
+// proposeForwarded appends the proposals that other members have forwarded, those of many envelopes at once, and
+// refuses envelopes that cannot be appended.
 func (g *Group) proposeForwarded(s *raft.BasicStatus) {
 	mail := g.forwardQueue
 	g.forwardQueue = nil

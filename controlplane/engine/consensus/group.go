@@ -30,22 +30,22 @@ type Entry struct {
 // sync what it applies: after a crash it may be at any index from the last one that Flush returned.
 type StateMachine interface {
 	// Apply applies the entries to the state, in order, and returns one result per entry, which is used only where
-	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them; all
-	// entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal is a
-	// result; an error means that the state cannot be written, and stops the host.
+	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them;
+	// all entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal
+	// is a result; an error means that the state cannot be written, and stops the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the index and term of the last applied entry, zeroes if there is none.
 	Applied() (index, term uint64)
-	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a state
-	// machine with much to write flushes in the background and returns the index of the last finished flush. An error
-	// stops the host.
+	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a
+	// state machine with much to write flushes in the background and returns the index of the last finished flush. An
+	// error stops the host.
 	Flush() (index uint64, err error)
-	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term of
-	// the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
+	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term
+	// of the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
 	// meanwhile. After an error raft tries again.
 	Checkpoint(dir string) (index, term uint64, err error)
-	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and durable:
-	// after a crash at any moment the state machine has the old or the new state and does not need dir.
+	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and
+	// durable: after a crash at any moment the state machine has the old or the new state and does not need dir.
 	Restore(dir string) error
 }
 
@@ -60,9 +60,9 @@ type GroupOptions struct {
 	ID      uint64 // above 0, the same on all members
 	Name    string // for logs
 	Machine StateMachine
-	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the entry
-	// themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if the state
-	// machine applies each id once; proposals without an id are exempt.
+	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the
+	// entry themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if
+	// the state machine applies each id once; proposals without an id are exempt.
 	Forward bool
 }
 

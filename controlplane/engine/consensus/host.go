@@ -16,9 +16,9 @@ import (
 // The goroutine that drives the host calls it, and it must not call the host from that goroutine.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir, whether
-	// the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that makes no
-	// progress.
+	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir,
+	// whether the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that
+	// makes no progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
@@ -114,7 +114,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	}
 	at, found := slices.BinarySearchFunc(h.groups, o.ID, func(g *Group, id uint64) int { return cmp.Compare(g.id, id) })
 	if found {
-		return nil, fmt.Errorf("add group %d: it is here already", o.ID)
+		return nil, fmt.Errorf("add group %d: it was added already", o.ID)
 	}
 	defer func() {
 		if err != nil {

@@ -136,7 +136,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	cc.Context = raftconf.AppendChange(nil, token, dirIDs)
 	data, err := proto.Marshal(cc)
 	if err != nil {
-		done(fmt.Errorf("encode a change of members: %w", err))
+		done(fmt.Errorf("encode a membership change: %w", err))
 		return
 	}
 	if err := g.stepChange(data); err != nil {
@@ -202,7 +202,7 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
 	}
 	g.storage.SetMembers(ent.GetIndex(), next)
-	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
+	g.log.Info("membership changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
 	asked := g.change != nil && token == g.change.token
 	if asked {
 		g.change.applied = true
@@ -216,9 +216,9 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	})
 }
 
-// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members can
-// establish that again after a restart. A membership change determines who forms the quorum, and removed members may
-// not run any more.
+// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members
+// can establish that again after a restart. A membership change determines who forms the quorum, and removed members
+// may not run any more.
 func (g *Group) persistCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// TestMutants shows for each safety rule that the opposite of what the other tests expect happens when it is broken.
+// For each safety rule, TestMutants shows that a test fails when the rule is broken.
 func TestMutants(t *testing.T) {
 	for name, story := range map[string]func(*testing.T){
 		mutant.SkipLogSync: func(t *testing.T) {

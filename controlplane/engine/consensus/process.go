@@ -157,8 +157,8 @@ func (g *Group) observe(rd *raft.Ready) {
 	g.checkChange(g.host.now)
 }
 
-// endProcess ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with more
-// work scheduled.
+// endProcess ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with
+// more work scheduled.
 func (h *Host) endProcess() error {
 	for _, g := range h.work {
 		g.trim()
@@ -225,9 +225,9 @@ func (g *Group) scheduleTruncation(flushed uint64) error {
 	return nil
 }
 
-// truncationLimit lowers the index to, up to which the log may be truncated, so that other members can continue with the log: a
-// leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 × Limits.TailBytes. The
-// entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
+// truncationLimit lowers the index to, up to which the log may be truncated, so that other members can continue with
+// the log: a leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 ×
+// Limits.TailBytes. The entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
 func (g *Group) truncationLimit(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()

@@ -105,8 +105,8 @@ func (g *Group) canPropose() bool {
 	return len(g.forwardQueue) > 0 || !g.forward || !g.blocked(&s)
 }
 
-// isBatching reports whether proposals are held back to be batched: a write of the log is under way, so they can only be
-// part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
+// isBatching reports whether proposals are held back to be batched: a write of the log is under way, so they can only
+// be part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
 func (g *Group) isBatching(s *raft.BasicStatus) bool {
 	if !g.forward && s.RaftState != raft.StateLeader {
 		return false
@@ -217,8 +217,8 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	return found
 }
 
-// requeueOrFail handles a proposal that certainly will not be applied: it queues the proposal again with GroupOptions.Forward,
-// and otherwise fails it with a *NotLeaderError.
+// requeueOrFail handles a proposal that certainly will not be applied: it queues the proposal again with
+// GroupOptions.Forward, and otherwise fails it with a *NotLeaderError.
 func (g *Group) requeueOrFail(p *proposal) {
 	if !g.forward {
 		g.host.complete(p, Result{}, &NotLeaderError{g.leader})
@@ -237,8 +237,9 @@ func (g *Group) takeInflight() *proposal {
 	return p
 }
 
-// failUncertain fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed ones.
-// With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are applied.
+// failUncertain fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed
+// ones. With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are
+// applied.
 func (g *Group) failUncertain() {
 	if g.forward {
 		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// memoryNetwork is a network in memory between runners.
+// memoryNetwork delivers envelopes between runners in memory.
 type memoryNetwork struct {
 	mu  sync.Mutex
 	ids []uint64
@@ -142,14 +142,14 @@ func (w *memoryNetwork) lead(t testing.TB, among ...uint64) *runnerMember {
 	}
 	defer wg.Wait()
 	defer close(over)
-	said := map[uint64]uint64{}
+	reported := map[uint64]uint64{}
 	leader := uint64(0)
 	for agree := false; !agree; {
 		n := <-heard
-		said[n.member], leader = n.leader, n.leader
+		reported[n.member], leader = n.leader, n.leader
 		agree = leader != 0 && !w.cut[leader]
 		for _, id := range among {
-			agree = agree && said[id] == leader
+			agree = agree && reported[id] == leader
 		}
 	}
 	require.NotZero(t, leader)
@@ -182,7 +182,7 @@ func TestRunners(t *testing.T) {
 			require.ErrorIs(t, m.ReadIndex(ctx, 99), ErrNoGroup)
 			require.ErrorIs(t, m.TransferLeader(ctx, 99, 0), ErrNoGroup)
 		}
-		// Many at once.
+		// Many concurrent calls.
 		var wg sync.WaitGroup
 		for i := range 500 {
 			wg.Go(func() {
@@ -202,13 +202,13 @@ func TestRunners(t *testing.T) {
 	})
 }
 
-// Stop hands the leadership over first, so that the others need not miss the leader.
-func TestStopHandsOver(t *testing.T) {
+// Stop transfers leadership first, so that the others need not wait for an election timeout.
+func TestStopTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
-		// Who was elected this moment may have nobody yet who has all that it has.
+		// A leader that was just elected may have no follower yet that has its whole log.
 		for _, at := range w.to {
 			for status, err := at.Status(ctx); err == nil && status.Groups[0].Commit < 2; status, err = at.Status(ctx) {
 				time.Sleep(10 * time.Millisecond) // on the fake clock
@@ -244,7 +244,7 @@ func TestStopHandsOver(t *testing.T) {
 	})
 }
 
-func TestCallersGiveUp(t *testing.T) {
+func TestCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
@@ -259,7 +259,7 @@ func TestCallersGiveUp(t *testing.T) {
 		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), context.DeadlineExceeded)
 		require.ErrorIs(t, l.TransferLeader(ctx, testGroup, 0), context.DeadlineExceeded)
 
-		// Those who wait longer get an answer, too.
+		// Calls that wait longer get an answer, too.
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
@@ -303,8 +303,8 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	w.stop(t)
 }
 
-// A host that fails takes its runner with it: everybody is answered with the reason.
-func TestRunnerEndsWithHost(t *testing.T) {
+// A failed host stops its runner, and every call returns the reason.
+func TestRunnerStopsWithHost(t *testing.T) {
 	w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
 	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{})
 	w.lead(t)
@@ -317,7 +317,7 @@ func TestRunnerEndsWithHost(t *testing.T) {
 	require.ErrorContains(t, m.Stop(t.Context()), "disk on fire")
 }
 
-// A member that was away long comes back by a snapshot.
+// A member that was down for long recovers from a snapshot.
 func TestRunnersSendSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})

@@ -76,7 +76,7 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	l, fresh, err := raftlog.OpenExisting(e, group)
 	if err != nil || fresh {
-		return 0, errors.Join(err, errors.New("there is no log of it"))
+		return 0, errors.Join(err, errors.New("there is no log for it"))
 	}
 	index, _ := m.Applied()
 	if index < l.Begin().Index && index < l.State().Index {

@@ -140,7 +140,7 @@ func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	return nil
 }
 
-// installation is a snapshot that the state machine is installing. held is what raft wants to be stored after it.
+// installation is a snapshot that the state machine is installing. queuedWrites holds the writes of raft that must follow the installation.
 type installation struct {
 	begin        raftconf.LogStart
 	queuedWrites []stored
@@ -238,7 +238,7 @@ func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
 	if fresh && index != 0 {
-		return fmt.Errorf("the state is at entry %d, but there is no log of it", index)
+		return fmt.Errorf("the state is at entry %d, but there is no log for it", index)
 	}
 	if err := g.finishInstall(raftconf.Position{Index: index, Term: term}); err != nil {
 		return err

@@ -136,8 +136,8 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// mostCurrentVoter returns, of the other voters that raft considers active and that were not reported unreachable since, the
-// one with most of the log; 0 if there is none.
+// mostCurrentVoter returns, of the other voters that raft considers active and that were not reported unreachable
+// since, the one with most of the log; 0 if there is none.
 func (g *Group) mostCurrentVoter() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
@@ -214,8 +214,8 @@ func (g *Group) step(e message.Envelope) {
 		return // the sender will ask the new leader; raft would forward the request with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it has
-		// no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
+		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it
+		// has no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

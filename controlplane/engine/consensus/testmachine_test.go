@@ -10,8 +10,8 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when flushed,
-// and never syncs otherwise.
+// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when
+// flushed, and never syncs otherwise.
 type testMachine struct {
 	fs  vfs.FS
 	dir string
@@ -43,7 +43,7 @@ func openTestMachine(fs vfs.FS, dir string) (*testMachine, error) {
 	return m, m.read(fs.PathJoin(dir, "state"))
 }
 
-// makeDir makes a directory that survives a crash.
+// makeDir durably creates a directory.
 func makeDir(fs vfs.FS, dir string) error {
 	if err := fs.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -145,8 +145,8 @@ func (h *Host) stalled() uint64 {
 	return h.now - h.threads.writing.since
 }
 
-// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The other
-// members can commit without this disk.
+// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The
+// other members can commit without this disk.
 func (h *Host) transferOnStall() {
 	ticks := h.stalled()
 	if ticks < uint64(h.opts.StallTicks) {
@@ -159,11 +159,11 @@ func (h *Host) transferOnStall() {
 		}
 		if !h.stallReported {
 			h.stallReported = true
-			h.opts.Log.Warn("the disk does not finish a write: handing the leadership over", "ticks", ticks)
+			h.opts.Log.Warn("the disk does not finish a write: transferring leadership", "ticks", ticks)
 		}
 		g.TransferLeader(0, func(err error) {
 			if err != nil {
-				g.log.Warn("the leadership stays with a disk that does not finish a write", "err", err)
+				g.log.Warn("leadership stays on a member whose disk does not finish a write", "err", err)
 			}
 		})
 	}

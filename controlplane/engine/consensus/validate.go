@@ -11,18 +11,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a *MembersError
-// if they are refused.
+// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a
+// *MembersError if they are refused.
 func (g *Group) validateChanges(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
 	if len(changes) == 0 {
-		return nil, refuse(ReasonMalformed, "no change of members was given")
+		return nil, refuse(ReasonMalformed, "no membership change was given")
 	}
 	cc := &raftpb.ConfChangeV2{}
 	now := g.storage.Members()
 	seen := map[uint64]bool{}
 	for _, c := range changes {
 		if c.Member == 0 || raft.IsLocalMsgTarget(c.Member) || seen[c.Member] {
-			return nil, refuse(ReasonMalformed, "member %d cannot be changed so", c.Member)
+			return nil, refuse(ReasonMalformed, "member %d cannot be changed like this", c.Member)
 		}
 		seen[c.Member] = true
 		kind, err := g.validateChange(now, c)
@@ -68,9 +68,9 @@ func (g *Group) validateChange(now raftconf.Membership, c Change) (*raftpb.ConfC
 		case c.DirID == 0:
 			return nil, refuse(ReasonMalformed, "member %d cannot be added without its data-directory ID", c.Member)
 		case now.Removed[c.Member] == c.DirID:
-			return nil, refuse(ReasonOtherDirID, "this directory of member %d was removed, and does not come back", c.Member)
+			return nil, refuse(ReasonOtherDirID, "this data directory of member %d was removed and cannot be used again", c.Member)
 		case (voter || learner) && now.DirIDs[c.Member] != c.DirID:
-			return nil, refuse(ReasonOtherDirID, "member %d is of the group, with another directory", c.Member)
+			return nil, refuse(ReasonOtherDirID, "member %d belongs to the group with another data directory", c.Member)
 		case voter || learner:
 			return nil, nil
 		case mutant.On(mutant.LearnerVotes):
@@ -82,7 +82,7 @@ func (g *Group) validateChange(now raftconf.Membership, c Change) (*raftpb.ConfC
 		case voter:
 			return nil, nil
 		case !learner:
-			return nil, refuse(ReasonUnknown, "member %d is not of the group", c.Member)
+			return nil, refuse(ReasonUnknown, "member %d does not belong to the group", c.Member)
 		}
 		if err := g.checkProgress(c.Member); err != nil {
 			return nil, err
@@ -107,7 +107,7 @@ func (g *Group) checkProgress(member uint64) error {
 	})
 	switch last := g.storage.Last().Index; {
 	case !g.host.heardRecently(member):
-		return refuse(ReasonNotCaughtUp, "member %d was not heard from lately", member)
+		return refuse(ReasonNotCaughtUp, "member %d was not heard from recently", member)
 	case match < last*caughtUp/100 || match == 0:
 		return refuse(ReasonNotCaughtUp, "member %d holds the log up to entry %d of %d: it has to catch up first", member, match, last)
 	}
@@ -131,13 +131,13 @@ func (g *Group) checkQuorum(now, next raftconf.Membership, force bool) error {
 		}
 	}
 	if quorum := after/2 + 1; heard < quorum {
-		return refuse(ReasonNoQuorum, "of the %d members that would vote %d were heard from lately, which are too few", after, heard)
+		return refuse(ReasonNoQuorum, "of the %d members that would vote only %d were heard from recently, which is less than a quorum", after, heard)
 	}
 	return nil
 }
 
-// heardRecently reports whether a message from the member arrived within the last election timeout. It is true for the host's
-// own member.
+// heardRecently reports whether a message from the member arrived within the last election timeout. It is true for the
+// host's own member.
 func (h *Host) heardRecently(member uint64) bool {
 	at, ok := h.heard[member]
 	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)

@@ -116,8 +116,8 @@ type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run processes a
-	// part of the records.
+	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run
+	// processes a part of the records.
 	payFrom, vmFrom, meterFrom []string
 	debtors                    debtors
 }

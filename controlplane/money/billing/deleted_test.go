@@ -14,7 +14,7 @@ import (
 
 // A project that is created with the ID of a deleted one does not pay the debts of the deleted one, and can create VMs
 // despite them.
-func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
+func TestNewProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.run("web")
@@ -46,7 +46,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 }
 
 // The unpaid bills of a deleted project are removed from the records.
-func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
+func TestBillsOfADeletedProjectAreRemoved(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.run("web")

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// With keep, what runs runs on; what it owes is recorded in a few records, and charged before anything else.
-func TestKeep(t *testing.T) {
+// With the policy keep, unpaid VMs continue. The debt takes few records, and is charged before anything else.
+func TestPolicyKeep(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(2 * running)
 	id := w.run("web")
@@ -59,8 +59,8 @@ func TestKeep(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// With stop, what cannot be paid is stopped, and started when the wallet covers it.
-func TestStop(t *testing.T) {
+// With the policy stop, unpaid VMs are stopped. They can be started when the wallet covers the price.
+func TestPolicyStop(t *testing.T) {
 	w := newWorld(t, strict)
 	w.fund(2*running + 3)
 	first, second := w.create("first"), w.create("second")
@@ -106,7 +106,7 @@ func TestStop(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Many VMs of many projects that cannot pay are stopped, and nobody pays for them.
+// Many VMs of many projects that cannot pay are stopped, and no other project pays for them.
 func TestStopMany(t *testing.T) {
 	w := newWorld(t, strict)
 	const vms = maxBills + 20
@@ -123,8 +123,8 @@ func TestStopMany(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A wallet that does not add up holds up neither its VMs nor other projects.
-func TestABrokenWallet(t *testing.T) {
+// A wallet whose records contradict each other stops neither its project's VMs nor the billing of other projects.
+func TestInconsistentWallet(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
 	_, err := w.credits.Execute(w.as(evil), credit.Request{Tenant: evil, Command: ledger.Command{Op: ledger.DoCreate, Amount: 100}})
@@ -158,8 +158,8 @@ func TestABrokenWallet(t *testing.T) {
 	require.NoError(t, w.delete(id), "it can go")
 }
 
-// The log says once that a project cannot pay, and again when it can no more after it could.
-func TestDebtorsAreNews(t *testing.T) {
+// The log reports once that a project cannot pay, and again if it could pay in between.
+func TestDebtorsAreLoggedOnce(t *testing.T) {
 	var d debtors
 	require.True(t, d.isNew("web", "a"))
 	require.False(t, d.isNew("web", "a"))

@@ -134,7 +134,7 @@ func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 		out.Message, out.Reason = fmt.Sprintf("an hour of VM %s costs %d: project %s has no wallet", vm.Name, price, vm.Project), "NO_WALLET"
 		out = out.With("available", int64(0))
 	}
-	if available, said := f.Details["available"]; said {
+	if available, ok := f.Details["available"]; ok {
 		out = out.With("available", available)
 	}
 	return out

@@ -25,7 +25,7 @@ type Meter struct {
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use is what has been billed for since the last change.
+	// Use holds the resources that are billed since the last change.
 	Use Use
 	// Until is the end of the last counted hour, and the beginning of the next one.
 	Until cloud.Time
@@ -85,8 +85,8 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// isDeferred reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made when the
-// VM runs, or at the end of the hour, and uses the reservation.
+// isDeferred reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made
+// when the VM runs, or at the end of the hour, and uses the reservation.
 func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
 // Change counts the hours up to now, and sets the use from now on. An hour costs its most expensive use, so if the

@@ -30,13 +30,13 @@ func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	born, err := s.opts.Credits.Born(tx, p)
+	createdAt, err := s.opts.Credits.ProjectCreatedAt(tx, p)
 	if err != nil {
 		return 0, nil, nil, err
 	}
 	for _, r := range page {
 		b := r.Value
-		if b.From < born {
+		if b.From < createdAt {
 			owed.Delete(tx, r.Path...)
 			hours++
 			continue

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The first hour is reserved in the very entry that makes the VM, and committed when it runs.
-func TestCreateReserves(t *testing.T) {
+// The first hour is reserved in the transaction that creates the VM, and committed when the VM runs.
+func TestCreateReservesTheFirstHour(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
 	before := w.Quorum.Committed.Load()
@@ -45,8 +45,8 @@ func TestCreateReserves(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// What creating a VM meets that cannot be paid: the refusal says what it costs and what there is, and nothing is left.
-func TestCreateIsRefused(t *testing.T) {
+// Creating a VM that cannot be paid is refused with the price and the available amount, and nothing is recorded.
+func TestCreateWithoutCreditIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		prepare func(w *world)
@@ -80,7 +80,7 @@ func TestCreateIsRefused(t *testing.T) {
 }
 
 // A creation that fails for another reason, or whose entry is lost, leaves no reservation.
-func TestAFailedCreationReservesNothing(t *testing.T) {
+func TestFailedCreationReservesNothing(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
 	w.create("web")
@@ -99,8 +99,8 @@ func TestAFailedCreationReservesNothing(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// What goes before it ran frees what was reserved: deleted, or not built.
-func TestTheReservationIsReleased(t *testing.T) {
+// A VM that is deleted or cannot be built before it ran releases its reservation.
+func TestReservationIsReleased(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
 	id := w.create("web")
@@ -132,8 +132,8 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A reservation that has expired, while nobody led, is no loss: what it was for is charged like anything else.
-func TestTheReservationExpires(t *testing.T) {
+// If a reservation expired while there was no leader, the hour is charged from the available amount.
+func TestReservationExpires(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(200)
 	w.run("web")
@@ -145,8 +145,8 @@ func TestTheReservationExpires(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// The tenant cannot take away what stands for a VM.
-func TestTheReservationIsNotTheTenants(t *testing.T) {
+// The tenant can neither release nor commit a reservation for a VM.
+func TestTenantCannotReleaseAVMsReservation(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.create("web")

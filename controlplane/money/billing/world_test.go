@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is a member that leads, with VMs, wallets and billing over records in memory, and a host that the test plays.
+// world is a member that leads, with VMs, wallets and billing over records in memory. The test plays its host.
 type world struct {
 	*nodetest.World
 	t       testing.TB
@@ -77,7 +77,7 @@ func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
 }
 
-// member is the billing of another member, with other rules if it likes.
+// member returns the billing service of another member, with the given rules.
 func (w *world) member(rules Rules) *Service {
 	s := New(Options{Store: w.store, Credits: w.credits, Log: slog.New(slog.DiscardHandler), Rules: rules})
 	if w.vms != nil {
@@ -86,14 +86,14 @@ func (w *world) member(rules Rules) *Service {
 	return s
 }
 
-// as is a call of the tenant's.
+// as returns the context of a call of a tenant.
 func (w *world) as(t cloud.Tenant) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.ProjectMember, Org: t.Org, Project: t.Project}},
 	}, auth.RPC)
 }
 
-// order carries out a command on the tenant's wallet.
+// order executes a command on the tenant's wallet.
 func (w *world) order(c ledger.Command) {
 	w.t.Helper()
 	_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: c})
@@ -103,7 +103,7 @@ func (w *world) order(c ledger.Command) {
 func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate, Amount: amount}) }
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
-// small takes 2 vCPUs, 512 MiB and a disk of 5 GiB.
+// small returns a request for a VM with 2 vCPUs, 512 MiB and a disk of 5 GiB.
 func small(name string) vm.CreateRequest {
 	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
@@ -131,7 +131,7 @@ func (w *world) get(id cloud.VMID) (m *cloud.VM) {
 	return m
 }
 
-// reportObserved is what the host reports of a VM as it is wanted now.
+// reportObserved stores a report of the host about a VM as it is wanted now.
 func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
 	w.t.Helper()
 	m := w.get(id)
@@ -145,7 +145,7 @@ func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...fu
 	require.NoError(w.t, err)
 }
 
-// callPower has a power call made, and the host do as it is told once the wish is recorded.
+// callPower makes a power call, and reports the resulting state from the host once the request is recorded.
 func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
 	w.t.Helper()
 	ended := make(chan error, 1)
@@ -155,7 +155,7 @@ func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func(
 	go func() {
 		err := call()
 		if err != nil {
-			stop() // refused: no wish to wait for
+			stop() // refused: there is no state to wait for
 		}
 		ended <- err
 	}()
@@ -199,7 +199,7 @@ func (w *world) delete(id cloud.VMID) error {
 	return err
 }
 
-// run makes a VM that runs.
+// run creates and starts a VM.
 func (w *world) run(name string) cloud.VMID {
 	w.t.Helper()
 	id := w.create(name)
@@ -209,7 +209,7 @@ func (w *world) run(name string) cloud.VMID {
 	return id
 }
 
-// bill is a run of the leader's task.
+// bill runs the leader's task once.
 func (w *world) bill() { w.t.Helper(); require.NoError(w.t, w.bills.Run(w.t.Context())) }
 
 func (w *world) wallet() *ledger.Wallet {
@@ -219,14 +219,14 @@ func (w *world) wallet() *ledger.Wallet {
 	return found
 }
 
-// figures are the wallet's: consumed, reserved and available.
+// figures returns the consumed, reserved and available amounts of the wallet.
 func (w *world) figures() [3]int64 {
 	w.t.Helper()
 	f := w.wallet()
 	return [3]int64{f.Consumed(), f.Reserved(), f.Available()}
 }
 
-// transactions are all of the wallet's.
+// transactions returns all transactions of the wallet.
 func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	var all []*ledger.Transaction
 	for token := ""; ; {
@@ -239,7 +239,7 @@ func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	}
 }
 
-// unpaidBills are the unpaid bills, and their sum.
+// unpaidBills returns the unpaid bills and their sum.
 func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.Local(func(v *store.View) error {
@@ -253,7 +253,7 @@ func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	return bills, sum
 }
 
-// clean is nil when the ledger adds up, and no transaction stands in it twice.
+// clean returns an error if the ledger is inconsistent or has a transaction twice.
 func (w *world) clean() error {
 	err := w.credits.Audit(w.t.Context(), func(f credit.Finding) error {
 		if f.Problem != "" {

@@ -14,7 +14,7 @@ import (
 
 // The wallet of a deleted project is not that of a project which is created under its ID later: not its balance, its
 // transactions, its reservations, nor its charges, which could be refunded. It stays for audits.
-func TestAWalletBelongsToOneIncarnation(t *testing.T) {
+func TestWalletBelongsToOneIncarnation(t *testing.T) {
 	for name, first := range map[string]cloud.Incarnation{"the first incarnation": 1000, "a project older than incarnations": 0} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -61,7 +61,7 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 7, s.Closing)
 
-			// For audits both are there.
+			// Both are kept for audits.
 			old, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Of: &first}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, old, 4)
@@ -90,7 +90,7 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 
 // A wallet that was made for no project, which earlier versions allowed, can be read and closed. A project of its ID is
 // created only then.
-func TestAWalletWithoutAProject(t *testing.T) {
+func TestWalletWithoutAProject(t *testing.T) {
 	w := newWorld(t)
 	w.projects["web"] = Project{Exists: true, Org: "acme"}
 	w.must(ledger.Command{Op: ledger.DoCreate, Amount: 100})

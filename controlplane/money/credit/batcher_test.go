@@ -12,9 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-func TestHotWallet(t *testing.T) {
+// Concurrent requests on one wallet are each executed or refused, and the wallet stays consistent.
+func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	const clients, price = 64, 10
-	w := funded(t, clients*price/2) // half of them will find nothing left
+	w := funded(t, clients*price/2) // half of the takes fail
 	var wg sync.WaitGroup
 	results := make([]error, clients)
 	for i := range clients {
@@ -41,7 +42,8 @@ func TestHotWallet(t *testing.T) {
 	w.clean()
 }
 
-func TestOrdersShareATransaction(t *testing.T) {
+// Requests that wait while others are executed share the next transaction. A refused one does not affect the others.
+func TestRequestsShareATransaction(t *testing.T) {
 	const clients = 20
 	w := funded(t, 100)
 	busy, proceed := make(chan struct{}), make(chan struct{})
@@ -79,6 +81,7 @@ func TestOrdersShareATransaction(t *testing.T) {
 	w.clean()
 }
 
+// Of a concurrent commit and release of one reservation exactly one takes effect.
 func TestCommitRacesRelease(t *testing.T) {
 	w := funded(t, 1000)
 	charged := int64(0)
@@ -100,12 +103,13 @@ func TestCommitRacesRelease(t *testing.T) {
 	w.clean()
 }
 
-func TestHangingUp(t *testing.T) {
+// A call that is canceled while its request waits is removed from the queue. The requests of the others are executed.
+func TestCanceledCalls(t *testing.T) {
 	w := funded(t, 100)
 	entered, proceed := make(chan struct{}), make(chan struct{})
 	stuck, err := newQueuedRequest(nil, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.NoError(t, err)
-	ctx, hangUp := context.WithCancel(t.Context())
+	ctx, cancelFirst := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
 		first <- w.credits.batchers.queue(ctx, tenant.Project, func(ctx context.Context, all []*queuedRequest) error {
@@ -115,7 +119,7 @@ func TestHangingUp(t *testing.T) {
 		}, stuck)
 	}()
 	<-entered
-	hangUp() // the one whose turn it is: what it began is finished
+	cancelFirst() // the caller that executes the batch: the batch is completed
 	gone, cancel := context.WithCancel(w.as("ada", ""))
 	cancel()
 	_, err = w.credits.Execute(gone, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1000}})
@@ -127,7 +131,8 @@ func TestHangingUp(t *testing.T) {
 	require.Empty(t, w.credits.batchers.open)
 }
 
-func TestRefusalIsProven(t *testing.T) {
+// A member that lost leadership without knowing returns neither a success nor a refusal.
+func TestRefusalsUseCurrentRecords(t *testing.T) {
 	w := funded(t, 10)
 	proofs := w.quorum.Proofs.Load()
 	_, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: 11})
@@ -140,6 +145,8 @@ func TestRefusalIsProven(t *testing.T) {
 	}
 }
 
+// A repeated key gets the stored answer, separately for each operation. Another body is refused, and a failed call
+// stores no answer.
 func TestIdempotencyKeys(t *testing.T) {
 	w := funded(t, 0)
 	_, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
@@ -177,7 +184,8 @@ func TestIdempotencyKeys(t *testing.T) {
 	w.clean()
 }
 
-func TestOneKeyAtOnce(t *testing.T) {
+// Concurrent calls with one idempotency key have one effect.
+func TestConcurrentCallsWithOneKey(t *testing.T) {
 	w := funded(t, 0)
 	var wg sync.WaitGroup
 	for range 20 {

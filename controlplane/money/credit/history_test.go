@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A watch delivers each transaction once and in order: earlier ones, those during the catch-up, and later ones.
 func TestWatch(t *testing.T) {
 	const before, after = 300, 40 // more than a page of the catching up
 	w := funded(t, 1)
@@ -42,6 +43,7 @@ func TestWatch(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
+// A watch from a sequence number that does not exist yet begins with that transaction.
 func TestWatchFromTheFuture(t *testing.T) {
 	w := funded(t, 1)
 	ctx, stop := context.WithCancel(t.Context())
@@ -79,11 +81,11 @@ func TestStatement(t *testing.T) {
 		{Period{0, begin}, ledger.Statement{}},
 		{Period{begin + 9000, 0}, ledger.Statement{Opening: 75, Closing: 75}},
 	} {
-		got, told, err := w.credits.Statement(t.Context(), tenant, c.p)
+		got, period, err := w.credits.Statement(t.Context(), tenant, c.p)
 		require.NoError(t, err)
 		require.Equal(t, c.want, got, "%+v", c.p)
-		require.Equal(t, c.p.From, told.From)
-		require.GreaterOrEqual(t, told.To, told.From)
+		require.Equal(t, c.p.From, period.From)
+		require.GreaterOrEqual(t, period.To, period.From)
 	}
 	for _, p := range []Period{{From: -1}, {To: -1}, {From: 5, To: 4}} {
 		_, _, err := w.credits.Statement(t.Context(), tenant, p)
@@ -91,6 +93,7 @@ func TestStatement(t *testing.T) {
 	}
 }
 
+// Lists have pages and filters.
 func TestLists(t *testing.T) {
 	w := funded(t, 1000)
 	var ids []string

@@ -95,7 +95,8 @@ func (o *Request) repeatable() bool {
 	return false
 }
 
-// Execute executes a request on the leader. If the request is refused, the error is a *fault.Fault and nothing has changed.
+// Execute executes a request on the leader. If the request is refused, the error is a *fault.Fault and nothing has
+// changed.
 func (s *Service) Execute(ctx context.Context, o Request) (Result, error) {
 	if err := o.Check(); err != nil {
 		return Result{}, err
@@ -112,7 +113,8 @@ var (
 	executeRepeatableCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).executeOnLeader)
 )
 
-// executeOnLeader implements Execute on the leader. Requests on one wallet that wait at the same time share a transaction.
+// executeOnLeader implements Execute on the leader. Requests on one wallet that wait at the same time share a
+// transaction.
 func (s *Service) executeOnLeader(ctx context.Context, o Request) (Result, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
@@ -138,8 +140,8 @@ type queuedRequest struct {
 	settled chan struct{}
 }
 
-// newQueuedRequest generates the IDs that the request may need. They are generated once, because the transaction may run several
-// times before it commits.
+// newQueuedRequest generates the IDs that the request may need. They are generated once, because the transaction may
+// run several times before it commits.
 func newQueuedRequest(caller *cloud.Caller, o Request) (*queuedRequest, error) {
 	made := make([]string, 3)
 	for i := range made {

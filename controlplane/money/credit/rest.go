@@ -141,17 +141,17 @@ func (o operation) failed(w *rest.Response, err error) error {
 	case ok && (f.Reason == "IDEMPOTENCY_KEY_REUSED" || f.Kind == fault.Throttled):
 		return err
 	case ok:
-		said := *f
-		said.Kind = fault.Internal
-		return &said
+		internal := *f
+		internal.Kind = fault.Internal
+		return &internal
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fault.New(fault.Internal, "the request was not finished in time").MayRetry().Because(err)
 	}
 	return err
 }
 
-// execute validates and executes a request. An invalid request is an error of the request; every other error is converted by
-// failed.
+// execute validates and executes a request. An invalid request is an error of the request; every other error is
+// converted by failed.
 func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []byte, request Request) (*Result, error) {
 	request.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := request.Check(); err != nil {

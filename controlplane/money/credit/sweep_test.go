@@ -14,6 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A reservation expires once, however often and by whichever members the sweep runs. A reservation that was committed
+// in time does not expire.
 func TestSweep(t *testing.T) {
 	w := funded(t, 1000)
 	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
@@ -31,7 +33,7 @@ func TestSweep(t *testing.T) {
 
 	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
-	for range 3 { // two leaders that have not noticed each other, and the true one
+	for range 3 { // two deposed leaders that have not noticed it, and the current one
 		wg.Go(func() {
 			if err := w.credits.Sweep(t.Context()); err != nil {
 				t.Error(err)
@@ -55,7 +57,9 @@ func TestSweep(t *testing.T) {
 	w.clean()
 }
 
-func TestABrokenWallet(t *testing.T) {
+// A wallet whose records contradict each other refuses all requests, is found by the audit, and does not stop the sweep
+// of other wallets.
+func TestInconsistentWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
 	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
@@ -87,6 +91,7 @@ func TestABrokenWallet(t *testing.T) {
 	require.NotEmpty(t, found[1].Problem)
 }
 
+// The audit finds a reservation without an entry in the deadline table, and an entry without a pending reservation.
 func TestAuditFindsLostDeadlines(t *testing.T) {
 	for name, spoil := range map[string]func(tx *store.Tx, row ...string){
 		"pending": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },
@@ -112,8 +117,8 @@ func TestAuditFindsLostDeadlines(t *testing.T) {
 	}
 }
 
-// A run goes on past its first page, in one wallet and in many.
-func TestSweepGoesOn(t *testing.T) {
+// A sweep continues after its first page, in one wallet and in many.
+func TestSweepContinues(t *testing.T) {
 	w := funded(t, 100_000)
 	for range sweepPage + 30 {
 		w.must(ledger.Command{Op: ledger.DoReserve, Amount: 1, TTL: 1})

@@ -13,8 +13,8 @@ import (
 )
 
 // This file serves other services that change a wallet in a transaction of their own, so that their records and the
-// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on the
-// same wallet is retried.
+// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on
+// the same wallet is retried.
 
 // Within executes a request in the caller's transaction. The request must contain the IDs and the principal, and has no
 // idempotency key: the transaction must ensure that the request is executed once. If the request is refused, the error is a
@@ -46,8 +46,8 @@ func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return s.walletOf(r, t)
 }
 
-// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation does
-// not exist or has ended.
+// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation
+// does not exist or has ended.
 func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now clou
 // violations returns the counter of ledger violations, registered with r unless r is nil.
 func violations(r prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "trivet_credit_violations_total", Help: "Times that a wallet was found not to add up, by an order or an audit on this member.",
+		Name: "trivet_credit_violations_total", Help: "Number of times that a request or an audit on this member found contradicting records of a wallet.",
 	})
 	if r != nil {
 		r.MustRegister(c)
@@ -79,6 +79,6 @@ func (s *Service) note(err error) {
 	var v *ledger.Violation
 	if errors.As(err, &v) {
 		s.violations.Inc()
-		s.opts.Log.Error("LEDGER VIOLATION: a wallet does not add up and takes no more orders", "project", v.Project, "err", v)
+		s.opts.Log.Error("LEDGER VIOLATION: a wallet's records contradict each other, so it refuses all changes", "project", v.Project, "err", v)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 var reserveCommand = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "00000000-0000-7000-8000-000000000001", IDs: [2]string{"one"}, TTL: 10}
 
-// Orders within somebody else's transaction are done with it: all in one entry, or none.
+// Requests within the transaction of another service are executed with it in one log entry, or not at all.
 func TestWithin(t *testing.T) {
 	w := funded(t, 100)
 	before := w.quorum.Committed.Load()
@@ -54,8 +54,8 @@ func TestWithin(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// What a service of ours reserved is committed and released by it alone; its time ends it all the same.
-func TestReservedByTheSystem(t *testing.T) {
+// A reservation of a platform service can be committed and released only by that service. It expires like any other.
+func TestSystemReservations(t *testing.T) {
 	w := funded(t, 100)
 	c := reserveCommand
 	c.By, c.Description = "system:billing", "VM web, its first hour"
@@ -84,7 +84,7 @@ func TestReservedByTheSystem(t *testing.T) {
 	w.clean()
 }
 
-// A wallet that does not add up is counted, by whoever meets it.
+// A metric counts each time that a wallet is found inconsistent.
 func TestViolationsAreCounted(t *testing.T) {
 	w := funded(t, 100)
 	registry := prometheus.NewRegistry()

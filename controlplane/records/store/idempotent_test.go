@@ -61,7 +61,7 @@ func (a *idempotencyFixture) rows() (answerRows, ordered, places int) {
 	return answerRows, ordered, places
 }
 
-// call makes calls of ada's with these keys, and returns how many of them were replayed.
+// call makes a call as ada for each key and returns the number of replayed responses.
 func (a *idempotencyFixture) call(at Place, method string, keys ...string) (replays int) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error {
@@ -86,7 +86,7 @@ func (a *idempotencyFixture) call(at Place, method string, keys ...string) (repl
 
 // A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
 // and no answer of the org is removed.
-func TestAProjectNamedLikeAnOrg(t *testing.T) {
+func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
 	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
@@ -104,7 +104,7 @@ func TestAProjectNamedLikeAnOrg(t *testing.T) {
 }
 
 // An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
-func TestAnswersOfBefore(t *testing.T) {
+func TestAnswersOfEarlierVersions(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
 	text, err := cbor.Marshal(1)

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// memoFixture is a store whose tests derive the sum of two records and the number of all records.
+// memoFixture is a store with a Memo of the sum of two records and of the number of records.
 type memoFixture struct {
 	*Store
 	t       *testing.T
@@ -138,7 +138,7 @@ func TestMemoInATransaction(t *testing.T) {
 		require.Equal(t, 41, *sum)
 		return err
 	}))
-	// What the transaction itself has written counts, and is not kept.
+	// Writes of the same transaction are visible, and are not cached.
 	_, err = m.Update(t.Context(), func(tx *Tx) error {
 		m.table.Put(tx, new(100), "n", "a")
 		sum, err := m.sum(tx)
@@ -153,8 +153,8 @@ func TestMemoInATransaction(t *testing.T) {
 	}))
 }
 
-// Errors, and values of too many reads, are not kept. Without an index nothing is kept back.
-func TestMemoKeepsNotEverything(t *testing.T) {
+// Errors, and values that depend on too many reads, are not cached. Without an index nothing is cached.
+func TestMemoDoesNotCacheErrors(t *testing.T) {
 	m := newMemoFixture(t, true)
 	failed := errors.New("no value")
 	for range 2 {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 )
 
-// wire delivers between the members of one process. Snapshots never happen here: nobody falls behind.
+// wire delivers envelopes between the members of one process. No member falls behind, so no snapshot is sent.
 type wire struct {
 	self    uint64
 	runners map[uint64]*consensus.Runner
@@ -95,8 +95,8 @@ type note struct{ Text string }
 
 var notes = store.NewTable[note]("note")
 
-// What the leader acknowledged is read on every member at once.
-func TestEveryMemberReadsWhatWasAcknowledged(t *testing.T) {
+// A write that the leader acknowledged is visible at once on every member.
+func TestEveryMemberReadsAcknowledgedWrites(t *testing.T) {
 	members := startThreeMembers(t, time.Now)
 	for range 50 {
 		text := time.Now().String()

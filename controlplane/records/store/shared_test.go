@@ -17,7 +17,7 @@ import (
 
 var texts = store.NewTable[string]("text")
 
-// sharedFixture is a store whose changes are shared as texts.
+// sharedFixture is a store with a Shared that derives texts.
 type sharedFixture struct {
 	t      *testing.T
 	s      *store.Store
@@ -26,7 +26,7 @@ type sharedFixture struct {
 	broken atomic.Bool
 }
 
-// newSharedFixture keeps recent bytes of events in memory, and most bytes of what was made.
+// newSharedFixture keeps recent bytes of events in memory, and most bytes of derived values.
 func newSharedFixture(t *testing.T, recent int64, most int) *sharedFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{RecentBytes: recent})
 	require.NoError(t, err)
@@ -62,7 +62,7 @@ func (w *sharedFixture) put(id, text string) int64 {
 	return revision
 }
 
-// next are the next n changes of a watch, made.
+// next returns the derived values of the next n changes of a watch.
 func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (out []string) {
 	for len(out) < n {
 		changes, err := watch.Next(w.t.Context())
@@ -79,9 +79,9 @@ func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (o
 	return out
 }
 
-// All watches of a record see every change, in order and with what it replaced, and each is made once: whether the events
-// come from memory or from disk.
-func TestSharedChangesAreMadeOnce(t *testing.T) {
+// All watches of a record get every change, in order and with the replaced value. The shared value of a change is
+// derived once, from events in memory and on disk alike.
+func TestSharedValuesAreDerivedOnce(t *testing.T) {
 	for name, recent := range map[string]int64{"from memory": 1 << 20, "from disk": 1} {
 		t.Run(name, func(t *testing.T) {
 			w := newSharedFixture(t, recent, 1<<20)
@@ -133,8 +133,8 @@ func TestSharedCurrent(t *testing.T) {
 	require.EqualValues(t, 1, w.made.Load())
 }
 
-// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for is
-// still cached.
+// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for
+// is still cached.
 func TestSharedHistoryExpires(t *testing.T) {
 	w := newSharedFixture(t, 1<<20, 1<<20)
 	from := w.put("a", "one") + 1
@@ -161,8 +161,8 @@ func TestSharedHistoryExpires(t *testing.T) {
 	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
 }
 
-// The cache of values is bounded. A value that could not be made is tried again.
-func TestSharedKeepsLittle(t *testing.T) {
+// The cache of values is bounded. A value whose derivation failed is derived again.
+func TestSharedCacheIsBounded(t *testing.T) {
 	w := newSharedFixture(t, 1<<20, 30)
 	watch := w.shared.WatchOne(1, "a")
 	defer watch.Close()

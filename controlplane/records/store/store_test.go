@@ -19,7 +19,7 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
 }
 
-// partitionedProposer is a Proposer that the others can be kept from.
+// partitionedProposer is a Proposer that a test can isolate from the other members.
 type partitionedProposer struct {
 	store.Proposer
 	off bool
@@ -32,9 +32,9 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Proposer.ReadIndex(ctx)
 }
 
-// How new the records are that Recent shows is not judged by a clock that can be set: a member that is cut off would go on
-// believing them for as long as its clock was set back.
-func TestRecentDoesNotGoByTheClock(t *testing.T) {
+// Recent measures age by a monotonic clock. With the wall clock, an isolated member whose clock was set back would use
+// old records for that long.
+func TestRecentIgnoresTheWallClock(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
@@ -59,7 +59,7 @@ func TestRecentDoesNotGoByTheClock(t *testing.T) {
 	require.Error(t, recent(), "the clock says that it was in the future")
 }
 
-// laggingProposer is a proposer whose member has not applied yet what others have.
+// laggingProposer is a Proposer whose member has not applied the newest entries.
 type laggingProposer struct {
 	*store.Direct
 	rest func()
@@ -73,9 +73,9 @@ func (l *laggingProposer) ReadIndex(ctx context.Context) error {
 	return l.Direct.ReadIndex(ctx)
 }
 
-// What is refused, or finds nothing to do, stands on the newest records: a client that was answered by a member that is
-// ahead is not told otherwise by one that is behind.
-func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
+// Refusals and updates without changes are based on current records: a client cannot get an older view from a lagging
+// member after a newer one from another.
+func TestRefusalsUseCurrentRecords(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })

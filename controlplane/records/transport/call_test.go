@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What a command on another member ends with is what it would have ended with here.
-func TestOutcomesTravel(t *testing.T) {
+// The error of a command on another member is the same as that of a local one.
+func TestErrorsAreForwarded(t *testing.T) {
 	w := newTestCluster(t, 2)
 	one, two := w.servers[1], w.servers[2]
 	full := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS").With("host-1", "is full").
@@ -76,8 +76,8 @@ func inJSON(t *testing.T, f fault.Fault) string {
 	return string(b)
 }
 
-// The caller that one member verified is the caller on the other, with the deadline of the call.
-func TestCallerAndDeadlineTravel(t *testing.T) {
+// A forwarded command runs with the caller that the first member verified, and with the deadline of the call.
+func TestCallerAndDeadlineAreForwarded(t *testing.T) {
 	w := newTestCluster(t, 2)
 	type seen struct {
 		Caller   *cloud.Caller
@@ -109,8 +109,8 @@ func TestCallerAndDeadlineTravel(t *testing.T) {
 	require.False(t, got.Deadline.IsZero())
 }
 
-// A caller that gives up hears its own error, and the command on the other member ends.
-func TestCallerGivesUp(t *testing.T) {
+// A caller that cancels gets its context's error, and the command on the other member is canceled.
+func TestCallerCancels(t *testing.T) {
 	w := newTestCluster(t, 2)
 	began, ended := make(chan struct{}, 2), make(chan error, 2)
 	wait := func(ctx context.Context, _ string) (string, error) {
@@ -151,7 +151,7 @@ func TestCallerGivesUp(t *testing.T) {
 	require.Equal(t, context.DeadlineExceeded, err)
 }
 
-// Streams of commands: in order, to the end, and with the command's own error after what came before it.
+// A forwarded stream delivers its pieces in order and completely, and then the command's error.
 func TestStreams(t *testing.T) {
 	w := newTestCluster(t, 2)
 	leadertest.HandleStream(w.servers[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
@@ -181,9 +181,9 @@ func TestStreams(t *testing.T) {
 	require.ErrorIs(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
 }
 
-// ErrNotSent is said of calls that surely were not, and of no other.
+// ErrNotSent is returned only for calls that certainly were not sent.
 func TestNotSent(t *testing.T) {
-	// A member that takes connections and says nothing: its kernel lives, it does not.
+	// A member whose process hangs: its kernel accepts connections, but nothing responds.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { silent.Close() })
@@ -204,7 +204,7 @@ func TestNotSent(t *testing.T) {
 	_, err = m.Call(gone, 4, "test", nil, nil)
 	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
 
-	// A member that dies in the middle: nobody knows.
+	// If the member stops while the command runs, the outcome is unknown.
 	began := make(chan struct{})
 	leadertest.Handle(w.servers[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
 		close(began)

@@ -22,8 +22,9 @@ func (m *Transport) HandleDirect(name string, f func(ctx context.Context, from u
 	m.direct[name] = direct{run: f}
 }
 
-// HandleNonMember registers a command that any holder of a member certificate of the cluster may call, even if it is not
-// a known member. from is the member ID in the certificate, 0 for a member that has no ID yet. Call it before serving.
+// HandleNonMember registers a command that any holder of a member certificate of the cluster may call, even if it is
+// not a known member. from is the member ID in the certificate, 0 for a member that has no ID yet. Call it before
+// serving.
 func (m *Transport) HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f, open: true}
 }

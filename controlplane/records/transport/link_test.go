@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// nonMember is a mesh that serves nothing, of whoever holds the cluster key and says to be a member.
+// nonMember returns a Transport that serves nothing, with a certificate for a member ID that need not belong to the
+// cluster.
 func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport {
 	m, err := New(Options{
 		Self: id, Members: members, Certificate: issued(w.t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now()),
@@ -29,7 +30,7 @@ func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport
 	return m
 }
 
-// Members come, move and go while the mesh runs.
+// SetMembers adds, moves and removes members while the transport runs.
 func TestMembersChange(t *testing.T) {
 	w := newTestCluster(t, 2)
 	ctx := limited(t)
@@ -49,7 +50,7 @@ func TestMembersChange(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "2 says hello", string(answer))
 
-	// A third is not known: it may ask for what is open to strangers, on an address, and nothing else.
+	// An unknown member may call only the commands of HandleNonMember, by address.
 	three := w.nonMember(3, map[uint64]string{1: w.addresses[1]})
 	answer, err = three.Ask(ctx, w.addresses[1], "join", nil)
 	require.NoError(t, err)
@@ -88,13 +89,13 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotSent)
 }
 
-// A member that was removed while it was away is told so as soon as it speaks.
-func TestRemovedIsTold(t *testing.T) {
+// A member that was removed while it was down is informed when it connects.
+func TestRemovedMemberIsInformed(t *testing.T) {
 	w := newTestCluster(t, 2)
-	told := make(chan struct{}, 1)
+	informed := make(chan struct{}, 1)
 	w.servers[2].mesh.opts.Removed = func() {
 		select {
-		case told <- struct{}{}:
+		case informed <- struct{}{}:
 		default:
 		}
 	}
@@ -104,8 +105,8 @@ func TestRemovedIsTold(t *testing.T) {
 	require.NoError(t, err)
 	w.servers[1].serve(l)
 	select {
-	case <-told:
+	case <-informed:
 	case <-limited(t).Done():
-		t.Fatal("it was not told")
+		t.Fatal("the removed member was not informed")
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes until try sends them without
-// blocking or flush sends them, waiting for the socket. So encryption never waits for the network, and the rest of a
-// partly written record is kept.
+// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes until try sends them
+// without blocking or flush sends them, waiting for the socket. So encryption never waits for the network, and the rest
+// of a partly written record is kept.
 type nonblockingConn struct {
 	net.Conn
 	raw syscall.RawConn

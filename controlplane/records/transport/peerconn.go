@@ -43,9 +43,10 @@ type timeouts struct {
 	idle         time.Duration // after this time without a ping or much data the receiver closes the connection
 }
 
-// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other write
-// is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait for the
-// connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine switch.
+// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other
+// write is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait
+// for the connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine
+// switch.
 type peerConn struct {
 	wake chan struct{} // capacity 1: an envelope waits or is partly written
 
@@ -176,7 +177,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		}
 		switch _, refused := fault.From(err); {
 		case refused && err.Error() != logged:
-			m.opts.Log.Warn("member does not take envelopes", "member", l.member, "err", err)
+			m.opts.Log.Warn("member refuses envelopes", "member", l.member, "err", err)
 		case logged == "":
 			m.opts.Log.Info("member cannot be reached", "member", l.member, "err", err)
 		}

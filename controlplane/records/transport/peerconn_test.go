@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// numbered is an envelope that means nothing to consensus; a payload makes it heavy.
+// numbered returns an envelope that package consensus ignores. With a payload it is heavy.
 func numbered(from, to, number uint64, payload int) message.Envelope {
 	e := message.Envelope{From: from, To: to, Kind: message.KindForward, Group: 99, Number: number}
 	if payload > 0 {
@@ -29,7 +29,7 @@ func numbered(from, to, number uint64, payload int) message.Envelope {
 	return e
 }
 
-// frames are frames as they are on the wire.
+// frames encodes bodies as frames.
 func frames(bodies ...[]byte) []byte {
 	var out []byte
 	for _, b := range bodies {
@@ -51,7 +51,8 @@ func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol stri
 	return conn.(*tls.Conn), nil
 }
 
-// sendBytes says something to a member, and returns what it has against that; io.EOF is nothing, up to the end.
+// sendBytes sends bytes to a member and returns the reason for which the member closes the connection, io.EOF without
+// one.
 func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, bytes []byte) error {
 	conn, err := w.registerIncoming(to, own, protocol)
 	if err != nil {
@@ -63,8 +64,9 @@ func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, byt
 	return (&envelopeConn{Conn: conn}).listen()
 }
 
-// A member speaks for itself, to whom it reaches, in frames and a version that are known; when it does not it hears why.
-func TestSpeaksForItself(t *testing.T) {
+// A connection accepts only envelopes from the certified member to this one, in valid frames of the known version.
+// Otherwise the sender gets the reason.
+func TestEnvelopesAreChecked(t *testing.T) {
 	heard := make(chan message.Envelope, 100)
 	hear := func(e message.Envelope) bool { heard <- e; return true }
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{1: hear}, 3, 2, 3)
@@ -98,7 +100,7 @@ func TestSpeaksForItself(t *testing.T) {
 	_, err := w.registerIncoming(1, w.as("2"), "trivet-raft/2")
 	require.ErrorContains(t, err, "no application protocol")
 
-	// Questions are answered between frames, and a second connection takes the place of the first.
+	// Pings are answered between frames, and a second connection replaces the first one.
 	first, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	require.NoError(t, err)
 	_, err = first.Write(frames(nil, good, nil))
@@ -115,7 +117,7 @@ func TestSpeaksForItself(t *testing.T) {
 	<-heard
 	_, err = io.ReadAll(first)
 	require.NoError(t, err, "closed")
-	// A member that hangs up within a frame leaves nothing.
+	// A connection that ends within a frame delivers nothing of the frame.
 	_, err = second.Write(frames(good)[:10])
 	require.NoError(t, err)
 	require.NoError(t, second.Close())
@@ -124,7 +126,7 @@ func TestSpeaksForItself(t *testing.T) {
 	require.NoError(t, w.servers[1].runner.Err())
 }
 
-// sendThenPing says one good thing, and waits for the answer to a question after it.
+// sendThenPing sends one valid frame and a ping, and waits for the response to the ping.
 func (w *testCluster) sendThenPing(good []byte) error {
 	conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	if err != nil {
@@ -137,7 +139,7 @@ func (w *testCluster) sendThenPing(good []byte) error {
 	return err
 }
 
-// deliveryLog keep the numbers that a member hears.
+// deliveryLog records the numbers of the envelopes that a member receives.
 type deliveryLog struct {
 	mu      sync.Mutex
 	numbers []uint64
@@ -158,15 +160,15 @@ func (s *deliveryLog) received(number uint64) bool {
 	return slices.Contains(s.numbers, number)
 }
 
-// beyond says whether the last that was heard is more than a number.
+// beyond reports whether the last received number is greater than a given one.
 func (s *deliveryLog) beyond(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.numbers) > 0 && s.numbers[len(s.numbers)-1] > number
 }
 
-// What is sent comes in order and once, light or heavy, by many senders' hands; also after the other side has been away.
-func TestOrderAndReturn(t *testing.T) {
+// Envelopes of concurrent senders arrive once and in order, light and heavy ones, also after the receiver was down.
+func TestOrder(t *testing.T) {
 	two := &deliveryLog{}
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{2: two.receive}, 2)
 	one := w.servers[1].mesh
@@ -213,7 +215,7 @@ func TestOrderAndReturn(t *testing.T) {
 	}
 }
 
-// fakePeer is a mesh that sends to a member which the test plays.
+// fakePeer is a Transport whose other member is played by the test.
 type fakePeer struct {
 	*Transport
 	came chan *tls.Conn
@@ -271,13 +273,14 @@ func (b *fakePeer) waiting() (n int, open bool) {
 	return len(l.waiting), l.wire != nil
 }
 
-// A member that does not read stalls nobody: what waits for it is bounded, and comes whole and in order once it reads.
+// A member that does not read blocks no sender. The queue for it is bounded, and arrives in order when the member reads
+// again.
 func TestSlowReader(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Hour, idle: time.Hour})
 	conn := b.next(t)
 	require.Eventually(t, func() bool { _, open := b.waiting(); return open }, 20*time.Second, time.Millisecond)
 	e := numbered(1, 2, 0, 10_000)
-	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // comes to an end though nobody reads
+	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // ends although the client does not read
 		b.Send(e)
 		n, _ := b.waiting()
 		require.LessOrEqual(t, n, queue)
@@ -297,10 +300,10 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// A connection whose other end is gone without a word is given up, by whoever finds out first: the writer when nothing is
-// taken, who asks when nothing is answered, the receiver when nothing is asked.
-func TestHalfOpen(t *testing.T) {
-	t.Run("takes nothing", func(t *testing.T) {
+// A connection whose other end is gone is closed by the side that notices first: the writer by the write timeout, the
+// pinging side by the missing response, or the receiver by the missing ping.
+func TestHalfOpenConnections(t *testing.T) {
+	t.Run("peer does not read", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})
 		b.next(t)
 		e := numbered(1, 2, 1, 1<<20)
@@ -309,12 +312,12 @@ func TestHalfOpen(t *testing.T) {
 		}
 		b.next(t)
 	})
-	t.Run("answers nothing", func(t *testing.T) {
+	t.Run("peer does not respond", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: 10 * time.Millisecond, response: 50 * time.Millisecond, idle: time.Hour})
 		go io.Copy(io.Discard, b.next(t))
 		b.next(t)
 	})
-	t.Run("asks nothing", func(t *testing.T) {
+	t.Run("peer does not ping", func(t *testing.T) {
 		w := newTestCluster(t, 2, 2)
 		s := w.servers[1]
 		s.mesh.mu.Lock()
@@ -325,7 +328,7 @@ func TestHalfOpen(t *testing.T) {
 		_, err = io.ReadAll(conn)
 		require.NoError(t, err, "closed")
 	})
-	t.Run("answers", func(t *testing.T) {
+	t.Run("peer responds", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: 5 * time.Millisecond, response: 10 * time.Second, idle: time.Hour})
 		conn := b.next(t)
 		for range 10 {
@@ -340,8 +343,8 @@ func TestHalfOpen(t *testing.T) {
 	})
 }
 
-// Answers that are none end the connection.
-func TestBadAnswers(t *testing.T) {
+// An invalid response closes the connection.
+func TestInvalidResponses(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	for _, bad := range [][]byte{frames([]byte("garbage")), {0xff, 0xff, 0xff, 0xff}, frames([]byte{10, 1, 'x'}), {0, 0}} {
 		conn := b.next(t)
@@ -352,19 +355,20 @@ func TestBadAnswers(t *testing.T) {
 	b.next(t)
 }
 
-// What waits for a member that is away is dropped: it gets nothing old when it is back.
-func TestNothingWaitsForTheAbsent(t *testing.T) {
+// Envelopes to a member that is down are dropped, so that it gets no outdated ones later.
+func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	l := w.servers[1].mesh.link(2).peerConn
 	for range 2 * queue {
 		w.servers[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
 	}
 	require.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.waiting) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
+	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // unknown member: no panic, and nothing is queued
 }
 
-// An envelope that cannot be encoded harms no other, whoever writes it.
-func TestLost(t *testing.T) {
+// An envelope that cannot be encoded does not affect other envelopes, whether the sender or the writer goroutine
+// encodes it.
+func TestUnencodableEnvelope(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)
 	bad := message.Envelope{From: 1, To: 2, Kind: 99}
@@ -381,8 +385,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// What the socket takes only a part of is written to its end, byte by byte.
-func TestOutlet(t *testing.T) {
+// Data that the socket accepts only in part is written completely.
+func TestPartialWrites(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()

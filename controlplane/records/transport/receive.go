@@ -163,8 +163,8 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// registerIncoming registers conn as the connection of a member and closes the member's earlier ones, which may be dead without
-// having been detected. It also makes a pump that waits to reconnect to this member try at once.
+// registerIncoming registers conn as the connection of a member and closes the member's earlier ones, which may be dead
+// without having been detected. It also makes a pump that waits to reconnect to this member try at once.
 func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

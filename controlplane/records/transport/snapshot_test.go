@@ -39,7 +39,7 @@ func (w *testCluster) as(id string) mtls.Source {
 	return issued(w.t, w.authority, mtls.Member, id, time.Now())
 }
 
-// calls is every method with nothing to say, as far as its first answer.
+// calls makes an empty call of every method and returns the first error of each.
 func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	out := map[string]error{}
 	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
@@ -61,8 +61,8 @@ func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	return out
 }
 
-// Certificates of every kind at the peers' port: only another member of this configuration gets anywhere.
-func TestImpostors(t *testing.T) {
+// Of all certificates, only that of another current member is accepted on the peer port.
+func TestWrongCertificatesAreRefused(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	ctx := limited(t)
 	now := time.Now()
@@ -95,8 +95,8 @@ func TestImpostors(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
 }
 
-// Who answers at a member's address must be that member.
-func TestAnotherAnswers(t *testing.T) {
+// A connection to a member fails if the server at the address shows another member's certificate.
+func TestServerWithAnotherCertificate(t *testing.T) {
 	w := newTestCluster(t, 3, 2, 3)
 	m, err := New(Options{
 		Self: 2, Members: map[uint64]string{2: w.addresses[2], 3: w.addresses[1]}, Certificate: w.as("2"), Authority: w.authority,
@@ -113,8 +113,8 @@ func chunkOf(name, data string, last bool) *peerv1.SnapshotChunk {
 	return &peerv1.SnapshotChunk{File: name, Data: []byte(data), Last: last, Crc32C: crc32.Checksum([]byte(data), castagnoli)}
 }
 
-// Snapshots that a member must not take, and leaves nothing of.
-func TestBadSnapshots(t *testing.T) {
+// Invalid snapshots are refused, and their files are removed.
+func TestInvalidSnapshotsAreRefused(t *testing.T) {
 	w := newTestCluster(t, 3, 2, 3)
 	s := w.servers[1]
 	ctx := limited(t)
@@ -166,8 +166,8 @@ func TestBadSnapshots(t *testing.T) {
 	require.NoError(t, s.runner.Err(), "the member goes on")
 }
 
-// A sender that hangs up in the middle leaves nothing, and one that begins again and again holds two places at most.
-func TestSnapshotsArriving(t *testing.T) {
+// An interrupted transfer leaves no files. A sender that starts over repeatedly uses at most two directories.
+func TestInterruptedSnapshots(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	s := w.servers[1]
 	var streams []peerv1.PeerService_SendSnapshotClient
@@ -195,8 +195,8 @@ func TestSnapshotsArriving(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.snapshots()) == 0 && len(l.arriving) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// Whatever becomes of a snapshot's transfer, consensus hears of it; a mesh that does not run sends none.
-func TestSnapshotRefused(t *testing.T) {
+// The result of every transfer is reported to package consensus. A transport that is not running sends no snapshot.
+func TestSnapshotResultIsReported(t *testing.T) {
 	w := newTestCluster(t, 2)
 	m := w.servers[1].mesh
 	dir := t.TempDir()
@@ -216,7 +216,7 @@ func TestSnapshotRefused(t *testing.T) {
 	require.Empty(t, m.links[2].snapshots, "the place is free again")
 }
 
-// An image in pieces, from any offset.
+// ReadImage returns the bytes of an image from any offset.
 func TestImages(t *testing.T) {
 	w := newTestCluster(t, 2)
 	images := filepath.Join(w.servers[1].dir, "images")
@@ -257,7 +257,7 @@ func TestImages(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// broken are images on a disk that fails.
+// broken implements Images with reads that fail.
 type broken struct{ reads int }
 
 func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }
@@ -270,7 +270,7 @@ func (b *broken) Read(p []byte) (int, error) {
 	return copy(p, "some"), nil
 }
 
-// A member that goes silent fails the reading.
+// ReadImage fails if the member stops sending.
 func TestImageStalls(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gave := false

@@ -59,8 +59,8 @@ type Options struct {
 	Log         *slog.Logger
 	// Now is the clock for the validity of certificates; time.Now when nil.
 	Now func() time.Time
-	// UnknownMember is called with the ID of an unknown member that connects, because this member's list may be out of date.
-	// It must not block. Optional.
+	// UnknownMember is called with the ID of an unknown member that connects, because this member's list may be out of
+	// date. It must not block. Optional.
 	UnknownMember func(member uint64)
 	// Removed is called when another member refuses this one because it was removed from the cluster. Optional.
 	Removed func()

@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// recordingMachine is a state machine that keeps what was proposed, in order.
+// recordingMachine is a state machine that records the proposals in order.
 type recordingMachine struct {
 	mu      sync.Mutex
 	grown   chan struct{}
@@ -46,7 +46,7 @@ type recordingState struct {
 	Lines       []string
 }
 
-// large is a file of a checkpoint that takes several chunks.
+// large is the content of a checkpoint file that takes several chunks.
 var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
 
 func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
@@ -63,7 +63,7 @@ func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return out, nil
 }
 
-// lines is what was proposed, each once: consensus marks its own steps by entries without data.
+// lines returns the distinct proposals. Entries without data are raft's own.
 func (m *recordingMachine) lines() []string {
 	return slices.Compact(slices.DeleteFunc(slices.Clone(m.Lines), func(line string) bool { return line == "" }))
 }
@@ -132,7 +132,7 @@ func (m *recordingMachine) until(ctx context.Context, line string) error {
 	}
 }
 
-// testServer is one member on loopback.
+// testServer is one member that listens on loopback.
 type testServer struct {
 	t                testing.TB
 	id               uint64
@@ -145,7 +145,7 @@ type testServer struct {
 	server           *rpc.Server
 }
 
-// testCluster is members that know of each other; cluster is the authority that signs them.
+// testCluster is a set of members with each other's addresses and a common certificate authority.
 type testCluster struct {
 	t          testing.TB
 	hear       map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
@@ -169,12 +169,12 @@ func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at tim
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// newTestCluster seats the members of a configuration of n. Those in absent have an address where nobody listens.
+// newTestCluster starts the members of a configuration of n. Those in absent have an address without a listener.
 func newTestCluster(t testing.TB, n uint64, absent ...uint64) *testCluster {
 	return newTestClusterWith(t, nil, n, absent...)
 }
 
-// newTestClusterWith is newTestCluster with members that hear envelopes themselves.
+// newTestClusterWith is newTestCluster with members whose envelopes are received by the test.
 func newTestClusterWith(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *testCluster {
 	w := &testCluster{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, servers: map[uint64]*testServer{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
@@ -222,7 +222,7 @@ func (w *testCluster) startServer(id uint64, l net.Listener) *testServer {
 	s.serve(l)
 	t.Cleanup(func() {
 		stopping, end := context.WithCancel(context.Background())
-		end() // nobody to hand the leadership to
+		end() // no member to transfer leadership to
 		s.runner.Stop(stopping)
 		cancel()
 		s.server.Stop()
@@ -240,13 +240,13 @@ func (s *testServer) serve(l net.Listener) {
 	go s.server.Serve(l)
 }
 
-// stopServing ends what comes in, and listens no more.
+// stopServing closes the incoming connections and the listener.
 func (s *testServer) stopServing() {
 	s.server.Stop()
 	s.mesh.closeIncoming()
 }
 
-// files are images in a directory.
+// files implements Images with a directory.
 type files string
 
 func (d files) Open(sum string) (io.ReadSeekCloser, error) {
@@ -273,7 +273,7 @@ func limited(t testing.TB) context.Context {
 	return ctx
 }
 
-// propose proposes to whoever leads the raft group.
+// propose proposes a line on the leader of the raft group.
 func (w *testCluster) propose(ctx context.Context, line string) {
 	var id [16]byte
 	rand.Read(id[:])
@@ -290,16 +290,16 @@ func (w *testCluster) propose(ctx context.Context, line string) {
 	}
 }
 
-// logOf is what a member says of its only group.
+// logOf returns a member's status of its only group.
 func (w *testCluster) logOf(ctx context.Context, member uint64) consensus.GroupStatus {
 	status, err := w.servers[member].runner.Status(ctx)
 	require.NoError(w.t, err)
 	return status.Groups[0]
 }
 
-// Three members agree over real connections; one of them is cut off until the others' logs no longer have what it
+// Three members replicate over real connections. One is isolated until the others' logs no longer contain what it
 // missed, and gets a snapshot.
-func TestTrioAgrees(t *testing.T) {
+func TestThreeMembersAgree(t *testing.T) {
 	w := newTestCluster(t, 3)
 	ctx := limited(t)
 	w.propose(ctx, "first")
@@ -309,7 +309,7 @@ func TestTrioAgrees(t *testing.T) {
 	third := w.servers[3]
 	third.stopServing()
 	missed := 0
-	// What was on its way when it was cut off may still have come.
+	// Messages that were in transit at the isolation may still arrive.
 	for first := uint64(0); missed < 60 || first <= w.logOf(ctx, 3).Last+1; missed++ {
 		w.propose(ctx, fmt.Sprint("missed ", missed))
 		first = min(w.logOf(ctx, 1).First, w.logOf(ctx, 2).First)

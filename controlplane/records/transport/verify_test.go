@@ -42,7 +42,7 @@ func TestVerify(t *testing.T) {
 		require.Error(t, one.Verify(limited(t), l.Addr().String(), 3), name)
 	}
 
-	// Where nobody answers, the caller's deadline ends it.
+	// If the address does not respond, Verify ends with the caller's context.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()

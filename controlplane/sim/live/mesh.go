@@ -148,8 +148,8 @@ func convertError(err error) error {
 	case errors.Is(err, leader.ErrNotLeader):
 		return leader.ErrNotLeader
 	case ok:
-		said := *f
-		return said.Because(nil)
+		sent := *f
+		return sent.Because(nil)
 	}
 	return &leader.RemoteError{Text: err.Error()}
 }

@@ -36,16 +36,16 @@ const (
 // keepSession runs sessions one after the other. Each is with the leader that the previous member named, or else with
 // the next member.
 func (a *agent) keepSession() {
-	seats := a.host.f.slots
+	slots := a.host.f.slots
 	for n := 0; a.ctx.Err() == nil; n++ {
-		to := seats[n%len(seats)]
+		to := slots[n%len(slots)]
 		err := a.session(to)
 		if a.ctx.Err() != nil {
 			return
 		}
 		a.host.f.trace.Add("%s: its session with %s ended: %v", a.host.name, to.name, err)
 		if f, ok := fault.From(err); ok && f.Reason == "NOT_LEADER" {
-			for i, s := range seats {
+			for i, s := range slots {
 				if f.Details["leader"] == string(s.name) {
 					n = i - 1
 				}

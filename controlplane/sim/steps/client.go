@@ -143,8 +143,8 @@ func (c *client) read(m *member) error {
 	return err
 }
 
-// clientProposer is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader that an
-// error names or on a random member. It repeats a proposal without a result under the same ID.
+// clientProposer is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader
+// that an error names or on a random member. It repeats a proposal without a result under the same ID.
 type clientProposer struct {
 	c *client
 	m *member

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// faultSchedule is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never. Few
-// runs have all faults, so that no fault hides the effects of another.
+// faultSchedule is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never.
+// Few runs have all faults, so that no fault hides the effects of another.
 type faultSchedule struct {
 	steps       int
 	loss, twice int  // percent of packets

@@ -82,7 +82,8 @@ func (c *check) noted(m *member, at place, e consensus.Entry) {
 	c.notes[at] = now
 }
 
-// proposeNotes proposes one to three notes at the same time, and checks that each is at the place that the result names.
+// proposeNotes proposes one to three notes at the same time, and checks that each is at the place that the result
+// names.
 func (c *client) proposeNotes() error {
 	if !c.w.faults.second {
 		return nil

@@ -48,8 +48,8 @@ type member struct {
 
 const group = 1
 
-// crashTrigger simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of the
-// next writes.
+// crashTrigger simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of
+// the next writes.
 type crashTrigger struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
@@ -231,8 +231,8 @@ func (m *member) tick() {
 	}
 }
 
-// checkRunning checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal of
-// an empty disk, and records any other error as a violation.
+// checkRunning checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal
+// of an empty disk, and records any other error as a violation.
 func (m *member) checkRunning() {
 	if !m.up {
 		return

@@ -98,7 +98,7 @@ func Schedule(seed uint64) (out Outcome, err error) {
 	}()
 	w.trace = sim.NewTrace(func() string { return fmt.Sprintf("%4d", w.step) })
 	w.faults = newFaultSchedule(w.rng)
-	w.trace.Add("weather %+v", w.faults)
+	w.trace.Add("faults %+v", w.faults)
 	w.network.w = w
 	w.check = newCheck(w)
 	for i, id := range ids {

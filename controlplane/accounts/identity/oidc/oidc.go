@@ -45,7 +45,7 @@ func (p *Provider) Check() error {
 	case err != nil || u.Host == "" || u.RawQuery != "" || u.Fragment != "":
 		return fmt.Errorf("issuer %q of %s is not a URL", p.Issuer, p.Name)
 	case u.Scheme != "https" && !(u.Scheme == "http" && slices.Contains([]string{"127.0.0.1", "::1", "localhost"}, u.Hostname())):
-		return fmt.Errorf("issuer %q of %s must be https: its keys are believed", p.Issuer, p.Name)
+		return fmt.Errorf("issuer %q of %s must be https, because its keys are trusted", p.Issuer, p.Name)
 	case p.ClientID == "":
 		return fmt.Errorf("client_id of %s is required", p.Name)
 	}
@@ -123,7 +123,7 @@ func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, n
 		case unreachable(err):
 			return "", unavailable(provider, err)
 		}
-		return "", fault.New(fault.Unauthenticated, "the ID token is not a good one of %s", provider).Because(err)
+		return "", fault.New(fault.Unauthenticated, "the ID token of %s is not valid", provider).Because(err)
 	}
 	var more struct {
 		AuthorizedParty string `json:"azp"`
@@ -138,7 +138,7 @@ func (p *Providers) Subject(ctx context.Context, provider, text, nonce string, n
 }
 
 func unavailable(provider string, err error) error {
-	return fault.New(fault.Unavailable, "the login provider %s cannot be asked just now", provider).Because(err).MayRetry()
+	return fault.New(fault.Unavailable, "the login provider %s cannot be reached now: try again", provider).Because(err).MayRetry()
 }
 
 // unreachable reports whether a verification failed because keys could not be fetched. go-oidc reports that only in the

@@ -63,7 +63,7 @@ func (d *fixture) attempt(name, from, with string) (bool, error) {
 	})
 }
 
-// Only the right password of a name that has one is right.
+// Try accepts only the correct password of a name that has one.
 func TestTry(t *testing.T) {
 	d := newFixtureWith(t, (*Hash).sum)
 	require.True(t, d.try("ada", "a", right))
@@ -73,7 +73,7 @@ func TestTry(t *testing.T) {
 	require.False(t, d.try("ada", "e", string(make([]byte, Max+1))))
 }
 
-// A secret is compared whole, and its misses count like those of a password.
+// A secret is compared completely, and wrong secrets count like wrong passwords.
 func TestTrySecret(t *testing.T) {
 	d := NewHasher(runtime.GOMAXPROCS(0))
 	require.True(t, d.TrySecret("TV1", "a", "s3cret", []byte("s3cret"), 0))
@@ -85,16 +85,16 @@ func TestTrySecret(t *testing.T) {
 	require.True(t, d.TrySecret("TV2", "b", "s3cret", []byte("s3cret"), 0))
 }
 
-// A name that is not there costs a try what a name that is costs, so that nobody learns names by the clock.
-func TestUnknownNamesAreTriedToo(t *testing.T) {
+// A name that does not exist takes the same time as one that does, so that timing does not reveal names.
+func TestUnknownNamesTakeTheSameTime(t *testing.T) {
 	h := newFixtureWith(t, (*Hash).sum).hash
 	require.Equal(t, [2]uint32{h.Time, h.MemoryKiB}, [2]uint32{nobody.Time, nobody.MemoryKiB})
 	require.Len(t, nobody.Sum, len(h.Sum))
 }
 
-// After ten misses in a minute from one place a name's password is not tried from there, right or not; from elsewhere
-// it is, other names are, and after the minute it is again.
-func TestMissesEndTheTrying(t *testing.T) {
+// After ten wrong passwords in a minute from one network, further passwords for the name from there are refused
+// unchecked. Other networks and names are not affected, and after the minute passwords are checked again.
+func TestMissesAreLimitedPerNetwork(t *testing.T) {
 	d := newFixture(t)
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
 	for i := range MaxMisses {
@@ -107,8 +107,8 @@ func TestMissesEndTheTrying(t *testing.T) {
 	require.True(t, d.try("ada", here, right))
 }
 
-// Guesses that come together are not all tried: the count is asked again in each one's turn.
-func TestMissesAtOnce(t *testing.T) {
+// Concurrent guesses are not all checked: the limit is checked again when each one gets its slot.
+func TestConcurrentMissesAreLimited(t *testing.T) {
 	d := newFixture(t)
 	var hashed atomic.Int64
 	d.hasher.sum = func(h *Hash, password string) []byte { hashed.Add(1); return quick(h, password) }
@@ -127,7 +127,7 @@ func TestMissesAtOnce(t *testing.T) {
 
 // After a bounded number of wrong passwords for a name in an hour from many networks, passwords from new networks are
 // refused. From a network of an earlier login the name can still log in, and wrong passwords count there alone.
-func TestGuessingFromManyNetworksEnds(t *testing.T) {
+func TestMissesAreLimitedPerName(t *testing.T) {
 	d := newFixture(t)
 	d.networks = map[string][]string{"ada": {"198.51.100.7"}}
 	hashed := 0
@@ -157,7 +157,7 @@ func TestGuessingFromManyNetworksEnds(t *testing.T) {
 }
 
 // Wrong passwords for many other names do not remove the count of wrong passwords for one name.
-func TestMissesInManyNamesForgetNoName(t *testing.T) {
+func TestMissesForOtherNamesEvictNoName(t *testing.T) {
 	th := newThrottle[attempt](MaxMisses, missWindow)
 	ada := attempt{"ada", "192.0.2.1"}
 	for range MaxMisses {
@@ -169,7 +169,7 @@ func TestMissesInManyNamesForgetNoName(t *testing.T) {
 	}
 	require.False(t, th.allow(ada, missWindow-1))
 	require.True(t, th.allow(ada, missWindow))
-	// What is over goes before what was missed once just now.
+	// Expired windows are evicted before recent misses.
 	over := newThrottle[string](MaxMisses, missWindow)
 	for i := range maxRemembers {
 		over.miss(fmt.Sprint(i), 0)
@@ -209,7 +209,7 @@ func TestNetwork(t *testing.T) {
 }
 
 // A login without a password takes no turn in the queue and does not count as a wrong password.
-func TestNoPasswordTakesNoTurn(t *testing.T) {
+func TestMissingPasswordTakesNoSlot(t *testing.T) {
 	d := newFixture(t)
 	for range 2 * MaxMisses {
 		require.False(t, d.try("ada", "192.0.2.1:1", ""))

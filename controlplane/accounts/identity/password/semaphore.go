@@ -60,8 +60,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// rankedSemaphore is a semaphore with ranked queues. It limits how many requests are served at once, to at most a quarter of the
-// cores together.
+// rankedSemaphore is a semaphore with ranked queues. It limits how many requests are served at once, to at most a
+// quarter of the cores together.
 type rankedSemaphore struct {
 	// pause is how long a slot stays taken after its work, as a multiple of the work's duration; after and now are the
 	// clock.

@@ -28,7 +28,7 @@ func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 	}
 }
 
-// loginLoad is a member of so many cores whose hashing takes hashTook, in the time of a synctest bubble.
+// loginLoad is a member with a number of cores on which a hash takes hashTook of the synctest bubble's time.
 type loginLoad struct {
 	t      *testing.T
 	hasher *Hasher
@@ -71,7 +71,7 @@ func (c *loginLoad) hash(h *Hash, password string) []byte {
 	return []byte(password)
 }
 
-// hashed is how many passwords were hashed.
+// hashed returns the number of hashed passwords.
 func (c *loginLoad) hashed() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,7 +81,7 @@ func (c *loginLoad) hashed() int {
 // Five networks with 64 connections each send wrong passwords without end. A user who logged in from the same network
 // before logs in after at most two of theirs, one who logged in from elsewhere before after at most three, and each
 // network has its share of the queue only. On two cores one password is hashed at a time, half of the time.
-func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
+func TestUsersLogInDuringAFloodOfWrongPasswords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLoginLoad(t, 2)
 		c.hasher.sum = c.hash
@@ -131,8 +131,8 @@ func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 	})
 }
 
-// Guessing the password of one user takes only a few of the turns that are reserved for users, and other users log in.
-func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
+// Guessing the password of one user takes only a few of the slots that are reserved for users, and other users log in.
+func TestGuessingForOneNameTakesFewSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLoginLoad(t, 2)
 		c.hasher.sum = c.hash

@@ -80,8 +80,8 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	return false, addRole(tx, u, g.Binding)
 }
 
-// setHomeOrg sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the home
-// org was deleted.
+// setHomeOrg sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the
+// home org was deleted.
 func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 	home := u.HomeOrg()
 	if !g.Always || g.Binding.Org == "" || home == g.Binding.Org {
@@ -109,8 +109,8 @@ func (u *User) belongsTo(org cloud.OrgID) bool {
 	return u.HomeOrg() == org
 }
 
-// addRole adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant of
-// calls that name none.
+// addRole adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant
+// of calls that name none.
 func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil

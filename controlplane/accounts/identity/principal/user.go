@@ -3,7 +3,7 @@
 // All functions work inside the caller's transaction. The package does not depend on tokens or requests. Decisions:
 //   - Users and service accounts share one table, so no two principals have the same ID. The ID of a service account is
 //     generated.
-//   - A name alone (which anybody may register) has no credential, and only a user with a credential can get a role.
+//   - A name alone (which every caller may register) has no credential, and only a user with a credential can get a role.
 //   - A user has a home org. Roles given by the home org or by system:admin are effective at once. Roles given by
 //     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes the access of
 //     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
@@ -46,8 +46,8 @@ const (
 // Identity identifies a user at an external OpenID provider.
 type Identity struct {
 	Provider, Subject string
-	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name in
-	// the configuration cannot authenticate the user.
+	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name
+	// in the configuration cannot authenticate the user.
 	Issuer string
 }
 
@@ -71,8 +71,8 @@ type User struct {
 	CreatedAt cloud.Time
 	// Epoch counts the events that invalidate all tokens. A token with another epoch is no longer valid.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no longer
-	// valid.
+	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no
+	// longer valid.
 	Since cloud.Time
 }
 

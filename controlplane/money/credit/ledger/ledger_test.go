@@ -17,7 +17,7 @@ import (
 
 const project cloud.ProjectID = "web"
 
-// testLedger plays commands on one wallet. Time is in seconds.
+// testLedger executes commands on one wallet. Time is in seconds.
 type testLedger struct {
 	*ledgertest.Memory
 	made int
@@ -108,8 +108,8 @@ func formatResult(t *testing.T, c ledger.Command, out ledger.Outcome, err error)
 	return b.String()
 }
 
-// blnk #171: two commits read the same amount left, and both took it.
-func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
+// blnk #171: two commits read the same remaining amount, and both took it.
+func TestSecondCommitChargesNothing(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 80})
@@ -130,8 +130,8 @@ func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 }
 
-// blnk #181: what is held did not count in the check of the balance.
-func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
+// blnk #181: the check of the balance ignored holds.
+func TestHoldsReduceTheAvailableAmount(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
@@ -145,8 +145,8 @@ func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "s", Amount: 30})
 }
 
-// blnk #41: a hold that was voided twice was given back twice.
-func TestReleasedTwiceIsFreedOnce(t *testing.T) {
+// blnk #41: a hold that was voided twice was returned twice.
+func TestSecondReleaseHasNoEffect(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
@@ -155,12 +155,12 @@ func TestReleasedTwiceIsFreedOnce(t *testing.T) {
 	require.True(t, again.Released)
 	require.Empty(t, again.Transactions)
 	require.EqualValues(t, 100, again.Wallet.Available())
-	// Nor by the sweep that comes later.
+	// A later sweep does not expire it either.
 	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
 }
 
-// blnk #182: a hold that was refused could be committed.
-func TestRefusedReservationIsNone(t *testing.T) {
+// blnk #182: a refused hold could be committed.
+func TestRefusedReservationCannotBeCommitted(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})
 	_, err := d.do(0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 11})
@@ -172,7 +172,7 @@ func TestRefusedReservationIsNone(t *testing.T) {
 	require.EqualValues(t, 1, d.wallet(t).Sequence)
 }
 
-// A commit and a release race: whichever comes second finds how the first ended.
+// Of a commit and a release, the second one is refused with the result of the first.
 func TestCommitRacesRelease(t *testing.T) {
 	for _, first := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
 		d := newTestLedger()
@@ -196,7 +196,7 @@ func TestNothingOverflows(t *testing.T) {
 	require.NotNil(t, f)
 	require.Equal(t, "OVERFLOW", f.Reason)
 	d.must(t, 0, ledger.Command{Op: ledger.DoTopUp, Amount: 5})
-	// What is moved in all may be more than an int64, what is moved at once may not.
+	// The total of all movements may exceed an int64, a single one may not.
 	for n := range int64(5) {
 		id := fmt.Sprint("r", n)
 		d.must(t, n, ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: math.MaxInt64})
