@@ -25,10 +25,10 @@ func newLog(t *testing.T) (*Log, *os.File) {
 	return l, w
 }
 
-// line is 64 bytes that say where they are.
+// line returns the i-th line of a log: 64 bytes that contain the line's number.
 func line(n int) string { return fmt.Sprintf("%-63d\n", n) }
 
-// spew appends lines from to to, in pieces as a guest would.
+// spew appends the lines [from, to) in several writes, as a guest would.
 func spew(t *testing.T, w *os.File, from, to int) {
 	t.Helper()
 	var b strings.Builder
@@ -58,7 +58,8 @@ func TestTail(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// A guest prints 16 times what is kept; the disk never holds much more than that, and what is kept is the end.
+// A guest prints 16 times the kept size. The disk usage never exceeds the kept size by much, and the end of the output
+// is kept.
 func TestTrimBoundsTheDisk(t *testing.T) {
 	l, w := newLog(t)
 	const each = keep / 64 / 2
@@ -121,7 +122,7 @@ func TestFollow(t *testing.T) {
 	err = l.Follow(ctx, 5, func(c Chunk) error {
 		require.Zero(t, c.Skipped)
 		got.Write(c.Data)
-		// Each piece that arrives makes the guest say the next thing.
+		// Each chunk that arrives makes the guest print the next one.
 		switch step++; step {
 		case 1:
 			spew(t, w, 1, 1000) // longer than a chunk
@@ -143,7 +144,8 @@ func TestFollow(t *testing.T) {
 	require.Equal(t, want.String()+"end", got.String())
 }
 
-// A reader that stalls while the guest prints more than is kept goes on with what is left, and is told.
+// A reader that stalls while the guest prints more than is kept continues with the remaining output, and gets the
+// number of skipped bytes.
 func TestFollowTooSlow(t *testing.T) {
 	l, w := newLog(t)
 	spew(t, w, 0, 1)
@@ -198,7 +200,7 @@ func TestFollowRemovedFile(t *testing.T) {
 	require.ErrorIs(t, l.Follow(t.Context(), 1, nil), fs.ErrNotExist)
 }
 
-// Trimming, printing and reading at once: every line that arrives is whole and in order.
+// Trimming, printing and reading run concurrently: every line that a reader gets is complete and in order.
 func TestConcurrentReaders(t *testing.T) {
 	l, w := newLog(t)
 	spew(t, w, 0, 64)
@@ -217,7 +219,7 @@ func TestConcurrentReaders(t *testing.T) {
 	end := errors.New("end")
 	err := l.Follow(t.Context(), 64, func(c Chunk) error {
 		if at == 0 {
-			// Where it began depends on how far the writer was.
+			// The first line depends on how far the writer was.
 			var first int64
 			_, err := fmt.Sscan(string(c.Data[:64]), &first)
 			require.NoError(t, err)
@@ -238,8 +240,8 @@ func TestConcurrentReaders(t *testing.T) {
 	<-done
 }
 
-// A file that has become long is cut while a program appends to it, which goes on at its end: with the file system's help
-// nothing that is kept is lost, and without it the file is emptied.
+// A file that has reached Longest is cut while a program appends to it; the program continues at its end. With support
+// of the file system no kept output is lost, without it the file is emptied.
 func TestTrimCutsALongFile(t *testing.T) {
 	for name, collapse := range map[string]func(*os.File, int64) error{
 		"collapse": collapse,

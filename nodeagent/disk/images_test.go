@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// source is where images come from: it counts, and can be told to misbehave.
+// source serves images, counts the calls, and can be made to fail.
 type source struct {
 	images map[string][]byte
 	calls  atomic.Int32
@@ -49,7 +49,7 @@ func (s *source) fetch(ctx context.Context, sum string, offset int64) (io.ReadCl
 	return io.NopCloser(r), nil
 }
 
-// cut gives n bytes and then fails.
+// cut returns the first n bytes and then an error.
 func cut(n int64) func(context.Context, io.Reader) io.ReadCloser {
 	return func(_ context.Context, r io.Reader) io.ReadCloser {
 		return io.NopCloser(io.MultiReader(io.LimitReader(r, n), broken{}))
@@ -92,7 +92,7 @@ func TestEnsure(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 0o444, st.Mode().Perm())
 
-	// After a restart it is known without a fetch, and what is not an image of ours is not.
+	// After a restart the image is found without a fetch, and files that are not images are not listed.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600))
 	again := openImages(t, dir, s)
 	require.NoError(t, again.Ensure(t.Context(), img))
@@ -131,14 +131,14 @@ func TestEnsureVerifies(t *testing.T) {
 
 	s.images[img.SHA256] = bytes.Repeat([]byte("evil"), 1000)
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
-	// A member that sends too much is not listened to for longer than the image is.
+	// Bytes beyond the image's size are not read.
 	s.images[img.SHA256] = bytes.Repeat([]byte("long"), 1_000_000)
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries, "nothing of it is kept")
 
-	// A part that something spoilt is found out, thrown away, and fetched anew.
+	// A damaged .part file is detected by its checksum, removed, and fetched again.
 	s.images[img.SHA256] = good
 	part := filepath.Join(dir, img.SHA256+".part")
 	require.NoError(t, os.WriteFile(part, []byte("spoilt"), 0o600))
@@ -167,7 +167,7 @@ func TestEnsureRefuses(t *testing.T) {
 
 	require.NoError(t, images.Ensure(t.Context(), img))
 	require.ErrorIs(t, images.Ensure(t.Context(), Image{SHA256: img.SHA256, Size: 2, Format: qcow2.Raw}), ErrRefused)
-	// Neither a link nor a file that somebody made writable is an image.
+	// A symbolic link or a writable file is not accepted as an image.
 	path := filepath.Join(dir, img.SHA256)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.ErrorContains(t, images.Ensure(t.Context(), img), "mode")
@@ -177,7 +177,7 @@ func TestEnsureRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "mode")
 }
 
-// hang gives nothing until it is closed.
+// hang blocks reads until it is closed.
 type hang struct{ closed chan struct{} }
 
 func (h hang) Read([]byte) (int, error) { <-h.closed; return 0, fs.ErrClosed }
@@ -208,7 +208,7 @@ func TestEnsureIsShared(t *testing.T) {
 		return images.flights[img.SHA256].waiting
 	}
 	require.Eventually(t, func() bool { return waiting() == callers+1 }, waitFor, tick)
-	// Who began it may leave; the others get it.
+	// The caller that started the fetch may stop waiting; the other callers get the image.
 	leave()
 	require.ErrorIs(t, <-gone, context.Canceled)
 	close(release)
@@ -233,7 +233,7 @@ func TestEnsureCanceledByLastCaller(t *testing.T) {
 	require.ErrorIs(t, <-gone, context.Canceled)
 	<-h.closed // the fetch was ended, though its reader hung
 
-	// The next caller does not inherit that.
+	// The next caller does not get the cancellation of an earlier one.
 	s.wrap = nil
 	require.NoError(t, images.Ensure(t.Context(), img))
 }

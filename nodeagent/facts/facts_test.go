@@ -168,7 +168,7 @@ func TestMode(t *testing.T) {
 	}
 }
 
-// held lists what the process has open and mapped that a probe could leave behind.
+// held lists the open files and memory mappings of the process that a probe could leak.
 func held(t *testing.T) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -189,7 +189,8 @@ func held(t *testing.T) (out []string) {
 	return out
 }
 
-// The real probe, whatever this host answers: it answers alike in both modes, stops when told to, and leaves nothing.
+// The real probe, whatever its result: the result is the same in both modes, a canceled context stops the probe, and it
+// leaks nothing.
 func TestProbe(t *testing.T) {
 	before := held(t)
 	auto, err := Accel(t.Context(), Auto)
@@ -211,7 +212,7 @@ func TestProbe(t *testing.T) {
 	require.Equal(t, before, held(t))
 }
 
-// Even a KVM that interprets runs a short loop to its end, so the way to a yes is walked on every host that has one.
+// Even a KVM that interprets runs a short loop to its end, so the successful path is tested on every host with KVM.
 func TestGuestHalts(t *testing.T) {
 	before := held(t)
 	took, err := runLoops(t.Context(), 1000)

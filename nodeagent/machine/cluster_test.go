@@ -10,8 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The host's cluster was lost and made again of a backup, as which it counts fewer starts: the guest goes on, is told as
-// it is also by the agent after this one, obeys, and starts again. One that the records do not know lives until it ends.
+// The host's cluster was recreated from a backup whose records count fewer starts. The guest keeps running and is
+// reported as it is, also by the next agent; it follows its desired state and can be started again. A guest without a
+// record runs until it ends.
 func TestAnotherCluster(t *testing.T) {
 	l := newLab(t)
 	kept, young := l.blank(1), on(l.blank(2))
@@ -55,7 +56,7 @@ func TestAnotherCluster(t *testing.T) {
 	require.NotEqual(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
 	require.NoError(t, syscall.Kill(int(pids[1]), 0), "nobody has ended it")
 
-	// How a guest ended while no agent ran is known although the counts have changed.
+	// The cause of a guest's end while no agent ran is reported although the counters were adopted.
 	l.stop()
 	l.cluster = "13"
 	l.start()

@@ -145,9 +145,9 @@ func TestAdoption(t *testing.T) {
 	require.Zero(t, l.Counts().Launches)
 }
 
-// TestHostileMonitors has intruders in the QEMU processes of four VMs answer the agent on their monitors: with silence, with
-// garbage, with a line that never ends and with a storm of events. The agent reports of each that QEMU does not answer, and
-// stops and starts another VM meanwhile.
+// In four VMs, an intruder in the QEMU process answers on the monitor: with nothing, with invalid messages, with an
+// endless line, and with a storm of events. The agent reports for each that QEMU does not answer, and can still stop
+// and start another VM.
 func TestHostileMonitors(t *testing.T) {
 	l := newLab(t)
 	hostile := []struct{ greeting, more string }{
@@ -189,13 +189,13 @@ func TestHostileMonitors(t *testing.T) {
 	require.Empty(t, l.sees(honest, cloud.ObservedRunning).LastError)
 }
 
-// intrude serves a Unix socket in place of the one that is there: each client gets a greeting, and then more without end.
+// intrude replaces a Unix socket: each client gets a greeting, and then more without end.
 func (l *lab) intrude(path, greeting, more string) {
 	dir, err := os.Open(filepath.Dir(path))
 	require.NoError(l, err)
 	defer dir.Close()
 	require.NoError(l, os.Remove(path))
-	// The path itself is too long for the address of a socket.
+	// The path is too long for the address of a socket.
 	server, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 	require.NoError(l, err)
 	var clients sync.WaitGroup
@@ -237,7 +237,7 @@ func kill9(t *testing.T, pid uint32) {
 	require.NoError(t, err)
 }
 
-// tell sends a letter to a guest's serial port.
+// tell writes a letter to a guest's serial port.
 func (l *lab) tell(id, letter string) {
 	home, err := l.o.Homes.Open(id)
 	require.NoError(l, err)

@@ -64,7 +64,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	return w
 }
 
-// paper simulates a host: the effects of actions on an Observation.
+// paper simulates a host: it applies the effects of actions to an Observation.
 type paper struct {
 	want     *agentv1.AssignedVm
 	cluster  string

@@ -74,7 +74,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
 			tc.how(l, l.boot())
-			// QEMU keeps the state. The agent that comes may still be faster than the guest.
+			// QEMU keeps the state. The next agent may look before the guest has reached it.
 			p := l.adopt()
 			require.Equal(t, tc.want, l.exited(p))
 			require.Equal(t, tc.want, l.gone())
@@ -203,7 +203,7 @@ func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	}
 }
 
-// The recorded process outside of its control group is not taken as ended, and no second one is started.
+// A recorded process outside of its control group does not count as ended, and no second one is started.
 func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -277,7 +277,7 @@ func TestAgentIsKilled(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.True(t, status.Running)
-	// Not our child: its exit status is not ours to know, but its end is.
+	// The process is not a child of this one: its end is visible, but not its exit status.
 	signal(t, p, unix.SIGKILL)
 	require.Equal(t, Exit{Crashed, "QEMU ended without a word, as it does when it is killed"}, l.exited(p))
 }

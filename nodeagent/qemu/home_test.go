@@ -82,7 +82,7 @@ func TestHomesRefuse(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, known)
 
-	// What is spoilt is not taken for absent.
+	// A damaged record is an error, not a missing record.
 	require.NoError(t, os.WriteFile(home.path("record.json"), []byte(`{"pid":`), 0o600))
 	_, err = home.Record()
 	require.Error(t, err)

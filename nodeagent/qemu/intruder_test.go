@@ -54,7 +54,7 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
 			p := l.boot()
-			// The very file that QEMU holds, as it holds it.
+			// The log file, opened as QEMU has it open.
 			f, err := os.OpenFile(l.home.path(name), os.O_WRONLY|os.O_APPEND, 0)
 			require.NoError(t, err)
 			defer f.Close()

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// types sends letters to the guest's serial port. The client stays until the test's end, or is closed.
+// types writes letters to the guest's serial port. The connection stays open until the test ends or it is closed.
 func (l *lab) types(letters string) net.Conn {
 	l.Helper()
 	dir, err := os.Open(l.home.dir)
@@ -76,7 +76,7 @@ func TestExitReasons(t *testing.T) {
 			require.Contains(t, exit.Text, tc.says)
 			require.NotContains(t, exit.Text, l.home.dir)
 
-			// The group is gone, commands say why they fail, and ending what has ended is no error.
+			// The control group is removed, commands return the exit reason, and ending the process again is no error.
 			names, err := l.launcher.Cgroups.List()
 			require.NoError(t, err)
 			require.Empty(t, names)
@@ -85,7 +85,7 @@ func TestExitReasons(t *testing.T) {
 			require.NoError(t, p.Kill(l.ctx))
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// Who looks later is told the same.
+			// A later Adopt returns the same exit.
 			var gone *GoneError
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			require.ErrorAs(t, err, &gone)
@@ -160,7 +160,7 @@ func TestControl(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// kernel is a spec with a kernel and an initrd.
+// kernel returns a spec with a kernel and an initrd.
 func (l *lab) kernel() (Spec, Files) {
 	t := l.T
 	dir := t.TempDir()
@@ -200,7 +200,7 @@ func TestBusesAndCaches(t *testing.T) {
 			l := newLab(t)
 			s, files := spec(), Files{}
 			cache, base := caches[i%len(caches)], []qcow2.Format{qcow2.Raw, qcow2.QCOW2}[i%2]
-			// The one that boots is not in the first slot: the order of the disks decides.
+			// The boot disk is not in the first slot: the order of the disks decides.
 			l.disk(&s, &files, Disk{ID: "boot", Bus: bus, Slot: 1, Cache: cache, Base: base})
 			l.disk(&s, &files, Disk{ID: "blank", Bus: bus, Slot: -1, Cache: Writethrough})
 			l.disk(&s, &files, Disk{ID: "an-id-as-long-as-an-id-may-be-32", Bus: bus, Slot: -1, Cache: NoCache})
@@ -228,7 +228,7 @@ func TestBusesAndCaches(t *testing.T) {
 					b = other.Inserted
 				}
 			}
-			// Not the cache's own "writeback": a guest may turn that off, and SeaBIOS does at virtio.
+			// The cache mode is not "writeback" itself: a guest may turn that off, and SeaBIOS does so with virtio.
 			writeCache, err := query(l.ctx, p, func(m *raw.Monitor) (any, error) {
 				return m.QomGet("/machine/peripheral/disk-boot", "write-cache")
 			})
@@ -238,7 +238,7 @@ func TestBusesAndCaches(t *testing.T) {
 			require.False(t, b.Cache.NoFlush)
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// What was written is in the overlay, and not in the image.
+			// The written data is in the overlay, and not in the image.
 			overlay := files.Disks["boot"].Overlay.Name()
 			out, err := exec.Command("qemu-img", "check", "-f", "qcow2", overlay).CombinedOutput()
 			require.NoError(t, err, "%s", out)
@@ -365,7 +365,7 @@ func TestLaunchFails(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, names)
 
-			// An agent that comes later finds no start, or one that failed.
+			// A later agent finds either no start, or one that failed.
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			var gone *GoneError
 			if errors.As(err, &gone) {

@@ -103,8 +103,8 @@ func play(nc net.Conn, script string) error {
 	return nil
 }
 
-// against runs client in a bubble of virtual time with a QEMU that plays script, all of which must be played. The
-// bubble fails when a goroutine outlives it.
+// against runs client against a QEMU that plays script, with virtual time. All steps must be played, and no goroutine
+// may outlive the test.
 func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -122,7 +122,7 @@ func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)
 	})
 }
 
-// connected is against, past the handshake.
+// connected is like against, and passes the handshake.
 func connected(t *testing.T, script string, client func(t *testing.T, c *Conn)) {
 	t.Helper()
 	against(t, script, func(t *testing.T, nc net.Conn) {
@@ -139,7 +139,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// requireUnmatched checks how many replies came after their caller had given up, and how many answered no command.
+// requireUnmatched checks how many replies arrived after their caller had stopped waiting, and how many matched no
+// command.
 func requireUnmatched(t *testing.T, c *Conn, late, unasked uint64) {
 	t.Helper()
 	c.mu.Lock()
@@ -504,7 +505,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Each stream is read the same however it is split, to its end, and each message is of one kind.
+// Every stream is parsed the same regardless of how it is split, and each message is of one kind.
 func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\r\n" +
 		`{"return": {}, "id": 1}` + "\r\n" + `{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "SHUTDOWN", "data": {"guest": true}}` + "\r\n"))

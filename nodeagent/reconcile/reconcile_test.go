@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is a host in memory: for each VM the generation that was reached, and what happened.
+// host is a host in memory: for each VM the generation that it has reached, and the steps that ran.
 type host struct {
 	mu     sync.Mutex
 	done   map[cloud.VMID]uint64
@@ -80,7 +80,7 @@ func (h *host) took() string {
 	return out
 }
 
-// fake reaches a generation in one step. DESTROYED leaves nothing.
+// fake is a VM that reaches a generation in one step. DESTROYED removes it.
 type fake struct {
 	host *host
 	id   cloud.VMID

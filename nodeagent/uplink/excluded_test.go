@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An evicted host says so once and asks nobody, neither now nor after a restart, and its assignment stays; when its token
-// is another, it joins with its key and goes on.
+// An evicted host logs this once and contacts no member, neither then nor after a restart, and keeps its assignment.
+// With a new token it joins with its key and continues.
 func TestEvicted(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := joined(t, m)
@@ -51,8 +51,8 @@ func TestEvicted(t *testing.T) {
 	require.EqualValues(t, 10, next(t, a.assigned).Term)
 }
 
-// A host that was put out does not go by the assignment on its disk, as it does when no member answers. A banned one asks
-// again in a minute.
+// An excluded host does not use the assignment on its disk, which it would use if no member answered. A banned host
+// tries again after a minute.
 func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}
@@ -73,7 +73,7 @@ func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	})
 }
 
-// What puts a host out is the word of a member with the reason, and nothing else.
+// Only an error of a member with one of the two reasons excludes a host.
 func TestExcludedHost(t *testing.T) {
 	say := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})

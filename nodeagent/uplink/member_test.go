@@ -31,7 +31,7 @@ import (
 
 const wait = 30 * time.Second // against hanging, never to be reached
 
-// member is a control-plane member as an agent sees it, behind real mutual TLS. What it says is the test's.
+// member is a fake member behind real mutual TLS. The test decides what it sends.
 type member struct {
 	agentv1.UnimplementedAgentServiceServer
 	vmv1.UnimplementedNodeServiceServer
@@ -47,7 +47,8 @@ type member struct {
 	console chan *agentv1.SendConsoleRequest
 	renewed chan *agentv1.RenewRequest
 	denied  chan struct{} // watches that were refused
-	// send is what the watch sends; nil ends the stream. Said after the watch came, so that no earlier one takes it.
+	// send holds the messages of the watch; nil ends the stream. Send to it after the watch has begun, so that no
+	// earlier watch takes the message.
 	send chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: one watch at a time
 
@@ -101,7 +102,7 @@ func (m *member) token() string {
 	return "id." + m.secret + "." + mtls.Pin(m.authority.Certificate())
 }
 
-// refuse is what a host is told that was put out.
+// refuse returns the error that an excluded host gets.
 func (m *member) refuse() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -265,7 +266,7 @@ func (m *member) SendConsole(stream grpc.ClientStreamingServer[agentv1.SendConso
 	}
 }
 
-// agent is a Link under test, and what it handed on.
+// agent is a Link under test, with the assignments that it delivered.
 type agent struct {
 	*Link
 	assigned chan Assignment
@@ -274,7 +275,7 @@ type agent struct {
 	done     chan error
 }
 
-// open makes a link in dir that knows these members; change may be nil.
+// open opens a Link in dir with these members as seeds; change may be nil.
 func open(t *testing.T, dir string, change func(*Options), members ...*member) *agent {
 	a := &agent{assigned: make(chan Assignment, 100), logged: make(chan string, 1000), done: make(chan error, 1)}
 	o := Options{
@@ -321,7 +322,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// next is what comes out of a channel.
+// next receives a value from a channel.
 func next[T any](t *testing.T, from chan T) T {
 	t.Helper()
 	select {

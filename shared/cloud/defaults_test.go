@@ -6,7 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An added role never changes a default; only when the default's own role goes is there another, or none.
+// An additional role never changes a default. Only when the role behind a default is removed does another default take
+// its place, or none.
 func TestDefaultsDoNotChange(t *testing.T) {
 	web, shop, lair := Binding{Role: ProjectMember, Org: "acme", Project: "web"}, Binding{Role: ProjectViewer, Org: "acme", Project: "shop"}, Binding{Role: ProjectAdmin, Org: "evil", Project: "lair"}
 	acme, evil := Binding{Role: OrgAdmin, Org: "acme", Project: ""}, Binding{Role: OrgAdmin, Org: "evil", Project: ""}

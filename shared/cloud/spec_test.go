@@ -15,7 +15,7 @@ const someImage = "0190a000-0000-7000-8000-000000000001"
 
 func blank(id string) Disk { return Disk{ID: id, Blank: true, SizeGiB: 1} }
 
-// What a spec may say, and what is refused, by the name of its field.
+// Check accepts or refuses each spec, and the error names the field.
 func TestSpecCheck(t *testing.T) {
 	disks := func(n int, bus DiskBus) (all []Disk) {
 		for i := range n {
@@ -108,7 +108,7 @@ func TestSpecCheck(t *testing.T) {
 	}
 }
 
-// Defaults fill what was not said, twice the same, and change nothing that was.
+// Normalize sets unset fields to their defaults, changes no other field, and has no effect the second time.
 func TestNormalize(t *testing.T) {
 	given := Spec{Disks: []Disk{{ID: "a", Blank: true, SizeGiB: 1}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone}}, Memory: &Memory{Hugepages: true}}
 	given.Normalize()
@@ -128,7 +128,7 @@ func TestNormalize(t *testing.T) {
 	require.Zero(t, shared.VCPUs, "what the caller holds is the caller's")
 }
 
-// What cannot be had yet says so by its field; what can is not refused.
+// CheckSupported refuses unsupported features by field, and accepts all others.
 func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
 		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
@@ -160,7 +160,7 @@ func TestNeedAndImages(t *testing.T) {
 	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "each once")
 }
 
-// Names, ids and pairs: the limits of overview part 6 to the byte.
+// The length limits of names, IDs and pairs are exact to the byte.
 func TestNamesAndPairs(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for name, ok := range map[string]bool{

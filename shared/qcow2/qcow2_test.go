@@ -34,7 +34,7 @@ const (
 	l1Table                                                             = 3 * cluster
 )
 
-// image makes a good one of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
+// image returns a valid image of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
 func good(t testing.TB) *file {
 	var f file
 	length, err := Create(&f, 10<<30)
@@ -204,7 +204,7 @@ func TestDetect(t *testing.T) {
 	require.False(t, IsQCOW2([]byte("QFI")))
 }
 
-// FuzzInspect states that no bytes make Inspect panic, and that what it accepts is within the limits it promises.
+// FuzzInspect checks that Inspect panics for no input, and that accepted images are within the documented limits.
 func FuzzInspect(f *testing.F) {
 	// A small image, so that the fuzzer's changes hit something: 512-byte clusters, one L2 table, one data cluster.
 	small := make(file, 6*512)
@@ -234,7 +234,7 @@ func FuzzInspect(f *testing.F) {
 		require.LessOrEqual(t, info.VirtualSize, uint64(MaxVirtualSize))
 		require.NotZero(t, info.VirtualSize)
 		require.LessOrEqual(t, info.Allocated, uint64(len(data)))
-		// No name of a backing file: bytes 8 to 20 are zero in whatever is accepted.
+		// Accepted images have no backing file name: bytes 8 to 20 are zero.
 		require.Equal(t, make([]byte, 12), data[8:20])
 	})
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets answers, and one record is written per minUpdateInterval. Its last
-// labels are recorded afterwards.
+// A host that changes its labels with every heartbeat gets responses, and one record is written per minUpdateInterval.
+// The last labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	w.mu.Unlock()
 	w.follow(1)
 	ctx := limited(t)
@@ -57,16 +57,16 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within recordEvery")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
-	// The answers renewed the lease, and another host is served as ever.
+	// The responses renewed the lease, and calls of another host are not delayed.
 	w.members[1].mu.Lock()
-	require.Equal(t, w.still.UnixMilli(), w.members[1].lastHeartbeat[a.id])
+	require.Equal(t, w.frozen.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
 	b := w.host(1, 2)
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 
 	w.mu.Lock()
-	w.still = w.still.Add(time.Duration(minUpdateInterval) * time.Millisecond)
+	w.frozen = w.frozen.Add(time.Duration(minUpdateInterval) * time.Millisecond)
 	w.mu.Unlock()
 	before = w.records.Revision()
 	for range 3 {
@@ -98,7 +98,7 @@ func TestFactsFlood(t *testing.T) {
 	}
 	_, err = s.CloseAndRecv()
 	require.NoError(t, err)
-	// The first facts, and the key of the connection's certificate.
+	// Two writes: the first facts, and the key of the connection's certificate.
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
@@ -114,13 +114,13 @@ func TestFactsFlood(t *testing.T) {
 
 func observations(from, n int) (out []*agentv1.VmObservation) {
 	for i := range n {
-		out = append(out, &agentv1.VmObservation{VmId: string(guest(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
+		out = append(out, &agentv1.VmObservation{VmId: string(testVM(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
 	}
 	return out
 }
 
-// A host that reports more than it may is read more slowly, while others are served; a message that is too large ends the
-// stream.
+// Observations beyond a host's rate are read more slowly, while other hosts are served. A message that is too large
+// ends the stream.
 func TestReportFlood(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -161,7 +161,7 @@ func TestReportFlood(t *testing.T) {
 	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
 	require.Equal(t, burst, w.told(a.id))
 
-	// Meanwhile a host with 5,000 VMs is heard of all of them, and its heartbeats are answered.
+	// Meanwhile the observations of a host with 5,000 VMs are all processed, and its heartbeats are acknowledged.
 	honest, err := b.Report(ctx)
 	require.NoError(t, err)
 	for n := range 50 {
@@ -181,11 +181,12 @@ func (w *world) told(id cloud.NodeID) int {
 	return len(w.vms.reports[id])
 }
 
-// holdPauses stops a member's clock and lets none of its pauses end before the caller does. held waits for one to begin.
+// holdPauses stops a member's clock and makes each of its pauses last until the caller's context ends. held waits until
+// a pause has begun.
 func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	began := make(chan struct{}, 64)
 	w.members[member].pause = func(ctx context.Context, d time.Duration) error {
 		if d <= 0 {
@@ -205,7 +206,7 @@ func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 	}
 }
 
-// Observations that change records are slowed by how many they change.
+// Observations that change records are slowed down by the number of changed records.
 func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
@@ -218,7 +219,7 @@ func TestChangeRateLimit(t *testing.T) {
 	s := w.members[1]
 	var all []cloud.Observation
 	for n := range 4 * changeBurst {
-		all = append(all, cloud.Observation{VM: guest(n)})
+		all = append(all, cloud.Observation{VM: testVM(n)})
 	}
 	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
 	held(limit)
@@ -226,7 +227,7 @@ func TestChangeRateLimit(t *testing.T) {
 	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
-// A host has few connections, few calls and fewer streams of reports; other hosts have their own.
+// The connections, calls and report streams of a host are limited, independently of other hosts.
 func TestConnectionAndCallLimits(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -278,7 +279,7 @@ func TestConnectionAndCallLimits(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A host that begins one session after the other is sent snapshots at a limited rate.
+// Snapshots to a host that opens one session after the other are sent at a limited rate.
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// fakeBilling is a Billing that writes down what it is told, in a record of its own in the same transaction.
+// fakeBilling implements Billing. It records each call in a record of its own, in the same transaction.
 type fakeBilling struct {
 	refuse map[string]error
 }
@@ -53,7 +53,7 @@ func (w *world) assignment() (out []string) {
 	return out
 }
 
-// Billing is told of every change of a VM, and asked before what costs.
+// Billing is called for every change of a VM, and may refuse a create and a start.
 func TestBillingIsNotified(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -88,7 +88,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.Equal(t, []string{"removed DELETED"}, w.assignment())
 }
 
-// What billing refuses has not happened.
+// A change that billing refuses has no effect.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -113,7 +113,7 @@ func TestBillingRefuses(t *testing.T) {
 	require.Equal(t, vm, w.get(vm.ID))
 }
 
-// Halt is a stop like any other, for whoever has a transaction.
+// Halt has the effect of a stop, within the caller's transaction.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

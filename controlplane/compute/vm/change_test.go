@@ -19,8 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Which delete goes in which state, and what it gives back at once: everything of what is surely off but its storage,
-// nothing of what may still run. The rest comes with the host's word that it is gone, once.
+// In which states a delete and a forced delete succeed, and which capacity they free at once: all but the storage of a
+// VM that is certainly off, and none of a VM that may still run. The rest is freed once, when the host reports the VM
+// absent.
 func TestDeleteTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -70,7 +71,7 @@ func TestDeleteTable(t *testing.T) {
 	}
 }
 
-// What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
+// A VM on an unresponsive host can be deleted only with force, and its capacity stays allocated until the host is back.
 func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -98,7 +99,7 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	}))
 }
 
-// A forced delete waits for the cut.
+// A forced delete waits until the host has powered the VM off.
 func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -119,7 +120,7 @@ func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// A delete under a key is answered again when there is nothing left to delete.
+// A delete repeated under its idempotency key returns its response although the VM is gone.
 func TestDeleteIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -230,7 +231,7 @@ func TestUpdateTable(t *testing.T) {
 	}
 }
 
-// An image that its VM may no longer see stays the VM's: only what is new is looked up.
+// A VM keeps an image that its org can no longer see: an update checks only new images.
 func TestUpdateKeepsCurrentImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -245,7 +246,7 @@ func TestUpdateKeepsCurrentImages(t *testing.T) {
 	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
 }
 
-// A host's word goes into records and must not break them, nor say anything of another host's VMs.
+// A host's report must not break a record, nor change the VMs of another host.
 func TestHostReportLimits(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -283,7 +284,7 @@ func TestHostReportLimits(t *testing.T) {
 	require.Empty(t, w.vms.usage)
 }
 
-// A report that says what is known costs no entry in the log.
+// A report that changes nothing writes no entry to the log.
 func TestUnchangedReportWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -296,7 +297,7 @@ func TestUnchangedReportWritesNothing(t *testing.T) {
 	require.Equal(t, before, w.store.Revision())
 }
 
-// Every commit of a VM is an event, in order, from the VM as it is to its end.
+// A watch delivers each commit of a VM as an event, in order, from the current VM to its deletion.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -352,7 +353,7 @@ func TestWatch(t *testing.T) {
 	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
 }
 
-// Transient states that nobody ends are ended by the leader, also by one that led not when they began.
+// The leader ends transient states whose deadline has passed, also those that began under an earlier leader.
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())

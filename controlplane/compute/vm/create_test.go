@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A VM is placed, takes what it needs of its host, and is told to the host, all at once.
+// Create places a VM, allocates its capacity and assigns it to the host in one transaction.
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
 	host, idle := w.AddHost("h1", plenty()), w.AddHost("h2", cloud.Capacity{})
@@ -139,8 +139,8 @@ func TestNames(t *testing.T) {
 	w.create("web")
 }
 
-// The same call under its key makes one VM, gives the same answer for a day even when the VM is gone, and another call
-// under that key is refused.
+// A create repeated under its idempotency key makes one VM and returns the same response for a day, even if the VM was
+// deleted. Another request under the same key is refused.
 func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -174,7 +174,8 @@ func TestCreateIsIdempotent(t *testing.T) {
 	require.NotEqual(t, first.VM.ID, later.VM.ID)
 }
 
-// Hosts fill up to what is allocatable and no further; the refusal says what each lacks; what is given back can be had.
+// Hosts are filled up to their allocatable capacity. The refusal names what each host lacks, and freed capacity can be
+// used again.
 func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	hosts := []cloud.NodeID{
@@ -200,7 +201,7 @@ func TestCapacity(t *testing.T) {
 		"h1": "has 0 vCPUs free, 2 needed", "h2": "has 0 MiB of memory free, 512 needed", "h3": "has 4 GiB of storage free, 5 needed",
 	}, f.Details)
 
-	// A host that has more than the leader remembers, or less, is judged by its record.
+	// The host's record decides, not the leader's memory, whether a VM fits.
 	full := vms[0]
 	w.report(full.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
@@ -210,7 +211,7 @@ func TestCapacity(t *testing.T) {
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
-// Two at once never share what only one can have.
+// Two concurrent creates never get the same capacity.
 func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -233,7 +234,8 @@ func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	require.EqualValues(t, 8, w.allocated(host).VCPUs)
 }
 
-// Members of a group share no host; groups of another project do not count; a selector picks hosts by label.
+// VMs of an anti-affinity group share no host, and groups of other projects do not count. A selector chooses hosts by
+// their labels.
 func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -256,8 +258,7 @@ func TestGroupsAndSelectors(t *testing.T) {
 	}
 }
 
-// A cordoned host, or one that is silent, takes nothing; a host that the leader does not remember rightly is judged by
-// its record.
+// A cordoned host and an unresponsive one get no VMs. The host's record decides if the leader's memory differs from it.
 func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -279,7 +280,7 @@ func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	require.Equal(t, silent, w.create("x").Node)
 }
 
-// A leader that has not heard from its hosts yet waits for them instead of refusing.
+// A placement waits if a new leader has not received the hosts' heartbeats yet.
 func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.AddSilentHost("h1", plenty())
@@ -304,7 +305,7 @@ func TestNoHosts(t *testing.T) {
 	require.ErrorContains(t, err, "the cloud has none yet")
 }
 
-// Used images are marked, and free again when the last VM of theirs is gone.
+// An image is recorded as used until its last VM is deleted.
 func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -317,7 +318,8 @@ func TestUsedImagesAreRecorded(t *testing.T) {
 	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 
-// Pages hold every VM once, in order, whatever is created meanwhile; another acme's are on none; a token is for its list.
+// The pages of a list hold each VM once, in order, also if VMs are created meanwhile. They hold no VM of another
+// project, and a page token is valid only for its list.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -364,7 +366,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Whatever the token, a list says that it never gave it. The fuzzer sees one that was given, but for its last byte.
+// List refuses every token that it did not return. The fuzzer begins with a returned token whose last byte is changed.
 func FuzzPageToken(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What gRPC refuses by the name of its field: values that an enumeration does not have, limits, and the arguments of
-// what is not served yet.
+// Errors of gRPC calls name the field: values that an enumeration does not have, limits, and arguments of calls that
+// are not implemented.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Who may not call is told so first, then what is wrong with the call, and only a good one that it is not served.
+// A call is checked in this order: authorization, arguments, and then UNIMPLEMENTED.
 func TestCallsAreUnimplemented(t *testing.T) {
 	as := func(role cloud.Role, project cloud.ProjectID) *cloud.Caller {
 		b := cloud.Binding{Role: role, Org: "o", Project: project}
