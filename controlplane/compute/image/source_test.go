@@ -22,25 +22,25 @@ import (
 
 // Which files may be imported by which org. All refusals have the same text, so that callers cannot explore the host.
 func TestSource(t *testing.T) {
-	own, theirs, own, outside := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	acmeDir, otherDir, own, outside := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	write := func(path string) {
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		require.NoError(t, os.WriteFile(path, []byte(path), 0o600))
 	}
 	for _, path := range []string{
-		own + "/disk", own + "/deep/er/disk", own + "/a b", own + "/twice", theirs + "/disk", own + "/disk", outside + "/secret", own + "-not/disk",
+		acmeDir + "/disk", acmeDir + "/deep/er/disk", acmeDir + "/a b", acmeDir + "/twice", otherDir + "/disk", own + "/disk", outside + "/secret", acmeDir + "-not/disk",
 	} {
 		write(path)
 	}
-	t.Cleanup(func() { os.RemoveAll(own + "-not") })
-	require.NoError(t, os.Symlink(outside+"/secret", own+"/link"))
-	require.NoError(t, os.Symlink("disk", own+"/near"))
-	require.NoError(t, os.Symlink(outside, own+"/linkdir"))
-	require.NoError(t, os.Symlink("deep", own+"/neardir"))
-	require.NoError(t, os.Symlink("/proc/self/root", own+"/root"))
-	require.NoError(t, os.Link(own+"/twice", own+"/hard"))
-	require.NoError(t, unix.Mkfifo(own+"/fifo", 0o600))
-	socket, err := net.Listen("unix", own+"/socket")
+	t.Cleanup(func() { os.RemoveAll(acmeDir + "-not") })
+	require.NoError(t, os.Symlink(outside+"/secret", acmeDir+"/link"))
+	require.NoError(t, os.Symlink("disk", acmeDir+"/near"))
+	require.NoError(t, os.Symlink(outside, acmeDir+"/linkdir"))
+	require.NoError(t, os.Symlink("deep", acmeDir+"/neardir"))
+	require.NoError(t, os.Symlink("/proc/self/root", acmeDir+"/root"))
+	require.NoError(t, os.Link(acmeDir+"/twice", acmeDir+"/hard"))
+	require.NoError(t, unix.Mkfifo(acmeDir+"/fifo", 0o600))
+	socket, err := net.Listen("unix", acmeDir+"/socket")
 	require.NoError(t, err)
 	t.Cleanup(func() { socket.Close() })
 	chdirTo := t.TempDir()
@@ -50,8 +50,8 @@ func TestSource(t *testing.T) {
 	s := New(Options{
 		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: func() int { return 1 }, Log: slog.New(slog.DiscardHandler),
 		ImportDirs: []ImportDir{
-			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: own + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
-			{Path: theirs, Orgs: []cloud.OrgID{"other"}}, {Path: own + "/missing", Orgs: []cloud.OrgID{"acme"}},
+			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: acmeDir + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
+			{Path: otherDir, Orgs: []cloud.OrgID{"other"}}, {Path: acmeDir + "/missing", Orgs: []cloud.OrgID{"acme"}},
 			{Path: "/proc", Orgs: []cloud.OrgID{"acme"}}, {Path: "/dev", Orgs: []cloud.OrgID{"acme"}},
 		},
 	})
@@ -65,55 +65,55 @@ func TestSource(t *testing.T) {
 		kind fault.Kind
 		says string // empty: it opens
 	}{
-		{"a file", ada, "acme", "file://" + own + "/disk", 0, ""},
-		{"deeper", ada, "acme", "file://" + own + "/deep/er/disk", 0, ""},
-		{"on localhost", ada, "acme", "file://localhost" + own + "/disk", 0, ""},
-		{"escaped", ada, "acme", "file://" + own + "/a%20b", 0, ""},
+		{"a file", ada, "acme", "file://" + acmeDir + "/disk", 0, ""},
+		{"deeper", ada, "acme", "file://" + acmeDir + "/deep/er/disk", 0, ""},
+		{"on localhost", ada, "acme", "file://localhost" + acmeDir + "/disk", 0, ""},
+		{"escaped", ada, "acme", "file://" + acmeDir + "/a%20b", 0, ""},
 		{"a relative directory's", ada, "acme", "file://" + chdirTo + "/relative/disk", 0, ""},
 		{"an administrator's directory", root, "acme", "file://" + own + "/disk", 0, ""},
-		{"an administrator in an org's", root, "acme", "file://" + theirs + "/disk", 0, ""},
-		{"a directory of two orgs", friend, "friend", "file://" + own + "/disk", 0, ""},
+		{"an administrator in an org's", root, "acme", "file://" + otherDir + "/disk", 0, ""},
+		{"a directory of two orgs", friend, "friend", "file://" + acmeDir + "/disk", 0, ""},
 
-		{"missing", ada, "acme", "file://" + own + "/nothing", fault.NotFound, one},
+		{"missing", ada, "acme", "file://" + acmeDir + "/nothing", fault.NotFound, one},
 		{"not an administrator", ada, "acme", "file://" + own + "/disk", fault.NotFound, one},
-		{"another org's directory", ada, "acme", "file://" + theirs + "/disk", fault.NotFound, one},
+		{"another org's directory", ada, "acme", "file://" + otherDir + "/disk", fault.NotFound, one},
 		{"outside", ada, "acme", "file://" + outside + "/secret", fault.NotFound, one},
 		{"outside, an administrator", root, "acme", "file://" + outside + "/secret", fault.NotFound, one},
 		{"/etc/shadow", root, "acme", "file:///etc/shadow", fault.NotFound, one},
-		{"a directory whose name begins the same", ada, "acme", "file://" + own + "-not/disk", fault.NotFound, one},
-		{"dots", ada, "acme", "file://" + own + "/../" + filepath.Base(outside) + "/secret", fault.NotFound, one},
-		{"dots within", ada, "acme", "file://" + own + "/deep/../disk", fault.NotFound, one},
-		{"dots, escaped", ada, "acme", "file://" + own + "/%2e%2e/" + filepath.Base(outside) + "/secret", fault.NotFound, one},
+		{"a directory whose name begins the same", ada, "acme", "file://" + acmeDir + "-not/disk", fault.NotFound, one},
+		{"dots", ada, "acme", "file://" + acmeDir + "/../" + filepath.Base(outside) + "/secret", fault.NotFound, one},
+		{"dots within", ada, "acme", "file://" + acmeDir + "/deep/../disk", fault.NotFound, one},
+		{"dots, escaped", ada, "acme", "file://" + acmeDir + "/%2e%2e/" + filepath.Base(outside) + "/secret", fault.NotFound, one},
 		{"dots, administrator", root, "acme", "file://" + own + "/../" + filepath.Base(outside) + "/secret", fault.NotFound, one},
-		{"slashes, twice", ada, "acme", "file://" + own + "//disk", fault.NotFound, one},
-		{"a link to a file outside", ada, "acme", "file://" + own + "/link", fault.NotFound, one},
-		{"a link to a file inside", ada, "acme", "file://" + own + "/near", fault.NotFound, one},
-		{"through a link to a directory", ada, "acme", "file://" + own + "/linkdir/secret", fault.NotFound, one},
-		{"through a link inside", ada, "acme", "file://" + own + "/neardir/er/disk", fault.NotFound, one},
-		{"through a link to the root", ada, "acme", "file://" + own + "/root/etc/shadow", fault.NotFound, one},
-		{"one of two names", ada, "acme", "file://" + own + "/hard", fault.NotFound, one},
-		{"the other of two names", ada, "acme", "file://" + own + "/twice", fault.NotFound, one},
-		{"a fifo", ada, "acme", "file://" + own + "/fifo", fault.NotFound, one},
-		{"a socket", ada, "acme", "file://" + own + "/socket", fault.NotFound, one},
-		{"a directory", ada, "acme", "file://" + own + "/deep", fault.NotFound, one},
-		{"the directory itself", ada, "acme", "file://" + own, fault.NotFound, one},
-		{"the directory itself, with a slash", ada, "acme", "file://" + own + "/", fault.NotFound, one},
+		{"slashes, twice", ada, "acme", "file://" + acmeDir + "//disk", fault.NotFound, one},
+		{"a link to a file outside", ada, "acme", "file://" + acmeDir + "/link", fault.NotFound, one},
+		{"a link to a file inside", ada, "acme", "file://" + acmeDir + "/near", fault.NotFound, one},
+		{"through a link to a directory", ada, "acme", "file://" + acmeDir + "/linkdir/secret", fault.NotFound, one},
+		{"through a link inside", ada, "acme", "file://" + acmeDir + "/neardir/er/disk", fault.NotFound, one},
+		{"through a link to the root", ada, "acme", "file://" + acmeDir + "/root/etc/shadow", fault.NotFound, one},
+		{"one of two names", ada, "acme", "file://" + acmeDir + "/hard", fault.NotFound, one},
+		{"the other of two names", ada, "acme", "file://" + acmeDir + "/twice", fault.NotFound, one},
+		{"a fifo", ada, "acme", "file://" + acmeDir + "/fifo", fault.NotFound, one},
+		{"a socket", ada, "acme", "file://" + acmeDir + "/socket", fault.NotFound, one},
+		{"a directory", ada, "acme", "file://" + acmeDir + "/deep", fault.NotFound, one},
+		{"the directory itself", ada, "acme", "file://" + acmeDir, fault.NotFound, one},
+		{"the directory itself, with a slash", ada, "acme", "file://" + acmeDir + "/", fault.NotFound, one},
 		{"a device", ada, "acme", "file:///dev/null", fault.NotFound, one},
 		{"a magic link to a file", ada, "acme", "file:///proc/self/exe", fault.NotFound, one},
 		{"a magic link to the root", ada, "acme", "file:///proc/self/root/etc/shadow", fault.NotFound, one},
 		{"a magic link to a directory", ada, "acme", "file:///proc/self/cwd/relative/disk", fault.NotFound, one},
-		{"a zero byte", ada, "acme", "file://" + own + "/disk%00.raw", fault.NotFound, one},
+		{"a zero byte", ada, "acme", "file://" + acmeDir + "/disk%00.raw", fault.NotFound, one},
 
 		{"nothing", ada, "acme", "", fault.InvalidArgument, "is required"},
 		{"no URL", ada, "acme", "file://%zz", fault.InvalidArgument, "not a URL"},
-		{"a path", ada, "acme", own + "/disk", fault.InvalidArgument, `the scheme must be file, got ""`},
+		{"a path", ada, "acme", acmeDir + "/disk", fault.InvalidArgument, `the scheme must be file, got ""`},
 		{"relative", ada, "acme", "file:disk", fault.InvalidArgument, "an/absolute/path"},
 		{"relative, with slashes", ada, "acme", "file://relative/disk", fault.InvalidArgument, "an/absolute/path"},
-		{"a host", ada, "acme", "file://example.com" + own + "/disk", fault.InvalidArgument, "an/absolute/path"},
-		{"a user", ada, "acme", "file://root@localhost" + own + "/disk", fault.InvalidArgument, "an/absolute/path"},
-		{"a query", ada, "acme", "file://" + own + "/disk?x", fault.InvalidArgument, "an/absolute/path"},
-		{"an empty query", ada, "acme", "file://" + own + "/disk?", fault.InvalidArgument, "an/absolute/path"},
-		{"a fragment", ada, "acme", "file://" + own + "/disk#x", fault.InvalidArgument, "an/absolute/path"},
+		{"a host", ada, "acme", "file://example.com" + acmeDir + "/disk", fault.InvalidArgument, "an/absolute/path"},
+		{"a user", ada, "acme", "file://root@localhost" + acmeDir + "/disk", fault.InvalidArgument, "an/absolute/path"},
+		{"a query", ada, "acme", "file://" + acmeDir + "/disk?x", fault.InvalidArgument, "an/absolute/path"},
+		{"an empty query", ada, "acme", "file://" + acmeDir + "/disk?", fault.InvalidArgument, "an/absolute/path"},
+		{"a fragment", ada, "acme", "file://" + acmeDir + "/disk#x", fault.InvalidArgument, "an/absolute/path"},
 		{"http", ada, "acme", "http://169.254.169.254/latest", fault.FailedPrecondition, "not served yet"},
 		{"ftp", ada, "acme", "ftp://example.com/x", fault.InvalidArgument, "the scheme must be file"},
 		{"long", ada, "acme", "file:///" + strings.Repeat("x", 4096), fault.InvalidArgument, "4096"},
