@@ -155,7 +155,7 @@ func TestRestoreWithAHost(t *testing.T) {
 		return vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
 	})
 	require.Equal(t, vmv1.VmState_VM_STATE_STOPPED, vm.GetState())
-	require.Contains(t, vm.GetStatus().GetLastError(), "started after the backup")
+	require.Contains(t, vm.GetStatus().GetLastError(), "restored backup says it is stopped")
 	vm, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())

@@ -171,7 +171,7 @@ func TestBuildRefuses(t *testing.T) {
 		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
 		{"image where none was", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
 		{"no image where one was", Disk{ID: "old", Size: gib}, "another image"},
-		{"disk whose note is lost", Disk{ID: "lost", Size: gib}, "nothing says as what"},
+		{"disk whose note is lost", Disk{ID: "lost", Size: gib}, "without a description"},
 		{"other image", Disk{ID: "old", Size: gib, Image: &raw}, "another image"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

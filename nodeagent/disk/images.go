@@ -125,9 +125,9 @@ func (s *Images) checkCached(img Image) error {
 	case err != nil:
 		return err
 	case !st.Mode().IsRegular() || st.Mode().Perm() != 0o444:
-		return fmt.Errorf("image %s: its file has mode %v and not that of one which arrived here", img.SHA256, st.Mode())
+		return fmt.Errorf("image %s: its file has mode %v, not 0444", img.SHA256, st.Mode())
 	case st.Size() != img.Size:
-		return fmt.Errorf("%w: image %s has %d bytes and not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
+		return fmt.Errorf("%w: image %s has %d bytes, not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ func withTimeout(ctx context.Context, probe func(context.Context) (time.Duration
 	case a := <-came:
 		return a.took, a.err
 	case <-t.C:
-		return 0, fmt.Errorf("KVM did not come back within %v", probeTimeout)
+		return 0, fmt.Errorf("KVM did not respond within %v", probeTimeout)
 	}
 }
 

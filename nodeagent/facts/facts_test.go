@@ -138,11 +138,11 @@ func TestMode(t *testing.T) {
 	}{
 		"auto, works":      {mode: Auto, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
 		"auto, broken":     {mode: Auto, probe: broken, want: Accelerator{TCG, "interpreted"}},
-		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not come back within 5s"}},
+		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not respond within 5s"}},
 		"auto, called off": {mode: Auto, probe: stopped, says: "context deadline exceeded"},
 		"kvm, works":       {mode: WantKVM, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
 		"kvm, broken":      {mode: WantKVM, probe: broken, says: "KVM does not run guests here: interpreted"},
-		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not come back"},
+		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not respond"},
 		"tcg":              {mode: WantTCG, probe: never, want: Accelerator{TCG, "configured"}},
 		"none":             {mode: "", probe: never, says: `unknown acceleration ""`},
 		"another":          {mode: "hvf", probe: never, says: "want auto, kvm or tcg"},

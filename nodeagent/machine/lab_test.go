@@ -143,7 +143,7 @@ func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser,
 		return nil, *err
 	}
 	if sum != l.sum() {
-		return nil, errors.New("no member gives the image")
+		return nil, errors.New("no member provides the image")
 	}
 	return io.NopCloser(bytes.NewReader(l.image[offset:])), nil
 }

@@ -369,12 +369,12 @@ func TestGuestPanics(t *testing.T) {
 // A build that fails is repeated, unless it would fail the same way.
 func TestBuildFails(t *testing.T) {
 	l := newLab(t)
-	away := errors.New("no member gives the image")
+	away := errors.New("no member provides the image")
 	l.fetchErr.Store(&away)
 	want := on(l.vm(1))
 	l.assign(want)
 	l.until(cloud.VMID(want.VmId), "why it is not built", func(o cloud.Observation) bool {
-		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member gives the image")
+		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member provides the image")
 	})
 	l.fetchErr.Store(nil)
 	o := l.sees(want, cloud.ObservedRunning)

@@ -160,9 +160,9 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 
 // Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
-	msgStartedSinceBackup = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
-	msgStoppedSinceBackup = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
-	msgUnknownVM          = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
+	msgStartedSinceBackup = "the VM is running, but the restored backup says it is stopped: start it to keep it running, then stop it if it should be off"
+	msgStoppedSinceBackup = "the VM is stopped, but the restored backup says it is running: start it if it should run"
+	msgUnknownVM          = "no record of this VM exists in the restored cluster: its guest keeps running until it ends, and its disks are kept"
 )
 
 // planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be

@@ -204,7 +204,7 @@ func (h *paper) report(p Plan) string {
 	levels := map[cloud.Observed]string{cloud.ObservedAbsent: "ABSENT", cloud.ObservedBuilding: "BUILDING",
 		cloud.ObservedBuilt: "BUILT", cloud.ObservedLaunching: "LAUNCHING", cloud.ObservedRunning: "RUNNING",
 		cloud.ObservedStopping: "STOPPING", cloud.ObservedBuildFailed: "BUILD_FAILED", cloud.ObservedEnded: "ENDED"}
-	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitRequested: " as asked", cloud.ExitFailed: " in failure"}
+	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitRequested: " as requested", cloud.ExitFailed: " in failure"}
 	out := levels[p.Observed] + exits[p.Exit]
 	if p.Error != "" {
 		out += fmt.Sprintf(" %q", p.Error)

@@ -78,7 +78,7 @@ var (
 
 	// errOutsideCgroup means that the process runs outside of its control group, without its limits. No second process
 	// may be started, and an operator has to end this one.
-	errOutsideCgroup = errors.New("it is not in its control group: was the tree of control groups given another name?")
+	errOutsideCgroup = errors.New("it is not in its control group: was the setting cgroup changed?")
 )
 
 // findProcess returns a pidfd of the recorded process. The error wraps fs.ErrNotExist if the process has ended.
@@ -187,7 +187,7 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 func (p *Process) checkUUID(ctx context.Context) error {
 	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
 	if err == nil && info.UUID != p.home.id {
-		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)
+		return fmt.Errorf("the QEMU process %d has the UUID %q", p.record.PID, info.UUID)
 	}
 	return nil
 }

@@ -279,5 +279,5 @@ func TestAgentIsKilled(t *testing.T) {
 	require.True(t, status.Running)
 	// The process is not a child of this one: its end is visible, but not its exit status.
 	signal(t, p, unix.SIGKILL)
-	require.Equal(t, Exit{Crashed, "QEMU ended without a word, as it does when it is killed"}, l.exited(p))
+	require.Equal(t, Exit{Crashed, "QEMU ended without an error message, as when it is killed"}, l.exited(p))
 }

@@ -180,14 +180,14 @@ func printable(s string, n int) string {
 
 // Exits that more than one function records.
 var (
-	exitRequested     = Exit{Requested, "powered off as asked"}
+	exitRequested     = Exit{Requested, "powered off as requested"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
 	exitHostRestarted = Exit{Crashed, "the host was restarted"}
 	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
 // exitFlooded is the Exit of a QEMU that was killed because its logs grew too fast.
-var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
+var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was killed: an attacker may have escaped from the guest"}
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 

@@ -207,7 +207,7 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
 		// The exit status is known only to the parent of a process, and this agent adopted it.
-		text = "QEMU ended without a word, as it does when it is killed"
+		text = "QEMU ended without an error message, as when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
 }

@@ -59,9 +59,9 @@ func TestExitReasons(t *testing.T) {
 		says   string
 	}{
 		{"guest powers off", func(l *lab, _ *Process) { l.types("o") }, Guest, "the guest powered itself off"},
-		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Requested, "as asked"},
-		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Requested, "as asked"},
-		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as asked"},
+		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Requested, "as requested"},
+		{"hard power off", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Requested, "as requested"},
+		{"killed by the agent", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as requested"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
 		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
 		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},

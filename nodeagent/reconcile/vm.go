@@ -20,7 +20,7 @@ const (
 	maxRepeats = 3
 )
 
-var errNoProgress = errors.New("the same step was done again and again and changed nothing")
+var errNoProgress = errors.New("the step was repeated and changed nothing")
 
 // vm is the goroutine of one VM and its desired state.
 type vm struct {
@@ -172,7 +172,7 @@ func (v *vm) failed(t *attempts, name string, err error) {
 	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
 	if t.logged != err.Error() {
 		t.logged = err.Error()
-		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
+		v.loop.o.Log.Warn("step failed", "vm", v.id, "step", name, "err", err)
 	}
 }
 

@@ -75,7 +75,7 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 	}
 	k.term = term
 	if err := writeFile(k.dir, termFile, []byte(strconv.FormatUint(term, 10)+"\n")); err != nil {
-		k.log.Warn("term not kept", "err", err)
+		k.log.Warn("cannot store the term", "err", err)
 	}
 }
 
@@ -98,7 +98,7 @@ func (k *assignmentStore) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		if err := k.write(); err != nil {
-			k.log.Warn("assignment not kept", "err", err)
+			k.log.Warn("cannot store the assignment", "err", err)
 		}
 		select {
 		case <-time.After(writeInterval):

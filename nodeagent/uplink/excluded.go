@@ -48,9 +48,9 @@ func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	if reason != l.exclusion {
 		l.exclusion = reason
 		if reason == banned {
-			l.o.Log.Error("this host is banned from its cluster: it is told nothing until `trivet node unban`; guests run on", "node", l.Node())
+			l.o.Log.Error("this host is banned from its cluster: members refuse it until `trivet node unban`; guests keep running", "node", l.Node())
 		} else {
-			l.o.Log.Error("this host was evicted from its cluster: it asks no more until its join token is replaced by one of `trivet node token`; guests run on",
+			l.o.Log.Error("this host was evicted from its cluster: it contacts no member until its join token is replaced by a new one of `trivet node token`; guests keep running",
 				"node", l.Node())
 		}
 	}
@@ -85,7 +85,7 @@ func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	}
 	if pin, err := pinOf(token); err != nil || !l.identity.credential().matchesPin(pin) {
 		l.triedToken = token
-		l.o.Log.Warn("the join token is not one of this host's cluster")
+		l.o.Log.Warn("the join token belongs to another cluster than this host")
 		return false, nil
 	}
 	for _, addr := range l.members() {

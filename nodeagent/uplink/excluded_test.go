@@ -27,7 +27,7 @@ func TestEvicted(t *testing.T) {
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
-		a.says(t, "evicted from its cluster", "trivet node token", "guests run on")
+		a.says(t, "evicted from its cluster", "trivet node token", "guests keep running")
 		a.says(t, "token was refused")
 		require.Equal(t, "n1", string(a.Node()), "it knows who it was")
 		require.Len(t, m.denied, 1)
@@ -43,7 +43,7 @@ func TestEvicted(t *testing.T) {
 	a.says(t, "token was refused")
 	<-m.joins
 	token.Store("not a token")
-	a.says(t, "not one of this host's cluster")
+	a.says(t, "belongs to another cluster")
 	token.Store(m.token())
 	next(t, m.joins)
 	next(t, m.watches)

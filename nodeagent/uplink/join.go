@@ -51,7 +51,7 @@ func (l *Link) join(ctx context.Context) error {
 }
 
 // errToken is wrapped by errors about the host's own join token.
-var errToken = errors.New("no join token that could be used (`trivet node token` makes one)")
+var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
 // mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and the
 // token is of another one. After the move the option has no effect, so that it may stay in the configuration. A token
@@ -75,7 +75,7 @@ func (l *Link) mustLeave(c *credential) (bool, error) {
 }
 
 // errStoreIdentity is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
-var errStoreIdentity = errors.New("cannot keep the host's identity")
+var errStoreIdentity = errors.New("cannot store the host's identity")
 
 func (l *Link) joinAt(ctx context.Context, addr string) error {
 	token, err := l.o.Token()
@@ -132,7 +132,7 @@ func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClien
 		return nil
 	}
 	if err := l.rejoin(ctx, addr); err != nil {
-		return fmt.Errorf("the host's certificate ran out at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
+		return fmt.Errorf("the host's certificate expired at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 }
 
 // errClock reports that a new certificate has already expired.
-var errClock = errors.New("the certificate that the control plane has just given is over already: is this host's clock right?")
+var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
 // errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
 // opened.

@@ -62,7 +62,7 @@ func TestLeaveCluster(t *testing.T) {
 	for _, leave := range []string{"", "99"} { // nor by the name of another
 		a := open(t, dir, in(leave), restored).run(t)
 		require.Equal(t, "1234", a.Cluster())
-		line := a.says(t, "no session", "member of cluster 5678", "this host is of cluster 1234", "trivet node token", "--leave-cluster 1234")
+		line := a.says(t, "no session", "member of cluster 5678", "this host belongs to cluster 1234", "trivet node token", "--leave-cluster 1234")
 		require.Equal(t, 1, strings.Count(line, "\n"))
 		a.stop()
 		require.Empty(t, restored.joins)

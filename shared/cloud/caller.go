@@ -75,7 +75,7 @@ func (b Binding) Check() error {
 		want         bool
 	}{{"binding.org_id", string(b.Org), wantOrg}, {"binding.project_id", string(b.Project), wantProject}} {
 		if !c.want && c.value != "" {
-			return fault.Invalid(c.field, "a %s binding has none", b.Role)
+			return fault.Invalid(c.field, "must be empty in a %s binding", b.Role)
 		}
 		if c.want {
 			if err := CheckCallerID(c.field, c.value); err != nil {

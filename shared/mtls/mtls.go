@@ -122,7 +122,7 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
-				return errors.New("no certificate shown")
+				return errors.New("no certificate was presented")
 			}
 			leaf := state.PeerCertificates[0]
 			at := time.Now()

@@ -126,7 +126,7 @@ func TestPin(t *testing.T) {
 	_, err := handshake(t, serving(ours), ClientPinned(Pin(ours.Certificate())))
 	require.NoError(t, err)
 	_, err = handshake(t, serving(theirs), ClientPinned(Pin(ours.Certificate())))
-	require.ErrorContains(t, err, "another authority")
+	require.ErrorContains(t, err, "another certificate authority")
 }
 
 func TestSameSeedSameAuthority(t *testing.T) {

@@ -287,7 +287,7 @@ func TestRestartContinuesImport(t *testing.T) {
 	w.run(w.member(1))
 	i = w.settled(made.Image.ID)
 	require.Equal(t, cloud.ImageError, i.Status)
-	require.Equal(t, "the source is no longer there", i.Metadata[cloud.ImageReason])
+	require.Equal(t, "the source no longer exists", i.Metadata[cloud.ImageReason])
 }
 
 // Run returns only after running copies have ended, and OpenFiles removes the incomplete files that they leave.
@@ -446,8 +446,8 @@ func TestVisibility(t *testing.T) {
 		{name: "an administrator publishes", v: cloud.Public, admin: true},
 		{name: "shared with nobody", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
 		{name: "shared", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b,c"}},
-		{name: "shared with what is no org", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is none`},
-		{name: "a reason that is ours", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "ours to set"},
+		{name: "shared with what is no org", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is not an org ID`},
+		{name: "a reserved key", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "set by the control plane only"},
 		{name: "no visibility at all", v: 9, kind: fault.InvalidArgument, says: "visibility"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

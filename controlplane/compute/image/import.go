@@ -42,7 +42,7 @@ func (s *Service) restartImport(i *cloud.Image) {
 				return s.importFrom(ctx, *i, from)
 			}
 		}
-		return s.record(ctx, importResult{ID: i.ID, Failure: "the source is no longer there"})
+		return s.record(ctx, importResult{ID: i.ID, Failure: "the source no longer exists"})
 	})
 }
 
@@ -96,7 +96,7 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	}
 	p, err := s.opts.Files.begin(from.size)
 	if errors.Is(err, errNoSpace) {
-		return done, &userError{fmt.Sprintf("member %d has no room for it", s.opts.Self)}
+		return done, &userError{fmt.Sprintf("member %d has not enough disk space for it", s.opts.Self)}
 	}
 	if err != nil {
 		return done, err

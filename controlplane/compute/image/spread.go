@@ -131,7 +131,7 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	ask := holderRequest{i.ID, s.opts.Self, i.SHA256}
 	if !has {
 		if slices.Contains(i.Holders, s.opts.Self) {
-			s.opts.Log.Warn("the bytes of an image are gone", "image", i.ID)
+			s.opts.Log.Warn("the file of an image is missing; pulling it again", "image", i.ID)
 			if _, err := removeHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
 				return err
 			}
@@ -147,7 +147,7 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 }
 
 // errWrongBytes means that a member sent wrong bytes.
-var errWrongBytes = errors.New("it sent other bytes")
+var errWrongBytes = errors.New("it sent bytes with another checksum")
 
 // pull reads an image from its holders. If one fails, the next continues at the same offset. If the checksum is wrong,
 // the bytes are read again, from a single member if several had contributed.
@@ -173,7 +173,7 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 		case err == nil:
 			return p.commit()
 		case errors.Is(err, errWrongBytes):
-			s.opts.Log.Warn("a member sent other bytes than the image's", "image", i.ID, "member", member)
+			s.opts.Log.Warn("a member sent bytes with another checksum", "image", i.ID, "member", member)
 			if err := p.reset(); err != nil {
 				return err
 			}

@@ -154,7 +154,7 @@ func TestPull(t *testing.T) {
 		{"one sends too much", []fakeHolder{serveTooMuch, serveAll}, "1@0 2@0", ""},
 		{"the first half was bad", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
 		{"the second half was bad", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
-		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "other bytes"},
+		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "bytes with another checksum"},
 		{"all break off", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
 		{"nobody has it", nil, "", "no other member"},
 	} {

@@ -155,7 +155,7 @@ func TestHeartbeat(t *testing.T) {
 		}, codes.InvalidArgument, "labels: at most 4096 bytes together"},
 		"a long label":    {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
 		"a long version":  {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
-		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too much"},
+		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too many values"},
 		"a long class":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = []string{strings.Repeat("x", 129)} }, codes.InvalidArgument, "storage"},
 		"a sum overflows": {func(r *vmv1.HeartbeatNodeRequest) { r.Allocatable.Vcpus = 1<<32 - 1 }, codes.InvalidArgument, "allocatable"},
 		"memory of 2^63":  {func(r *vmv1.HeartbeatNodeRequest) { r.Capacity.MemoryMib = 1 << 63 }, codes.InvalidArgument, "capacity"},

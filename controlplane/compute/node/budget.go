@@ -85,7 +85,7 @@ func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(),
 	}
 	s.mu.Unlock()
 	if full {
-		return nil, fault.New(fault.ResourceExhausted, "%d calls of this host are under way: end some before beginning more", maxCalls)
+		return nil, fault.New(fault.ResourceExhausted, "this host has %d calls in progress, which is the limit: end some first", maxCalls)
 	}
 	leave = func() {
 		s.mu.Lock()

@@ -120,7 +120,7 @@ func TestEvict(t *testing.T) {
 	for member := uint64(1); member <= 2; member++ {
 		for method, err := range callAll(ctx, w.at(member, h)) {
 			if method != "Join" {
-				refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+				refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 				require.Equal(t, ReasonEvicted, reason(err), method)
 			}
 		}
@@ -144,7 +144,7 @@ func TestEvict(t *testing.T) {
 	_, err = w.at(1, again).HeartbeatNode(ctx, sendHeartbeat(w.at(1, again)))
 	require.NoError(t, err)
 	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 
 	// The streams of the other host stay open.
 	open := func() (n int) {
@@ -202,9 +202,9 @@ func TestEvictWithVMs(t *testing.T) {
 	require.NoError(t, err)
 	ends := w.with(1, h.own)
 	_, err = ends.HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 	_, err = w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
 
@@ -219,7 +219,7 @@ func TestEvictWithVMs(t *testing.T) {
 	require.Equal(t, agentv1.Power_POWER_ON, first.GetVms()[0].GetPower())
 	require.Equal(t, agentv1.Power_POWER_DESTROYED, first.GetVms()[1].GetPower())
 	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 	_, err = w.at(2, back).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	require.NoError(t, err)
 
@@ -342,7 +342,7 @@ func TestBanAKey(t *testing.T) {
 		"SHA-256":               {Key: strings.ToUpper(keyText(sum))},
 		"node_id":               {Node: "rack-1"},
 		"no node":               {Node: cloud.NodeID(testVM(7))},
-		"is not known":          {Node: w.host(1, 3).id},
+		"is not recorded":       {Node: w.host(1, 3).id},
 		"at most 256 printable": {Key: keyText(sum), Reason: strings.Repeat("x", 257)},
 		"printable bytes":       {Key: keyText(sum), Reason: "a\nb"},
 	} {

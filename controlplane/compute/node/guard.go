@@ -128,7 +128,7 @@ func (s *Service) Guard(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.opts.Log.Warn("evictions are read again", "err", err)
+		s.opts.Log.Warn("watch of evictions failed; retrying", "err", err)
 		select {
 		case <-time.After(freshInterval):
 		case <-ctx.Done():
@@ -233,7 +233,7 @@ func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 		return
 	}
 	open := s.guard.filter(anyConn)
-	s.opts.Log.Warn("closing the connections of all hosts: whether one was evicted cannot be known", "count", len(open), "err", err)
+	s.opts.Log.Warn("closing the connections of all hosts: evictions could not be read", "count", len(open), "err", err)
 	for _, c := range open {
 		c.closeRaw()
 	}

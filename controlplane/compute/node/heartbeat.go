@@ -117,9 +117,9 @@ func checkHeartbeat(n *cloud.Node) error {
 	}
 	switch {
 	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
-		return fault.Invalid("state", "an agent says READY or NOT_READY")
+		return fault.Invalid("state", "must be READY or NOT_READY")
 	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64:
-		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
+		return fault.New(fault.InvalidArgument, "the heartbeat lists too many values")
 	}
 	for _, c := range []struct {
 		field string

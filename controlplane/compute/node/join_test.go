@@ -136,7 +136,7 @@ func TestJoinRefused(t *testing.T) {
 	require.NoError(t, err)
 
 	_, err = w.dial(1, mtls.ClientPinned(strings.Repeat("0", 64))).Join(ctx, &ask{Protocol: 1, Token: token, Csr: good, Name: "h"})
-	refused(t, err, codes.Unavailable, "another authority")
+	refused(t, err, codes.Unavailable, "another certificate authority")
 }
 
 // TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them joins.
@@ -224,7 +224,7 @@ func TestRenew(t *testing.T) {
 		"valid": issued(0, time.Hour), "just over": issued(time.Hour+time.Minute, time.Hour), "six days over": issued(7*24*time.Hour, 24*time.Hour),
 	} {
 		_, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: request(t, newKey(t))})
-		refused(t, err, codes.InvalidArgument, "the key of the certificate")
+		refused(t, err, codes.InvalidArgument, "the key of the connection")
 		c, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 		require.NoError(t, err, name)
 		require.Equal(t, string(id), c.GetNodeId())

@@ -173,7 +173,7 @@ func TestSessionsEnd(t *testing.T) {
 	require.EqualValues(t, 2, first.GetTerm())
 	w.leadership.Elect(2)
 	_, err = s.Recv()
-	refused(t, err, codes.Unavailable, "leads anew")
+	refused(t, err, codes.Unavailable, "leader again in a new term")
 	w.leadership.Elect(0)
 	_, err = w.host(2, 1).watch(t).Recv()
 	refused(t, err, codes.Unavailable, "no leader")
@@ -240,7 +240,7 @@ func TestConsole(t *testing.T) {
 	require.EqualValues(t, 4096, ask.GetTailBytes())
 	require.False(t, ask.GetFollow())
 	_, err := answer(b, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.NotFound, "nobody waits") // another host cannot put words into this one's mouth
+	refused(t, err, codes.NotFound, "no reader waits") // another host cannot send the console of this one
 	out := answer(a, ask.GetRequestId())
 	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
 	require.Empty(t, <-r.pieces, "the first message says only what it answers")
@@ -252,7 +252,7 @@ func TestConsole(t *testing.T) {
 	require.NoError(t, <-r.end)
 	canceled(ask.GetRequestId())
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.NotFound, "nobody waits")
+	refused(t, err, codes.NotFound, "no reader waits")
 
 	// The agent returns an error, breaks the stream, sends too large a message; then the reader cancels.
 	for name, c := range map[string]struct {
@@ -266,7 +266,7 @@ func TestConsole(t *testing.T) {
 		"breaks off": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
 		"too large": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
 			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxChunk+1)})
-		}, fault.Unavailable, "a piece of"},
+		}, fault.Unavailable, "which is too large"},
 		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
 	} {
 		r := w.read(2, a.id, true)

@@ -312,7 +312,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 // errNoHost returns the error of a placement that found no host, with the reason per host.
 func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
-		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has none yet").WithReason("NO_HOST_FITS")
+		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")
 	}
 	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
 	const most = 20

@@ -302,7 +302,7 @@ func TestNoHosts(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
-	require.ErrorContains(t, err, "the cloud has none yet")
+	require.ErrorContains(t, err, "the cloud has no hosts yet")
 }
 
 // An image is recorded as used until its last VM is deleted.

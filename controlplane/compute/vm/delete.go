@@ -80,7 +80,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	unresponsive := vm.Node != "" && s.opts.Nodes.Unresponsive(vm.Node)
 	if unresponsive && !force {
 		return deleteResponse{}, fault.New(fault.FailedPrecondition,
-			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
+			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or use force", vm.Name)
 	}
 	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
 	if err := vm.Apply(ev, tx.Now()); err != nil {

@@ -351,7 +351,7 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if out.TimedOut {
-		return nil, fault.New(fault.DeadlineExceeded, "still stopping; ask again").MayRetry()
+		return nil, fault.New(fault.DeadlineExceeded, "still stopping: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "stopped"}, nil
