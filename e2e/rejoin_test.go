@@ -164,7 +164,7 @@ func TestRestoreWithAHost(t *testing.T) {
 
 	_, err = g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: project, VmId: young})
 	require.Equal(t, codes.NotFound, status.Code(err))
-	w.agentSays(ctx, 0, "no record knows this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
+	w.agentSays(ctx, 0, "no record of this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
 	log, err := os.ReadFile(w.dir.LogFile("restored"))
 	require.NoError(t, err)
 	require.Contains(t, string(log), young, "the control plane names it too")

@@ -90,7 +90,7 @@ func (h *fakeHost) dump() string {
 }
 
 func TestVersion2(t *testing.T) {
-	h := newFakeHost(t, "unified", "memory") // a version 1 controller beside it is none of our business
+	h := newFakeHost(t, "unified", "memory") // a version 1 controller beside it is not used
 	h.write("unified/cgroup.controllers", "cpuset cpu io memory hugetlb pids rdma misc\n")
 	tree, err := h.open("guests.slice/guests.service")
 	require.NoError(t, err)

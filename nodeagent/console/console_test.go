@@ -69,7 +69,7 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 		st, err := os.Stat(l.Path())
 		require.NoError(t, err)
 		require.LessOrEqual(t, allocatedBytes(st), int64(keep+slack+8192))
-		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset goes on meaning the same")
+		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset stays valid")
 	}
 	out, err := l.Tail(1 << 40)
 	require.NoError(t, err)

@@ -147,7 +147,7 @@ func TestBuildRefuses(t *testing.T) {
 	binary.BigEndian.PutUint32(spied[16:], 11)
 	copy(spied[512:], "/etc/shadow")
 	spy := s.add(spied, qcow2.QCOW2)
-	liar := s.add([]byte("this is no qcow2"), qcow2.QCOW2)
+	invalid := s.add([]byte("this is no qcow2"), qcow2.QCOW2)
 	images := openImages(t, t.TempDir(), s)
 	dir := filepath.Join(t.TempDir(), "disks")
 	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "old", Size: gib, Image: &cow}, {ID: "blank", Size: gib}}))
@@ -167,11 +167,11 @@ func TestBuildRefuses(t *testing.T) {
 		{"smaller than its image", Disk{ID: "a", Size: gib / 2, Image: &cow}, "1073741824 bytes, which do not fit in 536870912"},
 		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
 		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
-		{"image that is none", Disk{ID: "a", Size: gib, Image: &liar}, "refused"},
+		{"invalid image", Disk{ID: "a", Size: gib, Image: &invalid}, "refused"},
 		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
-		{"image where none was", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
+		{"image instead of a blank disk", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
 		{"no image where one was", Disk{ID: "old", Size: gib}, "another image"},
-		{"disk whose note is lost", Disk{ID: "lost", Size: gib}, "without a description"},
+		{"disk without a description", Disk{ID: "lost", Size: gib}, "without a description"},
 		{"other image", Disk{ID: "old", Size: gib, Image: &raw}, "another image"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -245,7 +245,7 @@ func TestRead(t *testing.T) {
 	major, _, _ := strings.Cut(h.QEMU.Version, ".")
 	require.Regexp(t, `^pc-q35-`+major+`\.\d+$`, h.QEMU.Machine)
 	require.Contains(t, h.QEMU.CPUModels, "qemu64")
-	require.NotContains(t, h.QEMU.CPUModels, "host", "that one needs KVM")
+	require.NotContains(t, h.QEMU.CPUModels, "host", "the CPU model host needs KVM")
 	require.True(t, slices.IsSorted(h.QEMU.CPUModels))
 
 	again, err := Read(t.Context(), Options{DataDir: dir, Accel: TCG})

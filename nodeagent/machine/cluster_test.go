@@ -40,7 +40,7 @@ func TestAnotherCluster(t *testing.T) {
 	require.Equal(t, pids[0], o.PID)
 	o = l.until(cloud.VMID(young.VmId), "said", func(o cloud.Observation) bool { return o.LastError != "" })
 	require.Equal(t, pids[1], o.PID)
-	require.Contains(t, o.LastError, "no record knows this VM")
+	require.Contains(t, o.LastError, "no record of this VM")
 	l.stop()
 	l.start()
 	l.assign(kept, orphan)
@@ -54,7 +54,7 @@ func TestAnotherCluster(t *testing.T) {
 	kept = on(kept)
 	l.assign(kept, orphan)
 	require.NotEqual(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
-	require.NoError(t, syscall.Kill(int(pids[1]), 0), "nobody has ended it")
+	require.NoError(t, syscall.Kill(int(pids[1]), 0), "the process still runs")
 
 	// The cause of a guest's end while no agent ran is reported although the counters were adopted.
 	l.stop()

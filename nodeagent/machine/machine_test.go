@@ -181,12 +181,12 @@ func TestHostileMonitors(t *testing.T) {
 		require.Equal(t, pids[n], o.PID)
 	}
 	last := len(hostile)
-	honest := off(wants[last], 0)
-	l.assign(append(wants[:last:last], honest)...)
-	l.sees(honest, cloud.ObservedBuilt)
-	honest = on(honest)
-	l.assign(append(wants[:last:last], honest)...)
-	require.Empty(t, l.sees(honest, cloud.ObservedRunning).LastError)
+	other := off(wants[last], 0)
+	l.assign(append(wants[:last:last], other)...)
+	l.sees(other, cloud.ObservedBuilt)
+	other = on(other)
+	l.assign(append(wants[:last:last], other)...)
+	require.Empty(t, l.sees(other, cloud.ObservedRunning).LastError)
 }
 
 // intrude replaces a Unix socket: each client gets a greeting, and then more without end.
@@ -319,7 +319,7 @@ func TestRebootSurvivesAgentRestart(t *testing.T) {
 	require.NoError(t, err)
 	r.RebootsBegun = 1
 	require.NoError(t, r.write(path))
-	l.tell(want.VmId, "o") // it goes down while nobody looks
+	l.tell(want.VmId, "o") // the guest powers itself off while no agent runs
 	l.start()
 	want = with(want, func(w *agentv1.AssignedVm) { w.Reboots++ })
 	l.assign(want)

@@ -153,7 +153,7 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 		case o.Record.Live:
 			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
 		}
-		return Plan{Observed: cloud.ObservedBuilt, Error: "no record knows this VM; its disks are kept"}
+		return Plan{Observed: cloud.ObservedBuilt, Error: "no record of this VM exists; its disks are kept"}
 	}
 	return reportOnly(o)
 }

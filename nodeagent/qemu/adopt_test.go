@@ -90,7 +90,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		require.Equal(t, Crashed, exit.Reason)
 		require.Contains(t, exit.Text, "QEMU ended while the agent was away: terminating on signal 15")
 	})
-	t.Run("cut, and the agent died of it", func(t *testing.T) {
+	t.Run("powered off, and the agent ended before it recorded the exit", func(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
@@ -127,7 +127,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	_, err = p.Status(brief())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	p.quitWithin = time.Millisecond
-	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
+	require.NoError(t, p.PowerOff(l.ctx), "PowerOff kills QEMU, since it does not quit")
 	require.Equal(t, exitRequested, l.exited(p))
 }
 
@@ -219,7 +219,7 @@ func TestAdoptOutsideCgroup(t *testing.T) {
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 1, "")
 	require.ErrorIs(t, err, errOutsideCgroup)
 	_, err = startTime(cmd.Process.Pid)
-	require.NoError(t, err, "it lives")
+	require.NoError(t, err, "the connection stays open")
 	_, known, err := l.home.Exit()
 	require.NoError(t, err)
 	require.False(t, known)

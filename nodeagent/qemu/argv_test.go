@@ -61,7 +61,7 @@ func TestKeepSlots(t *testing.T) {
 	first, err := s.KeepSlots(nil)
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
-	require.Equal(t, -1, s.Disks[0].Slot, "the argument stays as it is")
+	require.Equal(t, -1, s.Disks[0].Slot, "the argument is unchanged")
 
 	// The first disk is removed, one is added, and one changes its bus: the other disks keep their slots.
 	s.Disks = []Disk{disk("new", Virtio, -1), disk("b", Virtio, -1), disk("c", Virtio, -1)}

@@ -21,7 +21,7 @@ import (
 // mounts and open files.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
-	leak, err := os.Open("/etc/hostname") // the agent has files open that are nobody's business
+	leak, err := os.Open("/etc/hostname") // a file of the agent that QEMU must not inherit
 	require.NoError(t, err)
 	defer leak.Close()
 	p := l.boot()

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// The guest is a boot sector of our own: it says GUEST UP on the serial port, listens to its power button, and does
+// The guest is a boot sector of our own: it prints GUEST UP on the serial port, listens to its power button, and does
 // what it is told there by single letters (see the source). To make it again:
 //
 //	as --32 -o guest.o guest.s && ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o guest.bin guest.o

@@ -43,7 +43,7 @@ func TestFileSizeLimit(t *testing.T) {
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need room without a disk, too")
+	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need space even without a disk")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
 	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }

@@ -64,7 +64,7 @@ func TestExitReasons(t *testing.T) {
 		{"killed by the agent", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as requested"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
 		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
-		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
+		{"SIGTERM from another process", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
 		{"aborted", func(l *lab, p *Process) { signal(l.T, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestStartsAgain(t *testing.T) {
 	require.False(t, known, "the last end is of the start before")
 	tail, err := l.home.Console().Tail(1 << 20)
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console goes on")
+	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console continues")
 	require.FileExists(t, l.home.path("stderr.log.old"))
 
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
@@ -122,7 +122,7 @@ func TestControl(t *testing.T) {
 	p := l.launch(s, files)
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
-	require.Equal(t, Status{State: "prelaunch"}, status, "not one instruction before it is told")
+	require.Equal(t, Status{State: "prelaunch"}, status, "the guest must not run before Resume")
 	require.NoError(t, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 	status, err = p.Status(l.ctx)
@@ -337,12 +337,12 @@ func TestLaunchFails(t *testing.T) {
 		{"image that could be written", func(l *lab, _ *Spec, f *Files) {
 			f.Disks["root"] = Layers{Overlay: f.Disks["root"].Overlay, Base: f.Disks["root"].Overlay}
 		}, "image beneath disk root is not open for reading alone", false},
-		{"kernel nobody gave", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
+		{"kernel without a file", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
 		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
 		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/etc/hostname" }, "under /usr", false},
-		{"launcher that is none", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
+		{"invalid launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
 		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/nonexistent"} }, "start launcher", false},
-		{"image that is no QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
+		{"image that is not QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
 		{"disk that another QEMU writes", func(l *lab, _ *Spec, f *Files) {
 			lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1 << 10}
 			other, err := os.OpenFile(f.Disks["root"].Overlay.Name(), os.O_RDWR, 0)

@@ -167,7 +167,7 @@ func TestHandshake(t *testing.T) {
 		"nothing, then the end":              {script: "hang up", is: ErrClosed, says: "read greeting"},
 		"silence: another client is served":  {script: "sleep 20s", is: ErrBusy, says: "deadline exceeded"},
 		"greeting, then silence":             {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
-		"greeting, and nobody reads":         {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
+		"a greeting, and QEMU does not read": {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
 		"capabilities refused":               {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsay {\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": $1}", says: "qmp_capabilities: CommandNotFound: no"},
 		"two greetings":                      {script: "say {\"QMP\": {}}\nsay {\"QMP\": {}}", is: ErrClosed, says: "second greeting"},
 		"a reply to somebody else's command": {script: "say {\"return\": {}, \"id\": 1}\nhello"},
@@ -177,7 +177,7 @@ func TestHandshake(t *testing.T) {
 				c, err := New(t.Context(), nc)
 				if tc.says == "" {
 					require.NoError(t, err)
-					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "events from before are kept")
+					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "earlier events are kept")
 					require.NoError(t, c.Close())
 					return
 				}
@@ -257,7 +257,7 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, &Error{Class: "DeviceNotFound", Desc: "Device 'a' not found"}, e)
 		require.EqualError(t, err, "device_del: DeviceNotFound: Device 'a' not found")
-		require.NoError(t, c.Err(), "a refusal ends nothing")
+		require.NoError(t, c.Err(), "a refusal must not end the session")
 	})
 }
 
@@ -280,7 +280,7 @@ func TestConnectionEnd(t *testing.T) {
 				<-c.Done()
 				require.ErrorIs(t, c.Err(), ErrClosed)
 				_, err := c.Wait(t.Context(), 0, named("RESUME"))
-				require.NoError(t, err, "what came before the end can be read")
+				require.NoError(t, err, "events before the end can be read")
 				_, err = c.Wait(t.Context(), 0, named("SHUTDOWN"))
 				require.ErrorIs(t, err, ErrClosed)
 			})
@@ -347,7 +347,7 @@ func TestHungQEMU(t *testing.T) {
 		require.ErrorContains(t, err, "write 5 of 26 bytes")
 		require.ErrorIs(t, c.Do(t.Context(), "cont", nil, nil), ErrClosed)
 		_, err = c.Wait(t.Context(), 0, named("STOP"))
-		require.NoError(t, err, "what QEMU said last is still heard")
+		require.NoError(t, err, "the last output of QEMU is still read")
 		<-c.Done()
 		time.Sleep(time.Minute)
 	})
@@ -403,7 +403,7 @@ func TestEventFloodDoesNotBlockReaders(t *testing.T) {
 		_, err := c.Wait(t.Context(), 0, named("FIRST"))
 		require.ErrorIs(t, err, ErrDropped)
 		e, err := c.Wait(t.Context(), 0, named("LAST"))
-		require.NoError(t, err, "losing others does not hide the one wanted")
+		require.NoError(t, err, "dropped events do not hide the one that is waited for")
 		require.Equal(t, Mark(5001), e.At)
 
 		e, err = s.Next(t.Context())
@@ -493,7 +493,7 @@ func TestAClosedDescriptorIsNotSent(t *testing.T) {
 	closed := os.NewFile(uintptr(must(unix.Dup(0))), "closed")
 	closed.Close()
 	require.ErrorContains(t, c.SendFD(t.Context(), "one", closed), "pass descriptor: use of closed file")
-	require.NoError(t, c.Err(), "nothing was sent, nothing is broken")
+	require.NoError(t, c.Err(), "nothing was sent, so the connection stays usable")
 	require.NoError(t, c.SendFD(t.Context(), "two", os.Stdin))
 	require.NoError(t, <-played)
 }

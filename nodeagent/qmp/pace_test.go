@@ -48,12 +48,12 @@ func TestEventStormIsReadSlowly(t *testing.T) {
 		text string
 		most int // texts in that time
 	}{
-		"events":          {`{"event": "STOP", "data": {}}` + "\n", messageBurst + seconds*messageRate},
-		"stray replies":   {`{"return": {}, "id": 0}` + "\n", messageBurst + seconds*messageRate},
-		"late replies":    {`{"return": {}, "id": 1}` + "\n", messageBurst + seconds*messageRate},
-		"large events":    {`{"event": "STOP", "data": "` + strings.Repeat("x", 1<<20) + `"}` + "\n", (byteBurst + seconds*byteRate) >> 20},
-		"empty lines":     {strings.Repeat("\n", 4096), (byteBurst + seconds*byteRate) / 4096},
-		"an endless line": {strings.Repeat("[", 4096), MaxLine/4096 + 1},
+		"events":             {`{"event": "STOP", "data": {}}` + "\n", messageBurst + seconds*messageRate},
+		"unexpected replies": {`{"return": {}, "id": 0}` + "\n", messageBurst + seconds*messageRate},
+		"late replies":       {`{"return": {}, "id": 1}` + "\n", messageBurst + seconds*messageRate},
+		"large events":       {`{"event": "STOP", "data": "` + strings.Repeat("x", 1<<20) + `"}` + "\n", (byteBurst + seconds*byteRate) >> 20},
+		"empty lines":        {strings.Repeat("\n", 4096), (byteBurst + seconds*byteRate) / 4096},
+		"an endless line":    {strings.Repeat("[", 4096), MaxLine/4096 + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			storm(t, tc.text, 4*tc.most, func(t *testing.T, c *Conn, sent *int) {

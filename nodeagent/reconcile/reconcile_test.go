@@ -208,7 +208,7 @@ func TestBackoff(t *testing.T) {
 		tries := len(at)
 		h.poke["a"] <- struct{}{}
 		synctest.Wait()
-		require.Len(t, at, tries, "an event hastened a try")
+		require.Len(t, at, tries, "an event shortened the pause")
 		l.Assign(assignments{"a": assigned(2, on)}, nil, false)
 		synctest.Wait()
 		require.Len(t, at, tries+1, "a new desired state was not tried at once")
@@ -322,7 +322,7 @@ func TestLeaving(t *testing.T) {
 		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(1, on)}, nil, false)
 		synctest.Wait()
 		require.Equal(t, "a:g2", h.took())
-		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "forgotten before the control plane knew")
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "removed before it was reported")
 		l.Assign(assignments{"b": assigned(1, on)}, []cloud.VMID{"a"}, false)
 		synctest.Wait()
 		require.Equal(t, []cloud.VMID{"a"}, h.forgot)

@@ -80,7 +80,7 @@ func TestLeaveCluster(t *testing.T) {
 	next(t, restored.watches)
 	restored.send <- snapshot(3, 20, "b")
 	dropped := next(t, a.assigned)
-	require.Zero(t, dropped.Term, "what the lost cluster wished for ends before the host is in another")
+	require.Zero(t, dropped.Term, "the lost cluster's assignment ends before the host joins another one")
 	require.Empty(t, dropped.VMs)
 	require.EqualValues(t, 3, next(t, a.assigned).Term, "a lower term than the lost cluster's")
 	require.Equal(t, "5678", a.Cluster())

@@ -329,7 +329,7 @@ func next[T any](t *testing.T, from chan T) T {
 	case v := <-from:
 		return v
 	case <-time.After(wait):
-		require.FailNow(t, "nothing came")
+		require.FailNow(t, "no file was created")
 		panic("unreachable")
 	}
 }

@@ -121,7 +121,7 @@ func TestInspectRefuses(t *testing.T) {
 		{"data unaligned", func(f *file) { f.put64(l2+8*77, cluster+512) }, "entry 77"},
 		{"L2 entry reserved bits", func(f *file) { f.put64(l2, 1<<57) }, "reserved"},
 		{"compressed outside", func(f *file) { f.put64(l2+8, 1<<62|uint64(len(*f))) }, "compressed data"},
-		{"compressed over the end", func(f *file) { f.put64(l2+8, 1<<62|255<<54|uint64(len(*f)-4096)) }, "compressed data"},
+		{"compressed data beyond the end", func(f *file) { f.put64(l2+8, 1<<62|255<<54|uint64(len(*f)-4096)) }, "compressed data"},
 		{"zero flag in version 2", func(f *file) {
 			f.put32(atVersion, 2)
 			f.put64(72, 0) // version 2 knows no more header: extensions begin here

@@ -221,7 +221,7 @@ func TestMajority(t *testing.T) {
 
 	require.NoError(t, s.Delete(member(t), "acme", id, [32]byte{}))
 	require.NoError(t, w.files[1].sweep(nil, time.Now(), sweepAge))
-	require.Len(t, w.kept(1), 1, "young bytes may belong to an import under way")
+	require.Len(t, w.kept(1), 1, "young files may belong to an import in progress")
 	require.NoError(t, w.files[1].sweep(nil, time.Now().Add(2*sweepAge), sweepAge))
 	require.Empty(t, w.kept(1))
 }
@@ -301,7 +301,7 @@ func TestStopWaitsForCopies(t *testing.T) {
 	require.NoError(t, err)
 	w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
 	require.EqualValues(t, 2, <-w.readers)
-	require.Len(t, w.kept(2), 1, "half an image")
+	require.Len(t, w.kept(2), 1, "an incomplete image")
 	stop()
 	require.Empty(t, w.kept(2), "the pull has ended and cleaned up")
 
@@ -403,13 +403,13 @@ func TestUsedImageIsNotDeleted(t *testing.T) {
 		})
 		require.NoError(t, err)
 	}
-	use("acme", "vm-ours")
-	use("other", "vm-theirs")
+	use("acme", "vm-own")
+	use("other", "vm-other")
 	err = s.Delete(member(t), "acme", id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition))
-	require.ErrorContains(t, err, "used by VM vm-ours, other VMs")
-	require.NotContains(t, err.Error(), "vm-theirs", "another org's VM is not ours to know")
-	for _, vm := range []cloud.VMID{"vm-ours", "vm-theirs"} {
+	require.ErrorContains(t, err, "used by VM vm-own, other VMs")
+	require.NotContains(t, err.Error(), "vm-other", "the VMs of another org must not be named")
+	for _, vm := range []cloud.VMID{"vm-own", "vm-other"} {
 		_, err = w.records.Update(t.Context(), func(tx *store.Tx) error { Release(tx, id, vm); return nil })
 		require.NoError(t, err)
 	}
@@ -444,9 +444,9 @@ func TestVisibility(t *testing.T) {
 		{name: "private", v: cloud.Private},
 		{name: "a member publishes", v: cloud.Public, kind: fault.PermissionDenied, says: "only system:admin may publish"},
 		{name: "an administrator publishes", v: cloud.Public, admin: true},
-		{name: "shared with nobody", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
+		{name: "shared without orgs", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
 		{name: "shared", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b,c"}},
-		{name: "shared with what is no org", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is not an org ID`},
+		{name: "shared with an invalid org ID", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is not an org ID`},
 		{name: "a reserved key", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "set by the control plane only"},
 		{name: "no visibility at all", v: 9, kind: fault.InvalidArgument, says: "visibility"},
 	} {
@@ -533,7 +533,7 @@ func TestVisibilityInLists(t *testing.T) {
 			}
 			require.NoError(t, err)
 			_, told := toProto(i, c.org).Metadata[cloud.SharedWith]
-			require.Equal(t, name == "shared" && c.org == "acme", told, "whom else it is shared with is the owner's to know")
+			require.Equal(t, name == "shared" && c.org == "acme", told, "only the owner sees with whom it is shared")
 			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}
@@ -564,7 +564,7 @@ func TestBackgroundJobs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	e.open(ctx)
 	require.True(t, e.start("a", slots, wait))
-	require.False(t, e.start("a", slots, wait), "once at a time")
+	require.False(t, e.start("a", slots, wait), "one run of a job at a time")
 	require.True(t, e.start("b", slots, wait))
 	require.False(t, e.start("c", slots, wait), "two at a time")
 	close(gate)
@@ -573,7 +573,7 @@ func TestBackgroundJobs(t *testing.T) {
 	require.True(t, e.start("c", slots, func(context.Context) error { return errors.New("no") }))
 	<-woken
 	require.Equal(t, []string{"c"}, failed)
-	require.False(t, e.start("c", slots, wait), "it rests")
+	require.False(t, e.start("c", slots, wait), "the job is paused")
 	for times, rest := range []time.Duration{2 * minBackoff, 4 * minBackoff, 8 * minBackoff, 16 * minBackoff, 32 * minBackoff, maxBackoff, maxBackoff} {
 		now := time.Now()
 		e.recordResult("c", errors.New("no"), now)

@@ -145,18 +145,18 @@ func TestPull(t *testing.T) {
 		asked   string
 		says    string // empty: it is held
 	}{
-		{"one that is honest", []fakeHolder{serveAll}, "1@0", ""},
-		{"the first has none", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
+		{"one holder", []fakeHolder{serveAll}, "1@0", ""},
+		{"the first returns an error", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
 		{"one breaks off, the next goes on", []fakeHolder{serveThenFail(400, false, gone), serveAll}, "1@0 2@400", ""},
-		{"two break off", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
+		{"two fail", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
 		{"one ends early", []fakeHolder{serveThenFail(400, false, io.EOF), serveAll}, "1@0 2@400", ""},
 		{"one is corrupt, the next is not", []fakeHolder{serveWrongBytes, serveAll}, "1@0 2@0", ""},
 		{"one sends too much", []fakeHolder{serveTooMuch, serveAll}, "1@0 2@0", ""},
-		{"the first half was bad", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
+		{"the first half has wrong bytes", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
 		{"the second half was bad", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
 		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "bytes with another checksum"},
-		{"all break off", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
-		{"nobody has it", nil, "", "no other member"},
+		{"all fail", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
+		{"no holder", nil, "", "no other member"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 3)

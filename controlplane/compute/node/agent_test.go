@@ -78,7 +78,7 @@ func TestEveryCertificate(t *testing.T) {
 			want := c.code
 			switch method {
 			case "Join":
-				want = c.joins // open to all who get a connection, for whoever has a token
+				want = c.joins // Join requires a token, not a certificate
 			case "Renew":
 				want = c.renews
 			}
@@ -121,14 +121,14 @@ func TestHeartbeat(t *testing.T) {
 		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
-	require.Equal(t, at, w.records.Revision(), "the same again is no news")
+	require.Equal(t, at, w.records.Revision(), "an unchanged observation is not a change")
 	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonRequest{a.id, true})
 	require.NoError(t, err)
 	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	n, err = a.HeartbeatNode(ctx, sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
-	require.True(t, w.node(a.id).Cordoned, "that is the operator's, not the host's")
+	require.True(t, w.node(a.id).Cordoned, "cordoned is set by the operator, not by the host")
 	require.Equal(t, "2", w.node(a.id).Labels["rack"])
 
 	before := w.records.Revision()
@@ -229,7 +229,7 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 		return err
 	})
 	s := w.members[1]
-	require.False(t, s.Unresponsive(a.id), "it does not know yet")
+	require.False(t, s.Unresponsive(a.id), "no heartbeat has arrived yet")
 	require.Empty(t, s.Fleet())
 	// A heartbeat that arrives before the new leader has read its records counts.
 	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
@@ -425,7 +425,7 @@ func TestListNodes(t *testing.T) {
 				Id: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), Hypervisors: n.GetHypervisors(),
 				Labels: map[string]string{"trivet/accel": "kvm"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
 			}
-			require.Equal(t, want.String(), n.String(), "who it is and whether it works, no more")
+			require.Equal(t, want.String(), n.String(), "only its name, ID and state")
 		}
 		for name, call := range map[string]func() error{
 			"CordonNode": func() error {

@@ -333,7 +333,7 @@ func TestBanAKey(t *testing.T) {
 	_, err = w.joinWith(ctx, key, "rack-1", token)
 	refused(t, err, codes.PermissionDenied, "banned")
 	_, err = w.joinWith(ctx, newKey(t), "rack-2", token)
-	require.NoError(t, err, "that did not use the token up")
+	require.NoError(t, err, "the refused call did not use the token")
 
 	for says, q := range map[string]banRequest{
 		"give a node or a key":  {},

@@ -54,7 +54,7 @@ func TestHeartbeatFlood(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within recordEvery")
+	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within minUpdateInterval")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
 	// The responses renewed the lease, and calls of another host are not delayed.
@@ -162,12 +162,12 @@ func TestReportFlood(t *testing.T) {
 	require.Equal(t, burst, w.told(a.id))
 
 	// Meanwhile the observations of a host with 5,000 VMs are all processed, and its heartbeats are acknowledged.
-	honest, err := b.Report(ctx)
+	other, err := b.Report(ctx)
 	require.NoError(t, err)
 	for n := range 50 {
-		require.NoError(t, honest.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
+		require.NoError(t, other.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
 	}
-	_, err = honest.CloseAndRecv()
+	_, err = other.CloseAndRecv()
 	require.NoError(t, err)
 	require.Equal(t, 5000, w.told(b.id))
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))

@@ -52,7 +52,7 @@ func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchRe
 		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "the lease is in the first message")
 		require.LessOrEqual(s.t, len(last.GetVms()), snapshotChunk)
 		for _, vm := range last.GetVms() {
-			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "said once")
+			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "logged once")
 			vms[cloud.VMID(vm.GetVmId())] = vm.GetPower()
 		}
 		if last.GetComplete() {
@@ -159,7 +159,7 @@ func TestSessionsEnd(t *testing.T) {
 	other := w.host(1, 2).watch(t)
 	other.all()
 	w.place(a.id, testVM(1), &Placed{Generation: 1})
-	require.Len(t, again.next().GetVms(), 1, "the newer one lives")
+	require.Len(t, again.next().GetVms(), 1, "the newer session stays open")
 
 	w.leadership.Elect(2)
 	for _, s := range []watching{again, other} {
@@ -324,7 +324,7 @@ func TestConsoleLimits(t *testing.T) {
 	for range maxConsoles {
 		require.ErrorIs(t, <-ends, context.Canceled)
 	}
-	require.Zero(t, waiting(), "what the agent never saw need not be canceled")
+	require.Zero(t, waiting(), "a request that the agent has not received is not canceled")
 
 	a.enqueue(&agentv1.ConsoleRequest{RequestId: "seen"})
 	a.takeRequests()

@@ -55,12 +55,12 @@ func TestDeleteTable(t *testing.T) {
 			require.Equal(t, *left, w.allocated(host), name)
 
 			w.reportAbsent(host, vm.ID, vm.Generation)
-			require.Equal(t, *left, w.allocated(host), "a report of before the delete says nothing of what is left")
+			require.Equal(t, *left, w.allocated(host), "a report from before the delete is ignored")
 			w.reportAbsent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
-			require.Equal(t, *left, w.allocated(host), "another host does not speak for this one")
+			require.Equal(t, *left, w.allocated(host), "a report of another host is ignored")
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
-			w.create("next") // a second report must not give back what is another's
+			w.create("next") // a second report must not free the capacity of another VM
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
 			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
@@ -81,12 +81,12 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
-	require.NoError(t, err, "and it does not wait for a host that is away")
+	require.NoError(t, err, "the call does not wait for an unresponsive host")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		say, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "what the host learns when it is back")
+		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "the desired state when the host is back")
 		require.Greater(t, say[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
@@ -190,9 +190,9 @@ func TestUpdateTable(t *testing.T) {
 			require.Equal(t, cloud.Capacity{VCPUs: 1, MemoryMiB: 64, StorageGiB: 5}, w.allocated(host))
 		}},
 		{"a kernel", off, Change{Boot: &cloud.Boot{Kernel: kernel}}, 0, "", func(_, now *cloud.VM) { require.Equal(t, kernel, now.Kernel.ID) }},
-		{"the shape of what is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
-		{"memory of what is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
-		{"the boot of what is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
+		{"CPUs of a VM that is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
+		{"memory of a VM that is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
+		{"boot images of a VM that is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
 		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
 		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
@@ -205,9 +205,9 @@ func TestUpdateTable(t *testing.T) {
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
 		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"a selector that is none", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
-		{"a policy that is none", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
+		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, state := range c.in {
@@ -225,7 +225,7 @@ func TestUpdateTable(t *testing.T) {
 					c.check(vm, &out)
 				}
 				w.deleteIfPresent(vm.ID)
-				require.Zero(t, w.allocated(host), "all of it is given back, whatever shape it had")
+				require.Zero(t, w.allocated(host), "all its quota is released")
 			}
 		})
 	}
@@ -243,7 +243,7 @@ func TestUpdateKeepsCurrentImages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vm.Disks, out.Disks)
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
-	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
+	require.ErrorContains(t, err, "needs 256 MiB", "its requirements still hold")
 }
 
 // A host's report must not break a record, nor change the VMs of another host.
@@ -384,7 +384,7 @@ func TestSettle(t *testing.T) {
 	settle()
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))
-	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "what failed keeps its place")
+	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "a failed job stays paused")
 	w.report(starting.ID, cloud.ObservedRunning)
-	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late answer is believed")
+	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late report is accepted")
 }

@@ -31,9 +31,9 @@ func TestCreate(t *testing.T) {
 	require.Equal(t, cloud.Creating, vm.State)
 	require.Equal(t, host, vm.Node)
 	require.Equal(t, "ada", vm.CreatedBy)
-	require.Equal(t, vm, w.get(vm.ID), "what was answered is what is recorded")
+	require.Equal(t, vm, w.get(vm.ID), "the response equals the record")
 	require.Equal(t, cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 9}, w.allocated(host))
-	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in the order of boot")
+	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in boot order")
 	require.Equal(t, cloud.BusVirtio, vm.Disks[0].Bus)
 	require.Equal(t, disk, vm.Disks[0].Image.ID)
 	require.Equal(t, kernel, vm.Kernel.ID)
@@ -78,11 +78,11 @@ func TestCreateRefuses(t *testing.T) {
 		field  string
 		says   []string
 	}{
-		{"a name that is taken", func(q *CreateRequest) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
+		{"a name in use", func(q *CreateRequest) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
 		{"a bad name", func(q *CreateRequest) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
 		{"another hypervisor", func(q *CreateRequest) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
-		{"a hypervisor that is none", func(q *CreateRequest) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
-		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
+		{"an unknown hypervisor", func(q *CreateRequest) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
+		{"an image that does not exist", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
 		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
 		{"another org's kernel", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
 		{"another org's initrd", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
@@ -96,9 +96,9 @@ func TestCreateRefuses(t *testing.T) {
 		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
 		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
 		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
-		{"a selector that is none", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
 		{"a selector that no host fits", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
-		{"a restart policy that is none", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
 		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -115,12 +115,12 @@ func TestCreateRefuses(t *testing.T) {
 			}
 		})
 	}
-	require.Equal(t, before, w.allocated(host), "a refused VM takes nothing")
+	require.Equal(t, before, w.allocated(host), "a refused VM allocates nothing")
 	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	_, err = w.vms.Create(w.as(acme, "key of a bad name"), acme, small("x"), [32]byte{1})
-	require.NoError(t, err, "what failed is not remembered under its key")
+	require.NoError(t, err, "the response of a failed call is not stored under its key")
 }
 
 // A name is unique within its project: a second VM of that name is refused. Another project may use the name, and the
@@ -384,7 +384,7 @@ func FuzzPageToken(f *testing.F) {
 			require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 			return
 		}
-		require.Empty(t, text, "a token that was never given")
+		require.Empty(t, text, "a token that List did not return")
 		require.Len(t, list, 1)
 	})
 }

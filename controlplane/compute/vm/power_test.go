@@ -44,9 +44,9 @@ func TestPowerTable(t *testing.T) {
 			require.NoError(t, err, "%s in %s", a, state)
 			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
 			now := w.get(vm.ID)
-			require.Equal(t, out.VM, *now, "what is answered is what is recorded")
+			require.Equal(t, out.VM, *now, "the response equals the record")
 			if now.Desired != vm.Desired {
-				require.Greater(t, now.Generation, vm.Generation, "the host must learn of a new wish")
+				require.Greater(t, now.Generation, vm.Generation, "the host must get the new desired state")
 			} else {
 				require.Equal(t, vm, now, "nothing changed")
 			}
@@ -80,12 +80,12 @@ func TestPowerCallsWait(t *testing.T) {
 			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
 		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.power(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
-		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start of a VM that another caller deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.deleteIfPresent(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
 		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.report(id, cloud.ObservedStopping); w.report(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
-		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+		{"a forced stop of a VM in STOPPING", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, 0, body)
 		},
 			func(id cloud.VMID) {
@@ -229,8 +229,8 @@ func TestPowerIsIdempotent(t *testing.T) {
 	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.Equal(t, cloud.Running, out.VM.State, "as it was answered")
-	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "nobody started it again")
+	require.Equal(t, cloud.Running, out.VM.State, "the stored record equals the response")
+	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "the repeated call must not start it again")
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
@@ -246,7 +246,7 @@ func TestPowerIsIdempotent(t *testing.T) {
 	w.startWithKey(t, failing.ID, "f")
 	w.report(failing.ID, cloud.ObservedEnded, failed("no memory"))
 	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
-	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "a repeated call must not turn a failed start into a success")
 	require.ErrorContains(t, err, "no memory")
 }
 

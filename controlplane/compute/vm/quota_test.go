@@ -57,7 +57,7 @@ func TestQuota(t *testing.T) {
 	err := w.try("third")
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
-	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
+	require.Equal(t, before, w.allocated(host), "no capacity was allocated for it")
 	require.EqualValues(t, 2, w.quotaUsage().VMs)
 
 	cpus := w.quotaUsage().VCPUs
@@ -69,7 +69,7 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, before, w.allocated(host))
 	w.deleteIfPresent(vm.ID)
 	require.EqualValues(t, 1, w.quotaUsage().VMs)
-	require.NoError(t, w.try("web"), "there is room again")
+	require.NoError(t, w.try("web"), "the quota has room again")
 }
 
 // Concurrent creates never exceed the quota, and use all of it.
