@@ -203,8 +203,8 @@ func socketPair() (net.Conn, *os.File, error) {
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {
-	if room := maxOutput - h.buf.Len(); room > 0 {
-		_, _ = h.buf.Write(p[:min(len(p), room)])
+	if free := maxOutput - h.buf.Len(); free > 0 {
+		_, _ = h.buf.Write(p[:min(len(p), free)])
 	}
 	return len(p), nil
 }

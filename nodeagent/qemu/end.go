@@ -155,16 +155,16 @@ func withStderr(text string, log *console.Log) string {
 		return text
 	}
 	all := strings.Split(strings.TrimSpace(string(tail)), "\n")
-	var said []string
+	var texts []string
 	for _, l := range all[max(0, len(all)-lines):] {
 		if l = strings.TrimSpace(printable(stderrPrefix.ReplaceAllString(l, ""), length)); l != "" {
-			said = append(said, l)
+			texts = append(texts, l)
 		}
 	}
-	if len(said) == 0 {
+	if len(texts) == 0 {
 		return text
 	}
-	return text + ": " + strings.Join(said, "; ")
+	return text + ": " + strings.Join(texts, "; ")
 }
 
 // printable returns at most n bytes of s, with '?' for each character that is not printable ASCII.

@@ -189,9 +189,9 @@ func (l *lab) exited(p *Process) Exit {
 	procs, err := l.launcher.Cgroups.Procs(vmID)
 	require.NoError(l, err)
 	require.Empty(l, procs)
-	kept, known, err := l.home.Exit()
+	recorded, known, err := l.home.Exit()
 	require.NoError(l, err)
 	require.True(l, known)
-	require.Equal(l, p.Exit(), kept)
-	return kept
+	require.Equal(l, p.Exit(), recorded)
+	return recorded
 }

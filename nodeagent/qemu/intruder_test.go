@@ -28,16 +28,16 @@ func TestFileSizeLimit(t *testing.T) {
 	require.NoError(t, err)
 	defer socket.Close()
 	require.NoError(t, p.Resume(l.ctx))
-	said, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
+	reader, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
 	require.NoError(t, socket.SetReadDeadline(deadline))
 	for line := ""; !strings.HasSuffix(line, "GUEST UP\n"); {
-		line, err = said.ReadString('\n')
+		line, err = reader.ReadString('\n')
 		require.NoError(t, err)
 	}
 	length, err := log.Length()
 	require.NoError(t, err)
 	require.LessOrEqual(t, length, int64(files.fileSizeLimit()))
-	go func() { _, _ = io.Copy(io.Discard, said) }()
+	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	require.NoError(t, p.PressPowerButton(l.ctx))
 	require.Equal(t, exitRequested, l.exited(p))
 }

@@ -246,9 +246,9 @@ func (c *Conn) readLoop() {
 	paced := newPacedReader(c.nc, c.closing)
 	in := newLines(paced)
 	for {
-		asked, err := c.receive(in)
+		expected, err := c.receive(in)
 		if err == nil {
-			if !asked {
+			if !expected {
 				paced.unasked()
 			}
 			continue
@@ -261,9 +261,9 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// receive reads one message and delivers it. It blocks only while reading from QEMU. asked is true for the greeting and
+// receive reads one message and delivers it. It blocks only while reading from QEMU. expected is true for the greeting and
 // for a reply that a command waits for.
-func (c *Conn) receive(in *lines) (asked bool, err error) {
+func (c *Conn) receive(in *lines) (expected bool, err error) {
 	line, err := in.next()
 	if err != nil {
 		return false, fmt.Errorf("read: %w", err)

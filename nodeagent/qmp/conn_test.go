@@ -513,8 +513,8 @@ func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"event": "A", "return": null, "data": null, "timestamp": {"seconds": -1}}` + "\n" + strings.Repeat(" ", 5000) + "\n"))
 	f.Add([]byte(`{"id": 18446744073709551616, "return": 1e999}` + "\n"))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		whole := readAll(t, bytes.NewReader(stream))
-		require.Equal(t, whole, readAll(t, iotest.OneByteReader(bytes.NewReader(stream))))
+		complete := readAll(t, bytes.NewReader(stream))
+		require.Equal(t, complete, readAll(t, iotest.OneByteReader(bytes.NewReader(stream))))
 	})
 }
 

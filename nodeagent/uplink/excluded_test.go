@@ -75,15 +75,15 @@ func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 
 // Only an error of a member with one of the two reasons excludes a host.
 func TestExcludedHost(t *testing.T) {
-	say := func(code codes.Code, reason string) error {
+	refusal := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})
 		require.NoError(t, err)
 		return s.Err()
 	}
-	require.Equal(t, evicted, exclusionReason(say(codes.PermissionDenied, evicted)))
-	require.Equal(t, banned, exclusionReason(say(codes.PermissionDenied, banned)))
-	require.Empty(t, exclusionReason(say(codes.PermissionDenied, "OTHER")))
-	require.Empty(t, exclusionReason(say(codes.Unavailable, evicted)))
+	require.Equal(t, evicted, exclusionReason(refusal(codes.PermissionDenied, evicted)))
+	require.Equal(t, banned, exclusionReason(refusal(codes.PermissionDenied, banned)))
+	require.Empty(t, exclusionReason(refusal(codes.PermissionDenied, "OTHER")))
+	require.Empty(t, exclusionReason(refusal(codes.Unavailable, evicted)))
 	require.Empty(t, exclusionReason(status.Error(codes.PermissionDenied, evicted)))
 	require.Empty(t, exclusionReason(errWatchEnded))
 }

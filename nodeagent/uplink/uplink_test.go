@@ -209,9 +209,9 @@ func TestRenewal(t *testing.T) {
 	next(t, m.renewed)
 	next(t, m.watches)
 	require.False(t, a.identity.credential().renewAt().Before(m.issued[1].NotBefore))
-	kept, err := openIdentity(dir)
+	reopened, err := openIdentity(dir)
 	require.NoError(t, err)
-	require.Equal(t, m.issued[1].Raw, kept.credential().cert.Leaf.Raw)
+	require.Equal(t, m.issued[1].Raw, reopened.credential().cert.Leaf.Raw)
 }
 
 // A host whose certificate expired while it was offline renews it with the old one, within the control plane's grace

@@ -103,11 +103,11 @@ type part struct {
 // begin creates a file for an image of size bytes and reserves its disk space, so that later writes do not run out of
 // space. It returns errNoSpace if fewer than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
-	var room unix.Statfs_t
-	if err := unix.Statfs(f.dir, &room); err != nil {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(f.dir, &stat); err != nil {
 		return nil, fmt.Errorf("read free disk space: %w", err)
 	}
-	if free := int64(room.Bavail) * room.Bsize; size > free-reserveBytes {
+	if free := int64(stat.Bavail) * stat.Bsize; size > free-reserveBytes {
 		return nil, errNoSpace
 	}
 	file, err := os.CreateTemp(f.dir, partPrefix)

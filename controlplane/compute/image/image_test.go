@@ -532,8 +532,8 @@ func TestVisibilityInLists(t *testing.T) {
 				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
 			}
 			require.NoError(t, err)
-			_, told := toProto(i, c.org).Metadata[cloud.SharedWith]
-			require.Equal(t, name == "shared" && c.org == "acme", told, "only the owner sees with whom it is shared")
+			_, visible := toProto(i, c.org).Metadata[cloud.SharedWith]
+			require.Equal(t, name == "shared" && c.org == "acme", visible, "only the owner sees with whom it is shared")
 			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}

@@ -95,7 +95,7 @@ func TestExamine(t *testing.T) {
 }
 
 // fakeHolder is a function that plays a member from which an image is read.
-type fakeHolder func(whole []byte, offset uint64) (io.Reader, error)
+type fakeHolder func(content []byte, offset uint64) (io.Reader, error)
 
 func serveAll(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
 func absent([]byte, uint64) (io.Reader, error)        { return nil, errors.New("it holds none") }

@@ -343,7 +343,7 @@ func TestReport(t *testing.T) {
 func TestReadImage(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	a, stranger := w.host(2, 1), w.host(2, 2)
+	a, other := w.host(2, 1), w.host(2, 2)
 	w.vms.uses[a.id] = []string{"sum", "not held here"}
 	for at, want := range map[uint64]string{0: "0123456789", 7: "789", 10: "", 99: ""} {
 		s, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum", Offset: at})
@@ -365,9 +365,9 @@ func TestReadImage(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{stranger, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
-		{stranger, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
-		{stranger, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "not held here"}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "sum", Offset: 1 << 63}, codes.InvalidArgument, "offset"},

@@ -142,7 +142,7 @@ func TestReportFlood(t *testing.T) {
 	}
 	require.Empty(t, w.vms.reports)
 
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	flood, end := context.WithCancel(ctx)
 	defer end()
 	s, err := a.Report(flood)
@@ -157,7 +157,7 @@ func TestReportFlood(t *testing.T) {
 			}
 		}
 	})
-	held(ctx)
+	awaitPause(ctx)
 	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
 	require.Equal(t, burst, w.told(a.id))
 
@@ -181,9 +181,9 @@ func (w *world) told(id cloud.NodeID) int {
 	return len(w.vms.reports[id])
 }
 
-// holdPauses stops a member's clock and makes each of its pauses last until the caller's context ends. held waits until
-// a pause has begun.
-func (w *world) holdPauses(member uint64) (held func(context.Context)) {
+// holdPauses stops a member's clock and makes each of its pauses last until the context of the call ends. awaitPause
+// waits until one has begun.
+func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.frozen = time.Now()
@@ -210,7 +210,7 @@ func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	w.vms.changes = true
 	ctx, end := context.WithCancel(limit)
 	var work sync.WaitGroup
@@ -222,7 +222,7 @@ func TestChangeRateLimit(t *testing.T) {
 		all = append(all, cloud.Observation{VM: testVM(n)})
 	}
 	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
-	held(limit)
+	awaitPause(limit)
 	require.LessOrEqual(t, w.told("host"), changeBurst+16)
 	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
@@ -283,12 +283,12 @@ func TestConnectionAndCallLimits(t *testing.T) {
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	for range watchBurst {
 		a.watch(t).all()
 	}
 	s, err := a.AgentServiceClient.Watch(limited(t), &agentv1.WatchRequest{Protocol: Protocol})
 	require.NoError(t, err)
-	held(s.Context())
+	awaitPause(s.Context())
 	b.watch(t).all()
 }

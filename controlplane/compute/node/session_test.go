@@ -214,7 +214,7 @@ func TestConsole(t *testing.T) {
 	s := a.watch(t)
 	s.all()
 	b.watch(t).all()
-	asked := func() *agentv1.ConsoleRequest {
+	nextRequest := func() *agentv1.ConsoleRequest {
 		m := s.next()
 		require.True(t, m.GetComplete())
 		require.Empty(t, m.GetVms())
@@ -228,14 +228,14 @@ func TestConsole(t *testing.T) {
 		return out
 	}
 	canceled := func(id string) {
-		r := asked()
+		r := nextRequest()
 		require.True(t, r.GetCancel())
 		require.Equal(t, id, r.GetRequestId())
 	}
 
 	// The agent sends the complete log.
 	r := w.read(2, a.id, false)
-	ask := asked()
+	ask := nextRequest()
 	require.Equal(t, string(testVM(1)), ask.GetVmId())
 	require.EqualValues(t, 4096, ask.GetTailBytes())
 	require.False(t, ask.GetFollow())
@@ -270,7 +270,7 @@ func TestConsole(t *testing.T) {
 		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
 	} {
 		r := w.read(2, a.id, true)
-		ask := asked()
+		ask := nextRequest()
 		require.True(t, ask.GetFollow())
 		ctx, cut := context.WithCancel(limited(t))
 		out, err := a.SendConsole(ctx)

@@ -84,17 +84,17 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	require.NoError(t, err, "the call does not wait for an unresponsive host")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
+		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "the desired state when the host is back")
-		require.Greater(t, say[0].State.GetGeneration(), vm.Generation)
+		require.Equal(t, "POWER_DESTROYED", assignments[0].State.GetPower().String(), "the desired state when the host is back")
+		require.Greater(t, assignments[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
 	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.Zero(t, w.allocated(host))
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
-		require.Empty(t, say)
+		assignments, err := w.vms.Assigned(v, host)
+		require.Empty(t, assignments)
 		return err
 	}))
 }
@@ -338,18 +338,18 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, <-ended, "the stream ends with the VM")
 	close(events)
-	var said []string
+	var types []string
 	last := int64(0)
 	for e := range events {
 		require.Equal(t, string(vm.ID), e.GetVmId())
 		require.Equal(t, string(vm.ID), e.GetVm().GetId())
 		require.GreaterOrEqual(t, e.GetTimestamp(), last)
 		last = e.GetTimestamp()
-		said = append(said, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
+		types = append(types, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
 	}
 	require.Equal(t, []string{
 		"2 CREATING", "2 CREATING", "4 STOPPED", "4 STARTING", "4 RUNNING", "2 RUNNING", "2 RUNNING", "4 STOPPING", "4 STOPPED", "3 DELETED",
-	}, said)
+	}, types)
 	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
 }
 

@@ -38,11 +38,11 @@ func TestCreate(t *testing.T) {
 	require.Equal(t, disk, vm.Disks[0].Image.ID)
 	require.Equal(t, kernel, vm.Kernel.ID)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
+		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Len(t, say, 1)
-		require.Equal(t, string(vm.ID), say[0].State.GetVmId())
-		require.EqualValues(t, 1, say[0].State.GetGeneration())
+		require.Len(t, assignments, 1)
+		require.Equal(t, string(vm.ID), assignments[0].State.GetVmId())
+		require.EqualValues(t, 1, assignments[0].State.GetGeneration())
 		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
 			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
 			require.NoError(t, err)

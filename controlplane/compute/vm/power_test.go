@@ -109,16 +109,16 @@ func TestPowerCallsWait(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			vm := w.createInState(c.from, "waiting")
 			defer w.deleteIfPresent(vm.ID)
-			asked := make(chan struct{})
+			requested := make(chan struct{})
 			go func() {
 				// The next generation carries the desired state to the host.
 				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
 					string(acme.Project), string(vm.ID))
 				c.seen(vm.ID)
-				close(asked)
+				close(requested)
 			}()
 			out, err := c.call(w.as(acme, ""), vm.ID)
-			<-asked
+			<-requested
 			if c.to == 0 {
 				require.True(t, fault.Is(err, c.kind), "%v", err)
 				require.ErrorContains(t, err, c.says)
