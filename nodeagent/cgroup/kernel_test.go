@@ -92,7 +92,7 @@ func TestKernelGroups(t *testing.T) {
 	require.NoError(t, tree.Remove(t.Context(), "a"))
 }
 
-func TestKernelEndsWhatExceedsItsMemory(t *testing.T) {
+func TestKernelKillsProcessesOverMemoryLimit(t *testing.T) {
 	tree := kernelTree(t)
 	require.NoError(t, tree.Create("small", Limits{CPUs: 1, Memory: 8 << 20}))
 	cmd := run(t, tree, "small", "x=$(head -c 100000000 /dev/zero | tr '\\0' x)")

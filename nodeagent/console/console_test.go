@@ -28,8 +28,8 @@ func newLog(t *testing.T) (*Log, *os.File) {
 // line returns the i-th line of a log: 64 bytes that contain the line's number.
 func line(n int) string { return fmt.Sprintf("%-63d\n", n) }
 
-// spew appends the lines [from, to) in several writes, as a guest would.
-func spew(t *testing.T, w *os.File, from, to int) {
+// appendLines appends the lines [from, to) in several writes, as a guest would.
+func appendLines(t *testing.T, w *os.File, from, to int) {
 	t.Helper()
 	var b strings.Builder
 	for i := from; i < to; i++ {
@@ -64,7 +64,7 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 	l, w := newLog(t)
 	const each = keep / 64 / 2
 	for i := range 32 {
-		spew(t, w, i*each, (i+1)*each)
+		appendLines(t, w, i*each, (i+1)*each)
 		require.NoError(t, l.Trim())
 		st, err := os.Stat(l.Path())
 		require.NoError(t, err)
@@ -82,14 +82,14 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 func TestTrimWithoutHoles(t *testing.T) {
 	l, w := newLog(t)
 	l.punch = func(*os.File, int64) error { return errors.ErrUnsupported }
-	spew(t, w, 0, 2*keep/64)
+	appendLines(t, w, 0, 2*keep/64)
 	require.NoError(t, l.Trim())
 	st, err := os.Stat(l.Path())
 	require.NoError(t, err)
 	require.EqualValues(t, 2*keep, st.Size(), "not yet twice what is kept")
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	require.NoError(t, l.Trim())
-	spew(t, w, 7, 8)
+	appendLines(t, w, 7, 8)
 	out, err := l.Tail(1 << 20)
 	require.NoError(t, err)
 	require.Equal(t, line(7), string(out))
@@ -98,11 +98,11 @@ func TestTrimWithoutHoles(t *testing.T) {
 func TestWriterReplacesLongFile(t *testing.T) {
 	l, w := newLog(t)
 	l.longest = 2 * keep
-	spew(t, w, 0, 2*keep/64)
+	appendLines(t, w, 0, 2*keep/64)
 	again, err := l.Writer()
 	require.NoError(t, err)
 	defer again.Close()
-	spew(t, again, 2*keep/64, 2*keep/64+1)
+	appendLines(t, again, 2*keep/64, 2*keep/64+1)
 	st, err := os.Stat(l.Path())
 	require.NoError(t, err)
 	require.EqualValues(t, keep+64, st.Size())
@@ -125,7 +125,7 @@ func TestFollow(t *testing.T) {
 		// Each chunk that arrives makes the guest print the next one.
 		switch step++; step {
 		case 1:
-			spew(t, w, 1, 1000) // longer than a chunk
+			appendLines(t, w, 1, 1000) // longer than a chunk
 		case 3:
 			_, err := w.WriteString("end")
 			require.NoError(t, err)
@@ -148,14 +148,14 @@ func TestFollow(t *testing.T) {
 // number of skipped bytes.
 func TestFollowTooSlow(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	done := errors.New("done")
 	last := 3*keep/64 - 1
 	var next int64
 	err := l.Follow(t.Context(), 64, func(c Chunk) error {
 		if next == 0 {
 			require.Equal(t, line(0), string(c.Data))
-			spew(t, w, 1, last+1)
+			appendLines(t, w, 1, last+1)
 			require.NoError(t, l.Trim())
 		} else if next == 64 {
 			require.EqualValues(t, 2*keep-64, c.Skipped)
@@ -173,7 +173,7 @@ func TestFollowTooSlow(t *testing.T) {
 
 func TestFollowReplacedFile(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	done := errors.New("done")
 	var got strings.Builder
 	err := l.Follow(t.Context(), 1<<20, func(c Chunk) error {
@@ -185,7 +185,7 @@ func TestFollowReplacedFile(t *testing.T) {
 		again, err := l.Writer()
 		require.NoError(t, err)
 		defer again.Close()
-		spew(t, again, 1, 2)
+		appendLines(t, again, 1, 2)
 		return nil
 	})
 	require.ErrorIs(t, err, done)
@@ -194,7 +194,7 @@ func TestFollowReplacedFile(t *testing.T) {
 
 func TestFollowRemovedFile(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	err := l.Follow(t.Context(), 1<<20, func(Chunk) error { return os.Remove(l.Path()) })
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorIs(t, l.Follow(t.Context(), 1, nil), fs.ErrNotExist)
@@ -203,13 +203,13 @@ func TestFollowRemovedFile(t *testing.T) {
 // Trimming, printing and reading run concurrently: every line that a reader gets is complete and in order.
 func TestConcurrentReaders(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 64)
+	appendLines(t, w, 0, 64)
 	const lines = 20 * keep / 64
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := 64; i < lines; i += 64 {
-			spew(t, w, i, i+64)
+			appendLines(t, w, i, i+64)
 			if err := l.Trim(); err != nil {
 				t.Error(err)
 			}
@@ -242,7 +242,7 @@ func TestConcurrentReaders(t *testing.T) {
 
 // A file that has reached Longest is cut while a program appends to it; the program continues at its end. With support
 // of the file system no kept output is lost, without it the file is emptied.
-func TestTrimCutsALongFile(t *testing.T) {
+func TestTrimCutsLongFile(t *testing.T) {
 	for name, collapse := range map[string]func(*os.File, int64) error{
 		"collapse": collapse,
 		"empty":    func(*os.File, int64) error { return errors.ErrUnsupported },
@@ -250,17 +250,17 @@ func TestTrimCutsALongFile(t *testing.T) {
 		l, w := newLog(t)
 		l.longest, l.collapse = 4*keep, collapse
 		const lines = 4 * keep / 64
-		spew(t, w, 0, lines-1)
+		appendLines(t, w, 0, lines-1)
 		require.NoError(t, l.Trim())
 		before, err := l.Length()
 		require.NoError(t, err)
 		require.EqualValues(t, 4*keep-64, before, name)
-		spew(t, w, lines-1, lines)
+		appendLines(t, w, lines-1, lines)
 		require.NoError(t, l.Trim())
 		after, err := l.Length()
 		require.NoError(t, err)
 		require.LessOrEqual(t, after, int64(keep+128<<10), name)
-		spew(t, w, lines, lines+1)
+		appendLines(t, w, lines, lines+1)
 		out, err := l.Tail(keep)
 		require.NoError(t, err)
 		require.Equal(t, line(lines), string(out[len(out)-64:]), name)

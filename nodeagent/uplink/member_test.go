@@ -52,18 +52,18 @@ type member struct {
 	send chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: one watch at a time
 
-	mu       sync.Mutex // guards what follows
-	leader   string     // not us: redirect there
-	excluded string     // the reason for which hosts are refused until they join again
-	secret   string     // of the one token that is good
-	joinErr  error      // said after the certificate is made: the lost answer
-	beatErr  error
-	life     time.Duration // of certificates; 24 h unless set
-	stale    bool          // renewals give no longer life
-	images   map[string][]byte
-	imageErr error
-	issued   []*x509.Certificate
-	fellows  []string
+	mu           sync.Mutex // guards what follows
+	leader       string     // not us: redirect there
+	excluded     string     // the reason for which hosts are refused until they join again
+	secret       string     // of the one token that is good
+	joinErr      error      // said after the certificate is made: the lost answer
+	beatErr      error
+	life         time.Duration // of certificates; 24 h unless set
+	stale        bool          // renewals give no longer life
+	images       map[string][]byte
+	imageErr     error
+	issued       []*x509.Certificate
+	otherMembers []string
 }
 
 func testAuthority(t *testing.T, seed byte) *mtls.Authority {
@@ -149,7 +149,7 @@ func (m *member) issue(csr []byte) (*agentv1.Credential, error) {
 		return nil, err
 	}
 	m.issued = append(m.issued, cert)
-	fellows := m.fellows
+	fellows := m.otherMembers
 	if fellows == nil {
 		fellows = []string{m.addr}
 	}

@@ -36,7 +36,7 @@ func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNod
 
 // The lease runs from the time at which a heartbeat was sent, however late the response is. A heartbeat without a
 // response in time does not renew the lease, and ends the session.
-func TestLeaseRunsFromTheSending(t *testing.T) {
+func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)
 	synctest.Test(t, func(t *testing.T) {

@@ -113,7 +113,7 @@ func TestRedirect(t *testing.T) {
 func TestReconnectReportsAll(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	second.set(func() { second.leader = first.addr })
 	a := open(t, t.TempDir(), nil, first, second)
 	a.Observe(cloud.Observation{VM: "a", Generation: 3, Observed: cloud.ObservedRunning, PID: 7})
@@ -142,7 +142,7 @@ func TestReconnectReportsAll(t *testing.T) {
 }
 
 // A member ends the stream within its snapshot. Nothing of the snapshot is delivered.
-func TestIncompleteSnapshotIsNotHandedOn(t *testing.T) {
+func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m).run(t)
 	next(t, m.watches)
@@ -261,7 +261,7 @@ const backdated = 9 * 60 * 1e9
 func TestImage(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	a := open(t, t.TempDir(), nil, first, second).run(t)
 	next(t, first.watches)
 	first.send <- snapshot(1, 1)
@@ -390,7 +390,7 @@ func TestDamagedDirectory(t *testing.T) {
 
 // Run leaves no goroutine and no connection when it ends, whatever the members do: here one that accepts connections
 // and sends nothing.
-func TestStopBesideASilentMember(t *testing.T) {
+func TestStopWithSilentMember(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer listener.Close()
