@@ -1,5 +1,5 @@
-// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its tables
-// do not list is not allowed.
+// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its
+// tables do not list is not allowed.
 package shared
 
 import (

@@ -101,8 +101,8 @@ func TestKilled(t *testing.T) {
 	require.EqualValues(t, 2, l.Counts().Launches)
 }
 
-// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest powered
-// itself off.
+// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest
+// powered itself off.
 func TestAdoption(t *testing.T) {
 	l := newLab(t)
 	var wants []*agentv1.AssignedVm

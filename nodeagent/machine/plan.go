@@ -30,7 +30,8 @@ func (g Guest) String() string {
 type Observation struct {
 	Exists  bool // there is a record, a directory or a control group
 	Refused bool // the disks cannot be built, and another attempt would fail the same way
-	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them yet.
+	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them
+	// yet.
 	Foreign bool
 	Record  Record
 	Guest   Guest
@@ -78,8 +79,8 @@ func (a Action) String() string {
 
 // Times of NextAction.
 const (
-	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the first,
-	// and a guest that is shutting down ignores further ones.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the
+	// first, and a guest that is shutting down ignores further ones.
 	pressInterval = 10 * time.Second
 	// rebootTimeout is how long a reboot waits for the guest to shut down.
 	rebootTimeout = 30 * time.Second

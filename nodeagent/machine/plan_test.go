@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none left,
-// then the report and the time of the next observation.
+// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none
+// left, then the report and the time of the next observation.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
 		h := newPaper()
@@ -219,8 +219,8 @@ func (h *paper) report(p Plan) string {
 	return out
 }
 
-// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside a
-// process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
+// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside
+// a process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
 // explain.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 

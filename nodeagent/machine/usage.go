@@ -12,7 +12,8 @@ import (
 const (
 	// measureWithin bounds the queries to one QEMU.
 	measureWithin = 2 * time.Second
-	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the others.
+	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the
+	// others.
 	measureAtOnce = 8
 )
 

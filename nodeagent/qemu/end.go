@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error has
-// paused the guest it records the error.
+// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error
+// has paused the guest it records the error.
 func (p *Process) handleRunState(conn *qmp.Conn) error {
 	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
 	if err != nil {
@@ -53,8 +53,8 @@ func (p *Process) setExitAndQuit(e Exit) {
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends first,
-	// the next one finds the same run state.
+	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends
+	// first, the next one finds the same run state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 

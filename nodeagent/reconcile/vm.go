@@ -156,8 +156,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still that
-// of the change given.
+// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still
+// that of the change given.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()

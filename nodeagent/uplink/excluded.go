@@ -24,7 +24,8 @@ const (
 	banned  = "NODE_BANNED"
 )
 
-// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is another error.
+// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is
+// another error.
 func exclusionReason(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.PermissionDenied {
@@ -39,8 +40,8 @@ func exclusionReason(err error) string {
 }
 
 // waitExcluded returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
-// no longer used.
+// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on
+// disk is no longer used.
 func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	l.deliverMu.Lock()
 	l.stored = nil

@@ -53,9 +53,9 @@ func (l *Link) join(ctx context.Context) error {
 // errToken is wrapped by errors about the host's own join token.
 var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
-// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and the
-// token is of another one. After the move the option has no effect, so that it may stay in the configuration. A token
-// alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
+// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and
+// the token is of another one. After the move the option has no effect, so that it may stay in the configuration. A
+// token alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
 func (l *Link) mustLeave(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
@@ -121,8 +121,8 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	return nil
 }
 
-// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old certificate
-// within the control plane's grace period, afterwards only with a new token.
+// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old
+// certificate within the control plane's grace period, afterwards only with a new token.
 func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
 	if time.Since(l.renewed) < minRenewInterval {
 		return errClock
@@ -156,8 +156,8 @@ var errClock = errors.New("the certificate that the control plane has just issue
 // opened.
 var errRenewed = errors.New("the certificate was renewed")
 
-// minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of the
-// certificate's lifetime is left.
+// minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of
+// the certificate's lifetime is left.
 const minRenewInterval = time.Minute
 
 // renew waits until half of the certificate's lifetime is over, gets a new one, and returns errRenewed.

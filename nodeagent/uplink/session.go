@@ -15,7 +15,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead member.
+// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead
+// member.
 const snapshotTimeout = 5 * time.Second
 
 var (
@@ -23,8 +24,8 @@ var (
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from a
-// backup or from one member's data, or the address now belongs to another cluster.
+// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from
+// a backup or from one member's data, or the address now belongs to another cluster.
 type foreignClusterError struct{ own, other string }
 
 func (e *foreignClusterError) Error() string {

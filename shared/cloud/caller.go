@@ -132,8 +132,8 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 	})
 }
 
-// IsCloudAdmin reports whether the caller administers the whole cloud: system:admin, with a token that is not limited to a
-// tenant.
+// IsCloudAdmin reports whether the caller administers the whole cloud: system:admin, with a token that is not limited
+// to a tenant.
 func (c *Caller) IsCloudAdmin() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
 
 // Payer returns the tenant that is charged for the call in budgets and in the audit log: the tenant for which the call

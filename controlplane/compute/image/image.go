@@ -200,7 +200,8 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted then.
+// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted
+// then.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {

@@ -19,7 +19,8 @@ type Peers interface {
 }
 
 const (
-	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being woken.
+	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being
+	// woken.
 	reconcileInterval = 10 * time.Second
 	// sweepAge is how long a file without a record is kept: an import writes the file before the record.
 	sweepAge = 10 * time.Minute
@@ -121,8 +122,8 @@ func (s *Service) startPull(i *cloud.Image) error {
 	return nil
 }
 
-// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists this
-// member as a holder, pullAndRecord first removes it there.
+// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists
+// this member as a holder, pullAndRecord first removes it there.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {

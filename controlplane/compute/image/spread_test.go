@@ -248,8 +248,8 @@ func TestNoDiskSpace(t *testing.T) {
 	require.ErrorIs(t, err, errNoSpace)
 }
 
-// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a file
-// beside the directory, and names of files in it. All are refused.
+// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a
+// file beside the directory, and names of files in it. All are refused.
 func TestOpenRefusesInvalidChecksums(t *testing.T) {
 	above := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(above, "secret"), []byte("secret"), 0o600))

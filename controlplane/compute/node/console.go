@@ -89,7 +89,8 @@ func (c *consoles) remove(id string) {
 	delete(c.open, id)
 }
 
-// errTooManyConsoles returns the ResourceExhausted error for a project or org that has reached its limit of open consoles.
+// errTooManyConsoles returns the ResourceExhausted error for a project or org that has reached its limit of open
+// consoles.
 func errTooManyConsoles(what, id string, most int) error {
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
 		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()

@@ -27,7 +27,8 @@ type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in seconds.
+// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in
+// seconds.
 func (e *eviction) invalidates(leaf *x509.Certificate) bool {
 	return mtls.Issued(leaf).UnixMilli() < e.At
 }

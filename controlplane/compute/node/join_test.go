@@ -139,7 +139,8 @@ func TestJoinRefused(t *testing.T) {
 	refused(t, err, codes.Unavailable, "another certificate authority")
 }
 
-// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them joins.
+// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them
+// joins.
 func TestConcurrentJoinsWithOneToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)

@@ -295,8 +295,8 @@ func (s *Service) checkLeader() error {
 	return nil
 }
 
-// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not grow with the
-// number of VMs. It waits while the host changes records faster than changeRate.
+// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not
+// grow with the number of VMs. It waits while the host changes records faster than changeRate.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

@@ -134,8 +134,8 @@ func TestDeleteIsIdempotent(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images of a
-// STOPPED VM, devices never. A refused update changes nothing.
+// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images
+// of a STOPPED VM, devices never. A refused update changes nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
