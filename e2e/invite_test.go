@@ -73,7 +73,7 @@ func TestMemberToken(t *testing.T) {
 	w.endsSaying(ctx, "host", "trivet cluster token")
 	file("foreign.token", token[:len(token)-1-64]+fmt.Sprintf("%064d", 7))
 	w.newcomer("foreigner", "127.0.0.5", "--join-token", "foreign.token")
-	w.endsSaying(ctx, "foreigner", "another authority")
+	w.endsSaying(ctx, "foreigner", "another certificate authority")
 	w.newcomer("nobody", "127.0.0.5")
 	w.endsSaying(ctx, "nobody", "trivet cluster token")
 

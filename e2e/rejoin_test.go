@@ -155,7 +155,7 @@ func TestRestoreWithAHost(t *testing.T) {
 		return vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
 	})
 	require.Equal(t, vmv1.VmState_VM_STATE_STOPPED, vm.GetState())
-	require.Contains(t, vm.GetStatus().GetLastError(), "started after the backup")
+	require.Contains(t, vm.GetStatus().GetLastError(), "restored backup says it is stopped")
 	vm, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
@@ -164,7 +164,7 @@ func TestRestoreWithAHost(t *testing.T) {
 
 	_, err = g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: project, VmId: young})
 	require.Equal(t, codes.NotFound, status.Code(err))
-	w.agentSays(ctx, 0, "no record knows this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
+	w.agentSays(ctx, 0, "no record of this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
 	log, err := os.ReadFile(w.dir.LogFile("restored"))
 	require.NoError(t, err)
 	require.Contains(t, string(log), young, "the control plane names it too")

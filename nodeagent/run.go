@@ -68,7 +68,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 	self := describe(c, host, accel)
 	if !self.ready {
-		log.Warn("this host takes no guests: it has no real KVM, and allow_tcg is not set")
+		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
 
 	// The link, the loop and the machines refer to each other. None of these callbacks is called before all of them
@@ -138,7 +138,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	group.Go(func() error {
 		return every(ctx, pruneEvery, func() {
 			if err := prune(c.DataDir, images, machines, assigned.Load()); err != nil {
-				log.Warn("images not pruned", "err", err)
+				log.Warn("cannot prune images", "err", err)
 			}
 		})
 	})
@@ -150,7 +150,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	log.Info("stopped; guests run on")
+	log.Info("stopped; guests keep running")
 	return nil
 }
 

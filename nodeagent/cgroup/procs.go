@@ -39,7 +39,7 @@ func (t *Tree) Procs(name string) ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("list processes of cgroup %s: %w", name, err)
 			}
-			// 0 stands for a process outside the agent's pid namespace.
+			// 0 denotes a process outside the agent's pid namespace.
 			if pid > 0 {
 				all = append(all, pid)
 			}

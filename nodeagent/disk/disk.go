@@ -83,7 +83,7 @@ func build(ctx context.Context, images *Images, dir string, uid int, d Disk) err
 		return err
 	}
 	if _, err := os.Lstat(path(dir, d.ID)); err == nil {
-		return fmt.Errorf("%w: it exists, but nothing says as what", ErrRefused)
+		return fmt.Errorf("%w: it exists without a description", ErrRefused)
 	}
 	if d.Image != nil {
 		if err := images.Ensure(ctx, *d.Image); err != nil {
@@ -148,7 +148,7 @@ func matches(dir string, want Disk) error {
 	case !ok:
 		return fmt.Errorf("%w: a file that is no QCOW2 is in its place", ErrRefused)
 	case size != want.Size:
-		return fmt.Errorf("%w: it exists with %d bytes and not %d", ErrRefused, size, want.Size)
+		return fmt.Errorf("%w: it exists with %d bytes, not %d", ErrRefused, size, want.Size)
 	case (have.Image == nil) != (want.Image == nil) || have.Image != nil && *have.Image != *want.Image:
 		return fmt.Errorf("%w: it exists over another image", ErrRefused)
 	}

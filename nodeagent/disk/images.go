@@ -86,8 +86,8 @@ func (s *Images) Close() {
 	s.running.Wait()
 }
 
-// Ensure returns once the image is in the cache, complete and verified. Callers that need the same image share one fetch,
-// which is canceled when the last of them stops waiting. After an error, the next call continues where this one
+// Ensure returns once the image is in the cache, complete and verified. Callers that need the same image share one
+// fetch, which is canceled when the last of them stops waiting. After an error, the next call continues where this one
 // stopped, unless the error was [ErrChecksum].
 func (s *Images) Ensure(ctx context.Context, img Image) error {
 	if err := img.validate(); err != nil {
@@ -117,17 +117,17 @@ func (s *Images) Ensure(ctx context.Context, img Image) error {
 	}
 }
 
-// checkCached returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another error if
-// the file cannot be that image.
+// checkCached returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another
+// error if the file cannot be that image.
 func (s *Images) checkCached(img Image) error {
 	st, err := os.Lstat(s.path(img.SHA256))
 	switch {
 	case err != nil:
 		return err
 	case !st.Mode().IsRegular() || st.Mode().Perm() != 0o444:
-		return fmt.Errorf("image %s: its file has mode %v and not that of one which arrived here", img.SHA256, st.Mode())
+		return fmt.Errorf("image %s: its file has mode %v, not 0444", img.SHA256, st.Mode())
 	case st.Size() != img.Size:
-		return fmt.Errorf("%w: image %s has %d bytes and not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
+		return fmt.Errorf("%w: image %s has %d bytes, not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// source is where images come from: it counts, and can be told to misbehave.
+// source serves images, counts the calls, and can be made to fail.
 type source struct {
 	images map[string][]byte
 	calls  atomic.Int32
@@ -49,7 +49,7 @@ func (s *source) fetch(ctx context.Context, sum string, offset int64) (io.ReadCl
 	return io.NopCloser(r), nil
 }
 
-// cut gives n bytes and then fails.
+// cut returns the first n bytes and then an error.
 func cut(n int64) func(context.Context, io.Reader) io.ReadCloser {
 	return func(_ context.Context, r io.Reader) io.ReadCloser {
 		return io.NopCloser(io.MultiReader(io.LimitReader(r, n), broken{}))
@@ -92,7 +92,7 @@ func TestEnsure(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 0o444, st.Mode().Perm())
 
-	// After a restart it is known without a fetch, and what is not an image of ours is not.
+	// After a restart the image is found without a fetch, and files that are not images are not listed.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600))
 	again := openImages(t, dir, s)
 	require.NoError(t, again.Ensure(t.Context(), img))
@@ -110,10 +110,10 @@ func TestEnsureResumes(t *testing.T) {
 	require.ErrorContains(t, images.Ensure(t.Context(), img), "connection reset")
 	require.EqualValues(t, 0, s.from.Load())
 	_, err := images.Open(img)
-	require.ErrorIs(t, err, fs.ErrNotExist, "what is not complete has no name")
+	require.ErrorIs(t, err, fs.ErrNotExist, "an incomplete image is not listed")
 
 	s.wrap = func(_ context.Context, r io.Reader) io.ReadCloser { return io.NopCloser(io.LimitReader(r, 1000)) }
-	require.ErrorIs(t, openImages(t, dir, s).Ensure(t.Context(), img), io.ErrUnexpectedEOF, "an end too early is no success")
+	require.ErrorIs(t, openImages(t, dir, s).Ensure(t.Context(), img), io.ErrUnexpectedEOF, "an early end of the stream is an error")
 	require.EqualValues(t, 123_456, s.from.Load())
 
 	s.wrap = nil
@@ -131,20 +131,20 @@ func TestEnsureVerifies(t *testing.T) {
 
 	s.images[img.SHA256] = bytes.Repeat([]byte("evil"), 1000)
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
-	// A member that sends too much is not listened to for longer than the image is.
+	// Bytes beyond the image's size are not read.
 	s.images[img.SHA256] = bytes.Repeat([]byte("long"), 1_000_000)
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries, "nothing of it is kept")
 
-	// A part that something spoilt is found out, thrown away, and fetched anew.
+	// A damaged .part file is detected by its checksum, removed, and fetched again.
 	s.images[img.SHA256] = good
 	part := filepath.Join(dir, img.SHA256+".part")
 	require.NoError(t, os.WriteFile(part, []byte("spoilt"), 0o600))
 	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	require.NoError(t, os.WriteFile(part, make([]byte, 5000), 0o600))
-	require.NoError(t, images.Ensure(t.Context(), img), "a part that is too long is begun again")
+	require.NoError(t, images.Ensure(t.Context(), img), "a .part file that is too long is emptied")
 	require.Equal(t, good, content(t, images, img))
 }
 
@@ -167,7 +167,7 @@ func TestEnsureRefuses(t *testing.T) {
 
 	require.NoError(t, images.Ensure(t.Context(), img))
 	require.ErrorIs(t, images.Ensure(t.Context(), Image{SHA256: img.SHA256, Size: 2, Format: qcow2.Raw}), ErrRefused)
-	// Neither a link nor a file that somebody made writable is an image.
+	// A symbolic link or a writable file is not accepted as an image.
 	path := filepath.Join(dir, img.SHA256)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.ErrorContains(t, images.Ensure(t.Context(), img), "mode")
@@ -177,7 +177,7 @@ func TestEnsureRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "mode")
 }
 
-// hang gives nothing until it is closed.
+// hang blocks reads until it is closed.
 type hang struct{ closed chan struct{} }
 
 func (h hang) Read([]byte) (int, error) { <-h.closed; return 0, fs.ErrClosed }
@@ -208,7 +208,7 @@ func TestEnsureIsShared(t *testing.T) {
 		return images.flights[img.SHA256].waiting
 	}
 	require.Eventually(t, func() bool { return waiting() == callers+1 }, waitFor, tick)
-	// Who began it may leave; the others get it.
+	// The caller that started the fetch may stop waiting; the other callers get the image.
 	leave()
 	require.ErrorIs(t, <-gone, context.Canceled)
 	close(release)
@@ -233,7 +233,7 @@ func TestEnsureCanceledByLastCaller(t *testing.T) {
 	require.ErrorIs(t, <-gone, context.Canceled)
 	<-h.closed // the fetch was ended, though its reader hung
 
-	// The next caller does not inherit that.
+	// The next caller does not get the cancellation of an earlier one.
 	s.wrap = nil
 	require.NoError(t, images.Ensure(t.Context(), img))
 }
@@ -272,5 +272,5 @@ func TestPrune(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "keep.me"))
 	data, err := io.ReadAll(open)
 	require.NoError(t, err)
-	require.Equal(t, "bb", string(data), "who has it open keeps it")
+	require.Equal(t, "bb", string(data), "an open file stays readable")
 }

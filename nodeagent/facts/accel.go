@@ -80,18 +80,18 @@ func withTimeout(ctx context.Context, probe func(context.Context) (time.Duration
 		took time.Duration
 		err  error
 	}
-	came := make(chan answer, 1)
+	result := make(chan answer, 1)
 	go func() {
 		took, err := probe(ctx)
-		came <- answer{took, err}
+		result <- answer{took, err}
 	}()
 	t := time.NewTimer(probeTimeout)
 	defer t.Stop()
 	select {
-	case a := <-came:
+	case a := <-result:
 		return a.took, a.err
 	case <-t.C:
-		return 0, fmt.Errorf("KVM did not come back within %v", probeTimeout)
+		return 0, fmt.Errorf("KVM did not respond within %v", probeTimeout)
 	}
 }
 

@@ -138,11 +138,11 @@ func TestMode(t *testing.T) {
 	}{
 		"auto, works":      {mode: Auto, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
 		"auto, broken":     {mode: Auto, probe: broken, want: Accelerator{TCG, "interpreted"}},
-		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not come back within 5s"}},
+		"auto, stuck":      {mode: Auto, probe: stuck, want: Accelerator{TCG, "KVM did not respond within 5s"}},
 		"auto, called off": {mode: Auto, probe: stopped, says: "context deadline exceeded"},
 		"kvm, works":       {mode: WantKVM, probe: works, want: Accelerator{KVM, "1000000 loops of guest code in 1.23ms"}},
 		"kvm, broken":      {mode: WantKVM, probe: broken, says: "KVM does not run guests here: interpreted"},
-		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not come back"},
+		"kvm, stuck":       {mode: WantKVM, probe: stuck, says: "did not respond"},
 		"tcg":              {mode: WantTCG, probe: never, want: Accelerator{TCG, "configured"}},
 		"none":             {mode: "", probe: never, says: `unknown acceleration ""`},
 		"another":          {mode: "hvf", probe: never, says: "want auto, kvm or tcg"},
@@ -168,7 +168,7 @@ func TestMode(t *testing.T) {
 	}
 }
 
-// held lists what the process has open and mapped that a probe could leave behind.
+// held lists the open files and memory mappings of the process that a probe could leak.
 func held(t *testing.T) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -189,7 +189,8 @@ func held(t *testing.T) (out []string) {
 	return out
 }
 
-// The real probe, whatever this host answers: it answers alike in both modes, stops when told to, and leaves nothing.
+// The real probe, whatever its result: the result is the same in both modes, a canceled context stops the probe, and it
+// leaks nothing.
 func TestProbe(t *testing.T) {
 	before := held(t)
 	auto, err := Accel(t.Context(), Auto)
@@ -211,7 +212,7 @@ func TestProbe(t *testing.T) {
 	require.Equal(t, before, held(t))
 }
 
-// Even a KVM that interprets runs a short loop to its end, so the way to a yes is walked on every host that has one.
+// Even a KVM that interprets runs a short loop to its end, so the successful path is tested on every host with KVM.
 func TestGuestHalts(t *testing.T) {
 	before := held(t)
 	took, err := runLoops(t.Context(), 1000)
@@ -244,7 +245,7 @@ func TestRead(t *testing.T) {
 	major, _, _ := strings.Cut(h.QEMU.Version, ".")
 	require.Regexp(t, `^pc-q35-`+major+`\.\d+$`, h.QEMU.Machine)
 	require.Contains(t, h.QEMU.CPUModels, "qemu64")
-	require.NotContains(t, h.QEMU.CPUModels, "host", "that one needs KVM")
+	require.NotContains(t, h.QEMU.CPUModels, "host", "the CPU model host needs KVM")
 	require.True(t, slices.IsSorted(h.QEMU.CPUModels))
 
 	again, err := Read(t.Context(), Options{DataDir: dir, Accel: TCG})

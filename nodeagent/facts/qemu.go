@@ -91,23 +91,23 @@ func parseVersion(out string) (string, error) {
 func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
-	ours, theirs, err := socketPair()
+	agentEnd, qemuEnd, err := socketPair()
 	if err != nil {
 		return err
 	}
-	defer ours.Close()
+	defer agentEnd.Close()
 
-	var said head
+	var output head
 	cmd := command(ctx, q.Path, "-machine", "none", "-accel", string(accel), "-nodefaults", "-no-user-config", "-display", "none", "-S",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control")
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.ExtraFiles = []*os.File{theirs} // becomes descriptor 3
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.ExtraFiles = []*os.File{qemuEnd} // becomes descriptor 3
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	runtime.LockOSThread() // Pdeathsig is sent when the parent thread exits, not the process
 	defer runtime.UnlockOSThread()
 	err = cmd.Start()
-	theirs.Close()
+	qemuEnd.Close()
 	if err != nil {
 		return err
 	}
@@ -118,11 +118,11 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 		if waitErr := cmd.Wait(); err == nil && waitErr != nil {
 			err = waitErr
 		}
-		if line, _, _ := strings.Cut(said.String(), "\n"); err != nil && line != "" {
+		if line, _, _ := strings.Cut(output.String(), "\n"); err != nil && line != "" {
 			err = fmt.Errorf("%w; it says %.200q", err, line)
 		}
 	}()
-	c, err := qmp.New(ctx, ours)
+	c, err := qmp.New(ctx, agentEnd)
 	if err != nil {
 		return err
 	}
@@ -203,8 +203,8 @@ func socketPair() (net.Conn, *os.File, error) {
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {
-	if room := maxOutput - h.buf.Len(); room > 0 {
-		_, _ = h.buf.Write(p[:min(len(p), room)])
+	if free := maxOutput - h.buf.Len(); free > 0 {
+		_, _ = h.buf.Write(p[:min(len(p), free)])
 	}
 	return len(p), nil
 }

@@ -30,7 +30,8 @@ func (g Guest) String() string {
 type Observation struct {
 	Exists  bool // there is a record, a directory or a control group
 	Refused bool // the disks cannot be built, and another attempt would fail the same way
-	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them yet.
+	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them
+	// yet.
 	Foreign bool
 	Record  Record
 	Guest   Guest
@@ -78,8 +79,8 @@ func (a Action) String() string {
 
 // Times of NextAction.
 const (
-	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the first,
-	// and a guest that is shutting down ignores further ones.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the
+	// first, and a guest that is shutting down ignores further ones.
 	pressInterval = 10 * time.Second
 	// rebootTimeout is how long a reboot waits for the guest to shut down.
 	rebootTimeout = 30 * time.Second
@@ -146,16 +147,16 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 		case o.Record.Live:
 			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
 		}
-		return Plan{Observed: cloud.ObservedBuilt, Error: "no record knows this VM; its disks are kept"}
+		return Plan{Observed: cloud.ObservedBuilt, Error: "no record of this VM exists; its disks are kept"}
 	}
 	return reportOnly(o)
 }
 
 // Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
-	msgStartedSinceBackup = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
-	msgStoppedSinceBackup = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
-	msgUnknownVM          = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
+	msgStartedSinceBackup = "the VM is running, but the restored backup says it is stopped: start it to keep it running, then stop it if it should be off"
+	msgStoppedSinceBackup = "the VM is stopped, but the restored backup says it is running: start it if it should run"
+	msgUnknownVM          = "no record of this VM exists in the restored cluster: its guest keeps running until it ends, and its disks are kept"
 )
 
 // planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be

@@ -74,7 +74,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
 			tc.how(l, l.boot())
-			// QEMU keeps the state. The agent that comes may still be faster than the guest.
+			// QEMU keeps the state. The next agent may look before the guest has reached it.
 			p := l.adopt()
 			require.Equal(t, tc.want, l.exited(p))
 			require.Equal(t, tc.want, l.gone())
@@ -90,7 +90,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		require.Equal(t, Crashed, exit.Reason)
 		require.Contains(t, exit.Text, "QEMU ended while the agent was away: terminating on signal 15")
 	})
-	t.Run("cut, and the agent died of it", func(t *testing.T) {
+	t.Run("powered off, and the agent ended before it recorded the exit", func(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
@@ -127,7 +127,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	_, err = p.Status(brief())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	p.quitWithin = time.Millisecond
-	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
+	require.NoError(t, p.PowerOff(l.ctx), "PowerOff kills QEMU, since it does not quit")
 	require.Equal(t, exitRequested, l.exited(p))
 }
 
@@ -203,7 +203,7 @@ func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	}
 }
 
-// The recorded process outside of its control group is not taken as ended, and no second one is started.
+// A recorded process outside of its control group does not count as ended, and no second one is started.
 func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -219,7 +219,7 @@ func TestAdoptOutsideCgroup(t *testing.T) {
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 1, "")
 	require.ErrorIs(t, err, errOutsideCgroup)
 	_, err = startTime(cmd.Process.Pid)
-	require.NoError(t, err, "it lives")
+	require.NoError(t, err, "the connection stays open")
 	_, known, err := l.home.Exit()
 	require.NoError(t, err)
 	require.False(t, known)
@@ -277,7 +277,7 @@ func TestAgentIsKilled(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.True(t, status.Running)
-	// Not our child: its exit status is not ours to know, but its end is.
+	// The process is not a child of this one: its end is visible, but not its exit status.
 	signal(t, p, unix.SIGKILL)
-	require.Equal(t, Exit{Crashed, "QEMU ended without a word, as it does when it is killed"}, l.exited(p))
+	require.Equal(t, Exit{Crashed, "QEMU ended without an error message, as when it is killed"}, l.exited(p))
 }

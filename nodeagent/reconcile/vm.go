@@ -20,7 +20,7 @@ const (
 	maxRepeats = 3
 )
 
-var errNoProgress = errors.New("the same step was done again and again and changed nothing")
+var errNoProgress = errors.New("the step was repeated and changed nothing")
 
 // vm is the goroutine of one VM and its desired state.
 type vm struct {
@@ -156,8 +156,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still that
-// of the change given.
+// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still
+// that of the change given.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -172,7 +172,7 @@ func (v *vm) failed(t *attempts, name string, err error) {
 	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
 	if t.logged != err.Error() {
 		t.logged = err.Error()
-		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
+		v.loop.o.Log.Warn("step failed", "vm", v.id, "step", name, "err", err)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	errLowerTerm   = errors.New("the member speaks for a term that is over")
+	errLowerTerm   = errors.New("the member sent a message of an earlier term")
 	errOutOfOrder  = errors.New("the member sent an older revision after a newer one")
 	errNotComplete = errors.New("the member sent a delta before its snapshot was complete")
 )

@@ -20,13 +20,14 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM start
-// by an fsync.
+// writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM
+// start by an fsync.
 const writeInterval = time.Second
 
-// assignmentStore stores the last complete assignment and the highest term on disk. The assignment is written asynchronously, a
-// term before a message of it is delivered: an agent that has just started must also drop messages of a lower term. If
-// the disk is full, the agent continues with the values in memory, since only the agent can free space.
+// assignmentStore stores the last complete assignment and the highest term on disk. The assignment is written
+// asynchronously, a term before a message of it is delivered: an agent that has just started must also drop messages of
+// a lower term. If the disk is full, the agent continues with the values in memory, since only the agent can free
+// space.
 type assignmentStore struct {
 	dir  string
 	log  *slog.Logger
@@ -75,7 +76,7 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 	}
 	k.term = term
 	if err := writeFile(k.dir, termFile, []byte(strconv.FormatUint(term, 10)+"\n")); err != nil {
-		k.log.Warn("term not kept", "err", err)
+		k.log.Warn("cannot store the term", "err", err)
 	}
 }
 
@@ -98,7 +99,7 @@ func (k *assignmentStore) run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 		if err := k.write(); err != nil {
-			k.log.Warn("assignment not kept", "err", err)
+			k.log.Warn("cannot store the assignment", "err", err)
 		}
 		select {
 		case <-time.After(writeInterval):

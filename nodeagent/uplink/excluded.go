@@ -24,7 +24,8 @@ const (
 	banned  = "NODE_BANNED"
 )
 
-// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is another error.
+// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is
+// another error.
 func exclusionReason(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.PermissionDenied {
@@ -39,8 +40,8 @@ func exclusionReason(err error) string {
 }
 
 // waitExcluded returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
-// no longer used.
+// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on
+// disk is no longer used.
 func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	l.deliverMu.Lock()
 	l.stored = nil
@@ -48,9 +49,9 @@ func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	if reason != l.exclusion {
 		l.exclusion = reason
 		if reason == banned {
-			l.o.Log.Error("this host is banned from its cluster: it is told nothing until `trivet node unban`; guests run on", "node", l.Node())
+			l.o.Log.Error("this host is banned from its cluster: members refuse it until `trivet node unban`; guests keep running", "node", l.Node())
 		} else {
-			l.o.Log.Error("this host was evicted from its cluster: it asks no more until its join token is replaced by one of `trivet node token`; guests run on",
+			l.o.Log.Error("this host was evicted from its cluster: it contacts no member until its join token is replaced by a new one of `trivet node token`; guests keep running",
 				"node", l.Node())
 		}
 	}
@@ -85,7 +86,7 @@ func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	}
 	if pin, err := pinOf(token); err != nil || !l.identity.credential().matchesPin(pin) {
 		l.triedToken = token
-		l.o.Log.Warn("the join token is not one of this host's cluster")
+		l.o.Log.Warn("the join token belongs to another cluster than this host")
 		return false, nil
 	}
 	for _, addr := range l.members() {

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An evicted host says so once and asks nobody, neither now nor after a restart, and its assignment stays; when its token
-// is another, it joins with its key and goes on.
+// An evicted host logs this once and contacts no member, neither then nor after a restart, and keeps its assignment.
+// With a new token it joins with its key and continues.
 func TestEvicted(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := joined(t, m)
@@ -27,15 +27,15 @@ func TestEvicted(t *testing.T) {
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
-		a.says(t, "evicted from its cluster", "trivet node token", "guests run on")
+		a.says(t, "evicted from its cluster", "trivet node token", "guests keep running")
 		a.says(t, "token was refused")
-		require.Equal(t, "n1", string(a.Node()), "it knows who it was")
+		require.Equal(t, "n1", string(a.Node()), "the agent keeps its node ID")
 		require.Len(t, m.denied, 1)
 		require.Len(t, m.joins, 1)
 		<-m.denied
 		<-m.joins
 		a.stop()
-		require.Empty(t, m.denied, "it was asked once")
+		require.Empty(t, m.denied, "it contacted a member once")
 		require.Empty(t, a.assigned)
 	}
 
@@ -43,7 +43,7 @@ func TestEvicted(t *testing.T) {
 	a.says(t, "token was refused")
 	<-m.joins
 	token.Store("not a token")
-	a.says(t, "not one of this host's cluster")
+	a.says(t, "belongs to another cluster")
 	token.Store(m.token())
 	next(t, m.joins)
 	next(t, m.watches)
@@ -51,8 +51,8 @@ func TestEvicted(t *testing.T) {
 	require.EqualValues(t, 10, next(t, a.assigned).Term)
 }
 
-// A host that was put out does not go by the assignment on its disk, as it does when no member answers. A banned one asks
-// again in a minute.
+// An excluded host does not use the assignment on its disk, which it would use if no member answered. A banned host
+// tries again after a minute.
 func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}
@@ -73,17 +73,17 @@ func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	})
 }
 
-// What puts a host out is the word of a member with the reason, and nothing else.
+// Only an error of a member with one of the two reasons excludes a host.
 func TestExcludedHost(t *testing.T) {
-	say := func(code codes.Code, reason string) error {
+	refusal := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})
 		require.NoError(t, err)
 		return s.Err()
 	}
-	require.Equal(t, evicted, exclusionReason(say(codes.PermissionDenied, evicted)))
-	require.Equal(t, banned, exclusionReason(say(codes.PermissionDenied, banned)))
-	require.Empty(t, exclusionReason(say(codes.PermissionDenied, "OTHER")))
-	require.Empty(t, exclusionReason(say(codes.Unavailable, evicted)))
+	require.Equal(t, evicted, exclusionReason(refusal(codes.PermissionDenied, evicted)))
+	require.Equal(t, banned, exclusionReason(refusal(codes.PermissionDenied, banned)))
+	require.Empty(t, exclusionReason(refusal(codes.PermissionDenied, "OTHER")))
+	require.Empty(t, exclusionReason(refusal(codes.Unavailable, evicted)))
 	require.Empty(t, exclusionReason(status.Error(codes.PermissionDenied, evicted)))
 	require.Empty(t, exclusionReason(errWatchEnded))
 }

@@ -116,7 +116,7 @@ func (id *identity) accept(c *agentv1.Credential, pin string) error {
 	}
 	accepted, err := id.parse(c)
 	if err != nil {
-		return fmt.Errorf("the control plane gave a bad certificate: %w", err)
+		return fmt.Errorf("the control plane issued an invalid certificate: %w", err)
 	}
 	if err := store(id.dir, credentialFile, c); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 const imageChunkTimeout = 15 * time.Second
 
 // ErrNoImage means that no member returned the image: each one either has no verified copy or did not respond.
-var ErrNoImage = errors.New("no member gives the image")
+var ErrNoImage = errors.New("no member provides the image")
 
 // FetchImage opens an image for reading from an offset: from the member of the current session, else from any other.
 // The caller must verify the content and close the reader. After a read error, the caller may call FetchImage again

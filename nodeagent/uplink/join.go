@@ -51,11 +51,11 @@ func (l *Link) join(ctx context.Context) error {
 }
 
 // errToken is wrapped by errors about the host's own join token.
-var errToken = errors.New("no join token that could be used (`trivet node token` makes one)")
+var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
-// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and the
-// token is of another one. After the move the option has no effect, so that it may stay in the configuration. A token
-// alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
+// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and
+// the token is of another one. After the move the option has no effect, so that it may stay in the configuration. A
+// token alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
 func (l *Link) mustLeave(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
@@ -75,7 +75,7 @@ func (l *Link) mustLeave(c *credential) (bool, error) {
 }
 
 // errStoreIdentity is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
-var errStoreIdentity = errors.New("cannot keep the host's identity")
+var errStoreIdentity = errors.New("cannot store the host's identity")
 
 func (l *Link) joinAt(ctx context.Context, addr string) error {
 	token, err := l.o.Token()
@@ -121,8 +121,8 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	return nil
 }
 
-// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old certificate
-// within the control plane's grace period, afterwards only with a new token.
+// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old
+// certificate within the control plane's grace period, afterwards only with a new token.
 func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
 	if time.Since(l.renewed) < minRenewInterval {
 		return errClock
@@ -132,7 +132,7 @@ func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClien
 		return nil
 	}
 	if err := l.rejoin(ctx, addr); err != nil {
-		return fmt.Errorf("the host's certificate ran out at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
+		return fmt.Errorf("the host's certificate expired at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
 	}
 	return nil
 }
@@ -150,14 +150,14 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 }
 
 // errClock reports that a new certificate has already expired.
-var errClock = errors.New("the certificate that the control plane has just given is over already: is this host's clock right?")
+var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
 // errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
 // opened.
 var errRenewed = errors.New("the certificate was renewed")
 
-// minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of the
-// certificate's lifetime is left.
+// minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of
+// the certificate's lifetime is left.
 const minRenewInterval = time.Minute
 
 // renew waits until half of the certificate's lifetime is over, gets a new one, and returns errRenewed.

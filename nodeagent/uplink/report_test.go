@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host with many VMs, all of which have much to say, reports each of them, in messages that a member takes.
+// A host with many VMs that all have long errors reports each of them, in messages that a member accepts.
 func TestManyVMsFitTheMessages(t *testing.T) {
 	const vms = 5000
 	l := newObservations()

@@ -15,21 +15,22 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead member.
+// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead
+// member.
 const snapshotTimeout = 5 * time.Second
 
 var (
-	errSilent     = errors.New("the member accepted the connection and said nothing")
+	errSilent     = errors.New("the member accepted the connection but sent nothing")
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from a
-// backup or from one member's data, or the address now belongs to another cluster.
+// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from
+// a backup or from one member's data, or the address now belongs to another cluster.
 type foreignClusterError struct{ own, other string }
 
 func (e *foreignClusterError) Error() string {
-	return fmt.Sprintf("here is a member of cluster %s, and this host is of cluster %s: if that one is lost and %s was made of its backup, "+
-		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests run on meanwhile",
+	return fmt.Sprintf("this is a member of cluster %s, but this host belongs to cluster %s: if that one is lost and %s was restored from its backup,  "+
+		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests keep running meanwhile",
 		e.other, e.own, e.other, e.own)
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// slowHeartbeats answers heartbeats after a while.
+// slowHeartbeats responds to heartbeats after a delay.
 type slowHeartbeats struct {
 	vmv1.NodeServiceClient
 	takes atomic.Int64 // a time.Duration
@@ -34,9 +34,9 @@ func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNod
 	}
 }
 
-// The lease runs from when a heartbeat was sent, however long its answer took; one that is not answered in time renews
-// nothing and ends the session.
-func TestLeaseRunsFromTheSending(t *testing.T) {
+// The lease runs from the time at which a heartbeat was sent, however late the response is. A heartbeat without a
+// response in time does not renew the lease, and ends the session.
+func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)
 	synctest.Test(t, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestLeaseRunsFromTheSending(t *testing.T) {
 	})
 }
 
-// silentWatch accepts a watch and sends what it has, then nothing.
+// silentWatch accepts a watch, sends its messages, and then nothing.
 type silentWatch struct {
 	agentv1.AgentServiceClient
 	grpc.ClientStream
@@ -90,7 +90,7 @@ func (m *silentWatch) Recv() (*agentv1.WatchResponse, error) {
 
 func (m *silentWatch) Trailer() metadata.MD { return nil }
 
-// A member that stops in the middle of its snapshot is left; one whose snapshot is complete may be quiet for ever.
+// A session ends if the member stops within its snapshot. After a complete snapshot the member may be silent forever.
 func TestSilence(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for name, sent := range map[string][]*agentv1.WatchResponse{
@@ -114,7 +114,8 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// With no member in sight the assignment on disk is handed on after a while, marked; not when a member has spoken.
+// If no member responds, the assignment on disk is delivered after storedDelay, with Stored set; not if a member has
+// sent one.
 func TestStoredAssignment(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -147,7 +148,8 @@ func TestStoredAssignment(t *testing.T) {
 	})
 }
 
-// Pauses: none after a refusal that names the leader (but not for ever), about 0.1 s in the first round, then longer.
+// The pause is zero after an error that names the leader (for a limited number of times), about 0.1 s in the first
+// round, then longer.
 func TestRoute(t *testing.T) {
 	members := []string{"a", "b", "c"}
 	var r route
@@ -167,7 +169,7 @@ func TestRoute(t *testing.T) {
 	require.Equal(t, "a", r.next(members))
 	require.Equal(t, "b", r.next(members))
 
-	// Two members that each name the other.
+	// Two members that each name the other one as the leader.
 	m, o := &member{leader: "x"}, &member{leader: "y"}
 	followed := 0
 	for range 10 {

@@ -269,7 +269,7 @@ func (l *Link) deliverStored(ctx context.Context) error {
 	l.deliverMu.Lock()
 	defer l.deliverMu.Unlock()
 	if l.stored != nil {
-		l.o.Log.Warn("no member answers: going by the stored assignment", "revision", l.stored.Revision)
+		l.o.Log.Warn("no member answers: using the stored assignment", "revision", l.stored.Revision)
 		stale := *l.stored
 		stale.Stored = true
 		l.o.Assign(stale)

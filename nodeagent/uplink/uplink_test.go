@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host joins, is told what to look like, and after a restart needs no token.
+// A host joins and gets its assignment. After a restart it needs no token.
 func TestJoin(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -52,7 +52,7 @@ func TestJoin(t *testing.T) {
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("b"))
 }
 
-// The answer to a Join is lost: the same key asks again, since the token is consumed by it.
+// The response to a Join is lost: the same key repeats it, since the token is bound to that key.
 func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.joinErr = status.Error(codes.Unavailable, "connection reset") })
@@ -66,7 +66,7 @@ func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	next(t, m.watches)
 }
 
-// The agent dies before it has the answer; the next one has the same key.
+// The agent is killed before it gets the response; the next one has the same key.
 func TestKeySurvivesRestart(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -87,7 +87,7 @@ func TestRefusedTokenIsFinal(t *testing.T) {
 	}
 }
 
-// A token names its authority; a server with another one never sees the token.
+// A token contains the fingerprint of its authority. A server with another authority never gets the token.
 func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	right, wrong := newMember(t, testAuthority(t, 1)), newMember(t, testAuthority(t, 2))
 	open(t, t.TempDir(), func(o *Options) { o.Seeds = []string{wrong.addr, right.addr} }, right).run(t)
@@ -95,12 +95,12 @@ func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	require.Empty(t, wrong.joins)
 }
 
-// A member that does not lead names the one that does.
+// A member that does not lead returns the address of the leader.
 func TestRedirect(t *testing.T) {
 	authority := testAuthority(t, 1)
 	follower, leader := newMember(t, authority), newMember(t, authority)
 	follower.set(func() { follower.leader = leader.addr })
-	// The leader is known only from the refusal.
+	// The leader's address is known only from the error.
 	a := open(t, t.TempDir(), nil, follower).run(t)
 	next(t, leader.watches)
 	leader.send <- snapshot(1, 1, "a")
@@ -109,11 +109,11 @@ func TestRedirect(t *testing.T) {
 	require.Empty(t, follower.watches)
 }
 
-// The leader dies; the next member is found, and told everything again.
+// After the leader's end the next member is found, and gets all observations again.
 func TestReconnectReportsAll(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	second.set(func() { second.leader = first.addr })
 	a := open(t, t.TempDir(), nil, first, second)
 	a.Observe(cloud.Observation{VM: "a", Generation: 3, Observed: cloud.ObservedRunning, PID: 7})
@@ -124,7 +124,7 @@ func TestReconnectReportsAll(t *testing.T) {
 	require.EqualValues(t, 7, next(t, first.reports).GetVms()[0].GetPid())
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	require.Equal(t, "b", next(t, first.reports).GetVms()[0].GetVmId())
-	// The same level again is not worth a message; its change is, and so are figures.
+	// An unchanged observation is not sent again; a change of it is, and usage figures are.
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	a.Usage(map[cloud.VMID]cloud.Usage{"a": {MemoryMiB: 9}, "stranger": {MemoryMiB: 1}})
 	one := next(t, first.reports).GetVms()
@@ -141,8 +141,8 @@ func TestReconnectReportsAll(t *testing.T) {
 	require.EqualValues(t, 9, all[0].GetUsage().GetMemoryUsedMib())
 }
 
-// A member breaks off within its snapshot. Nothing of it is handed on.
-func TestIncompleteSnapshotIsNotHandedOn(t *testing.T) {
+// A member ends the stream within its snapshot. Nothing of the snapshot is delivered.
+func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m).run(t)
 	next(t, m.watches)
@@ -157,7 +157,8 @@ func TestIncompleteSnapshotIsNotHandedOn(t *testing.T) {
 	require.Len(t, got.VMs, 1)
 }
 
-// A leader whose term is over feeds nobody: not an agent that was told of a later one, nor one that was started since.
+// Messages of a leader whose term is over are not delivered, neither by an agent that has seen a later term, nor by one
+// that was started since.
 func TestLowerTermIsDropped(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -178,7 +179,7 @@ func TestLowerTermIsDropped(t *testing.T) {
 	}
 }
 
-// A heartbeat without an answer ends the session: the member may be cut off.
+// A heartbeat without a response ends the session: the member may be cut off.
 func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.beatErr = status.Error(codes.Unavailable, "no quorum") })
@@ -188,7 +189,7 @@ func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	next(t, m.watches)
 	_, ok := a.Lease()
 	require.False(t, ok, "a lease without an answered heartbeat")
-	// A refusal that is about this host, not about the member, is borne.
+	// An error that concerns this host, not the member, does not end the session.
 	m.set(func() { m.beatErr = status.Error(codes.PermissionDenied, "banned") })
 	m.send <- snapshot(1, 1)
 	next(t, m.beats)
@@ -197,7 +198,7 @@ func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	}
 }
 
-// Half of the certificate's life is over: it is renewed and shown from then on.
+// When half of its lifetime is over, the certificate is renewed, and the new one is used from then on.
 func TestRenewal(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = backdated })
@@ -208,13 +209,13 @@ func TestRenewal(t *testing.T) {
 	next(t, m.renewed)
 	next(t, m.watches)
 	require.False(t, a.identity.credential().renewAt().Before(m.issued[1].NotBefore))
-	kept, err := openIdentity(dir)
+	reopened, err := openIdentity(dir)
 	require.NoError(t, err)
-	require.Equal(t, m.issued[1].Raw, kept.credential().cert.Leaf.Raw)
+	require.Equal(t, m.issued[1].Raw, reopened.credential().cert.Leaf.Raw)
 }
 
-// A host that was away until after its certificate's end comes back by the old one, within the control plane's grace;
-// later it needs a token.
+// A host whose certificate expired while it was offline renews it with the old one, within the control plane's grace
+// period. Later it needs a token.
 func TestExpired(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -239,7 +240,8 @@ func TestExpired(t *testing.T) {
 	next(t, m.watches)
 }
 
-// A host whose clock is ahead gets certificates that are over for it. It says so, and does not ask without pause.
+// A host whose clock is ahead gets certificates that have already expired for it. It logs this, and does not retry
+// without pause.
 func TestClockAhead(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -253,13 +255,13 @@ func TestClockAhead(t *testing.T) {
 	require.Empty(t, m.renewed)
 }
 
-// backdated is a life of which half is over at once: certificates are dated ten minutes back.
+// backdated is a certificate lifetime of which half is over at once: certificates are dated ten minutes back.
 const backdated = 9 * 60 * 1e9
 
 func TestImage(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	a := open(t, t.TempDir(), nil, first, second).run(t)
 	next(t, first.watches)
 	first.send <- snapshot(1, 1)
@@ -333,7 +335,7 @@ func TestConsole(t *testing.T) {
 	require.Equal(t, "there is no console log", next(t, m.console).GetError())
 	require.Nil(t, next(t, m.console))
 
-	// A reader that follows, and goes; another whose session goes.
+	// A reader that follows and then cancels; another whose session ends.
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", VmId: "a", Follow: true})
 	require.Equal(t, "r3", next(t, m.console).GetRequestId())
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", Cancel: true})
@@ -346,7 +348,7 @@ func TestConsole(t *testing.T) {
 	a.stop()
 }
 
-// More readers than are served are told so.
+// Readers beyond the limit get an error.
 func TestConsolesAreBounded(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	open(t, t.TempDir(), func(o *Options) {
@@ -370,7 +372,7 @@ func TestConsolesAreBounded(t *testing.T) {
 	require.Equal(t, 1, refused)
 }
 
-// A host that is not there any more leaves a directory that says so, and does not start over it.
+// Open returns an error for a damaged directory, and does not replace its content.
 func TestDamagedDirectory(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for _, name := range []string{keyFile, credentialFile, termFile} {
@@ -386,8 +388,9 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// Stopping leaves nothing behind, whatever the members do: here one that accepts connections and never says a word.
-func TestStopBesideASilentMember(t *testing.T) {
+// Run leaves no goroutine and no connection when it ends, whatever the members do: here one that accepts connections
+// and sends nothing.
+func TestStopWithSilentMember(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer listener.Close()

@@ -75,7 +75,7 @@ func (b Binding) Check() error {
 		want         bool
 	}{{"binding.org_id", string(b.Org), wantOrg}, {"binding.project_id", string(b.Project), wantProject}} {
 		if !c.want && c.value != "" {
-			return fault.Invalid(c.field, "a %s binding has none", b.Role)
+			return fault.Invalid(c.field, "must be empty in a %s binding", b.Role)
 		}
 		if c.want {
 			if err := CheckCallerID(c.field, c.value); err != nil {
@@ -132,8 +132,8 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 	})
 }
 
-// IsCloudAdmin reports whether the caller administers the whole cloud: system:admin, with a token that is not limited to a
-// tenant.
+// IsCloudAdmin reports whether the caller administers the whole cloud: system:admin, with a token that is not limited
+// to a tenant.
 func (c *Caller) IsCloudAdmin() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
 
 // Payer returns the tenant that is charged for the call in budgets and in the audit log: the tenant for which the call

@@ -24,7 +24,8 @@ const (
 	RestartWindow = 10 * 60_000
 )
 
-// Apply applies an event at now. If the state does not allow the event, On returns FailedPrecondition and changes nothing.
+// Apply applies an event at now. If the state does not allow the event, Apply returns FailedPrecondition and changes
+// nothing.
 func (vm *VM) Apply(ev Event, now Time) error {
 	to, ok := next[vm.State][ev]
 	if !ok {
@@ -215,9 +216,9 @@ func (vm *VM) events(o Observation) []Event {
 	return nil
 }
 
-// offEvents returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last seen on,
-// which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its owner can
-// read the error.
+// offEvents returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last
+// seen on, which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its
+// owner can read the error.
 func (vm *VM) offEvents(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}
@@ -228,8 +229,8 @@ func (vm *VM) offEvents(o Observation) []Event {
 	return []Event{Off}
 }
 
-// exitEvents returns the events for a VM whose process ended. If the VM should be on, they count only if the process that
-// ended is that of the latest requested start.
+// exitEvents returns the events for a VM whose process ended. If the VM should be on, they count only if the process
+// that ended is that of the latest requested start.
 func (vm *VM) exitEvents(o Observation) []Event {
 	if !vm.Desired.On {
 		return vm.offEvents(o)

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The life cycle as scripts. Each command prints what changed of the VM; time only moves when told.
+// TestLife runs scripts of life-cycle events. Each command prints the changed fields of the VM; time advances only by
+// the command wait.
 func TestLife(t *testing.T) {
 	datadriven.Walk(t, "testdata/life", func(t *testing.T, path string) {
 		var vm VM
@@ -97,14 +98,14 @@ func change(a, b VM) string {
 	return strings.Join(out, "  ")
 }
 
-// Every state that passes by itself has a deadline and a way out by time, so that none waits for a person.
+// Every transient state has a deadline and a transition for TimedOut, so that none waits for an operator.
 func TestEveryTransientStateTimesOut(t *testing.T) {
 	for _, s := range []State{Creating, Starting, Stopping} {
 		require.Contains(t, next[s], TimedOut, "%s", s)
 	}
 }
 
-// Whatever the state, a forced delete works (a migration is aborted first), and DELETED ends everything.
+// A forced delete is allowed in every state except MIGRATING, where the migration is aborted first. DELETED is final.
 func TestForcedDeleteAlwaysWorks(t *testing.T) {
 	for s := Pending; s < Deleted; s++ {
 		if s != Migrating {

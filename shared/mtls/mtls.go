@@ -108,9 +108,9 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// baseConfig returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names, which
-// these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before the
-// first connection.
+// baseConfig returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names,
+// which these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before
+// the first connection.
 func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
@@ -122,7 +122,7 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
-				return errors.New("no certificate shown")
+				return errors.New("no certificate was presented")
 			}
 			leaf := state.PeerCertificates[0]
 			at := time.Now()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// qemuImg runs the real tool, which is the authority on the format.
+// qemuImg runs qemu-img, the reference implementation of the format.
 func qemuImg(t *testing.T, args ...string) []byte {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {

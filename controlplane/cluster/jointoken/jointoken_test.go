@@ -240,7 +240,7 @@ func TestWrongPin(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	file, _ := w.token()
 	dir := t.TempDir()
-	require.ErrorContains(t, bring(t, dir, file, other.address), "another authority")
+	require.ErrorContains(t, bring(t, dir, file, other.address), "another certificate authority")
 	require.Zero(t, other.called())
 	require.NoError(t, bring(t, dir, file, other.address, w.address))
 	require.Zero(t, other.called())

@@ -46,7 +46,7 @@ func OpenFiles(dir string) (*Files, error) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-			return nil, fmt.Errorf("remove half an image: %w", err)
+			return nil, fmt.Errorf("remove incomplete image: %w", err)
 		}
 	}
 	return &Files{dir: dir}, nil
@@ -88,7 +88,7 @@ func (f *Files) has(sum string) (bool, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	}
-	return false, fmt.Errorf("look for image: %w", err)
+	return false, fmt.Errorf("find image: %w", err)
 }
 
 // part is an image that is being written.
@@ -103,11 +103,11 @@ type part struct {
 // begin creates a file for an image of size bytes and reserves its disk space, so that later writes do not run out of
 // space. It returns errNoSpace if fewer than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
-	var room unix.Statfs_t
-	if err := unix.Statfs(f.dir, &room); err != nil {
-		return nil, fmt.Errorf("look at the disk: %w", err)
+	var stat unix.Statfs_t
+	if err := unix.Statfs(f.dir, &stat); err != nil {
+		return nil, fmt.Errorf("read free disk space: %w", err)
 	}
-	if free := int64(room.Bavail) * room.Bsize; size > free-reserveBytes {
+	if free := int64(stat.Bavail) * stat.Bsize; size > free-reserveBytes {
 		return nil, errNoSpace
 	}
 	file, err := os.CreateTemp(f.dir, partPrefix)
@@ -122,7 +122,7 @@ func (f *Files) begin(size int64) (*part, error) {
 		return nil, errNoSpace
 	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS):
 		p.discard()
-		return nil, fmt.Errorf("make room for image: %w", err)
+		return nil, fmt.Errorf("reserve disk space for image: %w", err)
 	}
 	return p, nil
 }
@@ -131,10 +131,10 @@ func (f *Files) begin(size int64) (*part, error) {
 const reserveBytes = 1 << 30
 
 var (
-	errNoSpace = errors.New("there is no room for the image")
+	errNoSpace = errors.New("not enough disk space for the image")
 	// errSource wraps errors of reading an image's source, as opposed to errors of writing it.
 	errSource  = errors.New("read image")
-	errTooLong = errors.New("it is longer than it should be")
+	errTooLong = errors.New("it is longer than expected")
 )
 
 // copy appends all bytes of r. It checks ctx before each read, and returns errTooLong instead of writing beyond limit
@@ -194,12 +194,12 @@ func (p *part) commit() error {
 		return fmt.Errorf("sync image: %w", err)
 	}
 	if err := p.files.rename(p.file.Name(), path); err != nil {
-		return fmt.Errorf("keep image: %w", err)
+		return fmt.Errorf("store image: %w", err)
 	}
 	p.committed = true
 	dir, err := os.Open(p.files.dir)
 	if err != nil {
-		return fmt.Errorf("keep image: %w", err)
+		return fmt.Errorf("store image: %w", err)
 	}
 	defer dir.Close()
 	if err := dir.Sync(); err != nil {

@@ -183,7 +183,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
 	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).IsCloudAdmin() {
-		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name one by the metadata trivet-project, or ask for a token with its project_id").
+		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name the project in the metadata trivet-project, or request a token with its project_id").
 			WithReason(auth.TenantRequired)
 	}
 	if i.Visibility == cloud.VisibilityUnspecified {
@@ -200,7 +200,8 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted then.
+// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted
+// then.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {
@@ -208,7 +209,7 @@ func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	}
 	for _, i := range all {
 		if t.Project != "" && i.Value.Project == t.Project || t.Project == "" && i.Value.Org == t.Org {
-			return fault.New(fault.FailedPrecondition, "image %s is still there: delete its images first", i.Value.ID)
+			return fault.New(fault.FailedPrecondition, "image %s still exists: delete the images first", i.Value.ID)
 		}
 	}
 	return nil
@@ -244,7 +245,7 @@ func checkVisibility(ctx context.Context, i *cloud.Image) error {
 	}
 	for _, org := range strings.Split(orgs, ",") {
 		if cloud.CheckCallerID("", org) != nil {
-			return fault.Invalid("metadata", "%s names orgs separated by commas and nothing else: %q is none", cloud.SharedWith, org)
+			return fault.Invalid("metadata", "%s must be org IDs separated by commas: %q is not an org ID", cloud.SharedWith, org)
 		}
 	}
 	return nil
@@ -253,7 +254,7 @@ func checkVisibility(ctx context.Context, i *cloud.Image) error {
 // checkMetadata refuses metadata keys that callers must not set.
 func checkMetadata(m map[string]string) error {
 	if _, ok := m[cloud.ImageReason]; ok {
-		return fault.Invalid("metadata", "%s is ours to set", cloud.ImageReason)
+		return fault.Invalid("metadata", "%s is set by the control plane only", cloud.ImageReason)
 	}
 	return nil
 }
@@ -344,7 +345,7 @@ func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, er
 	case i == nil || !i.VisibleTo(org):
 		return nil, noImage(id)
 	case i.Org != org:
-		return nil, fault.New(fault.PermissionDenied, "image %s is another org's", id)
+		return nil, fault.New(fault.PermissionDenied, "image %s belongs to another org", id)
 	}
 	return i, nil
 }

@@ -42,7 +42,7 @@ func (s *Service) restartImport(i *cloud.Image) {
 				return s.importFrom(ctx, *i, from)
 			}
 		}
-		return s.record(ctx, importResult{ID: i.ID, Failure: "the source is no longer there"})
+		return s.record(ctx, importResult{ID: i.ID, Failure: "the source no longer exists"})
 	})
 }
 
@@ -85,8 +85,8 @@ type userError struct{ text string }
 
 func (r *userError) Error() string { return r.text }
 
-// copySource copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are used
-// later.
+// copySource copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are
+// used later.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
@@ -96,7 +96,7 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	}
 	p, err := s.opts.Files.begin(from.size)
 	if errors.Is(err, errNoSpace) {
-		return done, &userError{fmt.Sprintf("member %d has no room for it", s.opts.Self)}
+		return done, &userError{fmt.Sprintf("member %d has not enough disk space for it", s.opts.Self)}
 	}
 	if err != nil {
 		return done, err
@@ -156,6 +156,6 @@ func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.Image
 	return cloud.FormatQCOW2, info.VirtualSize, nil
 }
 
-// diskFormats lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a valid
-// RAW image.
+// diskFormats lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a
+// valid RAW image.
 var diskFormats = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}

@@ -19,7 +19,8 @@ type Peers interface {
 }
 
 const (
-	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being woken.
+	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being
+	// woken.
 	reconcileInterval = 10 * time.Second
 	// sweepAge is how long a file without a record is kept: an import writes the file before the record.
 	sweepAge = 10 * time.Minute
@@ -121,8 +122,8 @@ func (s *Service) startPull(i *cloud.Image) error {
 	return nil
 }
 
-// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists this
-// member as a holder, pullAndRecord first removes it there.
+// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists
+// this member as a holder, pullAndRecord first removes it there.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {
@@ -131,7 +132,7 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	ask := holderRequest{i.ID, s.opts.Self, i.SHA256}
 	if !has {
 		if slices.Contains(i.Holders, s.opts.Self) {
-			s.opts.Log.Warn("the bytes of an image are gone", "image", i.ID)
+			s.opts.Log.Warn("the file of an image is missing; pulling it again", "image", i.ID)
 			if _, err := removeHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
 				return err
 			}
@@ -147,7 +148,7 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 }
 
 // errWrongBytes means that a member sent wrong bytes.
-var errWrongBytes = errors.New("it sent other bytes")
+var errWrongBytes = errors.New("it sent bytes with another checksum")
 
 // pull reads an image from its holders. If one fails, the next continues at the same offset. If the checksum is wrong,
 // the bytes are read again, from a single member if several had contributed.
@@ -173,7 +174,7 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 		case err == nil:
 			return p.commit()
 		case errors.Is(err, errWrongBytes):
-			s.opts.Log.Warn("a member sent other bytes than the image's", "image", i.ID, "member", member)
+			s.opts.Log.Warn("a member sent bytes with another checksum", "image", i.ID, "member", member)
 			if err := p.reset(); err != nil {
 				return err
 			}

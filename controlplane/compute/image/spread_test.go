@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// blank is a QCOW2 file without data, changed by patch.
+// blank returns a QCOW2 file without data, changed by patch.
 func blank(t *testing.T, patch func([]byte)) []byte {
 	path := filepath.Join(t.TempDir(), "blank")
 	f, err := os.Create(path)
@@ -36,7 +36,7 @@ func blank(t *testing.T, patch func([]byte)) []byte {
 	return b
 }
 
-// What the bytes are decides, not what was declared; of what is refused nothing is kept.
+// The format of an image is detected from its bytes, not taken from the request. Nothing is kept of a refused image.
 func TestExamine(t *testing.T) {
 	backing := func(b []byte) { // a backing file's name, in the rest of the header's cluster
 		copy(b[1024:], "/etc/shadow")
@@ -88,14 +88,14 @@ func TestExamine(t *testing.T) {
 			require.Contains(t, got.Metadata[cloud.ImageReason], c.says)
 			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "no path of a host")
 			require.Empty(t, got.SHA256)
-			// The bytes go just after the record has said why.
+			// The bytes are deleted just after the record has the reason.
 			require.Eventually(t, func() bool { return len(w.kept(1)) == 0 }, 20*time.Second, time.Millisecond)
 		})
 	}
 }
 
-// fakeHolder is a member that gives an image in its own way.
-type fakeHolder func(whole []byte, offset uint64) (io.Reader, error)
+// fakeHolder is a function that plays a member from which an image is read.
+type fakeHolder func(content []byte, offset uint64) (io.Reader, error)
 
 func serveAll(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
 func absent([]byte, uint64) (io.Reader, error)        { return nil, errors.New("it holds none") }
@@ -105,7 +105,7 @@ func serveWrongBytes(b []byte, at uint64) (io.Reader, error) {
 	return bytes.NewReader(b[at:]), nil
 }
 
-// serveThenFail gives n bytes, of something else when they are bad, and then fails.
+// serveThenFail serves the first n bytes, of other content if bad is set, and then an error.
 func serveThenFail(n int, bad bool, with error) fakeHolder {
 	return func(b []byte, at uint64) (io.Reader, error) {
 		part := bytes.Clone(b[at:min(len(b), int(at)+n)])
@@ -136,7 +136,7 @@ func (m *fakeHolders) ReadImage(_ context.Context, member uint64, _ string, offs
 	return io.NopCloser(r), err
 }
 
-// Holders that lie, break off or hang up: the image is whole, or nothing is kept.
+// Holders that send wrong bytes, fail or hang: the image is either complete and correct, or not kept.
 func TestPull(t *testing.T) {
 	gone := errors.New("connection reset")
 	for _, c := range []struct {
@@ -145,18 +145,18 @@ func TestPull(t *testing.T) {
 		asked   string
 		says    string // empty: it is held
 	}{
-		{"one that is honest", []fakeHolder{serveAll}, "1@0", ""},
-		{"the first has none", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
+		{"one holder", []fakeHolder{serveAll}, "1@0", ""},
+		{"the first returns an error", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
 		{"one breaks off, the next goes on", []fakeHolder{serveThenFail(400, false, gone), serveAll}, "1@0 2@400", ""},
-		{"two break off", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
+		{"two fail", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
 		{"one ends early", []fakeHolder{serveThenFail(400, false, io.EOF), serveAll}, "1@0 2@400", ""},
 		{"one is corrupt, the next is not", []fakeHolder{serveWrongBytes, serveAll}, "1@0 2@0", ""},
 		{"one sends too much", []fakeHolder{serveTooMuch, serveAll}, "1@0 2@0", ""},
-		{"the first half was bad", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
+		{"the first half has wrong bytes", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
 		{"the second half was bad", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
-		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "other bytes"},
-		{"all break off", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
-		{"nobody has it", nil, "", "no other member"},
+		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "bytes with another checksum"},
+		{"all fail", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
+		{"no holder", nil, "", "no other member"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 3)
@@ -200,7 +200,7 @@ func TestPullTimesOut(t *testing.T) {
 	require.Empty(t, w.kept(9))
 }
 
-// What is swept: bytes with a checksum for a name, old, and wanted by no record.
+// sweep removes old files whose name is a checksum that no record contains.
 func TestSweep(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "with [odd* name")
 	f, err := OpenFiles(dir)
@@ -217,7 +217,7 @@ func TestSweep(t *testing.T) {
 	for _, name := range []string{sums["wanted"], sums["old"], sums["anew"], "part-1", "notes.txt", strings.ToUpper(sums["old"])} {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, name), past, past))
 	}
-	// The same bytes come again, as an import's: that makes them young.
+	// An import stores the same bytes again, which makes the file young.
 	p, err := f.begin(4)
 	require.NoError(t, err)
 	require.NoError(t, p.copy(t.Context(), strings.NewReader("anew"), 4))
@@ -248,8 +248,8 @@ func TestNoDiskSpace(t *testing.T) {
 	require.ErrorIs(t, err, errNoSpace)
 }
 
-// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a file
-// beside the directory, and names of files in it. All are refused.
+// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a
+// file beside the directory, and names of files in it. All are refused.
 func TestOpenRefusesInvalidChecksums(t *testing.T) {
 	above := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(above, "secret"), []byte("secret"), 0o600))

@@ -30,7 +30,7 @@ const (
 )
 
 func errBanned() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is banned: its key is not admitted until `trivet node unban`").WithReason(ReasonBanned)
+	return fault.New(fault.PermissionDenied, "this host is banned: its key is refused until `trivet node unban`").WithReason(ReasonBanned)
 }
 
 // checkBan returns an error if the key is banned.
@@ -105,7 +105,7 @@ func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, er
 			}
 		}
 		if len(keys) == 0 {
-			return fault.New(fault.FailedPrecondition, "the key of node %s is not known: it has not reported since keys are noted; evict it instead", id)
+			return fault.New(fault.FailedPrecondition, "the key of node %s is not recorded: the host has not connected since keys are recorded; evict it instead", id)
 		}
 		if all, more, err := bans.List(tx.Unguarded(), maxBans); err != nil {
 			return err

@@ -44,8 +44,8 @@ const (
 	changeRate, changeBurst = 200, 2000
 	// refusalDelay delays the refusal of a call beyond callRate, so that a client that retries at once costs little.
 	refusalDelay = time.Second
-	// minUpdateInterval is the minimum time between two writes of a host's heartbeat data, and between two of its facts, in
-	// milliseconds. Changes in between are recorded together at the end of that time.
+	// minUpdateInterval is the minimum time between two writes of a host's heartbeat data, and between two of its
+	// facts, in milliseconds. Changes in between are recorded together at the end of that time.
 	minUpdateInterval cloud.Time = 30_000
 )
 
@@ -85,7 +85,7 @@ func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(),
 	}
 	s.mu.Unlock()
 	if full {
-		return nil, fault.New(fault.ResourceExhausted, "%d calls of this host are under way: end some before beginning more", maxCalls)
+		return nil, fault.New(fault.ResourceExhausted, "this host has %d calls in progress, which is the limit: end some first", maxCalls)
 	}
 	leave = func() {
 		s.mu.Lock()
@@ -145,8 +145,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// updateNodeThrottled calls change if at least minUpdateInterval has passed since *last, the time of the last recorded change,
-// and updates *last. Otherwise it does nothing and returns ok false.
+// updateNodeThrottled calls change if at least minUpdateInterval has passed since *last, the time of the last recorded
+// change, and updates *last. Otherwise it does nothing and returns ok false.
 func (s *Service) updateNodeThrottled(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()

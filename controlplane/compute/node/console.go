@@ -89,7 +89,8 @@ func (c *consoles) remove(id string) {
 	delete(c.open, id)
 }
 
-// errTooManyConsoles returns the ResourceExhausted error for a project or org that has reached its limit of open consoles.
+// errTooManyConsoles returns the ResourceExhausted error for a project or org that has reached its limit of open
+// consoles.
 func errTooManyConsoles(what, id string, most int) error {
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
 		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()
@@ -169,7 +170,7 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 	c := s.consoles.open[first.GetRequestId()]
 	s.consoles.mu.Unlock()
 	if c == nil || c.node != node {
-		return fault.New(fault.NotFound, "nobody waits for this console")
+		return fault.New(fault.NotFound, "no reader waits for this console")
 	}
 	mine := false
 	c.opened.Do(func() { mine = true; close(c.accepted) })
@@ -205,7 +206,7 @@ func toChunk(message *agentv1.SendConsoleRequest, err error) chunk {
 	case err != nil:
 		return chunk{err: fault.New(fault.Unavailable, "the connection to the host of the VM broke").Because(err).MayRetry()}
 	case len(message.GetData()) > maxChunk:
-		return chunk{err: fault.New(fault.Unavailable, "the host of the VM sent a piece of %d bytes", len(message.GetData()))}
+		return chunk{err: fault.New(fault.Unavailable, "the host of the VM sent a message of %d bytes, which is too large", len(message.GetData()))}
 	case message.GetError() != "":
 		return chunk{err: fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))}
 	}

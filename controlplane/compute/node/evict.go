@@ -27,7 +27,8 @@ type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in seconds.
+// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in
+// seconds.
 func (e *eviction) invalidates(leaf *x509.Certificate) bool {
 	return mtls.Issued(leaf).UnixMilli() < e.At
 }
@@ -51,7 +52,7 @@ func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, er
 }
 
 func errEvicted() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is no longer of the cluster: it may join again with a new token of `trivet node token`").
+	return fault.New(fault.PermissionDenied, "this host is no longer in the cluster: to join again, it needs a new token of `trivet node token`").
 		WithReason(ReasonEvicted)
 }
 
@@ -124,7 +125,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 		}
 		if vms > 0 && !q.Force {
 			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move or delete them first (`trivet node cordon` keeps others away; "+
-				"of a host that is lost, `trivet vm delete --force`), or force: then they stay its own, start nowhere else, and it can come back to them",
+				"of a host that is lost, `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
 				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
 		}
 		if err := deleteUsedTokens(tx, q.Node); err != nil {

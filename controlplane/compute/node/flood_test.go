@@ -18,12 +18,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets answers, and one record is written per minUpdateInterval. Its last
-// labels are recorded afterwards.
+// A host that changes its labels with every heartbeat gets responses, and one record is written per minUpdateInterval.
+// The last labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	w.mu.Unlock()
 	w.follow(1)
 	ctx := limited(t)
@@ -54,19 +54,19 @@ func TestHeartbeatFlood(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within recordEvery")
+	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within minUpdateInterval")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
-	// The answers renewed the lease, and another host is served as ever.
+	// The responses renewed the lease, and calls of another host are not delayed.
 	w.members[1].mu.Lock()
-	require.Equal(t, w.still.UnixMilli(), w.members[1].lastHeartbeat[a.id])
+	require.Equal(t, w.frozen.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
 	b := w.host(1, 2)
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 
 	w.mu.Lock()
-	w.still = w.still.Add(time.Duration(minUpdateInterval) * time.Millisecond)
+	w.frozen = w.frozen.Add(time.Duration(minUpdateInterval) * time.Millisecond)
 	w.mu.Unlock()
 	before = w.records.Revision()
 	for range 3 {
@@ -98,7 +98,7 @@ func TestFactsFlood(t *testing.T) {
 	}
 	_, err = s.CloseAndRecv()
 	require.NoError(t, err)
-	// The first facts, and the key of the connection's certificate.
+	// Two writes: the first facts, and the key of the connection's certificate.
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
@@ -114,13 +114,13 @@ func TestFactsFlood(t *testing.T) {
 
 func observations(from, n int) (out []*agentv1.VmObservation) {
 	for i := range n {
-		out = append(out, &agentv1.VmObservation{VmId: string(guest(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
+		out = append(out, &agentv1.VmObservation{VmId: string(testVM(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
 	}
 	return out
 }
 
-// A host that reports more than it may is read more slowly, while others are served; a message that is too large ends the
-// stream.
+// Observations beyond a host's rate are read more slowly, while other hosts are served. A message that is too large
+// ends the stream.
 func TestReportFlood(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -142,7 +142,7 @@ func TestReportFlood(t *testing.T) {
 	}
 	require.Empty(t, w.vms.reports)
 
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	flood, end := context.WithCancel(ctx)
 	defer end()
 	s, err := a.Report(flood)
@@ -157,17 +157,17 @@ func TestReportFlood(t *testing.T) {
 			}
 		}
 	})
-	held(ctx)
+	awaitPause(ctx)
 	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
 	require.Equal(t, burst, w.told(a.id))
 
-	// Meanwhile a host with 5,000 VMs is heard of all of them, and its heartbeats are answered.
-	honest, err := b.Report(ctx)
+	// Meanwhile the observations of a host with 5,000 VMs are all processed, and its heartbeats are acknowledged.
+	other, err := b.Report(ctx)
 	require.NoError(t, err)
 	for n := range 50 {
-		require.NoError(t, honest.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
+		require.NoError(t, other.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
 	}
-	_, err = honest.CloseAndRecv()
+	_, err = other.CloseAndRecv()
 	require.NoError(t, err)
 	require.Equal(t, 5000, w.told(b.id))
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
@@ -181,11 +181,12 @@ func (w *world) told(id cloud.NodeID) int {
 	return len(w.vms.reports[id])
 }
 
-// holdPauses stops a member's clock and lets none of its pauses end before the caller does. held waits for one to begin.
-func (w *world) holdPauses(member uint64) (held func(context.Context)) {
+// holdPauses stops a member's clock and makes each of its pauses last until the context of the call ends. awaitPause
+// waits until one has begun.
+func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	began := make(chan struct{}, 64)
 	w.members[member].pause = func(ctx context.Context, d time.Duration) error {
 		if d <= 0 {
@@ -205,11 +206,11 @@ func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 	}
 }
 
-// Observations that change records are slowed by how many they change.
+// Observations that change records are slowed down by the number of changed records.
 func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	w.vms.changes = true
 	ctx, end := context.WithCancel(limit)
 	var work sync.WaitGroup
@@ -218,15 +219,15 @@ func TestChangeRateLimit(t *testing.T) {
 	s := w.members[1]
 	var all []cloud.Observation
 	for n := range 4 * changeBurst {
-		all = append(all, cloud.Observation{VM: guest(n)})
+		all = append(all, cloud.Observation{VM: testVM(n)})
 	}
 	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
-	held(limit)
+	awaitPause(limit)
 	require.LessOrEqual(t, w.told("host"), changeBurst+16)
 	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
-// A host has few connections, few calls and fewer streams of reports; other hosts have their own.
+// The connections, calls and report streams of a host are limited, independently of other hosts.
 func TestConnectionAndCallLimits(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -254,7 +255,7 @@ func TestConnectionAndCallLimits(t *testing.T) {
 		leave = append(leave, l)
 	}
 	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
-	refused(t, err, codes.ResourceExhausted, "128 calls of this host are under way")
+	refused(t, err, codes.ResourceExhausted, "128 calls in progress")
 	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	for _, l := range leave {
@@ -278,16 +279,16 @@ func TestConnectionAndCallLimits(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A host that begins one session after the other is sent snapshots at a limited rate.
+// Snapshots to a host that opens one session after the other are sent at a limited rate.
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	for range watchBurst {
 		a.watch(t).all()
 	}
 	s, err := a.AgentServiceClient.Watch(limited(t), &agentv1.WatchRequest{Protocol: Protocol})
 	require.NoError(t, err)
-	held(s.Context())
+	awaitPause(s.Context())
 	b.watch(t).all()
 }

@@ -34,8 +34,8 @@ type guardedConn struct {
 	guard *guard
 }
 
-// closeRaw closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may not
-// read it.
+// closeRaw closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may
+// not read it.
 func (c *guardedConn) closeRaw() { c.raw.Close() }
 
 // Close implements net.Conn.
@@ -116,8 +116,8 @@ func anyConn(*guardedConn) bool { return true }
 const (
 	// freshInterval is how often a member checks that its records are current, so that it would have seen an eviction.
 	freshInterval = time.Second
-	// freshTimeout limits that check. A member that fails it closes the connections of all hosts; they connect to another
-	// member and continue interrupted image reads there.
+	// freshTimeout limits that check. A member that fails it closes the connections of all hosts; they connect to
+	// another member and continue interrupted image reads there.
 	freshTimeout = 5 * time.Second
 )
 
@@ -128,7 +128,7 @@ func (s *Service) Guard(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.opts.Log.Warn("evictions are read again", "err", err)
+		s.opts.Log.Warn("watch of evictions failed; retrying", "err", err)
 		select {
 		case <-time.After(freshInterval):
 		case <-ctx.Done():
@@ -233,7 +233,7 @@ func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 		return
 	}
 	open := s.guard.filter(anyConn)
-	s.opts.Log.Warn("closing the connections of all hosts: whether one was evicted cannot be known", "count", len(open), "err", err)
+	s.opts.Log.Warn("closing the connections of all hosts: evictions could not be read", "count", len(open), "err", err)
 	for _, c := range open {
 		c.closeRaw()
 	}

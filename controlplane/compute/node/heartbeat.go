@@ -15,7 +15,8 @@ import (
 
 // heartbeat processes a host's description of itself and returns the recorded description. Before it returns, a quorum
 // has confirmed that this member still led after the heartbeat arrived, because the response renews the host's lease.
-// If the description changes more often than minUpdateInterval, the change is recorded by a later heartbeat that repeats it.
+// If the description changes more often than minUpdateInterval, the change is recorded by a later heartbeat that
+// repeats it.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -117,9 +118,9 @@ func checkHeartbeat(n *cloud.Node) error {
 	}
 	switch {
 	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
-		return fault.Invalid("state", "an agent says READY or NOT_READY")
+		return fault.Invalid("state", "must be READY or NOT_READY")
 	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64:
-		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
+		return fault.New(fault.InvalidArgument, "the heartbeat lists too many values")
 	}
 	for _, c := range []struct {
 		field string

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each broken rule is noticed.
+// The tests notice each mutant of this package.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	ctx := limited(t)

@@ -45,7 +45,7 @@ type agents struct {
 
 func checkProtocol(v uint32) error {
 	if v != Protocol {
-		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older", v, Protocol)
+		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older one", v, Protocol)
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.C
 		return nil, err
 	}
 	if !sameKey(csr.PublicKey, leaf.PublicKey) {
-		return nil, fault.Invalid("csr", "must be for the key of the certificate that is shown")
+		return nil, fault.Invalid("csr", "must be for the key of the connection's certificate")
 	}
 	return a.s.credential(ctx, id, csr.PublicKey)
 }
@@ -258,7 +258,7 @@ func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeReq
 	}
 	defer leave()
 	if r.GetNodeId() != string(id) {
-		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
+		return nil, fault.New(fault.PermissionDenied, "a host can send heartbeats only for itself: node_id must be %s", id)
 	}
 	n, err := h.s.heartbeat(ctx, convert.NodeFrom(r))
 	if err != nil {

@@ -146,7 +146,7 @@ func (s *Service) termOver() error {
 	if err := s.checkLeader(); err != nil {
 		return err
 	}
-	return fault.New(fault.Unavailable, "this member leads anew").MayRetry()
+	return fault.New(fault.Unavailable, "this member has become the leader again in a new term").MayRetry()
 }
 
 // batch is one result of the watch on Placed records.
@@ -230,7 +230,7 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 		}
 	}
 	if len(unknown) > 0 {
-		s.opts.Log.Warn("a host has VMs that no record places there", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), maxLoggedVMs)])
+		s.opts.Log.Warn("a host reports VMs that are not placed on it", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), maxLoggedVMs)])
 	}
 	for first := true; first || len(all) > 0; first = false {
 		n := min(len(all), snapshotChunk)
@@ -295,8 +295,8 @@ func (s *Service) checkLeader() error {
 	return nil
 }
 
-// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not grow with the
-// number of VMs. It waits while the host changes records faster than changeRate.
+// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not
+// grow with the number of VMs. It waits while the host changes records faster than changeRate.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

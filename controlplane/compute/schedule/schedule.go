@@ -61,7 +61,7 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string {
 		for k, v := range r.Selector {
 			if c.Node.Labels[k] != v {
-				return "does not have the labels that are selected"
+				return "does not have the labels of the node selector"
 			}
 		}
 		return ""

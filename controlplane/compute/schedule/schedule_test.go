@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Placement as scripts: hosts, then VMs that are placed on them and take their room.
+// TestPlace runs scripts that add hosts and then place VMs, which take their capacity.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var fleet []Candidate

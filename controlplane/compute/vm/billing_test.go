@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// fakeBilling is a Billing that writes down what it is told, in a record of its own in the same transaction.
+// fakeBilling implements Billing. It records each call in a record of its own, in the same transaction.
 type fakeBilling struct {
 	refuse map[string]error
 }
@@ -53,7 +53,7 @@ func (w *world) assignment() (out []string) {
 	return out
 }
 
-// Billing is told of every change of a VM, and asked before what costs.
+// Billing is called for every change of a VM, and may refuse a create and a start.
 func TestBillingIsNotified(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -69,7 +69,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.NoError(t, power(id, start))
 	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING"}, w.assignment())
 	require.NoError(t, power(id, start))
-	require.Empty(t, w.assignment(), "it is wanted on already")
+	require.Empty(t, w.assignment(), "its desired state is on already")
 	w.report(id, cloud.ObservedRunning)
 	require.NoError(t, power(id, stop))
 	w.report(id, cloud.ObservedEnded)
@@ -88,7 +88,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.Equal(t, []string{"removed DELETED"}, w.assignment())
 }
 
-// What billing refuses has not happened.
+// A change that billing refuses has no effect.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -113,7 +113,7 @@ func TestBillingRefuses(t *testing.T) {
 	require.Equal(t, vm, w.get(vm.ID))
 }
 
-// Halt is a stop like any other, for whoever has a transaction.
+// Halt has the effect of a stop, within the caller's transaction.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -134,10 +134,10 @@ func TestHalt(t *testing.T) {
 	require.False(t, now.Desired.On)
 	require.EqualValues(t, cloud.DefaultStop, now.Desired.GraceMS)
 	require.Greater(t, now.Generation, vm.Generation)
-	require.False(t, halt(vm.ID, acme), "it is wanted off")
+	require.False(t, halt(vm.ID, acme), "its desired state is off already")
 	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: start})
 	require.NoError(t, err)
-	require.True(t, halt(vm.ID, acme), "it was to start again")
+	require.True(t, halt(vm.ID, acme), "its desired state was on")
 	require.False(t, w.get(vm.ID).Desired.StartAfterStop)
 	require.False(t, halt(w.createInState(cloud.Stopped, "off").ID, acme))
 }

@@ -19,8 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Which delete goes in which state, and what it gives back at once: everything of what is surely off but its storage,
-// nothing of what may still run. The rest comes with the host's word that it is gone, once.
+// In which states a delete and a forced delete succeed, and which capacity they free at once: all but the storage of a
+// VM that is certainly off, and none of a VM that may still run. The rest is freed once, when the host reports the VM
+// absent.
 func TestDeleteTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -54,12 +55,12 @@ func TestDeleteTable(t *testing.T) {
 			require.Equal(t, *left, w.allocated(host), name)
 
 			w.reportAbsent(host, vm.ID, vm.Generation)
-			require.Equal(t, *left, w.allocated(host), "a report of before the delete says nothing of what is left")
+			require.Equal(t, *left, w.allocated(host), "a report from before the delete is ignored")
 			w.reportAbsent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
-			require.Equal(t, *left, w.allocated(host), "another host does not speak for this one")
+			require.Equal(t, *left, w.allocated(host), "a report of another host is ignored")
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
-			w.create("next") // a second report must not give back what is another's
+			w.create("next") // a second report must not free the capacity of another VM
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
 			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
@@ -70,7 +71,7 @@ func TestDeleteTable(t *testing.T) {
 	}
 }
 
-// What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
+// A VM on an unresponsive host can be deleted only with force, and its capacity stays allocated until the host is back.
 func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -80,25 +81,25 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
-	require.NoError(t, err, "and it does not wait for a host that is away")
+	require.NoError(t, err, "the call does not wait for an unresponsive host")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
+		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "what the host learns when it is back")
-		require.Greater(t, say[0].State.GetGeneration(), vm.Generation)
+		require.Equal(t, "POWER_DESTROYED", assignments[0].State.GetPower().String(), "the desired state when the host is back")
+		require.Greater(t, assignments[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
 	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.Zero(t, w.allocated(host))
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
-		require.Empty(t, say)
+		assignments, err := w.vms.Assigned(v, host)
+		require.Empty(t, assignments)
 		return err
 	}))
 }
 
-// A forced delete waits for the cut.
+// A forced delete waits until the host has powered the VM off.
 func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -119,7 +120,7 @@ func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// A delete under a key is answered again when there is nothing left to delete.
+// A delete repeated under its idempotency key returns its response although the VM is gone.
 func TestDeleteIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -189,9 +190,9 @@ func TestUpdateTable(t *testing.T) {
 			require.Equal(t, cloud.Capacity{VCPUs: 1, MemoryMiB: 64, StorageGiB: 5}, w.allocated(host))
 		}},
 		{"a kernel", off, Change{Boot: &cloud.Boot{Kernel: kernel}}, 0, "", func(_, now *cloud.VM) { require.Equal(t, kernel, now.Kernel.ID) }},
-		{"the shape of what is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
-		{"memory of what is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
-		{"the boot of what is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
+		{"CPUs of a VM that is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
+		{"memory of a VM that is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
+		{"boot images of a VM that is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
 		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
 		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
@@ -204,9 +205,9 @@ func TestUpdateTable(t *testing.T) {
 		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
 		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"a selector that is none", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
-		{"a policy that is none", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
+		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, state := range c.in {
@@ -224,13 +225,13 @@ func TestUpdateTable(t *testing.T) {
 					c.check(vm, &out)
 				}
 				w.deleteIfPresent(vm.ID)
-				require.Zero(t, w.allocated(host), "all of it is given back, whatever shape it had")
+				require.Zero(t, w.allocated(host), "all its quota is released")
 			}
 		})
 	}
 }
 
-// An image that its VM may no longer see stays the VM's: only what is new is looked up.
+// A VM keeps an image that its org can no longer see: an update checks only new images.
 func TestUpdateKeepsCurrentImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -242,10 +243,10 @@ func TestUpdateKeepsCurrentImages(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vm.Disks, out.Disks)
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
-	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
+	require.ErrorContains(t, err, "needs 256 MiB", "its requirements still hold")
 }
 
-// A host's word goes into records and must not break them, nor say anything of another host's VMs.
+// A host's report must not break a record, nor change the VMs of another host.
 func TestHostReportLimits(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -283,7 +284,7 @@ func TestHostReportLimits(t *testing.T) {
 	require.Empty(t, w.vms.usage)
 }
 
-// A report that says what is known costs no entry in the log.
+// A report that changes nothing writes no entry to the log.
 func TestUnchangedReportWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -296,7 +297,7 @@ func TestUnchangedReportWritesNothing(t *testing.T) {
 	require.Equal(t, before, w.store.Revision())
 }
 
-// Every commit of a VM is an event, in order, from the VM as it is to its end.
+// A watch delivers each commit of a VM as an event, in order, from the current VM to its deletion.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -337,22 +338,22 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, <-ended, "the stream ends with the VM")
 	close(events)
-	var said []string
+	var types []string
 	last := int64(0)
 	for e := range events {
 		require.Equal(t, string(vm.ID), e.GetVmId())
 		require.Equal(t, string(vm.ID), e.GetVm().GetId())
 		require.GreaterOrEqual(t, e.GetTimestamp(), last)
 		last = e.GetTimestamp()
-		said = append(said, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
+		types = append(types, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
 	}
 	require.Equal(t, []string{
 		"2 CREATING", "2 CREATING", "4 STOPPED", "4 STARTING", "4 RUNNING", "2 RUNNING", "2 RUNNING", "4 STOPPING", "4 STOPPED", "3 DELETED",
-	}, said)
+	}, types)
 	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
 }
 
-// Transient states that nobody ends are ended by the leader, also by one that led not when they began.
+// The leader ends transient states whose deadline has passed, also those that began under an earlier leader.
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -383,7 +384,7 @@ func TestSettle(t *testing.T) {
 	settle()
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))
-	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "what failed keeps its place")
+	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "a failed job stays paused")
 	w.report(starting.ID, cloud.ObservedRunning)
-	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late answer is believed")
+	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late report is accepted")
 }

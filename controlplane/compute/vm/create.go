@@ -103,8 +103,8 @@ func selector(labels map[string]string) (map[string]string, error) {
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader implements Create on the leader. It waits up to heartbeatWait if a host that has not sent this leader a
-// heartbeat yet may have room.
+// createOnLeader implements Create on the leader. It waits up to heartbeatWait if a host that has not sent this leader
+// a heartbeat yet may have room.
 func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -194,8 +194,8 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 // groupKey converts any label value to a valid key element.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolveImages reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps its
-// current images, given in have, even if its org can no longer see them.
+// resolveImages reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps
+// its current images, given in have, even if its org can no longer see them.
 func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
@@ -312,7 +312,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 // errNoHost returns the error of a placement that found no host, with the reason per host.
 func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
-		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has none yet").WithReason("NO_HOST_FITS")
+		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")
 	}
 	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
 	const most = 20

@@ -69,9 +69,9 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 	return out, err
 }
 
-// deleteRecords removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity that the
-// host may still use stays allocated until the host reports the VM absent: storage always, and processors and memory
-// unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
+// deleteRecords removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity
+// that the host may still use stays allocated until the host reports the VM absent: storage always, and processors and
+// memory unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {
@@ -80,7 +80,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	unresponsive := vm.Node != "" && s.opts.Nodes.Unresponsive(vm.Node)
 	if unresponsive && !force {
 		return deleteResponse{}, fault.New(fault.FailedPrecondition,
-			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
+			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or use force", vm.Name)
 	}
 	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
 	if err := vm.Apply(ev, tx.Now()); err != nil {

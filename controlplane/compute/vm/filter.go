@@ -30,7 +30,7 @@ func parseFilter(text string) (matcher, error) {
 	p.Init(text)
 	parsed, err := p.Parse()
 	if err != nil {
-		return nil, fault.Invalid("filter", "is not understood; an example: state = RUNNING AND labels.env = \"prod\"").Because(err)
+		return nil, fault.Invalid("filter", "cannot be parsed; an example: state = RUNNING AND labels.env = \"prod\"").Because(err)
 	}
 	return compile(parsed.GetExpr())
 }
@@ -54,11 +54,11 @@ func compile(e *expr.Expr) (matcher, error) {
 		return join(f, parts), nil
 	case filtering.FunctionEquals, filtering.FunctionNotEquals, filtering.FunctionHas:
 		if len(args) != 2 {
-			return nil, fault.Invalid("filter", "%s compares two things", f)
+			return nil, fault.Invalid("filter", "%s needs two operands", f)
 		}
 		return compare(f, args[0], args[1])
 	default:
-		return nil, fault.Invalid("filter", "%s is not served; use =, !=, : and AND, OR, NOT", f)
+		return nil, fault.Invalid("filter", "%s is not supported; use =, !=, : and AND, OR, NOT", f)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// orgQuotaUsage returns what the org is recorded to use, after comparing that with its VMs.
+// orgQuotaUsage returns the org's recorded quota usage, after comparing it with the org's VMs.
 func (w *world) orgQuotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
@@ -33,8 +33,8 @@ func (w *world) orgQuotaUsage() (used tenant.Amount) {
 	return used
 }
 
-// An org:admin who creates a project without a quota does not get more VMs by that than the quota of the org allows, with
-// however many calls at once.
+// An org:admin who creates a project without a quota gets no more VMs than the org's quota allows, also with concurrent
+// calls.
 func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -88,7 +88,7 @@ func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// An answer that is remembered for an idempotency key in a deleted project is not given in a later project of its ID.
+// A response stored under an idempotency key in a deleted project is not returned in a later project of the same ID.
 func TestIdempotencyKeyOfDeletedProject(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

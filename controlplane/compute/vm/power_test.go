@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What each call makes of each state: the state after it, or its refusal. In ERROR stop and start are ways out.
+// The state after each power call in each state, or the refusal. In ERROR, stop and start are allowed.
 func TestPowerTable(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
@@ -44,9 +44,9 @@ func TestPowerTable(t *testing.T) {
 			require.NoError(t, err, "%s in %s", a, state)
 			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
 			now := w.get(vm.ID)
-			require.Equal(t, out.VM, *now, "what is answered is what is recorded")
+			require.Equal(t, out.VM, *now, "the response equals the record")
 			if now.Desired != vm.Desired {
-				require.Greater(t, now.Generation, vm.Generation, "the host must learn of a new wish")
+				require.Greater(t, now.Generation, vm.Generation, "the host must get the new desired state")
 			} else {
 				require.Equal(t, vm, now, "nothing changed")
 			}
@@ -55,7 +55,7 @@ func TestPowerTable(t *testing.T) {
 	require.Equal(t, 28, i)
 }
 
-// A call waits for its VM, and gives it as it is then.
+// A power call waits for its VM and returns it in its new state.
 func TestPowerCallsWait(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -64,7 +64,7 @@ func TestPowerCallsWait(t *testing.T) {
 		name string
 		from cloud.State
 		call func(context.Context, cloud.VMID) (PowerResult, error)
-		// seen is what the host reports once it is asked.
+		// seen is the observation that the host reports after the call.
 		seen func(cloud.VMID)
 		kind fault.Kind
 		says string
@@ -80,12 +80,12 @@ func TestPowerCallsWait(t *testing.T) {
 			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
 		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.power(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
-		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+		{"a start of a VM that another caller deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
 			func(id cloud.VMID) { w.deleteIfPresent(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
 		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
 		}, func(id cloud.VMID) { w.report(id, cloud.ObservedStopping); w.report(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
-		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+		{"a forced stop of a VM in STOPPING", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, 0, body)
 		},
 			func(id cloud.VMID) {
@@ -109,16 +109,16 @@ func TestPowerCallsWait(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			vm := w.createInState(c.from, "waiting")
 			defer w.deleteIfPresent(vm.ID)
-			asked := make(chan struct{})
+			requested := make(chan struct{})
 			go func() {
-				// The host hears of the wish by the next generation.
+				// The next generation carries the desired state to the host.
 				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
 					string(acme.Project), string(vm.ID))
 				c.seen(vm.ID)
-				close(asked)
+				close(requested)
 			}()
 			out, err := c.call(w.as(acme, ""), vm.ID)
-			<-asked
+			<-requested
 			if c.to == 0 {
 				require.True(t, fault.Is(err, c.kind), "%v", err)
 				require.ErrorContains(t, err, c.says)
@@ -132,14 +132,14 @@ func TestPowerCallsWait(t *testing.T) {
 	}
 }
 
-// power records a wish without waiting.
+// power records the desired state without waiting.
 func (w *world) power(id cloud.VMID, a powerAction, grace uint64) {
 	w.t.Helper()
 	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
-// deleteIfPresent removes a VM, and all that is left of it, if it is there.
+// deleteIfPresent deletes a VM, and its placement, if it exists.
 func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.t.Helper()
 	vm, err := w.vms.Get(w.t.Context(), acme, id)
@@ -151,7 +151,7 @@ func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.reportAbsent(vm.Node, id, vm.Generation+1)
 }
 
-// Nothing to do is done at once; nobody is asked to wait for it.
+// A call that changes nothing returns at once, without a wait.
 func TestNoOpPowerCalls(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -165,7 +165,7 @@ func TestNoOpPowerCalls(t *testing.T) {
 	require.Equal(t, PowerResult{VM: stopped}, out)
 }
 
-// When the time is up the VM comes as it is, and the wish stands.
+// When the wait times out, the call returns the VM as it is, and the desired state stays recorded.
 func TestPowerWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -192,7 +192,7 @@ func TestPowerWaitTimesOut(t *testing.T) {
 			require.NotEqual(t, vm.Desired, now.Desired)
 		}
 
-		// Who hangs up ends the wait, not the wish.
+		// A canceled call ends the wait, but the desired state stays recorded.
 		vm := w.createInState(cloud.Stopped, "left")
 		leaving, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -202,8 +202,8 @@ func TestPowerWaitTimesOut(t *testing.T) {
 	})
 }
 
-// A call that is repeated under its key does nothing again: not the reboot, not the start after a stop; and it is
-// answered when there is no VM any more. Without the key the reboot is another.
+// A power call repeated under its idempotency key has no second effect: no second reboot, and no start after a stop. It
+// returns its response also after the VM was deleted. Without a key, a repeated reboot is another reboot.
 func TestPowerIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -229,12 +229,12 @@ func TestPowerIsIdempotent(t *testing.T) {
 	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.Equal(t, cloud.Running, out.VM.State, "as it was answered")
-	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "nobody started it again")
+	require.Equal(t, cloud.Running, out.VM.State, "the stored record equals the response")
+	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "the repeated call must not start it again")
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
-	// A start that was under way when it was first asked, and is over by now in one way or another.
+	// A start that was in progress at the first call, and has succeeded or failed since.
 	w.startWithKey(t, vm.ID, "late")
 	w.deleteIfPresent(vm.ID)
 	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
@@ -246,17 +246,17 @@ func TestPowerIsIdempotent(t *testing.T) {
 	w.startWithKey(t, failing.ID, "f")
 	w.report(failing.ID, cloud.ObservedEnded, failed("no memory"))
 	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
-	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "a repeated call must not turn a failed start into a success")
 	require.ErrorContains(t, err, "no memory")
 }
 
-// startWithKey is a start under a key whose caller is lost.
+// startWithKey calls the start command under an idempotency key and does not wait for the VM.
 func (w *world) startWithKey(t *testing.T, id cloud.VMID, key string) {
 	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
-// Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
+// Malformed IDs are InvalidArgument and IDs of other orgs' VMs NotFound, for every call.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -314,7 +314,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
+// A loss of the leader does not end a wait: the desired state is recorded, and the call keeps waiting.
 func TestPowerWaitSurvivesLeaderChange(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -19,7 +19,7 @@ func (w *world) quota(q tenant.Quota) {
 	w.update(func(tx *store.Tx) { require.NoError(w.t, tenant.SetQuota(tx, acme.Project, q)) })
 }
 
-// quotaUsage is what the project is said to have, after comparing that with its VMs.
+// quotaUsage returns the project's recorded quota usage, after comparing it with the project's VMs.
 func (w *world) quotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
@@ -43,7 +43,7 @@ func (w *world) try(name string, change ...func(*CreateRequest)) error {
 	return err
 }
 
-// A VM is counted with its record, or neither is there; a stopped one counts, a deleted one does not.
+// A VM and its quota usage are recorded in the same transaction. A stopped VM counts, a deleted one does not.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -57,7 +57,7 @@ func TestQuota(t *testing.T) {
 	err := w.try("third")
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
-	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
+	require.Equal(t, before, w.allocated(host), "no capacity was allocated for it")
 	require.EqualValues(t, 2, w.quotaUsage().VMs)
 
 	cpus := w.quotaUsage().VCPUs
@@ -69,10 +69,10 @@ func TestQuota(t *testing.T) {
 	require.Equal(t, before, w.allocated(host))
 	w.deleteIfPresent(vm.ID)
 	require.EqualValues(t, 1, w.quotaUsage().VMs)
-	require.NoError(t, w.try("web"), "there is room again")
+	require.NoError(t, w.try("web"), "the quota has room again")
 }
 
-// However many create at once, the quota is never passed and never left unused.
+// Concurrent creates never exceed the quota, and use all of it.
 func TestConcurrentQuota(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -96,7 +96,7 @@ func TestConcurrentQuota(t *testing.T) {
 	require.Equal(t, limit, w.quotaUsage().VMs)
 }
 
-// Whatever is created, changed and deleted, the sum stays that of the VMs.
+// The quota usage equals the sum over the VMs after any sequence of creates, changes and deletes.
 func TestQuotaMatchesVMs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -295,10 +295,10 @@ func withBodyField(err error) error {
 	}
 	for _, name := range bodyFieldNames {
 		if rest, ok := strings.CutPrefix(f.Field, name.spec); ok {
-			said := *f
-			said.Field = name.body + rest
-			said.Message = strings.Replace(f.Message, f.Field, said.Field, 1)
-			return &said
+			out := *f
+			out.Field = name.body + rest
+			out.Message = strings.Replace(f.Message, f.Field, out.Field, 1)
+			return &out
 		}
 	}
 	return err
@@ -351,7 +351,7 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if out.TimedOut {
-		return nil, fault.New(fault.DeadlineExceeded, "still stopping; ask again").MayRetry()
+		return nil, fault.New(fault.DeadlineExceeded, "still stopping: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "stopped"}, nil

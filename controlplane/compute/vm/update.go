@@ -137,7 +137,7 @@ func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error 
 		return err
 	}
 	if n == nil {
-		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer of the cluster", vm.Name)
+		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer in the cluster", vm.Name)
 	}
 	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
 	candidate := schedule.Candidate{Node: *n, State: cloud.NodeReady}

@@ -172,7 +172,7 @@ func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, fo
 		return err
 	}
 	if vm.Node == "" {
-		return fault.New(fault.FailedPrecondition, "VM %s is on no host yet", vm.Name)
+		return fault.New(fault.FailedPrecondition, "VM %s is not placed on a host yet", vm.Name)
 	}
 	return s.opts.Nodes.ReadConsole(ctx, t, vm.Node, id, follow, tail, send)
 }

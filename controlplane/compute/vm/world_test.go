@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is the VM controller of a member that leads, over records in memory, with hosts that the test plays.
+// world holds the VM controller of a member that leads, over records in memory, with hosts that the test plays.
 type world struct {
 	*nodetest.World
 	t     testing.TB
@@ -47,7 +47,7 @@ func (w *world) update(f func(tx *store.Tx)) {
 
 func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.Node(id).Allocated }
 
-// image adds an image that is AVAILABLE, of so many bytes.
+// image adds an AVAILABLE image of the given size in bytes.
 func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud.ImageID {
 	w.t.Helper()
 	i := cloud.Image{
@@ -62,7 +62,7 @@ func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud
 	return i.ID
 }
 
-// as is a call of a member of a tenant, with an idempotency key or none.
+// as returns the context of a call by a member of a tenant, with an idempotency key unless it is empty.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,
@@ -71,7 +71,7 @@ func (w *world) as(t cloud.Tenant, key string) context.Context {
 	return auth.With(w.t.Context(), c, auth.RPC)
 }
 
-// small is a VM with a blank disk, which takes 2 vCPUs, 512 MiB and 5 GiB.
+// small returns the request for a VM with a blank disk: 2 vCPUs, 512 MiB and 5 GiB.
 func small(name string, change ...func(*CreateRequest)) CreateRequest {
 	w := CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
@@ -100,7 +100,7 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// report has the VM's host report an observation of the VM's current generation, and returns the record.
+// report reports an observation of the VM's current generation as its host, and returns the record.
 func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)
@@ -115,7 +115,7 @@ func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*clou
 	return w.get(id)
 }
 
-// reportAbsent is the host's word that nothing of a deleted VM is left.
+// reportAbsent reports, as the host, that nothing of a deleted VM is left.
 func (w *world) reportAbsent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
 	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
@@ -126,7 +126,7 @@ func failed(why string) func(*cloud.Observation) {
 	return func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, why }
 }
 
-// createInState makes a VM in a state.
+// createInState creates a VM and brings it into a state.
 func (w *world) createInState(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID

@@ -23,7 +23,7 @@ const (
 	// MaxOrgStreams bounds all projects of an org together, since an org can create many projects.
 	MaxOrgStreams = 1024
 	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. It does not apply to
-	// operators (Caller.Governs), so that they can work on a member that tenants have filled.
+	// operators (Caller.IsCloudAdmin), so that they can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of unauthenticated callers: health, reflection, and calls that will be refused.
 	// MaxAddressStreams bounds such streams from one IPv4 address or one IPv6 /64 network.

@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	errLowerTerm = errors.New("the member speaks for a term that is over")
+	errLowerTerm = errors.New("the member sent a message of an earlier term")
 	errOver      = errors.New("the member ended it")
 )
 
