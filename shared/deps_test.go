@@ -99,12 +99,13 @@ var pure = map[string][]string{
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
 // everything below it.
 var others = map[string][]string{
-	"shared/fault":   {},
-	"shared/mutant":  {},
-	"shared/mtls":    {},
-	"shared/qcow2":   {},
-	"shared/cloud":   {"shared/fault", "shared/mutant"},
-	"shared/convert": {"shared/cloud", "protos/…"},
+	"shared/fault":             {},
+	"shared/mutant":            {},
+	"shared/mutant/mutanttest": {"shared/mutant"},
+	"shared/mtls":              {},
+	"shared/qcow2":             {"shared/mutant"},
+	"shared/cloud":             {"shared/fault", "shared/mutant"},
+	"shared/convert":           {"shared/cloud", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
@@ -119,8 +120,8 @@ var others = map[string][]string{
 	"nodeagent/facts":     {"nodeagent/qmp"},
 	"nodeagent/cgroup":    {},
 	"nodeagent/console":   {},
-	"nodeagent/disk":      {"shared/qcow2"},
-	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2"},
+	"nodeagent/disk":      {"shared/qcow2", "shared/mutant"},
+	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
