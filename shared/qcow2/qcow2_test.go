@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // file is a growing file in memory.
@@ -56,7 +58,10 @@ func TestInspectAccepts(t *testing.T) {
 	require.Equal(t, Info{Version: 3, VirtualSize: 10 << 30, ClusterBits: 16, Allocated: 1}, info)
 }
 
-func TestInspectRefuses(t *testing.T) {
+func TestInspectRefuses(t *testing.T) { inspectRefuses(t) }
+
+// inspectRefuses checks that Inspect refuses each of many images.
+func inspectRefuses(t testing.TB) {
 	l2 := l1Table + cluster
 	for _, tc := range []struct {
 		name string
@@ -128,7 +133,7 @@ func TestInspectRefuses(t *testing.T) {
 			f.put64(l2, 1)
 		}, "zero flag"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		mutanttest.Run(t, tc.name, func(t testing.TB) {
 			f := good(t)
 			tc.harm(f)
 			_, err := inspect(f)

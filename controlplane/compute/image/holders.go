@@ -8,6 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 type importDone struct {
@@ -103,7 +104,7 @@ func (s *Service) hold(i *cloud.Image, member uint64) {
 	if s.opts.Count != nil {
 		members = s.opts.Count()
 	}
-	if i.Status == cloud.ImageUploading && len(i.Holders) > members/2 {
+	if i.Status == cloud.ImageUploading && (len(i.Holders) > members/2 || mutant.On(mutant.AvailableEarly)) {
 		i.Status = cloud.ImageAvailable
 	}
 }
