@@ -14,6 +14,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // The leader detects members that hold different data, as etcd does with --corrupt-check-time and
@@ -72,7 +73,7 @@ func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64
 		same[h] = append(same[h], member)
 	}
 	all = compared == members
-	if len(same) <= 1 {
+	if len(same) <= 1 || mutant.On(mutant.HideCorruption) {
 		return nil, all
 	}
 	for _, group := range same {

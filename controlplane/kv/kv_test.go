@@ -184,7 +184,10 @@ func TestSerializableReadsNeedNoLeader(t *testing.T) {
 	require.Len(t, r.Kvs, 1)
 }
 
-func TestCompaction(t *testing.T) {
+func TestCompaction(t *testing.T) { compactionRules(t) }
+
+// compactionRules checks that reads below the compact revision are refused.
+func compactionRules(t testing.TB) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.put(t, "a", "2")

@@ -21,12 +21,12 @@ const (
 	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps the capabilities of the agent: nodeagent/qemu
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their whole TTL: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // an earlier leader can still end leases: controlplane/kv
-	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch, controlplane/kv/watch
+	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch
 	ReorderWatch       = "reorder-watch"        // a watcher gets events out of order: controlplane/engine/mvcc/watch, controlplane/kv/watch
-	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/engine/mvcc, controlplane/kv
-	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv/users, controlplane/kv
+	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/kv
+	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv
 	IgnoreEpoch        = "ignore-epoch"         // a write applies with permissions that were revoked meanwhile: controlplane/kv
-	KeepOldTokens      = "keep-old-tokens"      // a token outlives a change of its user's password: controlplane/kv/users
+	KeepOldTokens      = "keep-old-tokens"      // a token outlives a new password, or the disabling of Auth: controlplane/kv/users
 	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
 	WriteAfterFailure  = "write-after-failure"  // writes go on after the first I/O error: controlplane/engine/failstop
 	PromoteEarly       = "promote-early"        // a learner that has not caught up is promoted: controlplane/engine/consensus

@@ -42,6 +42,29 @@ func TestATokenThatWasChangedIsNone(t *testing.T) {
 	require.Equal(t, invalid, w.who(token))
 }
 
+// TestOldTokens changes passwords and disables Auth while tokens are in use.
+func TestOldTokens(t *testing.T) { oldTokensEnd(t) }
+
+// oldTokensEnd checks that a token ends when its user gets another password or Auth is disabled, and that the tokens of
+// other users stay valid.
+func oldTokensEnd(t testing.TB) {
+	w := newWorld(t)
+	w.enable()
+	w.addUser("ann", "a")
+	ann, root := w.token("ann", "a"), w.token(Root, "toor")
+	r := &pb.AuthUserChangePasswordRequest{Name: "ann", Password: "b"}
+	require.NoError(t, HashChange(r, MinCost))
+	must(w, (*State).UserChangePassword, r)
+	require.Equal(t, invalid, w.who(ann))
+	require.Equal(t, Root, w.who(root))
+	ann = w.token("ann", "b")
+	require.Equal(t, "ann", w.who(ann))
+	must(w, (*State).Disable, &pb.AuthDisableRequest{})
+	must(w, (*State).Enable, &pb.AuthEnableRequest{})
+	require.Equal(t, invalid, w.who(ann))
+	require.Equal(t, invalid, w.who(root))
+}
+
 // A member that has not applied what the token was issued upon may wait for it; a state that never had it refuses it.
 func TestATokenOfALaterState(t *testing.T) {
 	w := newWorld(t)
