@@ -30,7 +30,8 @@ const (
 	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
 	WriteAfterFailure  = "write-after-failure"  // writes go on after the first I/O error: controlplane/engine/failstop
 	PromoteEarly       = "promote-early"        // a learner that has not caught up is promoted: controlplane/engine/consensus
-	ReadmitRemoved     = "readmit-removed"      // a removed data directory may come back: controlplane/engine/consensus
+	ReadmitRemoved     = "readmit-removed"      // a removed data directory can be added again: controlplane/engine/consensus
+	HearRemoved        = "hear-removed"         // messages from a removed data directory count: controlplane/engine/consensus
 	SkipInstallMarker  = "skip-install-marker"  // a snapshot is installed without a marker in the log: controlplane/engine/consensus
 )
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // TestMutants shows for each safety rule that the opposite of what the other tests expect happens when it is broken.
@@ -111,4 +112,13 @@ func TestMutants(t *testing.T) {
 			story(t)
 		})
 	}
+}
+
+// TestMutantsAreNoticed breaks rules of memberships and snapshots, which tests of these must notice.
+func TestMutantsAreNoticed(t *testing.T) {
+	mutanttest.Noticed(t, mutant.LearnerVotes, learnerDoesNotCount)
+	mutanttest.Noticed(t, mutant.PromoteEarly, laggingLearnerIsNotPromoted)
+	mutanttest.Noticed(t, mutant.ReadmitRemoved, removedDirectoryIsRefused)
+	mutanttest.Noticed(t, mutant.HearRemoved, removedDirectoryIsRefused)
+	mutanttest.Noticed(t, mutant.SkipInstallMarker, crashDuringInstallation)
 }
