@@ -18,7 +18,7 @@ const (
 	GuestAsRoot        = "guest-as-root"        // QEMU runs as root: nodeagent/qemu
 	GuestUnsandboxed   = "guest-unsandboxed"    // QEMU runs without its seccomp filter: nodeagent/qemu
 	GuestOutsideCgroup = "guest-outside-cgroup" // QEMU runs in the control group of the agent: nodeagent/qemu
-	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps the capabilities of the agent: nodeagent/qemu
+	GuestKeepsCaps     = "guest-keeps-caps"     // the capability bounding set of QEMU is not emptied: nodeagent/qemu
 	ExpireEarly        = "expire-early"         // a new leader ends leases before their whole TTL: controlplane/kv/lessor, controlplane/kv
 	ExpireDeposed      = "expire-deposed"       // an earlier leader can still end leases: controlplane/kv
 	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch
