@@ -11,168 +11,283 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChance lets packets be lost, repeated and reordered and members crash, pause and be cut off, and checks after every
-// step that nothing acknowledged is lost, that reads see it, that no term has two leaders and that all apply the same.
+// TestChance loses, repeats and reorders packets, and lets members crash, pause and be cut off. After every step it checks
+// that nothing acknowledged is lost, that reads are not stale, that no term has two leaders and that all members apply the
+// same proposals, each once.
 func TestChance(t *testing.T) {
 	seeds := 30
 	if testing.Short() {
 		seeds = 3
 	}
 	done := 0
-	for seed := range seeds {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { done += chance(t, uint64(seed), 400) })
+	for seed := range uint64(seeds) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			c := newChance(t, seed, []event{
+				{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
+			})
+			// Every third seed forwards proposals, and every third forwards them without IDs, in packs.
+			c.forward, c.withoutIDs = seed%3 > 0, seed%3 == 2
+			c.limits = Limits{TailEntries: 5, MessageBytes: 100, CacheBytes: 300}
+			c.startAll()
+			c.steps(400)
+			c.recover()
+			for _, id := range c.ids {
+				require.Equal(t, c.applied, c.members[id].machine.Log)
+			}
+			require.Equal(t, c.proposals, c.answers, "every proposal is answered once")
+			t.Logf("%d of %d proposals acknowledged, %d reads, %d terms", len(c.acked), c.proposals, c.reads, len(c.leaders))
+			done += len(c.acked) + c.reads
+		})
 	}
-	require.Greater(t, done, 10*seeds, "they got somewhere")
+	require.Greater(t, done, 10*seeds, "proposals and reads were answered")
 }
 
-// chance returns how many proposals and reads were answered.
-func chance(t *testing.T, seed uint64, steps int) int {
-	c := newCluster(t, 3, byte(seed))
-	// Every third seed forwards, and every third packs what it forwards.
-	packs := seed%3 == 2
-	c.forward = seed%3 > 0
-	c.limits.TailEntries = 5
-	c.limits.MessageBytes = 100
-	c.limits.CacheBytes = 300
+// TestChanceMembers is TestChance with members that are added, promoted, lose their disks, are replaced and removed.
+func TestChanceMembers(t *testing.T) {
+	seeds := 40
+	if testing.Short() {
+		seeds = 4
+	}
+	changed := 0
+	for seed := range uint64(seeds) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			o := &operator{lost: map[uint64]bool{}, removed: map[uint64]bool{}}
+			c := newChance(t, seed, []event{
+				{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {2, o.prepareMember}, {1, o.loseDisk}, {15, o.repair}, {20, propose}, {8, read},
+			})
+			c.operator, c.first = o, []uint64{1, 2, 3}
+			c.limits = Limits{TailEntries: 5, MessageBytes: 200}
+			c.startAll()
+			c.elect()
+			c.steps(700)
+			c.recover()
+			changed += o.changed
+		})
+	}
+	require.Greater(t, changed, 5*seeds, "members changed")
+}
+
+// chance drives a cluster by random events, and checks after each step what consensus promises.
+type chance struct {
+	*cluster
+	rng        *mathrand.Rand
+	events     []event
+	withoutIDs bool      // proposals have no IDs
+	operator   *operator // changes the members; nil: they stay the same
+
+	step      int               // number of the current step
+	proposals int               // number of proposals that were made
+	answers   int               // number of proposals that were answered, with or without success
+	reads     int               // number of reads that were answered
+	acked     map[string]bool   // proposals that were acknowledged
+	leaders   map[uint64]uint64 // the leader of each term
+	applied   []string          // what the furthest member has applied, in order
+}
+
+// event is something that happens to a random member in percent of the steps.
+type event struct {
+	percent int
+	happens func(c *chance, m *member)
+}
+
+func newChance(t *testing.T, seed uint64, events []event) *chance {
+	return &chance{
+		cluster: newCluster(t, 3, byte(seed)), rng: mathrand.New(mathrand.NewPCG(seed, 1)), events: events,
+		acked: map[string]bool{}, leaders: map[uint64]uint64{},
+	}
+}
+
+func (c *chance) startAll() {
 	for _, id := range c.ids {
 		c.members[id].start()
 	}
-	rng := mathrand.New(mathrand.NewPCG(seed, 1))
-	acked := map[string]bool{}
-	leaders := map[uint64]uint64{}
-	var longest []string
-	proposals, answers, reads := 0, 0, 0
-	check := func() {
-		for _, id := range c.ids {
-			m := c.members[id]
-			if !m.up {
-				continue
+}
+
+func (c *chance) steps(n int) {
+	for c.step = range n {
+		m := c.members[c.ids[c.rng.IntN(len(c.ids))]]
+		at := c.rng.IntN(100)
+		for _, e := range c.events {
+			if at < e.percent {
+				e.happens(c, m)
+				break
 			}
-			require.NoError(t, m.host.Err())
-			log := m.machine.Log
-			n := min(len(log), len(longest))
-			require.True(t, slices.Equal(longest[:n], log[:n]), "member %d applied something else", id)
-			if len(log) > n {
-				longest = slices.Clone(log)
-			}
-			if m.group.role == raft.StateLeader {
-				if l, ok := leaders[m.group.term]; ok {
-					require.Equal(t, l, id, "two leaders of term %d", m.group.term)
-				}
-				leaders[m.group.term] = id
-			}
+			at -= e.percent
 		}
-		for p := range acked {
-			require.Contains(t, longest, p)
+		if c.operator != nil {
+			c.operator.replaceRemoved(c)
 		}
-		twice := slices.Sorted(slices.Values(longest))
-		require.Len(t, slices.Compact(twice), len(longest), "nothing is applied twice")
+		c.work()
+		c.check()
 	}
-	step := func(i int) {
-		m := c.members[c.ids[rng.IntN(3)]]
-		switch r := rng.IntN(100); {
-		case r < 2:
-			if m.up {
-				// Whether anything unsynced survives is the disk's choice.
-				m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(2) * 50, RNG: rng}))
-			}
-		case r < 10:
-			if !m.up {
-				m.start()
-			}
-		case r < 12:
-			c.isolate(m)
-		case r < 20:
-			c.heal()
-		case r < 45 && m.up:
-			for j := range 1 + rng.IntN(4) {
-				p := fmt.Sprintf("%d.%d=%d", i, j, m.id)
-				proposals++
-				id := [16]byte{byte(i), byte(i >> 8), byte(j), byte(m.id)}
-				if packs {
-					id = [16]byte{}
-				}
-				m.group.Propose(id, []byte(p), func(_ Result, err error) {
-					answers++
-					if err == nil {
-						acked[p] = true
-					}
-				})
-			}
-		case r < 60 && m.up:
-			var before []string
-			for p := range acked {
-				before = append(before, p)
-			}
-			m.group.ReadIndex(func(_ uint64, err error) {
-				if err == nil {
-					reads++
-					require.Subset(t, m.machine.Log, before, "a stale read")
-				}
-			})
-		case r < 75 && m.up:
-			require.NoError(t, m.host.Tick()) // its clock runs fast
-		}
-		for _, id := range c.ids {
-			if m := c.members[id]; m.up && rng.IntN(4) == 0 {
-				require.NoError(t, m.host.Tick())
-			}
-		}
-		for _, id := range c.ids {
-			if m := c.members[id]; m.up && rng.IntN(3) > 0 {
-				require.NoError(t, m.host.Process())
-			}
-		}
-		for range 3 {
-			c.deliverSome(rng)
-			for _, id := range c.ids {
-				if m := c.members[id]; m.up && rng.IntN(4) > 0 {
-					require.NoError(t, m.host.Process())
-				}
-			}
-		}
-		check()
+}
+
+// work lets some members tick and process, and some packets arrive.
+func (c *chance) work() {
+	c.some(1, 4, func(m *member) { _ = m.host.Tick() }) // check sees the error of a host
+	c.some(2, 3, func(m *member) { _ = m.host.Process() })
+	for range 3 {
+		c.deliverSome()
+		c.some(3, 4, func(m *member) { _ = m.host.Process() })
 	}
-	for i := range steps {
-		step(i)
-	}
-	c.heal()
-	c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
+}
+
+// some calls do for each running member with a probability of n in of.
+func (c *chance) some(n, of int, do func(m *member)) {
 	for _, id := range c.ids {
-		m := c.members[id]
-		if m.up {
-			m.crash()
+		if m := c.members[id]; m.up && c.rng.IntN(of) < n {
+			do(m)
 		}
-		m.start()
 	}
-	c.put(c.elect(), "end=1")
-	c.tick(60)
-	check()
-	for _, id := range c.ids {
-		require.Equal(t, longest, c.members[id].machine.Log)
-	}
-	require.Equal(t, proposals, answers, "every proposal is answered once")
-	t.Logf("%d of %d proposals acknowledged, %d reads, %d terms", len(acked), proposals, reads, len(leaders))
-	return len(acked) + reads
 }
 
 // deliverSome lets some packets arrive, in any order, some twice, some never.
-func (c *cluster) deliverSome(rng *mathrand.Rand) {
-	rng.Shuffle(len(c.net), func(i, j int) { c.net[i], c.net[j] = c.net[j], c.net[i] })
-	now := c.net[:len(c.net)-len(c.net)*rng.IntN(4)/4]
+func (c *chance) deliverSome() {
+	c.rng.Shuffle(len(c.net), func(i, j int) { c.net[i], c.net[j] = c.net[j], c.net[i] })
+	now := c.net[:len(c.net)-len(c.net)*c.rng.IntN(4)/4]
 	c.net = slices.Clone(c.net[len(now):])
 	for _, p := range now {
 		switch {
 		case p.dir != "":
-			if p.from.up { // else its files are gone
+			if p.from.up { // otherwise its files are gone
 				c.deliverOne(p)
 			}
-		case rng.IntN(50) == 0:
-		case rng.IntN(50) == 0:
+		case c.rng.IntN(50) == 0:
+		case c.rng.IntN(50) == 0:
 			c.net = append(c.net, p)
 			fallthrough
 		default:
 			c.deliverOne(p)
 		}
 	}
+}
+
+// check compares what the running members applied, and who leads, with what is known from earlier steps.
+func (c *chance) check() {
+	for _, id := range c.ids {
+		m := c.members[id]
+		if !m.up {
+			continue
+		}
+		if err := m.host.Err(); err != nil {
+			var removed *RemovedError
+			require.ErrorAs(c.t, err, &removed, "member %d", id)
+			require.NotNil(c.t, c.operator, "nobody removed member %d", id)
+			continue
+		}
+		log := m.machine.Log
+		n := min(len(log), len(c.applied))
+		require.True(c.t, slices.Equal(c.applied[:n], log[:n]), "member %d applied something else", id)
+		if len(log) > n {
+			c.applied = slices.Clone(log)
+		}
+		if m.group.role == raft.StateLeader {
+			if l, ok := c.leaders[m.group.term]; ok {
+				require.Equal(c.t, l, id, "two leaders of term %d", m.group.term)
+			}
+			c.leaders[m.group.term] = id
+		}
+	}
+	for p := range c.acked {
+		require.Contains(c.t, c.applied, p, "an acknowledged proposal is lost")
+	}
+	sorted := slices.Sorted(slices.Values(c.applied))
+	require.Len(c.t, slices.Compact(sorted), len(c.applied), "a proposal is applied twice")
+}
+
+// recover starts all members again, waits until a leader commits a proposal, and lets the others follow.
+func (c *chance) recover() {
+	c.heal()
+	c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
+	for _, id := range c.ids {
+		if m := c.members[id]; m.up {
+			m.crash()
+		}
+	}
+	c.startAll()
+	committed := false
+	for i := 0; i < 300 && !committed; i++ {
+		c.tick(1)
+		if l := c.anyLeader(); l != nil && l.group.applied.Term == l.group.term {
+			end := l.propose(fmt.Sprintf("end=%d", i))[0]
+			c.settle()
+			committed = end.n == 1 && end.err == nil
+		}
+	}
+	require.True(c.t, committed, "no leader commits a proposal:\n%s", c.state())
+	c.tick(60)
+	c.check()
+}
+
+// anyLeader returns a running member that has the role of leader, or nil. There may be others, of other terms.
+func (c *chance) anyLeader() *member {
+	for _, id := range c.ids {
+		if m := c.members[id]; m.up && m.host.Err() == nil && m.group.role == raft.StateLeader {
+			return m
+		}
+	}
+	return nil
+}
+
+// crash ends a member. Chance decides whether its disk keeps anything that was not synced.
+func crash(c *chance, m *member) {
+	if m.up {
+		m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: c.rng.IntN(2) * 50, RNG: c.rng}))
+	}
+}
+
+func restart(_ *chance, m *member) {
+	if !m.up {
+		m.start()
+	}
+}
+
+func isolate(c *chance, m *member) { c.isolate(m) }
+
+func heal(c *chance, _ *member) { c.heal() }
+
+// hurry lets the clock of one member run ahead by a tick.
+func hurry(_ *chance, m *member) {
+	if m.up {
+		_ = m.host.Tick() // check sees the error of a host
+	}
+}
+
+// propose makes one to four proposals at a member.
+func propose(c *chance, m *member) {
+	if !m.up {
+		return
+	}
+	for i := range 1 + c.rng.IntN(4) {
+		p := fmt.Sprintf("%d.%d=%d", c.step, i, m.id)
+		id := [16]byte{byte(c.step), byte(c.step >> 8), byte(i), byte(m.id)}
+		if c.withoutIDs {
+			id = [16]byte{}
+		}
+		c.proposals++
+		m.group.Propose(id, []byte(p), func(_ Result, err error) {
+			c.answers++
+			if err == nil {
+				c.acked[p] = true
+			}
+		})
+	}
+}
+
+// read starts a linearizable read at a member. When it is answered, the member must have applied everything that was
+// acknowledged before.
+func read(c *chance, m *member) {
+	if !m.up {
+		return
+	}
+	var before []string
+	for p := range c.acked {
+		before = append(before, p)
+	}
+	m.group.ReadIndex(func(_ uint64, err error) {
+		if err == nil {
+			c.reads++
+			require.Subset(c.t, m.machine.Log, before, "a stale read")
+		}
+	})
 }
