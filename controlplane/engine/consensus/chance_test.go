@@ -21,25 +21,28 @@ func TestChance(t *testing.T) {
 	}
 	done := 0
 	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			c := newChance(t, seed, []event{
-				{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
-			})
-			// Every third seed forwards proposals, and every third forwards them without IDs, in packs.
-			c.forward, c.withoutIDs = seed%3 > 0, seed%3 == 2
-			c.limits = Limits{TailEntries: 5, MessageBytes: 100, CacheBytes: 300}
-			c.startAll()
-			c.steps(400)
-			c.recover()
-			for _, id := range c.ids {
-				require.Equal(t, c.applied, c.members[id].machine.Log)
-			}
-			require.Equal(t, c.proposals, c.answers, "every proposal is answered once")
-			t.Logf("%d of %d proposals acknowledged, %d reads, %d terms", len(c.acked), c.proposals, c.reads, len(c.leaders))
-			done += len(c.acked) + c.reads
-		})
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { done += chanceFaults(t, seed) })
 	}
 	require.Greater(t, done, 10*seeds, "proposals and reads were answered")
+}
+
+// chanceFaults runs one seed of TestChance. It returns how many proposals and reads were answered with success.
+func chanceFaults(t testing.TB, seed uint64) int {
+	c := newChance(t, seed, []event{
+		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
+	})
+	// Every third seed forwards proposals, and every third forwards them without IDs, in packs.
+	c.forward, c.withoutIDs = seed%3 > 0, seed%3 == 2
+	c.limits = Limits{TailEntries: 5, MessageBytes: 100, CacheBytes: 300}
+	c.startAll()
+	c.steps(400)
+	c.recover()
+	for _, id := range c.ids {
+		require.Equal(t, c.applied, c.members[id].machine.Log)
+	}
+	require.Equal(t, c.proposals, c.answers, "every proposal is answered once")
+	t.Logf("%d of %d proposals acknowledged, %d reads, %d terms", len(c.acked), c.proposals, c.reads, len(c.leaders))
+	return len(c.acked) + c.reads
 }
 
 // TestChanceMembers is TestChance with members that are added, promoted, lose their disks, are replaced and removed.
@@ -50,21 +53,24 @@ func TestChanceMembers(t *testing.T) {
 	}
 	changed := 0
 	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			o := &operator{lost: map[uint64]bool{}, removed: map[uint64]bool{}}
-			c := newChance(t, seed, []event{
-				{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {2, o.prepareMember}, {1, o.loseDisk}, {15, o.repair}, {20, propose}, {8, read},
-			})
-			c.operator, c.first = o, []uint64{1, 2, 3}
-			c.limits = Limits{TailEntries: 5, MessageBytes: 200}
-			c.startAll()
-			c.elect()
-			c.steps(700)
-			c.recover()
-			changed += o.changed
-		})
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { changed += chanceMembers(t, seed) })
 	}
 	require.Greater(t, changed, 5*seeds, "members changed")
+}
+
+// chanceMembers runs one seed of TestChanceMembers. It returns how many changes of members succeeded.
+func chanceMembers(t testing.TB, seed uint64) int {
+	o := &operator{lost: map[uint64]bool{}, removed: map[uint64]bool{}}
+	c := newChance(t, seed, []event{
+		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {2, o.prepareMember}, {1, o.loseDisk}, {15, o.repair}, {20, propose}, {8, read},
+	})
+	c.operator, c.first = o, []uint64{1, 2, 3}
+	c.limits = Limits{TailEntries: 5, MessageBytes: 200}
+	c.startAll()
+	c.elect()
+	c.steps(700)
+	c.recover()
+	return o.changed
 }
 
 // chance drives a cluster by random events, and checks after each step what consensus promises.
@@ -90,7 +96,7 @@ type event struct {
 	happens func(c *chance, m *member)
 }
 
-func newChance(t *testing.T, seed uint64, events []event) *chance {
+func newChance(t testing.TB, seed uint64, events []event) *chance {
 	return &chance{
 		cluster: newCluster(t, 3, byte(seed)), rng: mathrand.New(mathrand.NewPCG(seed, 1)), events: events,
 		acked: map[string]bool{}, leaders: map[uint64]uint64{},

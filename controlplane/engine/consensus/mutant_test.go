@@ -122,3 +122,19 @@ func TestMutantsAreNoticed(t *testing.T) {
 	mutanttest.Noticed(t, mutant.HearRemoved, removedDirectoryIsRefused)
 	mutanttest.Noticed(t, mutant.SkipInstallMarker, crashDuringInstallation)
 }
+
+// TestMutantsAreNoticedByChance breaks rules of the log, of reads and of data directories, which a few seeds of TestChance
+// and TestChanceMembers must notice.
+func TestMutantsAreNoticedByChance(t *testing.T) {
+	seeds := func(run func(t testing.TB, seed uint64) int) func(t testing.TB) {
+		return func(t testing.TB) {
+			for seed := range uint64(3) {
+				run(t, seed)
+			}
+		}
+	}
+	mutanttest.Noticed(t, mutant.SkipLogSync, seeds(chanceFaults))
+	mutanttest.Noticed(t, mutant.AckBeforeCommit, seeds(chanceFaults))
+	mutanttest.Noticed(t, mutant.StaleRead, seeds(chanceFaults))
+	mutanttest.Noticed(t, mutant.ForgetBirths, seeds(chanceMembers))
+}
