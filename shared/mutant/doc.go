@@ -24,6 +24,7 @@ const (
 	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch
 	ReorderWatch       = "reorder-watch"        // a watcher gets events out of order: controlplane/engine/mvcc/watch, controlplane/kv/watch
 	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/kv
+	WatchCompacted     = "watch-compacted"      // a watch may begin below the compact revision: controlplane/kv/watch
 	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv
 	IgnoreEpoch        = "ignore-epoch"         // a write applies with permissions that were revoked meanwhile: controlplane/kv
 	KeepOldTokens      = "keep-old-tokens"      // a token outlives a new password, or the disabling of Auth: controlplane/kv/users

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants sends events out of order.
+// TestMutants sends events out of order, and leaves out compacted ones.
 func TestMutants(t *testing.T) {
 	mutanttest.Noticed(t, mutant.ReorderWatch, watchFromThePast)
+	mutanttest.Noticed(t, mutant.WatchCompacted, compactedWatchIsCanceled)
 }

@@ -253,7 +253,10 @@ func TestWhoMayNotSeeDoesNot(t *testing.T) {
 	require.Equal(t, "other=1@3 ", text(c.next()))
 }
 
-func TestCompactedHistoryEndsAWatch(t *testing.T) {
+func TestCompactedHistoryEndsAWatch(t *testing.T) { compactedWatchIsCanceled(t) }
+
+// compactedWatchIsCanceled checks that a watch from below the compact revision is canceled.
+func compactedWatchIsCanceled(t testing.TB) {
 	s := newStore(t)
 	for range 5 {
 		s.put("a", "x")

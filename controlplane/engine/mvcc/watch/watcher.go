@@ -98,7 +98,7 @@ func (h *Hub) Watch(o Options) *Watcher {
 	switch compactRevision := h.source.CompactRevision(); {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
-	case o.FromRevision < compactRevision:
+	case o.FromRevision < compactRevision && !mutant.On(mutant.WatchCompacted):
 		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: compactRevision}
 		return w
 	case o.FromRevision <= h.revision:
