@@ -31,7 +31,7 @@ func chanceFaults(t testing.TB, seed uint64) int {
 	c := newChance(t, seed, []event{
 		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
 	})
-	// Every third seed forwards proposals, and every third forwards them without IDs, in packs.
+	// Every third seed forwards proposals, and every third forwards them without IDs, in batches.
 	c.forward, c.withoutIDs = seed%3 > 0, seed%3 == 2
 	c.limits = Limits{TailEntries: 5, MessageBytes: 100, CacheBytes: 300}
 	c.startAll()

@@ -36,7 +36,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	h, err := Open(good)
 	require.NoError(t, err)
-	machine, err := openToy(good.FS, "/state")
+	machine, err := openTestMachine(good.FS, "/state")
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: 1})
 	require.ErrorContains(t, err, "state machine")
@@ -167,9 +167,9 @@ func TestGroupsShareTheLog(t *testing.T) {
 		return nil
 	}))
 	m.start()
-	var machines []*toy
+	var machines []*testMachine
 	for id := range uint64(5) {
-		machine, err := openToy(m.fs, fmt.Sprintf("/state%d", id))
+		machine, err := openTestMachine(m.fs, fmt.Sprintf("/state%d", id))
 		require.NoError(t, err)
 		_, err = m.host.AddGroup(GroupOptions{ID: 20 - id, Machine: machine})
 		require.NoError(t, err)
@@ -346,7 +346,7 @@ func TestReportUnreachable(t *testing.T) {
 		c.settle()
 	}
 	require.Equal(t, map[uint64]int{lost.id: 1, reachable.id: 3}, appends)
-	require.NotEqual(t, lost.id, l.group.furthest(), "leadership is not transferred to an unreachable member")
+	require.NotEqual(t, lost.id, l.group.mostCurrentVoter(), "leadership is not transferred to an unreachable member")
 
 	c.frozen = false
 	c.converge("a=1", "a=2", "a=3", "a=4")

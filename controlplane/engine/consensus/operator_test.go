@@ -15,7 +15,7 @@ type operator struct {
 // prepareMember starts one more member, up to six, that is not added to the group yet.
 func (o *operator) prepareMember(c *chance, _ *member) {
 	if len(c.ids) < 6 {
-		c.newcomer(uint64(len(c.ids) + 1))
+		c.addNewMember(uint64(len(c.ids) + 1))
 	}
 }
 
@@ -25,7 +25,7 @@ func (o *operator) loseDisk(c *chance, m *member) {
 	if l == nil || m == l || len(o.lost) > 0 || !o.agree(c, l) || len(l.group.storage.Members().Conf.Voters) <= 2 {
 		return
 	}
-	c.newcomer(m.id)
+	c.addNewMember(m.id)
 	if l.group.storage.Members().Has(m.id) {
 		o.lost[m.id] = true
 	}
@@ -57,7 +57,7 @@ func (o *operator) repair(c *chance, m *member) {
 		}
 	case m.up && m.joins && !members.Has(m.id):
 		if o.removed[m.host.dirIDs.own] { // a removed directory cannot be added again
-			m = c.newcomer(m.id)
+			m = c.addNewMember(m.id)
 		}
 		o.request(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
 	case slices.Contains(members.Conf.Learners, m.id):
@@ -82,7 +82,7 @@ func (o *operator) request(l *member, change Change) {
 func (o *operator) replaceRemoved(c *chance) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() != nil {
-			c.newcomer(id)
+			c.addNewMember(id)
 		}
 	}
 }

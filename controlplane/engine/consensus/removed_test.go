@@ -17,7 +17,7 @@ func laggingLearnerIsNotPromoted(t testing.TB) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.putMany(l, 0, 40)
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	promote := Change{Kind: Promote, Member: 2}
 	loseEntries := func(e message.Envelope) bool {
 		typ := e.Raft.GetType()
@@ -26,7 +26,7 @@ func laggingLearnerIsNotPromoted(t testing.TB) {
 	c.drop = loseEntries
 	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
 	c.tick(5)
-	require.True(t, l.host.hearing(2), "the learner answers")
+	require.True(t, l.host.heardRecently(2), "the learner answers")
 	require.Zero(t, l.group.Status().Match[2])
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err), "the learner has no entry")
 	c.heal()
@@ -35,7 +35,7 @@ func laggingLearnerIsNotPromoted(t testing.TB) {
 	c.drop = loseEntries
 	c.putMany(l, 40, 40)
 	c.tick(5)
-	require.True(t, l.host.hearing(2), "the learner answers")
+	require.True(t, l.host.heardRecently(2), "the learner answers")
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, promote).err), "the learner has half of the entries")
 	c.heal()
 	c.tick(5)
