@@ -103,7 +103,7 @@ var pure = map[string][]string{
 var others = map[string][]string{
 	"shared/fault":             {},
 	"shared/mutant":            {},
-	"shared/mutant/mutanttest": {"shared/mutant"},
+	"shared/mutant/mutanttest": {},
 	"shared/mtls":              {},
 	"shared/qcow2":             {"shared/mutant"},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},

@@ -17,10 +17,7 @@ import (
 )
 
 // A service of its own for what Auth decides; what its rules are is tested in package users.
-func TestAuthAdministration(t *testing.T) { authAdministration(t) }
-
-// authAdministration enables Auth and checks what callers may then do.
-func authAdministration(t testing.TB) {
+func TestAuthAdministration(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	_, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{})
@@ -110,11 +107,11 @@ func TestLeasesOfOthers(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// enableAuth makes the user root and the user u, who may read and write the key "own", and enables Auth. It returns
-// contexts for the calls of both.
-func (w *world) enableAuth(t testing.TB) (root, u context.Context) {
-	t.Helper()
+// TestPermissionRevokedDuringWrite revokes a role between the permission check of a put and its commit. The put is refused.
+func TestPermissionRevokedDuringWrite(t *testing.T) {
 	ctx := t.Context()
+	root, u := As(ctx, users.Root), As(ctx, "u")
+	w := newWorld(t)
 	for _, f := range []func() error{
 		func() error {
 			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
@@ -140,16 +137,6 @@ func (w *world) enableAuth(t testing.TB) (root, u context.Context) {
 	} {
 		require.NoError(t, f())
 	}
-	return As(ctx, users.Root), As(ctx, "u")
-}
-
-// TestPermissionRevokedDuringWrite revokes a role between the permission check of a put and its commit.
-func TestPermissionRevokedDuringWrite(t *testing.T) { revokedPermission(t) }
-
-// revokedPermission checks that a put is refused if its permission was revoked after the check and before the commit.
-func revokedPermission(t testing.TB) {
-	w := newWorld(t)
-	root, u := w.enableAuth(t)
 	put := func(value string) error {
 		_, err := w.Put(u, &pb.PutRequest{Key: []byte("own"), Value: []byte(value)})
 		return err
@@ -171,10 +158,35 @@ func revokedPermission(t testing.TB) {
 // Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever ends
 // it may write them too.
 func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
+	ctx := t.Context()
+	root, u := As(ctx, users.Root), As(ctx, "u")
 	w := newWorld(t)
-	root, u := w.enableAuth(t)
-	_, err := w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 7, TTL: 60})
-	require.NoError(t, err)
+	for _, f := range []func() error{
+		func() error {
+			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error { _, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"}); return err },
+		func() error { _, err := w.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: "own"}); return err },
+		func() error {
+			_, err := w.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{
+				Name: "own", Perm: &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte("own")},
+			})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "u", Role: "own"})
+			return err
+		},
+		func() error { _, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
+		func() error { _, err := w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 7, TTL: 60}); return err },
+	} {
+		require.NoError(t, f())
+	}
 	meanwhile := func(key string, lease int64) {
 		w.raft.set(func() {
 			w.raft.before = func([]byte) {
@@ -185,7 +197,7 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 		})
 	}
 	meanwhile("theirs", 7)
-	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
+	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	theirs, err := w.Range(root, &pb.RangeRequest{Key: []byte("theirs")})
 	require.NoError(t, err)

@@ -184,10 +184,7 @@ func TestSerializableReadsNeedNoLeader(t *testing.T) {
 	require.Len(t, r.Kvs, 1)
 }
 
-func TestCompaction(t *testing.T) { compactionRules(t) }
-
-// compactionRules checks that reads below the compact revision are refused.
-func compactionRules(t testing.TB) {
+func TestCompaction(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.put(t, "a", "2")

@@ -14,21 +14,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-func (w *world) grant(t testing.TB, id, ttl int64) *pb.LeaseGrantResponse {
+func (w *world) grant(t *testing.T, id, ttl int64) *pb.LeaseGrantResponse {
 	t.Helper()
 	r, err := w.LeaseGrant(t.Context(), &pb.LeaseGrantRequest{ID: id, TTL: ttl})
 	require.NoError(t, err)
 	return r
 }
 
-func (w *world) putLeased(t testing.TB, key string, lease int64) error {
+func (w *world) putLeased(t *testing.T, key string, lease int64) error {
 	t.Helper()
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Lease: lease})
 	return err
 }
 
 // reigned waits until the service looks after leases.
-func (w *world) reigned(t testing.TB, term uint64) {
+func (w *world) reigned(t *testing.T, term uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
@@ -139,10 +139,7 @@ func TestAFollowerEndsNoLeases(t *testing.T) {
 
 // A leader that was stuck while another one took over comes back with leases that it believes expired: what it proposes
 // then is forwarded, and must be refused (etcd#15247).
-func TestAnOldLeaderEndsNothing(t *testing.T) { deposedLeaderEndsNothing(t) }
-
-// deposedLeaderEndsNothing checks that a revocation proposed before another leader took over is refused.
-func deposedLeaderEndsNothing(t testing.TB) {
+func TestAnOldLeaderEndsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.reigned(t, 2)
@@ -174,7 +171,7 @@ func deposedLeaderEndsNothing(t testing.TB) {
 		require.NoError(t, err)
 		return ok
 	}
-	// The old leader learns that it no longer leads, and does not try again.
+	// It finds out that it is not the one any more, and does not try again.
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
 		defer w.lessor.mu.Unlock()
@@ -184,10 +181,7 @@ func deposedLeaderEndsNothing(t testing.TB) {
 	require.Zero(t, w.counters.expired.Load())
 }
 
-func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) { newLeaderKeepsTTL(t) }
-
-// newLeaderKeepsTTL checks that a lease has nearly its whole TTL left after a change of leaders.
-func newLeaderKeepsTTL(t testing.TB) {
+func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.reigned(t, 2)

@@ -11,10 +11,10 @@ import (
 
 // TestMutants breaks rules of leases, compaction, etcd's users and the corruption alarm.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.ExpireEarly, newLeaderKeepsTTL)
-	mutanttest.Noticed(t, mutant.ExpireDeposed, deposedLeaderEndsNothing)
-	mutanttest.Noticed(t, mutant.ReadCompacted, compactionRules)
-	mutanttest.Noticed(t, mutant.SkipPermissions, authAdministration)
-	mutanttest.Noticed(t, mutant.IgnoreEpoch, revokedPermission)
-	mutanttest.Noticed(t, mutant.HideCorruption, otherDataRaisesAlarm)
+	mutanttest.Notices(t, mutant.ExpireEarly, TestANewLeaderGivesLeasesTheirWholeTime, `is not greater than`)
+	mutanttest.Notices(t, mutant.ExpireDeposed, TestAnOldLeaderEndsNothing, `the old leader ended the lease`)
+	mutanttest.Notices(t, mutant.ReadCompacted, TestCompaction, `Not equal`)
+	mutanttest.Notices(t, mutant.SkipPermissions, TestAuthAdministration, `Not equal`)
+	mutanttest.Notices(t, mutant.StalePermission, TestPermissionRevokedDuringWrite, `Not equal`)
+	mutanttest.Notices(t, mutant.HideCorruption, TestAMemberWithOtherDataIsFound, `Not equal`)
 }

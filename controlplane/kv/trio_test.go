@@ -92,7 +92,7 @@ func (g garbling) Apply(entries []consensus.Entry) ([]any, error) {
 	return g.StateMachine.Apply(entries)
 }
 
-func newTrio(t testing.TB, change ...func(*Options)) *trio {
+func newTrio(t *testing.T, change ...func(*Options)) *trio {
 	w := &trio{members: map[uint64]*seat{}, ready: make(chan struct{})}
 	const group = 2
 	for id := uint64(1); id <= 3; id++ {
@@ -140,7 +140,7 @@ func newTrio(t testing.TB, change ...func(*Options)) *trio {
 }
 
 // leader waits for one, and gives it and the others.
-func (w *trio) leader(t testing.TB) (leads *seat, others []*seat) {
+func (w *trio) leader(t *testing.T) (leads *seat, others []*seat) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		id := w.members[1].Leader()

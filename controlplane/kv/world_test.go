@@ -120,7 +120,7 @@ type world struct {
 	ahead  atomic.Int64 // of the clock
 }
 
-func newWorld(t testing.TB, change ...func(*Options)) *world {
+func newWorld(t *testing.T, change ...func(*Options)) *world {
 	t.Helper()
 	feed := &LeaseFeed{}
 	fs := vfs.NewMem()
@@ -142,14 +142,14 @@ func newWorld(t testing.TB, change ...func(*Options)) *world {
 }
 
 // run runs the service's work until the test ends.
-func (w *world) run(t testing.TB) {
+func (w *world) run(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); w.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 }
 
-func (w *world) put(t testing.TB, key, value string) int64 {
+func (w *world) put(t *testing.T, key, value string) int64 {
 	t.Helper()
 	r, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Value: []byte(value)})
 	require.NoError(t, err)

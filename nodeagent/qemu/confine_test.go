@@ -19,10 +19,7 @@ import (
 
 // TestConfinement looks at a running QEMU from outside: its user, capabilities, limits, control groups, namespaces, mounts
 // and open files.
-func TestConfinement(t *testing.T) { confinement(t) }
-
-// confinement starts a VM and checks what its QEMU process may use and see.
-func confinement(t testing.TB) {
+func TestConfinement(t *testing.T) {
 	l := newLab(t)
 	leak, err := os.Open("/etc/hostname") // the agent has files open that are nobody's business
 	require.NoError(t, err)
@@ -139,7 +136,7 @@ func confinement(t testing.TB) {
 // dialFrom connects to a service on the loopback of the host, from the network namespace of a process or thread, which
 // is named by its directory in /proc. The namespace of the test is that of thread-self. That of self is the main
 // thread's, which stays in the namespace of an earlier call if the goroutine of that call ran on it.
-func dialFrom(t testing.TB, from string) error {
+func dialFrom(t *testing.T, from string) error {
 	t.Helper()
 	service, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

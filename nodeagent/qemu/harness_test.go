@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 
 // lab is a host with one VM's home, and whatever a test leaves is removed at its end.
 type lab struct {
-	testing.TB
+	*testing.T
 	ctx      context.Context
 	launcher *Launcher
 	homes    *Homes
@@ -61,7 +61,7 @@ var labs atomic.Int64
 
 const vmID = "00000000-0000-4000-8000-00000000000a"
 
-func newLab(t testing.TB) *lab {
+func newLab(t *testing.T) *lab {
 	t.Helper()
 	if os.Getuid() != 0 {
 		skip(t, "needs root")
@@ -90,7 +90,7 @@ func newLab(t testing.TB) *lab {
 	require.NoError(t, err)
 	home, err := homes.Claim(vmID)
 	require.NoError(t, err)
-	return &lab{TB: t, ctx: ctx, homes: homes, home: home, root: root, launcher: &Launcher{
+	return &lab{T: t, ctx: ctx, homes: homes, home: home, root: root, launcher: &Launcher{
 		Program:         program,
 		LauncherCommand: []string{"/proc/self/exe", launcherCommand},
 		Cgroups:         tree,
@@ -98,7 +98,7 @@ func newLab(t testing.TB) *lab {
 	}}
 }
 
-func skip(t testing.TB, why string) {
+func skip(t *testing.T, why string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
 		t.Fatal(why)

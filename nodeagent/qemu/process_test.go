@@ -38,13 +38,13 @@ func (l *lab) types(letters string) net.Conn {
 	return c
 }
 
-func signal(t testing.TB, p *Process, sig unix.Signal) {
+func signal(t *testing.T, p *Process, sig unix.Signal) {
 	t.Helper()
 	require.NoError(t, unix.Kill(p.record.PID, sig))
 }
 
 // proc reads a file of a process in /proc.
-func proc(t testing.TB, pid int, name string) string {
+func proc(t *testing.T, pid int, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 	require.NoError(t, err)
@@ -63,9 +63,9 @@ func TestEnds(t *testing.T) {
 		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Asked, "as asked"},
 		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Asked, "as asked"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
-		{"killed by somebody", func(l *lab, p *Process) { signal(l, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
-		{"told to end by somebody", func(l *lab, p *Process) { signal(l, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
-		{"aborted", func(l *lab, p *Process) { signal(l, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
+		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
+		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
+		{"aborted", func(l *lab, p *Process) { signal(l.T, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
@@ -162,7 +162,7 @@ func TestControl(t *testing.T) {
 
 // kernel is a spec with a kernel and an initrd.
 func (l *lab) kernel() (Spec, Files) {
-	t := l.TB
+	t := l.T
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kernel"), kernel, 0o444))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "initrd"), make([]byte, 0x1234), 0o444))

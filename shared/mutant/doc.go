@@ -26,7 +26,7 @@ const (
 	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/kv
 	WatchCompacted     = "watch-compacted"      // a watch may begin below the compact revision: controlplane/kv/watch
 	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv
-	IgnoreEpoch        = "ignore-epoch"         // a write applies with permissions that were revoked meanwhile: controlplane/kv
+	StalePermission    = "stale-permission"     // a write applies with permissions that were revoked meanwhile: controlplane/kv
 	KeepOldTokens      = "keep-old-tokens"      // a token outlives a new password, or the disabling of Auth: controlplane/kv/users
 	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
 	WriteAfterFailure  = "write-after-failure"  // writes go on after the first I/O error: controlplane/engine/failstop

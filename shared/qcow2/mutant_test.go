@@ -9,9 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants accepts images that make QEMU read other files or need a key. The refusals that Inspect is tested for must show that.
+// TestMutants accepts images that make QEMU read other files or need a key.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.AcceptBackingFile, inspectRefuses)
-	mutanttest.Noticed(t, mutant.AcceptDataFile, inspectRefuses)
-	mutanttest.Noticed(t, mutant.AcceptEncrypted, inspectRefuses)
+	mutanttest.Notices(t, mutant.AcceptBackingFile, TestInspectRefuses, `TestInspectRefuses/backing_file`)
+	mutanttest.Notices(t, mutant.AcceptDataFile, TestInspectRefuses, `TestInspectRefuses/`)
+	mutanttest.Notices(t, mutant.AcceptEncrypted, TestInspectRefuses, `TestInspectRefuses/encrypted`)
 }

@@ -32,7 +32,7 @@ import (
 
 // world is members over one store, each with a directory of its own.
 type world struct {
-	t       testing.TB
+	t       *testing.T
 	now     time.Time
 	mu      sync.Mutex // guards now and gates
 	records *store.Store
@@ -45,7 +45,7 @@ type world struct {
 	size  int
 }
 
-func newWorld(t testing.TB, members int) *world {
+func newWorld(t *testing.T, members int) *world {
 	w := &world{
 		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
 		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
@@ -147,7 +147,7 @@ func (w *world) kept(member uint64) []string {
 	return names
 }
 
-func as(t testing.TB, org cloud.OrgID, key string, roles ...cloud.Role) context.Context {
+func as(t *testing.T, org cloud.OrgID, key string, roles ...cloud.Role) context.Context {
 	c := &cloud.Caller{User: "ada", Proof: cloud.ProofPassword, Scope: cloud.Tenant{Org: org, Project: "p"}, IdempotencyKey: key}
 	for _, r := range roles {
 		b := cloud.Binding{Role: r}
@@ -161,8 +161,8 @@ func as(t testing.TB, org cloud.OrgID, key string, roles ...cloud.Role) context.
 	return auth.With(t.Context(), c, auth.RPC)
 }
 
-func member(t testing.TB) context.Context { return as(t, "acme", "", cloud.ProjectMember) }
-func admin(t testing.TB) context.Context  { return as(t, "acme", "", cloud.SystemAdmin) }
+func member(t *testing.T) context.Context { return as(t, "acme", "", cloud.ProjectMember) }
+func admin(t *testing.T) context.Context  { return as(t, "acme", "", cloud.SystemAdmin) }
 
 func described(url string) cloud.Image { return cloud.Image{Name: "debian", Org: "acme", Source: url} }
 
@@ -176,10 +176,7 @@ func sumOf(b []byte) string { sum := sha256.Sum256(b); return hex.EncodeToString
 
 // The life of an image on a trio: PENDING at once, UPLOADING with the importer's copy, AVAILABLE with the second, and
 // the third follows.
-func TestMajority(t *testing.T) { availableWithMajority(t) }
-
-// availableWithMajority follows an image from PENDING to its third copy.
-func availableWithMajority(t testing.TB) {
+func TestMajority(t *testing.T) {
 	w := newWorld(t, 3)
 	data := noise(3 << 20)
 	for _, id := range []uint64{2, 3} {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
-	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -138,10 +137,7 @@ func (m *mouths) ReadImage(_ context.Context, member uint64, _ string, offset ui
 }
 
 // Holders that lie, break off or hang up: the image is whole, or nothing is kept.
-func TestPull(t *testing.T) { pullVerifies(t) }
-
-// pullVerifies pulls an image from members that send wrong bytes, break off, or have nothing.
-func pullVerifies(t testing.TB) {
+func TestPull(t *testing.T) {
 	gone := errors.New("connection reset")
 	for _, c := range []struct {
 		name    string
@@ -162,7 +158,7 @@ func pullVerifies(t testing.TB) {
 		{"all break off", []mouth{breaks(100, false, gone), breaks(100, false, gone)}, "1@0 2@100", "connection reset"},
 		{"nobody has it", nil, "", "no other member"},
 	} {
-		mutanttest.Run(t, c.name, func(t testing.TB) {
+		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 3)
 			s := w.member(9)
 			m := &mouths{whole: noise(1000), of: map[uint64]mouth{}}

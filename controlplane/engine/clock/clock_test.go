@@ -55,7 +55,7 @@ func TestOffset(t *testing.T) {
 
 // testCluster is members that hear each other's clocks, in a bubble of virtual time.
 type testCluster struct {
-	t      testing.TB
+	t      *testing.T
 	clocks map[uint64]*Clock
 	logs   map[uint64]*logBuffer
 
@@ -71,7 +71,7 @@ type testCluster struct {
 	lies map[uint64][]byte
 }
 
-func newTestCluster(t testing.TB, members int) *testCluster {
+func newTestCluster(t *testing.T, members int) *testCluster {
 	h := &testCluster{
 		t: t, clocks: map[uint64]*Clock{}, ahead: map[uint64]time.Duration{}, logs: map[uint64]*logBuffer{}, trip: time.Millisecond,
 		cut: map[uint64]bool{}, old: map[uint64]bool{}, lies: map[uint64][]byte{},
@@ -251,22 +251,18 @@ func TestTwoOfThree(t *testing.T) {
 // Two clocks are set one after the other, so fast that a member hears of the first only what was true before: what was
 // right goes on until the others were asked again.
 func TestOneAfterTheOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { wrongClockIsCorrected(t) })
-}
-
-// wrongClockIsCorrected checks that a member whose clock is set wrong keeps the right time, before and after the next
-// round.
-func wrongClockIsCorrected(t testing.TB) {
-	h := newTestCluster(t, 3)
-	h.round(1, 2, 3)
-	h.ahead[2] = 10 * time.Minute
-	h.round(1, 3)
-	h.ahead[2], h.ahead[1] = 0, 10*time.Minute
-	require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
-	h.skew(1, 10*time.Minute)
-	h.round(1)
-	require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
-	h.skew(1, 10*time.Minute)
+	synctest.Test(t, func(t *testing.T) {
+		h := newTestCluster(t, 3)
+		h.round(1, 2, 3)
+		h.ahead[2] = 10 * time.Minute
+		h.round(1, 3)
+		h.ahead[2], h.ahead[1] = 0, 10*time.Minute
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+		h.skew(1, 10*time.Minute)
+		h.round(1)
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
+		h.skew(1, 10*time.Minute)
+	})
 }
 
 // A member that is alone goes by its clock, whoever sets it.

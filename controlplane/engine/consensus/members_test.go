@@ -131,10 +131,7 @@ func TestGrowAndShrink(t *testing.T) {
 }
 
 // Whoever was only added does not count: a member that never came does not stop the one that is there.
-func TestLearnerDoesNotCount(t *testing.T) { learnerDoesNotCount(t) }
-
-// learnerDoesNotCount checks that a group of one commits while its only learner never starts.
-func learnerDoesNotCount(t testing.TB) {
+func TestLearnerDoesNotCount(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.first = []uint64{1}
 	l := c.leader()

@@ -114,27 +114,10 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// TestMutantsAreNoticed breaks rules of memberships and snapshots, which tests of these must notice.
-func TestMutantsAreNoticed(t *testing.T) {
-	mutanttest.Noticed(t, mutant.LearnerVotes, learnerDoesNotCount)
-	mutanttest.Noticed(t, mutant.PromoteEarly, laggingLearnerIsNotPromoted)
-	mutanttest.Noticed(t, mutant.ReadmitRemoved, removedDirectoryIsRefused)
-	mutanttest.Noticed(t, mutant.HearRemoved, removedDirectoryIsRefused)
-	mutanttest.Noticed(t, mutant.SkipInstallMarker, crashDuringInstallation)
-}
-
-// TestMutantsAreNoticedByChance breaks rules of the log, of reads and of data directories, which a few seeds of TestChance
-// and TestChanceMembers must notice.
-func TestMutantsAreNoticedByChance(t *testing.T) {
-	seeds := func(run func(t testing.TB, seed uint64) int) func(t testing.TB) {
-		return func(t testing.TB) {
-			for seed := range uint64(3) {
-				run(t, seed)
-			}
-		}
-	}
-	mutanttest.Noticed(t, mutant.SkipLogSync, seeds(chanceFaults))
-	mutanttest.Noticed(t, mutant.AckBeforeCommit, seeds(chanceFaults))
-	mutanttest.Noticed(t, mutant.StaleRead, seeds(chanceFaults))
-	mutanttest.Noticed(t, mutant.ForgetDirIDs, seeds(chanceMembers))
+// TestMutantsOfMembers breaks rules of memberships and of the installation of snapshots.
+func TestMutantsOfMembers(t *testing.T) {
+	mutanttest.Notices(t, mutant.PromoteEarly, TestPromoteLaggingLearner, "the learner has no entry")
+	mutanttest.Notices(t, mutant.ReadmitRemoved, TestRemovedDirectoryReturns, "Not equal")
+	mutanttest.Notices(t, mutant.HearRemoved, TestRemovedDirectoryReturns, "told the member that it was removed")
+	mutanttest.Notices(t, mutant.SkipInstallMarker, TestCrashDuringInstallation, "the log has lost what it had acknowledged")
 }

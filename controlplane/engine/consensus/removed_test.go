@@ -9,11 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// TestPromoteLaggingLearner asks for the promotion of a learner that answers heartbeats but lacks much of the log.
-func TestPromoteLaggingLearner(t *testing.T) { laggingLearnerIsNotPromoted(t) }
-
-// laggingLearnerIsNotPromoted checks that a learner is promoted only when it has nearly all of the log.
-func laggingLearnerIsNotPromoted(t testing.TB) {
+// TestPromoteLaggingLearner asks for the promotion of a learner that answers heartbeats but lacks much of the log. The
+// learner is promoted only when it has nearly all of the log.
+func TestPromoteLaggingLearner(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.putMany(l, 0, 40)
@@ -43,12 +41,9 @@ func laggingLearnerIsNotPromoted(t testing.TB) {
 	require.Equal(t, []uint64{1, 2}, c.voters(l, m))
 }
 
-// TestRemovedDirectoryReturns starts a member again with the data directory that it had when it was removed.
-func TestRemovedDirectoryReturns(t *testing.T) { removedDirectoryIsRefused(t) }
-
-// removedDirectoryIsRefused checks that the directory of a removed member cannot be added again, and that the group does
-// not process messages from it.
-func removedDirectoryIsRefused(t testing.TB) {
+// TestRemovedDirectoryReturns starts a member again with the data directory that it had when it was removed. The
+// directory cannot be added again, and the group does not process messages from it.
+func TestRemovedDirectoryReturns(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	gone := c.others(l)[0]

@@ -10,11 +10,10 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
-	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // shortLogs makes a cluster that keeps few entries for slow members.
-func shortLogs(t testing.TB) *cluster {
+func shortLogs(t *testing.T) *cluster {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
 	for _, id := range c.ids {
@@ -124,12 +123,9 @@ func TestLogIsKeptForSnapshotUnderWay(t *testing.T) {
 
 // A crash between the state machine's new state and the log's is finished at the next start: first with a log that ends
 // before the snapshot, then with one that goes on beyond it with entries that were never committed.
-func TestCrashDuringInstallation(t *testing.T) { crashDuringInstallation(t) }
-
-// crashDuringInstallation checks that a member completes an installation that a crash interrupted.
-func crashDuringInstallation(t testing.TB) {
+func TestCrashDuringInstallation(t *testing.T) {
 	for _, diverged := range []bool{false, true} {
-		mutanttest.Run(t, fmt.Sprint("diverged ", diverged), func(t testing.TB) {
+		t.Run(fmt.Sprint("diverged ", diverged), func(t *testing.T) {
 			c := shortLogs(t)
 			slow := c.leader()
 			c.isolate(slow)

@@ -24,10 +24,7 @@ func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 }
 
 // Who meets the first failure is held, and who comes afterwards; the owner hears what it was.
-func TestHoldsAfterFailure(t *testing.T) { blocksAfterFailure(t) }
-
-// blocksAfterFailure checks that the first failed write and all later ones block until the context of the FS ends.
-func blocksAfterFailure(t testing.TB) {
+func TestHoldsAfterFailure(t *testing.T) {
 	below, on := faulty(errorfs.OpFileSync, syscall.ENOSPC)
 	ctx, end := context.WithCancel(t.Context())
 	d := New(ctx, below, "data")

@@ -11,5 +11,5 @@ import (
 
 // TestMutants lets writes through after the first I/O error.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.WriteAfterFailure, blocksAfterFailure)
+	mutanttest.Notices(t, mutant.WriteAfterFailure, TestHoldsAfterFailure, `Error`)
 }

@@ -11,5 +11,5 @@ import (
 
 // TestMutants lets a new leader end leases too early.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.ExpireEarly, takeOverKeepsTTL)
+	mutanttest.Notices(t, mutant.ExpireEarly, TestANewLeaderGivesEachLeaseItsWholeTime, `Should be empty, but was [2]`)
 }

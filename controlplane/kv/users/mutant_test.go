@@ -11,5 +11,5 @@ import (
 
 // TestMutants keeps tokens valid for longer than their password.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.KeepOldTokens, oldTokensEnd)
+	mutanttest.Notices(t, mutant.KeepOldTokens, TestOldTokens, `invalid auth token`)
 }

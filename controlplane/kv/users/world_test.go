@@ -17,13 +17,13 @@ import (
 
 // world is a keyspace's records, and who wants to know.
 type world struct {
-	t       testing.TB
+	t       *testing.T
 	records map[string][]byte
 	tokens  *Tokens
 	now     time.Time
 }
 
-func newWorld(t testing.TB) *world {
+func newWorld(t *testing.T) *world {
 	return &world{t: t, records: map[string][]byte{}, tokens: NewTokens([]byte("0123456789abcdef0123456789abcdef"), 0), now: time.UnixMilli(1_000_000)}
 }
 

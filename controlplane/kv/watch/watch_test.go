@@ -25,11 +25,11 @@ import (
 // store is an engine that is written to at once.
 type store struct {
 	*mvcc.Engine
-	t  testing.TB
+	t  *testing.T
 	mu sync.Mutex
 }
 
-func newStore(t testing.TB) *store {
+func newStore(t *testing.T) *store {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.Close()) })
@@ -66,14 +66,14 @@ func (s *store) remove(key string) int64 {
 
 // client is the other end of a stream.
 type client struct {
-	t     testing.TB
+	t     *testing.T
 	asks  chan *pb.WatchRequest
 	told  chan *pb.WatchResponse
 	ended chan error
 	stop  context.CancelFunc
 }
 
-func open(t testing.TB, s *store, change ...func(*Options)) *client {
+func open(t *testing.T, s *store, change ...func(*Options)) *client {
 	o := &Options{
 		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
 		Permit:   func(context.Context, []byte, []byte) error { return nil },
@@ -180,10 +180,7 @@ func TestAWatchSeesWhatHappens(t *testing.T) {
 	require.EqualValues(t, 5, two.Header.Revision)
 }
 
-func TestAWatchFromThePast(t *testing.T) { watchFromThePast(t) }
-
-// watchFromThePast checks that a watch from an earlier revision gets all events in order, and then new ones.
-func watchFromThePast(t testing.TB) {
+func TestAWatchFromThePast(t *testing.T) {
 	s := newStore(t)
 	for i := range 5 {
 		s.put("a", fmt.Sprint(i))
@@ -253,10 +250,7 @@ func TestWhoMayNotSeeDoesNot(t *testing.T) {
 	require.Equal(t, "other=1@3 ", text(c.next()))
 }
 
-func TestCompactedHistoryEndsAWatch(t *testing.T) { compactedWatchIsCanceled(t) }
-
-// compactedWatchIsCanceled checks that a watch from below the compact revision is canceled.
-func compactedWatchIsCanceled(t testing.TB) {
+func TestCompactedHistoryEndsAWatch(t *testing.T) {
 	s := newStore(t)
 	for range 5 {
 		s.put("a", "x")

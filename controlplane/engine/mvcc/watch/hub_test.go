@@ -28,10 +28,7 @@ func (noHistory) ReadEvents(*Collector) error { return errors.New("events were r
 func (noHistory) ReadPrevious([]Event) error { return errors.New("versions were read from disk") }
 
 // A watcher that is behind by more batches than one read covers gets all of their events, in order and without waiting.
-func TestWatcherFarBehind(t *testing.T) { watcherFarBehind(t) }
-
-// watcherFarBehind checks order and completeness of the events of a watcher that needs several reads.
-func watcherFarBehind(t testing.TB) {
+func TestWatcherFarBehind(t *testing.T) {
 	h := NewHub(1, 1<<20, noHistory{})
 	w := h.Watch(Options{Key: []byte("a"), MaxEvents: 1000})
 	defer w.Close()

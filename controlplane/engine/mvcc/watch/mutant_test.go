@@ -11,6 +11,6 @@ import (
 
 // TestMutants loses and reorders events of watchers.
 func TestMutants(t *testing.T) {
-	mutanttest.Noticed(t, mutant.SkipWatchEvent, watcherFarBehind)
-	mutanttest.Noticed(t, mutant.ReorderWatch, watcherFarBehind)
+	mutanttest.Notices(t, mutant.SkipWatchEvent, TestWatcherFarBehind, `Not equal`)
+	mutanttest.Notices(t, mutant.ReorderWatch, TestWatcherFarBehind, `Not equal`)
 }
