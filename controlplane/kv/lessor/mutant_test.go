@@ -11,5 +11,5 @@ import (
 
 // TestMutants lets a new leader end leases too early.
 func TestMutants(t *testing.T) {
-	mutanttest.Notices(t, mutant.ExpireEarly, TestANewLeaderGivesEachLeaseItsWholeTime, `Should be empty, but was [2]`)
+	mutanttest.Notices(t, mutant.ExpireEarly, TestNewRestartsTTLs, `Should be empty, but was [2]`)
 }

@@ -11,6 +11,6 @@ import (
 
 // TestMutants sends events out of order, and leaves out compacted ones.
 func TestMutants(t *testing.T) {
-	mutanttest.Notices(t, mutant.ReorderWatch, TestAWatchFromThePast, `a=4@6 a=3@5`)
-	mutanttest.Notices(t, mutant.WatchCompacted, TestCompactedHistoryEndsAWatch, `Should be true`)
+	mutanttest.Notices(t, mutant.ReorderWatch, TestWatchFromOldRevision, `a=4@6 a=3@5`)
+	mutanttest.Notices(t, mutant.WatchCompacted, TestWatchFromCompactedRevisionIsCanceled, `Should be true`)
 }
