@@ -11,7 +11,6 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/mutant"
-	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // TestMutants shows for each safety rule that the opposite of what the other tests expect happens when it is broken.
@@ -112,12 +111,4 @@ func TestMutants(t *testing.T) {
 			story(t)
 		})
 	}
-}
-
-// TestMutantsOfMembers breaks rules of memberships and of the installation of snapshots.
-func TestMutantsOfMembers(t *testing.T) {
-	mutanttest.Notices(t, mutant.PromoteEarly, TestPromoteLaggingLearner, "the learner has no entry")
-	mutanttest.Notices(t, mutant.ReadmitRemoved, TestRemovedDirectoryReturns, "Not equal")
-	mutanttest.Notices(t, mutant.HearRemoved, TestRemovedDirectoryReturns, "told the member that it was removed")
-	mutanttest.Notices(t, mutant.SkipInstallMarker, TestCrashDuringInstallation, "the log has lost what it had acknowledged")
 }
