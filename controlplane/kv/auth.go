@@ -58,15 +58,15 @@ func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.
 }
 
 // Limits of the password hashing that a client can cause, which is slow on purpose: maxHashing passwords are hashed at
-// once, and up to maxQueue more requests wait for at most hashWait.
+// once, and up to maxQueue more requests wait for at most hashTimeout.
 const (
-	maxHashing = 4
-	maxQueue   = 256
-	hashWait   = 10 * time.Second
+	maxHashing  = 4
+	maxQueue    = 256
+	hashTimeout = 10 * time.Second
 )
 
 // hash runs f, which hashes a password, within the limits above. It fails with ErrGRPCRequestTooManyRequests if the
-// queue is full or the wait exceeds hashWait.
+// queue is full or the wait exceeds hashTimeout.
 func (s *Service) hash(ctx context.Context, f func() error) error {
 	select {
 	case s.queue <- struct{}{}:
@@ -74,7 +74,7 @@ func (s *Service) hash(ctx context.Context, f func() error) error {
 	default:
 		return rpctypes.ErrGRPCRequestTooManyRequests
 	}
-	timeout := time.NewTimer(hashWait)
+	timeout := time.NewTimer(hashTimeout)
 	defer timeout.Stop()
 	select {
 	case s.hashing <- struct{}{}:

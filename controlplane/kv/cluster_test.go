@@ -140,19 +140,19 @@ func newCluster(t *testing.T, change ...func(*Options)) *cluster {
 }
 
 // leader waits for a leader, and returns it and the other members.
-func (w *cluster) leader(t *testing.T) (leading *member, others []*member) {
+func (w *cluster) leader(t *testing.T) (leaderMember *member, others []*member) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		id := w.members[1].Leader()
-		leading = w.members[id]
-		return leading != nil && leading.Leader() == id
+		leaderMember = w.members[id]
+		return leaderMember != nil && leaderMember.Leader() == id
 	}, 20*time.Second, time.Millisecond)
 	for _, s := range w.members {
-		if s != leading {
+		if s != leaderMember {
 			others = append(others, s)
 		}
 	}
-	return leading, others
+	return leaderMember, others
 }
 
 // TestWritesAreReadableOnAllMembers writes through each member in turn and reads every write through all members.
@@ -179,7 +179,7 @@ func TestWritesAreReadableOnAllMembers(t *testing.T) {
 func TestLeasesSurviveLeaderChange(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
-	leading, others := w.leader(t)
+	leaderMember, others := w.leader(t)
 	_, err := others[0].LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 7, TTL: 600})
 	require.NoError(t, err)
 	_, err = others[1].Put(ctx, &pb.PutRequest{Key: []byte("a"), Lease: 7})
@@ -192,14 +192,14 @@ func TestLeasesSurviveLeaderChange(t *testing.T) {
 		}
 	}
 	renewEverywhere()
-	_, err = leading.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: others[0].id})
+	_, err = leaderMember.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: others[0].id})
 	require.NoError(t, err)
 	renewEverywhere()
 	left, err := others[1].LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.NoError(t, err)
 	require.Greater(t, left.TTL, int64(590))
 	require.Equal(t, [][]byte{[]byte("a")}, left.Keys)
-	_, err = leading.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
+	_, err = leaderMember.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
 	got, err := others[1].Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
@@ -211,10 +211,10 @@ func TestLeasesSurviveLeaderChange(t *testing.T) {
 func TestAuthAppliesOnAllMembersAtOnce(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)
-	leading, others := w.leader(t)
+	leaderMember, others := w.leader(t)
 	for _, f := range []func() error{
 		func() error {
-			_, err := leading.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			_, err := leaderMember.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
 			return err
 		},
 		func() error {

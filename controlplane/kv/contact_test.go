@@ -33,11 +33,11 @@ func TestContactTimes(t *testing.T) {
 // TestContactsOnAllMembers checks that every member returns the contacts of the leader.
 func TestContactsOnAllMembers(t *testing.T) {
 	w := newCluster(t, noComparison)
-	leading, others := w.leader(t)
-	for _, s := range append(others, leading) {
+	leaderMember, others := w.leader(t)
+	for _, s := range append(others, leaderMember) {
 		require.Eventually(t, func() bool {
 			c, err := s.Contacts(t.Context())
-			return err == nil && c.Leader == leading.id && len(c.Voters) == 3 && len(c.ContactTimes) == 2
+			return err == nil && c.Leader == leaderMember.id && len(c.Voters) == 3 && len(c.ContactTimes) == 2
 		}, 20*time.Second, time.Millisecond)
 	}
 	single := newWorld(t)

@@ -200,7 +200,7 @@ func (s *Service) compareKeyspace(ctx context.Context) (took time.Duration, err 
 		return took, err
 	}
 	const slower = 10 // how many times slower than this member another one may be
-	_, err = s.compare(ctx, hashRequest{Revision: mine.Revision}, mine, s.requestTime()+slower*took)
+	_, err = s.compare(ctx, hashRequest{Revision: mine.Revision}, mine, s.requestTimeout()+slower*took)
 	return took, err
 }
 
@@ -211,7 +211,7 @@ func (s *Service) compareCompactionHashes(ctx context.Context, checked int64) (i
 		if mine.Revision <= checked {
 			break
 		}
-		all, err := s.compare(ctx, hashRequest{Revision: mine.Revision, Remembered: true}, mine, s.requestTime())
+		all, err := s.compare(ctx, hashRequest{Revision: mine.Revision, Remembered: true}, mine, s.requestTimeout())
 		if err != nil {
 			return checked, err
 		}

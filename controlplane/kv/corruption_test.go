@@ -75,35 +75,35 @@ func noComparison(o *Options) { o.CorruptCheck = -1 }
 // it is a follower or the leader. All members refuse writes until the alarm is disarmed. The next comparison raises it
 // again while the data still differs.
 func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
-	for name, pick := range map[string]func(leading *member, others []*member) *member{
+	for name, pick := range map[string]func(leaderMember *member, others []*member) *member{
 		"a follower": func(_ *member, others []*member) *member { return others[1] },
-		"the leader": func(leading *member, _ []*member) *member { return leading },
+		"the leader": func(leaderMember *member, _ []*member) *member { return leaderMember },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
 			w := newCluster(t, noComparison)
-			leading, others := w.leader(t)
-			leading.putSound(t)
-			_, err := leading.compareKeyspace(ctx)
+			leaderMember, others := w.leader(t)
+			leaderMember.putSound(t)
+			_, err := leaderMember.compareKeyspace(ctx)
 			require.NoError(t, err)
-			require.Empty(t, leading.corruptAlarms(t))
+			require.Empty(t, leaderMember.corruptAlarms(t))
 
-			corrupted := pick(leading, others)
+			corrupted := pick(leaderMember, others)
 			w.corrupting.Store(corrupted.id)
-			leading.putSound(t)
-			_, err = leading.compareKeyspace(ctx)
+			leaderMember.putSound(t)
+			_, err = leaderMember.compareKeyspace(ctx)
 			require.NoError(t, err)
-			require.Equal(t, []uint64{corrupted.id}, leading.corruptAlarms(t))
+			require.Equal(t, []uint64{corrupted.id}, leaderMember.corruptAlarms(t))
 			for _, s := range w.members {
 				_, err := s.Put(ctx, &pb.PutRequest{Key: []byte("a")})
 				require.Equal(t, rpctypes.ErrGRPCCorrupt, err)
 			}
-			leading.disarm(t, corrupted.id)
-			require.Empty(t, leading.corruptAlarms(t))
-			leading.putSound(t)
-			_, err = leading.compareKeyspace(ctx)
+			leaderMember.disarm(t, corrupted.id)
+			require.Empty(t, leaderMember.corruptAlarms(t))
+			leaderMember.putSound(t)
+			_, err = leaderMember.compareKeyspace(ctx)
 			require.NoError(t, err)
-			require.Equal(t, []uint64{corrupted.id}, leading.corruptAlarms(t))
+			require.Equal(t, []uint64{corrupted.id}, leaderMember.corruptAlarms(t))
 		})
 	}
 }
@@ -113,61 +113,61 @@ func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
 func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
-	leading, others := w.leader(t)
+	leaderMember, others := w.leader(t)
 	compact := func(revision int64) {
 		t.Helper()
-		_, err := leading.Compact(ctx, &pb.CompactionRequest{Revision: revision})
+		_, err := leaderMember.Compact(ctx, &pb.CompactionRequest{Revision: revision})
 		require.NoError(t, err)
 		for _, s := range w.members {
 			require.Eventually(t, func() bool { _, ok := s.opts.Engine.CompactionHash(revision); return ok }, 20*time.Second, time.Millisecond)
 		}
 	}
-	leading.putSound(t) // 2
+	leaderMember.putSound(t) // 2
 	compact(2)
-	checked, err := leading.compareCompactionHashes(ctx, 0)
+	checked, err := leaderMember.compareCompactionHashes(ctx, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 2, checked)
-	require.Empty(t, leading.corruptAlarms(t))
+	require.Empty(t, leaderMember.corruptAlarms(t))
 
 	w.corrupting.Store(others[0].id)
-	leading.putSound(t) // 3
+	leaderMember.putSound(t) // 3
 	require.Eventually(t, func() bool { return others[0].opts.Engine.Revision() == 3 }, 20*time.Second, time.Millisecond)
 	w.corrupting.Store(0)
-	leading.putSound(t) // 4
-	leading.putSound(t) // 5
+	leaderMember.putSound(t) // 4
+	leaderMember.putSound(t) // 5
 	compact(4)
-	checked, err = leading.compareCompactionHashes(ctx, checked)
+	checked, err = leaderMember.compareCompactionHashes(ctx, checked)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, checked)
-	require.Equal(t, []uint64{others[0].id}, leading.corruptAlarms(t))
-	_, err = leading.compareKeyspace(ctx)
+	require.Equal(t, []uint64{others[0].id}, leaderMember.corruptAlarms(t))
+	_, err = leaderMember.compareKeyspace(ctx)
 	require.NoError(t, err)
-	leading.disarm(t, others[0].id)
-	_, err = leading.compareKeyspace(ctx)
+	leaderMember.disarm(t, others[0].id)
+	_, err = leaderMember.compareKeyspace(ctx)
 	require.NoError(t, err)
-	require.Empty(t, leading.corruptAlarms(t), "the current data of all members is equal")
+	require.Empty(t, leaderMember.corruptAlarms(t), "the current data of all members is equal")
 }
 
 // TestLeaderComparesPeriodically checks that the leader compares hashes without a request.
 func TestLeaderComparesPeriodically(t *testing.T) {
 	w := newCluster(t, func(o *Options) { o.CorruptCheck = 10 * time.Millisecond })
-	leading, others := w.leader(t)
+	leaderMember, others := w.leader(t)
 	w.corrupting.Store(others[0].id)
-	leading.putSound(t)
-	require.Eventually(t, func() bool { return len(leading.Alarms()) > 0 }, 20*time.Second, time.Millisecond)
-	require.Equal(t, []uint64{others[0].id}, leading.corruptAlarms(t))
+	leaderMember.putSound(t)
+	require.Eventually(t, func() bool { return len(leaderMember.Alarms()) > 0 }, 20*time.Second, time.Millisecond)
+	require.Equal(t, []uint64{others[0].id}, leaderMember.corruptAlarms(t))
 }
 
 // TestUnreachableMemberRaisesNoAlarm checks that a member that does not return its hash gets no alarm.
 func TestUnreachableMemberRaisesNoAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
-	leading, others := w.leader(t)
-	leading.putSound(t)
+	leaderMember, others := w.leader(t)
+	leaderMember.putSound(t)
 	others[0].calls[hashCommand] = func(context.Context, uint64, []byte) ([]byte, error) { return nil, errors.New("no") }
-	_, err := leading.compareKeyspace(ctx)
+	_, err := leaderMember.compareKeyspace(ctx)
 	require.NoError(t, err)
-	require.Empty(t, leading.corruptAlarms(t))
+	require.Empty(t, leaderMember.corruptAlarms(t))
 }
 
 // TestDamagedFilesRaiseCorrupt checks that a member raises its own alarm when a read or a hash finds a wrong checksum,

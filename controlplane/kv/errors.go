@@ -37,8 +37,8 @@ var clientErrors = []struct{ is, as error }{
 	{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 }
 
-// clientError converts an error to the one for the client. Errors that already are a gRPC status, and internal errors,
-// are returned unchanged.
+// clientError converts an error to the error that the client gets. Errors that already are a gRPC status, and internal
+// errors, are returned unchanged.
 func clientError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

@@ -5,8 +5,8 @@
 // work. A write becomes a program that the raft group commits and every member executes (packages translate, command
 // and mvcc). A read uses a snapshot of the local engine, after a ReadIndex unless the client asked for a serializable
 // read. Only the leader of the group decides when leases expire (package lessor). The package must not know about
-// transports, TLS or ports. It stores nothing of its own: the keyspace's records (users and alarms) and leases are in
-// the engine.
+// transports, TLS or ports. It has no storage besides the engine: the keyspace's records (users and alarms) and leases
+// are in the engine.
 //
 // # Authorization
 //
@@ -19,9 +19,9 @@
 //
 //   - A proposal whose outcome is unknown returns the same error as in etcd and is not proposed again. A proposal that
 //     was dropped before it was committed (no leader, a change of leaders) fails at once; etcd lets it time out.
-//   - The engine rejects lease revocations by a leader that does not know yet that it is deposed: a new leader writes
-//     its term as a record, which increments the epoch, and revokes expired leases under that epoch only. Proposals
-//     that the old leader still has in flight are therefore refused.
+//   - The engine rejects lease revocations by a leader that was deposed but has not been notified yet: a new leader
+//     writes its term as a record, which increments the epoch, and revokes expired leases under that epoch only.
+//     Proposals that the old leader still has in flight are therefore refused.
 //   - The leader runs ReadIndex before it acknowledges a lease renewal, every time.
 //   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
 //     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
@@ -179,7 +179,7 @@ func New(opts Options) *Service {
 	}
 	opts.Leases.attach(&s.lessor, opts.Clock)
 	if opts.Transport != nil {
-		s.handlePeers()
+		s.handleLeases()
 		s.handleHash()
 		s.handleContacts()
 	}

@@ -61,15 +61,15 @@ func TestPutRangeDelete(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, one.Count)
 
-	gone, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, PrevKv: true})
+	deletion, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, PrevKv: true})
 	require.NoError(t, err)
-	require.EqualValues(t, 2, gone.Deleted)
-	require.Len(t, gone.PrevKvs, 2)
-	require.EqualValues(t, 5, gone.Header.Revision)
-	again, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a")})
+	require.EqualValues(t, 2, deletion.Deleted)
+	require.Len(t, deletion.PrevKvs, 2)
+	require.EqualValues(t, 5, deletion.Header.Revision)
+	repeated, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
-	require.Zero(t, again.Deleted)
-	require.EqualValues(t, 5, again.Header.Revision, "the revision is unchanged")
+	require.Zero(t, repeated.Deleted)
+	require.EqualValues(t, 5, repeated.Header.Revision, "the revision is unchanged")
 }
 
 func TestPutIgnoreValue(t *testing.T) {
@@ -130,9 +130,9 @@ func TestTransactions(t *testing.T) {
 		op(&pb.DeleteRangeRequest{Key: []byte("lock")}),
 	}})
 	require.NoError(t, err)
-	inner := nested.Responses[1].GetResponseTxn()
-	require.True(t, inner.Succeeded)
-	require.Equal(t, "1", string(inner.Responses[0].GetResponseRange().Kvs[0].Value), "operations read the results of earlier ones")
+	nestedTxn := nested.Responses[1].GetResponseTxn()
+	require.True(t, nestedTxn.Succeeded)
+	require.Equal(t, "1", string(nestedTxn.Responses[0].GetResponseRange().Kvs[0].Value), "operations read the results of earlier ones")
 	require.EqualValues(t, 1, nested.Responses[2].GetResponseDeleteRange().Deleted)
 	require.EqualValues(t, 3, nested.Header.Revision)
 }
@@ -241,12 +241,12 @@ func TestTooLargeRequests(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Limits.RequestBytes = 64 << 10; o.Limits.TxnOps = 2 })
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 64<<10+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
-	half := func(key string) *pb.RequestOp {
+	putOp := func(key string) *pb.RequestOp {
 		return op(&pb.PutRequest{Key: []byte(key), Value: make([]byte, 48<<10)})
 	}
-	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{half("a"), half("b")}})
+	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putOp("a"), putOp("b")}})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
-	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{half("a"), half("b"), half("c")}})
+	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putOp("a"), putOp("b"), putOp("c")}})
 	require.Equal(t, rpctypes.ErrGRPCTooManyOps, err)
 	_, err = w.Put(t.Context(), &pb.PutRequest{Key: make([]byte, command.MaxKeyBytes+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)

@@ -181,7 +181,7 @@ type leaseResponse struct {
 // leaseCommand is the name of the leaseRequest between members.
 const leaseCommand = "kv.lease"
 
-func (s *Service) handlePeers() {
+func (s *Service) handleLeases() {
 	s.opts.Transport.HandleDirect(leaseCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 		var request leaseRequest
 		if err := cbor.Unmarshal(body, &request); err != nil {
@@ -198,7 +198,7 @@ func (s *Service) handlePeers() {
 // callLessor sends a request to the leader, and to the next leader after a change. Both kinds of request are
 // idempotent.
 func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseResponse, error) {
-	limit := s.requestTime()
+	limit := s.requestTimeout()
 	deadline := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -227,8 +227,8 @@ func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseRe
 	}
 }
 
-// requestTime returns the timeout of a request, as in etcd.
-func (s *Service) requestTime() time.Duration { return 5*time.Second + 2*s.opts.Election }
+// requestTimeout returns the timeout of a request, as in etcd.
+func (s *Service) requestTimeout() time.Duration { return 5*time.Second + 2*s.opts.Election }
 
 func (s *Service) callLeader(ctx context.Context, leaderID uint64, request leaseRequest) (response leaseResponse, err error) {
 	switch {

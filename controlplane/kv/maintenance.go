@@ -316,7 +316,7 @@ func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.A
 	if !serializable && s.Leader() == 0 {
 		return errors.New("RAFT NO LEADER")
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.requestTime())
+	ctx, cancel := context.WithTimeout(ctx, s.requestTimeout())
 	defer cancel()
 	snap, err := s.snapshot(ctx, serializable)
 	if err != nil {

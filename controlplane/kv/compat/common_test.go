@@ -149,11 +149,11 @@ func repeatMismatches(t *testing.T, list, got map[string]string, run string, run
 	t.Logf("repeat: %s", strings.Join(names, " "))
 	maps.DeleteFunc(got, func(name, _ string) bool { return repeat[top(name)] })
 	_, subtests, _ := strings.Cut(run, "/")
-	again := "^(" + strings.Join(names, "|") + ")$"
+	repeatRun := "^(" + strings.Join(names, "|") + ")$"
 	if subtests != "" {
-		again += "/" + subtests
+		repeatRun += "/" + subtests
 	}
-	maps.Copy(got, runSuite(again))
+	maps.Copy(got, runSuite(repeatRun))
 }
 
 // TestMismatches checks that the comparison reports every kind of difference, and only for selected tests.

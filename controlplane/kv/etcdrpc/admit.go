@@ -73,8 +73,8 @@ type admissionKey struct{}
 
 // admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
 // and the interceptor of a call authorize it only once. In between, the message of a unary call is received, which
-// takes rpc.ReceiveTime at most. If rights change meanwhile, the Service notices: it checks the rights of etcd's users
-// when it executes a request.
+// takes rpc.ReceiveTime at most. Changes of permissions in between take effect: the Service checks the permissions of
+// etcd's users when it executes a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a

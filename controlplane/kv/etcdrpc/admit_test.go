@@ -169,10 +169,10 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	}
 
 	ctx := t.Context()
-	nobody := w.client(t)
-	_, err := nobody.Get(ctx, "a")
+	anonymous := w.client(t)
+	_, err := anonymous.Get(ctx, "a")
 	require.Equal(t, rpctypes.ErrUserEmpty, err)
-	_, err = nobody.AuthDisable(ctx)
+	_, err = anonymous.AuthDisable(ctx)
 	require.Equal(t, rpctypes.ErrUserEmpty, err)
 	c := w.client(t, func(c *clientv3.Config) { c.Username, c.Password = "u", "word" })
 	_, err = c.Put(ctx, "/u/a", "1")
@@ -197,11 +197,11 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	require.Equal(t, rpctypes.ErrAuthFailed, err)
 
 	// An operator of the cloud can still disable Auth.
-	operated := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
+	operatorCtx := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
 	other := secondServer(t, w)
-	_, err = other.AuthDisable(operated)
+	_, err = other.AuthDisable(operatorCtx)
 	require.NoError(t, err)
-	_, err = nobody.Get(ctx, "a")
+	_, err = anonymous.Get(ctx, "a")
 	require.NoError(t, err)
 	_, err = c.Get(ctx, "/other")
 	require.NoError(t, err, "a token is accepted while Auth is disabled")
@@ -274,8 +274,8 @@ func TestClientCertificates(t *testing.T) {
 	r.Body.Close()
 	require.Equal(t, 200, r.StatusCode)
 	web.CloseIdleConnections()
-	bare := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
-	_, err = bare.Get("https://" + w.address + "/health")
+	noCertificate := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	_, err = noCertificate.Get("https://" + w.address + "/health")
 	require.Error(t, err)
 }
 

@@ -209,9 +209,9 @@ func TestRequireLeader(t *testing.T) {
 	require.NoError(t, err)
 	// One stream requires a leader, the other does not.
 	requiring := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
-	tolerating := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
+	notRequiring := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
 	<-requiring
-	<-tolerating
+	<-notRequiring
 	w.raft.SetLeader(0, 2)
 	r := <-requiring
 	require.Equal(t, rpctypes.ErrNoLeader, r.Err())
@@ -223,7 +223,7 @@ func TestRequireLeader(t *testing.T) {
 	w.raft.SetLeader(1, 2)
 	_, err = c.Put(ctx, "a", "2")
 	require.NoError(t, err)
-	require.Len(t, (<-tolerating).Events, 1)
+	require.Len(t, (<-notRequiring).Events, 1)
 }
 
 func TestLearnerServesOnlyLocalReads(t *testing.T) {

@@ -33,9 +33,9 @@ func TestLeaseExpiresAfterTTL(t *testing.T) {
 
 func TestRenewRestartsTTL(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
-	ttl, gone, ok := l.Renew(1, 4*s)
+	ttl, removed, ok := l.Renew(1, 4*s)
 	require.True(t, ok)
-	require.Nil(t, gone)
+	require.Nil(t, removed)
 	require.EqualValues(t, 5, ttl)
 	require.Empty(t, l.Expired(8*s, 10))
 	require.Equal(t, []int64{1}, l.Expired(9*s, 10))
@@ -43,25 +43,25 @@ func TestRenewRestartsTTL(t *testing.T) {
 
 func TestRenewOfExpiredLease(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
-	_, gone, ok := l.Renew(1, 5*s) // expired, but not removed
+	_, removed, ok := l.Renew(1, 5*s) // expired, but not removed
 	require.True(t, ok)
-	require.NotNil(t, gone)
+	require.NotNil(t, removed)
 	select {
-	case <-gone:
+	case <-removed:
 		t.Fatal("the lease was not removed yet")
 	default:
 	}
 	l.Remove(1)
-	<-gone
+	<-removed
 	_, _, ok = l.Renew(1, 6*s)
 	require.False(t, ok)
 }
 
 func TestCloseEndsWaitingRenewals(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 1}}, 0)
-	_, gone, _ := l.Renew(1, 2*s)
+	_, removed, _ := l.Renew(1, 2*s)
 	l.Close()
-	<-gone
+	<-removed
 	require.Zero(t, l.Len())
 }
 
@@ -110,7 +110,7 @@ func TestExpiredIsRateLimited(t *testing.T) {
 func TestLongestTTLDoesNotOverflow(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: MaxTTL * 100}}, 1000*s)
 	require.Empty(t, l.Expired(1<<62, 1))
-	_, gone, ok := l.Renew(1, 1<<62)
+	_, removed, ok := l.Renew(1, 1<<62)
 	require.True(t, ok)
-	require.Nil(t, gone)
+	require.Nil(t, removed)
 }

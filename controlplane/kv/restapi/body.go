@@ -21,8 +21,8 @@ var bodyTiers = []struct{ upTo, room int64 }{
 	{MaxBody, 80 << 20},
 }
 
-// bodyWait is how long a body waits for memory.
-const bodyWait = 2 * time.Second
+// bodyTimeout is how long a body waits for memory.
+const bodyTimeout = 2 * time.Second
 
 // bodyBudget is the memory of all request bodies.
 type bodyBudget []*semaphore.Weighted
@@ -58,7 +58,7 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	if n <= 0 {
 		return n, err
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, bodyWait)
+	ctx, cancel := context.WithTimeout(c.ctx, bodyTimeout)
 	defer cancel()
 	if c.budget[tier].Acquire(ctx, int64(n)) != nil {
 		return 0, fault.New(fault.Throttled, "too many large request bodies are being received at once: try again, or send smaller values").MayRetry()

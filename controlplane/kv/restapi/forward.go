@@ -178,8 +178,8 @@ func leaderHost(peer string) (string, bool) {
 // within limit. A list may take longer, as long as a piece arrives within each listPieceTimeout.
 func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host string, body []byte, limit time.Duration, list bool) (any, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	watch := time.AfterFunc(limit, func() { cancel(errLeaderTimeout) })
-	stop := func() { watch.Stop(); cancel(nil) }
+	timer := time.AfterFunc(limit, func() { cancel(errLeaderTimeout) })
+	stop := func() { timer.Stop(); cancel(nil) }
 	target := url.URL{Scheme: f.scheme, Host: net.JoinHostPort(host, f.port), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
 	req, err := http.NewRequestWithContext(ctx, r.Method, target.String(), bytes.NewReader(body))
 	if err != nil {
@@ -201,7 +201,7 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 		w.Header().Set("Retry-After", retryAfter)
 	}
 	if list && resp.StatusCode == http.StatusOK || r.Method == http.MethodHead {
-		return rest.Verbatim{Body: &forwardedBody{resp.Body, to, watch, stop}}, nil
+		return rest.Verbatim{Body: &forwardedBody{resp.Body, to, timer, stop}}, nil
 	}
 	defer stop()
 	defer resp.Body.Close()
@@ -238,14 +238,14 @@ func forwardFault(to uint64, err error) error {
 type forwardedBody struct {
 	body  io.ReadCloser
 	to    uint64
-	watch *time.Timer
+	timer *time.Timer
 	stop  func()
 }
 
 func (t *forwardedBody) Read(b []byte) (int, error) {
-	t.watch.Reset(listPieceTimeout)
+	t.timer.Reset(listPieceTimeout)
 	n, err := t.body.Read(b)
-	t.watch.Stop() // the time that the client takes to read does not count
+	t.timer.Stop() // the time that the client takes to read does not count
 	if err != nil && err != io.EOF {
 		err = forwardFault(t.to, err)
 	}

@@ -24,7 +24,7 @@ func (s *Server) list(r request) (any, error) {
 		}
 	}
 	if !to.local {
-		return s.forwardTo(r, to, nil, keyTime, true)
+		return s.forwardTo(r, to, nil, keyTimeout, true)
 	}
 	if to.stale {
 		r.w.Header().Set(staleHeader, "1")
@@ -37,7 +37,7 @@ func (s *Server) list(r request) (any, error) {
 // writeItems writes `{"items": […]}` at one revision. It streams the items, so the memory does not depend on the list's
 // length.
 func (s *Server) writeItems(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
-	waiting, cancel := context.WithTimeout(ctx, keyTime)
+	waiting, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()
 	if s.lists.Acquire(waiting, 1) != nil {
 		return fault.New(fault.Internal, "%d lists are being streamed, which is the limit: try again later", maxLists).MayRetry()

@@ -71,7 +71,7 @@ type clusterStatus struct {
 }
 
 func (s *Server) status(r request) (any, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	g, err := s.opts.Group.Status(ctx)
 	if errors.Is(err, consensus.ErrNoGroup) { // the member has not joined the group yet
@@ -238,16 +238,17 @@ func (s *Server) transfer(r request) (any, error) {
 	})
 }
 
-// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after memberTime.
+// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after
+// memberTimeout.
 func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
 	to, err := s.destination(r, false)
 	if err != nil {
 		return nil, err
 	}
 	if !to.local {
-		return s.forwardTo(r, to, body, memberTime, false)
+		return s.forwardTo(r, to, body, memberTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), memberTime)
+	ctx, cancel := context.WithTimeout(r.Context(), memberTimeout)
 	defer cancel()
 	data, err := do(ctx, r.w)
 	if _, ours := fault.From(err); err != nil && !ours && ctx.Err() != nil {

@@ -39,11 +39,12 @@ const (
 	// User is the user of etcd's Auth for all requests, once Auth is enabled.
 	User = "rest"
 
-	// keyTime is the deadline of a read or write of keys, memberTime that of a change of the members or the leader. The
-	// deadline of a forwarded request is longer by forwardExtra, so that the leader's own timeout error arrives.
-	keyTime      = 10 * time.Second
-	memberTime   = 30 * time.Second
-	forwardExtra = 2 * time.Second
+	// keyTimeout is the deadline of a read or write of keys, memberTimeout that of a change of the members or the
+	// leader. The deadline of a forwarded request is longer by forwardExtra, so that the leader's own timeout error
+	// arrives.
+	keyTimeout    = 10 * time.Second
+	memberTimeout = 30 * time.Second
+	forwardExtra  = 2 * time.Second
 
 	// maxLists is the maximum number of lists that are written at the same time.
 	maxLists = 64
@@ -61,7 +62,7 @@ type Keyspace interface {
 	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 }
 
-// Group is the raft group of the key-value store. kv.Agreement implements it.
+// Group is the raft group of the key-value store. kv.Consensus includes it.
 type Group interface {
 	// Leader returns the ID of the leader and its term; 0 if no leader is known.
 	Leader() (member, term uint64)
@@ -289,12 +290,12 @@ func (s *Server) get(r request) (any, error) {
 		}
 	}
 	if !to.local {
-		return s.forwardTo(r, to, nil, keyTime, false)
+		return s.forwardTo(r, to, nil, keyTimeout, false)
 	}
 	if to.stale {
 		r.w.Header().Set(staleHeader, "1")
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	found, err := s.opts.Keys.Range(ctx, &pb.RangeRequest{Key: []byte(key), Serializable: q.local || to.stale})
 	if err != nil {
@@ -329,9 +330,9 @@ func (s *Server) put(r request) (any, error) {
 		return nil, err
 	}
 	if !to.local {
-		return s.forwardTo(r, to, body, keyTime, false)
+		return s.forwardTo(r, to, body, keyTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	if _, err := s.opts.Keys.Put(ctx, &pb.PutRequest{Key: []byte(key), Value: []byte(in.Value.value)}); err != nil {
 		return nil, err
@@ -349,9 +350,9 @@ func (s *Server) delete(r request) (any, error) {
 		return nil, err
 	}
 	if !to.local {
-		return s.forwardTo(r, to, nil, keyTime, false)
+		return s.forwardTo(r, to, nil, keyTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	if _, err := s.opts.Keys.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte(key)}); err != nil {
 		return nil, err

@@ -12,16 +12,16 @@ import (
 // TestCheckTreeRefusesCorruptPages has structures that would make bbolt read outside of the file, or loop forever.
 func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	const size = minPageSize
-	whole := smallDatabase(t)
+	valid := smallDatabase(t)
 	page := func(b []byte, id uint64) []byte { return b[id*size : (id+1)*size] }
 	find := func(kind uint16) uint64 {
-		m, known, _, err := readMeta(bytes.NewReader(whole))
+		m, known, _, err := readMeta(bytes.NewReader(valid))
 		require.NoError(t, err)
 		require.True(t, known)
 		for id := uint64(2); id < m.pages; id++ {
 			// Free pages keep their old type, so only pages that the tree references count.
-			p := page(whole, id)
-			if binary.LittleEndian.Uint16(p[8:]) == kind && reaches(t, whole, id) {
+			p := page(valid, id)
+			if binary.LittleEndian.Uint16(p[8:]) == kind && reaches(t, valid, id) {
 				return id
 			}
 		}
@@ -30,7 +30,7 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	}
 	branch, leaf := find(branchPage), find(leafPage)
 	child := func(p []byte) []byte { return p[pageHeader+8:] }
-	require.NoError(t, checkTree(bytes.NewReader(whole)))
+	require.NoError(t, checkTree(bytes.NewReader(valid)))
 	for name, c := range map[string]struct {
 		id     uint64
 		change func(p []byte)
@@ -49,7 +49,7 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 		"key inside the element table": {leaf, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 0) }, "outside of the page"},
 		"key of a branch":              {branch, func(p []byte) { binary.LittleEndian.PutUint32(p[pageHeader+4:], 5000) }, "outside of the page"},
 	} {
-		b := slices.Clone(whole)
+		b := slices.Clone(valid)
 		c.change(page(b, c.id))
 		err := checkTree(bytes.NewReader(b))
 		require.ErrorIs(t, err, ErrCorrupt, name)

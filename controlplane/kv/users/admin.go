@@ -138,7 +138,7 @@ func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *
 	}
 	roles := append(slices.Clone(u.Roles), r.Role)
 	slices.Sort(roles)
-	steps, err := s.editSteps(putUser(withRoles(u, roles), u.since))
+	steps, err := s.editSteps(putUser(withRoles(u, roles), u.tokensSince))
 	return steps, &pb.AuthUserGrantRoleResponse{}, err
 }
 
@@ -154,7 +154,7 @@ func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]command.Step,
 	if !slices.Contains(u.Roles, r.Role) {
 		return nil, nil, rpctypes.ErrGRPCRoleNotGranted
 	}
-	steps, err := s.editSteps(putUser(without(u, r.Role), u.since))
+	steps, err := s.editSteps(putUser(withoutRole(u, r.Role), u.tokensSince))
 	return steps, &pb.AuthUserRevokeRoleResponse{}, err
 }
 
@@ -162,7 +162,7 @@ func withRoles(u *user, roles []string) *authpb.User {
 	return &authpb.User{Name: u.Name, Password: u.Password, Options: u.Options, Roles: roles}
 }
 
-func without(u *user, role string) *authpb.User {
+func withoutRole(u *user, role string) *authpb.User {
 	return withRoles(u, slices.DeleteFunc(slices.Clone(u.Roles), func(r string) bool { return r == role }))
 }
 
@@ -194,8 +194,8 @@ func remove(name string) edit {
 	return edit{step: command.Step{Kind: command.StepDeleteRecord, Key: []byte(name)}}
 }
 
-func putUser(u *authpb.User, since uint64) edit {
-	b, err := encodeUser(u, since)
+func putUser(u *authpb.User, tokensSince uint64) edit {
+	b, err := encodeUser(u, tokensSince)
 	return put(prefixUser+string(u.Name), "user", b, err)
 }
 

@@ -75,7 +75,7 @@ type grants struct {
 	read, write spans
 }
 
-func (g *grants) unite() {
+func (g *grants) merge() {
 	var read, write []span
 	for _, name := range g.user.Roles {
 		for _, p := range g.roles[name].GetKeyPermission() {
@@ -92,11 +92,11 @@ func (g *grants) unite() {
 }
 
 func (g *grants) mayRead(s span) bool {
-	g.once.Do(g.unite)
+	g.once.Do(g.merge)
 	return g.read.contains(s)
 }
 
 func (g *grants) mayWrite(s span) bool {
-	g.once.Do(g.unite)
+	g.once.Do(g.merge)
 	return g.write.contains(s)
 }

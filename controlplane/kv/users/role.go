@@ -61,7 +61,7 @@ func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.Aut
 	for _, u := range s.Users() {
 		if slices.Contains(u.Roles, r.Role) {
 			of := s.users[string(u.Name)]
-			edits = append(edits, putUser(without(of, r.Role), of.since))
+			edits = append(edits, putUser(withoutRole(of, r.Role), of.tokensSince))
 		}
 	}
 	steps, err := s.editSteps(edits...)

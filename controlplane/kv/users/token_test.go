@@ -16,7 +16,7 @@ func TestTokenExpiresAfterFiveMinutes(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	token := w.token(Root, "toor")
-	w.now = w.now.Add(DefaultTokenLife - time.Millisecond)
+	w.now = w.now.Add(DefaultTokenTTL - time.Millisecond)
 	require.Equal(t, Root, w.tokenUser(token))
 	w.now = w.now.Add(time.Millisecond)
 	require.Equal(t, invalidToken, w.tokenUser(token))

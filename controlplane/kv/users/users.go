@@ -83,8 +83,8 @@ type settings struct {
 // user holds a user's record and the permissions of the user's roles.
 type user struct {
 	*authpb.User
-	since  uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
-	grants *grants
+	tokensSince uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
+	grants      *grants
 }
 
 // Load decodes the state from the keyspace's records whose names begin with Prefix; other records are skipped. Without
@@ -108,7 +108,7 @@ func (s *State) load(name string, value []byte) (err error) {
 		s.settings, err = decodeSettings(value)
 	case strings.HasPrefix(name, prefixUser):
 		u := &user{User: &authpb.User{}}
-		if u.since, err = decodeUser(value, u.User); err == nil {
+		if u.tokensSince, err = decodeUser(value, u.User); err == nil {
 			err = checkRecordName(u.User.Name, name[len(prefixUser):])
 		}
 		s.users[string(u.User.Name)] = u
@@ -204,18 +204,18 @@ func decodeSettings(b []byte) (s settings, err error) {
 	return s, nil
 }
 
-func encodeUser(u *authpb.User, since uint64) ([]byte, error) {
-	return proto.MarshalOptions{Deterministic: true}.MarshalAppend(binary.AppendUvarint([]byte{format}, since), u)
+func encodeUser(u *authpb.User, tokensSince uint64) ([]byte, error) {
+	return proto.MarshalOptions{Deterministic: true}.MarshalAppend(binary.AppendUvarint([]byte{format}, tokensSince), u)
 }
 
-func decodeUser(b []byte, u *authpb.User) (since uint64, err error) {
+func decodeUser(b []byte, u *authpb.User) (tokensSince uint64, err error) {
 	if b, err = stripFormat(b); err != nil {
 		return 0, err
 	}
-	if since, b, err = readUvarint(b); err != nil {
+	if tokensSince, b, err = readUvarint(b); err != nil {
 		return 0, err
 	}
-	return since, decode(b, u)
+	return tokensSince, decode(b, u)
 }
 
 func encodeRole(r *authpb.Role) ([]byte, error) {

@@ -281,32 +281,32 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 			s.put(fmt.Sprint("k", i%keys), "v")
 		}
 	}()
-	asking, stop := context.WithCancel(t.Context())
-	var asker sync.WaitGroup
-	asker.Go(func() {
-		ask := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
+	requestCtx, stop := context.WithCancel(t.Context())
+	var requester sync.WaitGroup
+	requester.Go(func() {
+		request := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
 		for {
 			select {
-			case c.requests <- ask:
-			case <-asking.Done():
+			case c.requests <- request:
+			case <-requestCtx.Done():
 				return
 			}
 		}
 	})
 	// Read until all events have arrived and a progress response reports it.
 	seen := map[int64]bool{}
-	for promised := int64(0); promised < writes+1; {
+	for progress := int64(0); progress < writes+1; {
 		r := c.next()
 		for _, e := range r.Events {
-			require.Greater(t, e.Kv.ModRevision, promised, "an event up to the reported progress")
+			require.Greater(t, e.Kv.ModRevision, progress, "an event up to the reported progress")
 			require.False(t, seen[e.Kv.ModRevision])
 			seen[e.Kv.ModRevision] = true
 		}
 		if len(r.Events) == 0 {
 			require.EqualValues(t, -1, r.WatchId)
-			require.GreaterOrEqual(t, r.Header.Revision, promised)
-			promised = r.Header.Revision
-			for at := int64(2); at <= promised; at++ {
+			require.GreaterOrEqual(t, r.Header.Revision, progress)
+			progress = r.Header.Revision
+			for at := int64(2); at <= progress; at++ {
 				require.True(t, seen[at], "progress was reported before the event of revision %d", at)
 			}
 		}
@@ -318,7 +318,7 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 		for range c.responses {
 		}
 	}()
-	asker.Wait()
+	requester.Wait()
 	c.stop()
 	<-c.ended
 	close(c.responses)
@@ -398,24 +398,24 @@ func TestFragments(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s, func(o *Options) { o.FragmentBytes = 64 << 10 })
 	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), Fragment: true})
-	whole := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	unfragmented := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
 	s.putAll(make([]byte, 20<<10), "k1", "k2", "k3", "k4", "k5", "k6", "k7")
-	var inPieces, pieces int
+	var fragmentEvents, fragmentCount int
 	var all *pb.WatchResponse
 	for done := false; !done || all == nil; {
 		r := c.next()
-		if r.WatchId == whole {
+		if r.WatchId == unfragmented {
 			require.False(t, r.Fragment)
 			all = r
 			continue
 		}
-		pieces++
-		inPieces += len(r.Events)
+		fragmentCount++
+		fragmentEvents += len(r.Events)
 		require.LessOrEqual(t, proto.Size(r), 64<<10)
 		done = !r.Fragment
 	}
-	require.Equal(t, 7, inPieces)
-	require.Greater(t, pieces, 1)
+	require.Equal(t, 7, fragmentEvents)
+	require.Greater(t, fragmentCount, 1)
 	require.Len(t, all.Events, 7, "one revision is one response")
 }
 

@@ -25,7 +25,7 @@ type cluster struct {
 	initial []int // the initial members
 	joined  map[int]bool
 	token   string
-	client  *clientv3.Client // used by the faults; what it sees is not recorded
+	client  *clientv3.Client // used by the faults; its requests are not recorded
 }
 
 // newCluster starts three members, each in its own host beneath dir, and waits until each serves.
@@ -166,7 +166,7 @@ func (c *cluster) sameHash(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the last revision: %w", err)
 	}
-	if _, ours := c.server.(Trivet); ours { // etcd writes AlarmList to its log, and the suite panics on that entry
+	if _, ok := c.server.(Trivet); ok { // etcd writes AlarmList to its log, and the suite panics on that entry
 		alarms, err := c.client.AlarmList(ctx)
 		if err != nil {
 			return fmt.Errorf("list alarms: %w", err)

@@ -34,9 +34,9 @@ var faults = []fault{
 	{"kill all", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		return c.killAndRestart(ctx, r, c.initial...)
 	}},
-	{"power fails at any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, anyMember(c, r)) }},
-	{"power fails at leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.leader(ctx)) }},
-	{"power fails", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.initial...) }},
+	{"power failure of any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, anyMember(c, r)) }},
+	{"power failure of leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.leader(ctx)) }},
+	{"power failure of all", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.initial...) }},
 	{"stop leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		id := c.leader(ctx)
 		return errors.Join(c.hosts[id].stop(), c.start(id))
@@ -50,13 +50,13 @@ var faults = []fault{
 	{"cut off any", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		return c.dropPackets(ctx, r, connections(c, anyMember(c, r), true, true))
 	}},
-	{"leader is not heard", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+	{"drop packets from leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		return c.dropPackets(ctx, r, connections(c, c.leader(ctx), true, false))
 	}},
-	{"leader does not hear", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+	{"drop packets to leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		return c.dropPackets(ctx, r, connections(c, c.leader(ctx), false, true))
 	}},
-	{"one link of the leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+	{"cut one link of leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		a := c.leader(ctx)
 		b := c.others(a)[r.IntN(2)]
 		return c.dropPackets(ctx, r, [][2]int{{a, b}, {b, a}})
@@ -71,7 +71,7 @@ var faults = []fault{
 		from := c.leader(ctx)
 		return c.moveLeader(ctx, from, c.others(from)[r.IntN(2)])
 	}},
-	{"a learner visits", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.addAndRemoveLearner(ctx, r) }},
+	{"a learner joins and leaves", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.addAndRemoveLearner(ctx, r) }},
 }
 
 func anyMember(c *cluster, r *rand.Rand) int { return c.initial[r.IntN(len(c.initial))] }

@@ -79,7 +79,7 @@ func (h *memberHost) start(argv []string) error {
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "=== %s %q\n", time.Now().Format(time.StampMilli), argv)
-	// Unlike ip netns exec, nsenter keeps the member in our mount namespace: a copy of that would keep a failed file
+	// Unlike ip netns exec, nsenter keeps the member in this mount namespace: a copy of it would keep a failed file
 	// system mounted.
 	c := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/run/netns/m%d", h.id), "--"}, argv...)...)
 	c.Stdout, c.Stderr, c.Dir = log, log, h.dir

@@ -31,8 +31,8 @@ func TestMutantsAreNoticed(t *testing.T) {
 	const maxRounds = 10
 	binary := build(t, "-tags", "mutant")
 	for name, faults := range map[string][]string{
-		"stale-read":    {"cut off leader", "pause leader", "leader is not heard"},
-		"skip-log-sync": {"power fails", "power fails at leader", "power fails"},
+		"stale-read":    {"cut off leader", "pause leader", "drop packets from leader"},
+		"skip-log-sync": {"power failure of all", "power failure of leader", "power failure of all"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := seed(t)
