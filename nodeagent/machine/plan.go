@@ -89,13 +89,6 @@ const (
 	pollInterval = 5 * time.Second
 )
 
-// Ways to break the rules of this file, each caught by TestMutants.
-const (
-	startTwice     = "start-twice"     // a recorded start is executed again
-	destroyUnruled = "destroy-unruled" // a VM without desired state is destroyed
-	applyForeign   = "apply-foreign"   // the state desired by another cluster is applied without a check of its age
-)
-
 // Plan is the next action and the state to report.
 type Plan struct {
 	Action   Action
@@ -126,10 +119,10 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 // plan is NextAction without the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
-	if mutant.On(destroyUnruled) && want == nil {
+	if mutant.On(mutant.DestroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
-	if o.Foreign && !mutant.On(applyForeign) {
+	if o.Foreign && !mutant.On(mutant.ApplyForeign) {
 		if p, ok := planForeign(want, o); ok {
 			return p
 		}
@@ -244,7 +237,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 		return p
 	}
 	r := o.Record
-	due := r.StartsDone < want.GetStarts() || mutant.On(startTwice) && want.GetStarts() > 0
+	due := r.StartsDone < want.GetStarts() || mutant.On(mutant.StartTwice) && want.GetStarts() > 0
 	switch o.Guest {
 	case None:
 		switch {

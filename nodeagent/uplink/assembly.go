@@ -17,12 +17,6 @@ var (
 	errNotComplete = errors.New("the member sent a delta before its snapshot was complete")
 )
 
-// Mutants of the rules in this file; TestMutants detects each.
-const (
-	followLowerTerm   = "follow-lower-term"  // messages of a lower term are accepted
-	deliverIncomplete = "deliver-incomplete" // a snapshot is delivered before its complete mark
-)
-
 // assembly builds assignments from the messages of a watch. It does no I/O; the caller stores and delivers the results.
 type assembly struct {
 	term     uint64      // highest ever seen
@@ -38,7 +32,7 @@ func (a *assembly) begin() { a.building, a.complete = nil, false }
 // messages must follow or nothing changed. After an error the stream must be abandoned; nothing of the rejected message
 // is kept.
 func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
-	if m.GetTerm() < a.term && !mutant.On(followLowerTerm) {
+	if m.GetTerm() < a.term && !mutant.On(mutant.FollowLowerTerm) {
 		return nil, fmt.Errorf("%w: term %d, seen %d", errLowerTerm, m.GetTerm(), a.term)
 	}
 	if a.complete {
@@ -60,7 +54,7 @@ func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	}
 	b.Images = append(b.Images, m.GetImages()...)
 	a.term, a.building = m.GetTerm(), b
-	if !m.GetComplete() && !mutant.On(deliverIncomplete) {
+	if !m.GetComplete() && !mutant.On(mutant.DeliverIncomplete) {
 		return nil, nil
 	}
 	a.current, a.building, a.complete = b, nil, true

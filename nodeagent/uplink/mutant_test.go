@@ -13,7 +13,7 @@ import (
 // Each broken rule shows in what is handed on.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
-	for _, name := range []string{followLowerTerm, deliverIncomplete} {
+	for _, name := range []string{mutant.FollowLowerTerm, mutant.DeliverIncomplete} {
 		mutant.Set(name)
 		require.NotEmpty(t, violation(), name)
 	}

@@ -64,6 +64,11 @@ const (
 	KeepPaidBill      = "keep-paid-bill"      // a paid bill is not removed: controlplane/money/billing
 	KeepReservation   = "keep-reservation"    // a deleted VM's reservation is kept: controlplane/money/billing
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
+	StartTwice        = "start-twice"         // a start that was executed is executed again: nodeagent/machine
+	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
+	ApplyForeign      = "apply-foreign"       // another cluster's desired state is applied at any age: nodeagent/machine
+	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
+	DeliverIncomplete = "deliver-incomplete"  // a snapshot is delivered before its complete mark: nodeagent/uplink
 	OwnClock          = "own-clock"           // a member with a wrong clock uses its own time: controlplane/engine/clock
 	TrustUnproven     = "trust-unproven"      // unauthenticated callers count as authenticated: controlplane
 	ForeignTenant     = "foreign-tenant"      // a request for another tenant than the token's is accepted: controlplane
