@@ -1,8 +1,6 @@
 package consensus
 
-import (
-	"slices"
-)
+import "slices"
 
 // operator changes the members of a cluster, one change at a time, as a human would: a directory that is lost is removed
 // from the group before another one is added for the same member.
@@ -13,14 +11,14 @@ type operator struct {
 }
 
 // prepareMember starts one more member, up to six, that is not added to the group yet.
-func (o *operator) prepareMember(c *chance, _ *member) {
+func (o *operator) prepareMember(c *randomRun, _ *member) {
 	if len(c.ids) < 6 {
 		c.addNewMember(uint64(len(c.ids) + 1))
 	}
 }
 
 // loseDisk replaces a member by one with an empty disk, if the others can do without the member.
-func (o *operator) loseDisk(c *chance, m *member) {
+func (o *operator) loseDisk(c *randomRun, m *member) {
 	l := c.anyLeader()
 	if l == nil || m == l || len(o.lost) > 0 || !o.agree(c, l) || len(l.group.storage.Members().Conf.Voters) <= 2 {
 		return
@@ -32,7 +30,7 @@ func (o *operator) loseDisk(c *chance, m *member) {
 }
 
 // agree reports whether all voters that are not lost know the same members as l. A leader of the past may know others.
-func (o *operator) agree(c *chance, l *member) bool {
+func (o *operator) agree(c *randomRun, l *member) bool {
 	conf := l.group.storage.Members().Conf
 	return !slices.ContainsFunc(conf.Voters, func(id uint64) bool {
 		m := c.members[id]
@@ -42,7 +40,7 @@ func (o *operator) agree(c *chance, l *member) bool {
 
 // repair requests the next change that the state of a member calls for: the removal of a lost one, the addition of a new
 // one, the promotion of a learner, or now and then the removal of a voter.
-func (o *operator) repair(c *chance, m *member) {
+func (o *operator) repair(c *randomRun, m *member) {
 	l := c.anyLeader()
 	if l == nil {
 		return
@@ -79,7 +77,7 @@ func (o *operator) request(l *member, change Change) {
 }
 
 // replaceRemoved gives members that stopped because they were removed an empty disk.
-func (o *operator) replaceRemoved(c *chance) {
+func (o *operator) replaceRemoved(c *randomRun) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() != nil {
 			c.addNewMember(id)

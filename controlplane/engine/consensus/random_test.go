@@ -11,24 +11,24 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChance loses, repeats and reorders packets, and lets members crash, pause and be cut off. After every step it checks
+// TestRandomFaults drops, repeats and reorders packets, and crashes, pauses and isolates members. After every step it checks
 // that nothing acknowledged is lost, that reads are not stale, that no term has two leaders and that all members apply the
 // same proposals, each once.
-func TestChance(t *testing.T) {
+func TestRandomFaults(t *testing.T) {
 	seeds := 30
 	if testing.Short() {
 		seeds = 3
 	}
 	done := 0
 	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { done += chanceFaults(t, seed) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { done += runRandomFaults(t, seed) })
 	}
 	require.Greater(t, done, 10*seeds, "proposals and reads were answered")
 }
 
-// chanceFaults runs one seed of TestChance. It returns how many proposals and reads were answered with success.
-func chanceFaults(t testing.TB, seed uint64) int {
-	c := newChance(t, seed, []event{
+// runRandomFaults runs one seed of TestRandomFaults. It returns how many proposals and reads were answered with success.
+func runRandomFaults(t *testing.T, seed uint64) int {
+	c := newRandomRun(t, seed, []event{
 		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
 	})
 	// Every third seed forwards proposals, and every third forwards them without IDs, in batches.
@@ -45,23 +45,23 @@ func chanceFaults(t testing.TB, seed uint64) int {
 	return len(c.acked) + c.reads
 }
 
-// TestChanceMembers is TestChance with members that are added, promoted, lose their disks, are replaced and removed.
-func TestChanceMembers(t *testing.T) {
+// TestRandomMembershipChanges is TestRandomFaults with members that are added, promoted, wiped, replaced and removed.
+func TestRandomMembershipChanges(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
 		seeds = 4
 	}
 	changed := 0
 	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { changed += chanceMembers(t, seed) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { changed += runRandomMembershipChanges(t, seed) })
 	}
 	require.Greater(t, changed, 5*seeds, "members changed")
 }
 
-// chanceMembers runs one seed of TestChanceMembers. It returns how many changes of members succeeded.
-func chanceMembers(t testing.TB, seed uint64) int {
+// runRandomMembershipChanges runs one seed of TestRandomMembershipChanges. It returns how many changes of members succeeded.
+func runRandomMembershipChanges(t *testing.T, seed uint64) int {
 	o := &operator{lost: map[uint64]bool{}, removed: map[uint64]bool{}}
-	c := newChance(t, seed, []event{
+	c := newRandomRun(t, seed, []event{
 		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {2, o.prepareMember}, {1, o.loseDisk}, {15, o.repair}, {20, propose}, {8, read},
 	})
 	c.operator, c.first = o, []uint64{1, 2, 3}
@@ -73,8 +73,8 @@ func chanceMembers(t testing.TB, seed uint64) int {
 	return o.changed
 }
 
-// chance drives a cluster by random events, and checks after each step what consensus promises.
-type chance struct {
+// randomRun drives a cluster by random events. After each step it checks what consensus guarantees.
+type randomRun struct {
 	*cluster
 	rng        *mathrand.Rand
 	events     []event
@@ -90,26 +90,26 @@ type chance struct {
 	applied   []string          // what the furthest member has applied, in order
 }
 
-// event is something that happens to a random member in percent of the steps.
+// event is something that happens to a random member in the given percentage of the steps.
 type event struct {
 	percent int
-	happens func(c *chance, m *member)
+	happens func(c *randomRun, m *member)
 }
 
-func newChance(t testing.TB, seed uint64, events []event) *chance {
-	return &chance{
+func newRandomRun(t *testing.T, seed uint64, events []event) *randomRun {
+	return &randomRun{
 		cluster: newCluster(t, 3, byte(seed)), rng: mathrand.New(mathrand.NewPCG(seed, 1)), events: events,
 		acked: map[string]bool{}, leaders: map[uint64]uint64{},
 	}
 }
 
-func (c *chance) startAll() {
+func (c *randomRun) startAll() {
 	for _, id := range c.ids {
 		c.members[id].start()
 	}
 }
 
-func (c *chance) steps(n int) {
+func (c *randomRun) steps(n int) {
 	for c.step = range n {
 		m := c.members[c.ids[c.rng.IntN(len(c.ids))]]
 		at := c.rng.IntN(100)
@@ -129,7 +129,7 @@ func (c *chance) steps(n int) {
 }
 
 // work lets some members tick and process, and some packets arrive.
-func (c *chance) work() {
+func (c *randomRun) work() {
 	c.some(1, 4, func(m *member) { _ = m.host.Tick() }) // check sees the error of a host
 	c.some(2, 3, func(m *member) { _ = m.host.Process() })
 	for range 3 {
@@ -139,7 +139,7 @@ func (c *chance) work() {
 }
 
 // some calls do for each running member with a probability of n in of.
-func (c *chance) some(n, of int, do func(m *member)) {
+func (c *randomRun) some(n, of int, do func(m *member)) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && c.rng.IntN(of) < n {
 			do(m)
@@ -147,8 +147,8 @@ func (c *chance) some(n, of int, do func(m *member)) {
 	}
 }
 
-// deliverSome lets some packets arrive, in any order, some twice, some never.
-func (c *chance) deliverSome() {
+// deliverSome delivers some packets in random order, repeats some and drops some.
+func (c *randomRun) deliverSome() {
 	c.rng.Shuffle(len(c.net), func(i, j int) { c.net[i], c.net[j] = c.net[j], c.net[i] })
 	now := c.net[:len(c.net)-len(c.net)*c.rng.IntN(4)/4]
 	c.net = slices.Clone(c.net[len(now):])
@@ -169,7 +169,7 @@ func (c *chance) deliverSome() {
 }
 
 // check compares what the running members applied, and who leads, with what is known from earlier steps.
-func (c *chance) check() {
+func (c *randomRun) check() {
 	for _, id := range c.ids {
 		m := c.members[id]
 		if !m.up {
@@ -202,7 +202,7 @@ func (c *chance) check() {
 }
 
 // recover starts all members again, waits until a leader commits a proposal, and lets the others follow.
-func (c *chance) recover() {
+func (c *randomRun) recover() {
 	c.heal()
 	c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
 	for _, id := range c.ids {
@@ -226,7 +226,7 @@ func (c *chance) recover() {
 }
 
 // anyLeader returns a running member that has the role of leader, or nil. There may be others, of other terms.
-func (c *chance) anyLeader() *member {
+func (c *randomRun) anyLeader() *member {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() == nil && m.group.role == raft.StateLeader {
 			return m
@@ -235,32 +235,32 @@ func (c *chance) anyLeader() *member {
 	return nil
 }
 
-// crash ends a member. Chance decides whether its disk keeps anything that was not synced.
-func crash(c *chance, m *member) {
+// crash ends a member. Unsynced data may or may not survive.
+func crash(c *randomRun, m *member) {
 	if m.up {
 		m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: c.rng.IntN(2) * 50, RNG: c.rng}))
 	}
 }
 
-func restart(_ *chance, m *member) {
+func restart(_ *randomRun, m *member) {
 	if !m.up {
 		m.start()
 	}
 }
 
-func isolate(c *chance, m *member) { c.isolate(m) }
+func isolate(c *randomRun, m *member) { c.isolate(m) }
 
-func heal(c *chance, _ *member) { c.heal() }
+func heal(c *randomRun, _ *member) { c.heal() }
 
 // hurry lets the clock of one member run ahead by a tick.
-func hurry(_ *chance, m *member) {
+func hurry(_ *randomRun, m *member) {
 	if m.up {
 		_ = m.host.Tick() // check sees the error of a host
 	}
 }
 
 // propose makes one to four proposals at a member.
-func propose(c *chance, m *member) {
+func propose(c *randomRun, m *member) {
 	if !m.up {
 		return
 	}
@@ -282,7 +282,7 @@ func propose(c *chance, m *member) {
 
 // read starts a linearizable read at a member. When it is answered, the member must have applied everything that was
 // acknowledged before.
-func read(c *chance, m *member) {
+func read(c *randomRun, m *member) {
 	if !m.up {
 		return
 	}
