@@ -3,11 +3,13 @@
 package shared
 
 import (
+	"errors"
 	"go/ast"
 	"go/build"
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -99,12 +101,13 @@ var pure = map[string][]string{
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
 // everything below it.
 var others = map[string][]string{
-	"shared/fault":   {},
-	"shared/mutant":  {},
-	"shared/mtls":    {},
-	"shared/qcow2":   {},
-	"shared/cloud":   {"shared/fault", "shared/mutant"},
-	"shared/convert": {"shared/cloud", "protos/…"},
+	"shared/fault":             {},
+	"shared/mutant":            {},
+	"shared/mutant/mutanttest": {},
+	"shared/mtls":              {},
+	"shared/qcow2":             {"shared/mutant"},
+	"shared/cloud":             {"shared/fault", "shared/mutant"},
+	"shared/convert":           {"shared/cloud", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
@@ -119,8 +122,8 @@ var others = map[string][]string{
 	"nodeagent/facts":     {"nodeagent/qmp"},
 	"nodeagent/cgroup":    {},
 	"nodeagent/console":   {},
-	"nodeagent/disk":      {"shared/qcow2"},
-	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2"},
+	"nodeagent/disk":      {"shared/qcow2", "shared/mutant"},
+	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},
@@ -152,6 +155,18 @@ var others = map[string][]string{
 	"e2e/creditbench/postgres": {"e2e/…"},
 }
 
+// inTests lists what the test files of a package may import beyond what the package may import, messages (protos), and
+// fixtures of what it may import; see allowedInTests.
+var inTests = map[string][]string{
+	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
+	"controlplane/config":     {"docs/docstest"},
+	"controlplane/kv/restapi": {"controlplane/kv/users"},
+	"controlplane/kv/watch":   {"controlplane/engine/mvcc/command"},
+	"nodeagent":               {"docs/docstest"},
+	"e2e":                     {"cli/openid/openidtest", "controlplane/money/credit/ledger", "nodeagent/cgroup"},
+	"e2e/history":             {"shared/fault"},
+}
+
 // allowed returns what a package may import of the module, and whether the package has a place in the tables.
 func allowed(pkg string) (imports []string, listed bool) {
 	in, isControlplane := strings.CutPrefix(pkg, "controlplane/")
@@ -180,16 +195,27 @@ func allowed(pkg string) (imports []string, listed bool) {
 	return imports, true
 }
 
+// allowedInTests reports whether the test files of a package that may import imports may also import a package. A fixture
+// is a package in the directory of the package that it is for, with a name that ends in test.
+func allowedInTests(pkg string, imports []string, imported string) bool {
+	parent, name := path.Split(imported)
+	parent = strings.TrimSuffix(parent, "/")
+	fixture := strings.HasSuffix(name, "test") && (parent == pkg || coversAny(imports, parent))
+	return imported == pkg || fixture || coversAny(imports, imported) || coversAny(inTests[pkg], imported) || covers("protos/…", imported)
+}
+
 func TestImports(t *testing.T) {
+	checked, checkedInTests := 0, 0
 	walk(t, func(pkg string, p *build.Package) {
-		if strings.HasPrefix(pkg, "protos/") {
+		if covers("protos/…", pkg) {
 			return
 		}
 		imports, listed := allowed(pkg)
-		require.True(t, listed, "%s is in no table of this file", pkg)
+		require.True(t, listed || len(p.GoFiles) == 0, "%s is in no table of this file", pkg)
 		for _, path := range p.Imports {
 			if imported, ours := strings.CutPrefix(path, module); ours {
-				if !slices.ContainsFunc(imports, func(a string) bool { return covers(a, imported) }) {
+				checked++
+				if !coversAny(imports, imported) {
 					t.Errorf("%s must not import %s", pkg, imported)
 				}
 			}
@@ -197,7 +223,21 @@ func TestImports(t *testing.T) {
 				require.False(t, strings.HasPrefix(pkg, "controlplane"), "%s runs programs, which the control plane must not", pkg)
 			}
 		}
+		for _, path := range slices.Concat(p.TestImports, p.XTestImports) {
+			if imported, ours := strings.CutPrefix(path, module); ours {
+				checkedInTests++
+				if !allowedInTests(pkg, imports, imported) {
+					t.Errorf("the tests of %s must not import %s", pkg, imported)
+				}
+			}
+		}
 	})
+	require.Greater(t, checked, 300, "imports were not found")
+	require.Greater(t, checkedInTests, 300, "imports of tests were not found")
+}
+
+func coversAny(allowed []string, imported string) bool {
+	return slices.ContainsFunc(allowed, func(a string) bool { return covers(a, imported) })
 }
 
 func covers(allowed, imported string) bool {
@@ -252,7 +292,7 @@ func TestEveryPackageHasAComment(t *testing.T) {
 		if strings.HasPrefix(pkg, "protos/") {
 			return
 		}
-		require.NotEmpty(t, p.Doc, "%s has no package comment", pkg)
+		require.True(t, p.Doc != "" || len(p.GoFiles) == 0, "%s has no package comment", pkg)
 	})
 }
 
@@ -265,7 +305,8 @@ func TestNoUtilityPackages(t *testing.T) {
 	})
 }
 
-// walk visits every package of the module.
+// walk visits every package of the module, also those that consist of tests: once as it is in a normal build, and once
+// with the build tags of tests, if the package has files then.
 func walk(t *testing.T, visit func(pkg string, p *build.Package)) {
 	t.Helper()
 	root, err := filepath.Abs("..")
@@ -280,13 +321,18 @@ func walk(t *testing.T, visit func(pkg string, p *build.Package)) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil && dir != root {
 			return filepath.SkipDir // a module of its own
 		}
-		p, err := build.ImportDir(dir, build.ImportComment)
-		if err != nil || len(p.GoFiles) == 0 {
-			return nil // no Go here, or tests only
-		}
 		pkg, err := filepath.Rel(root, dir)
 		require.NoError(t, err)
-		visit(filepath.ToSlash(pkg), p)
+		for _, tags := range [][]string{nil, {"mutant", "long"}} {
+			files := build.Default
+			files.BuildTags = tags
+			p, err := files.ImportDir(dir, build.ImportComment)
+			if noGo := (*build.NoGoError)(nil); errors.As(err, &noGo) {
+				continue
+			}
+			require.NoError(t, err, "read package %s", pkg)
+			visit(filepath.ToSlash(pkg), p)
+		}
 		return nil
 	}))
 }

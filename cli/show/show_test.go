@@ -80,8 +80,17 @@ func TestProgressAppearsAfterASecondAndIsErased(t *testing.T) {
 	})
 }
 
+// TestNoProgressWithoutATerminal checks that Start with a nil writer starts nothing that would write to it.
 func TestNoProgressWithoutATerminal(t *testing.T) {
-	p := Start(nil, "starting web")
-	p.Say("still")
-	p.End()
+	synctest.Test(t, func(t *testing.T) {
+		p := Start(nil, "starting web")
+		select {
+		case <-p.done:
+		default:
+			t.Error("a status line runs without a terminal")
+		}
+		p.Say("still")
+		time.Sleep(2 * time.Second) // a write to the nil writer would panic
+		p.End()
+	})
 }

@@ -105,6 +105,51 @@ func TestLeasePermissions(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
+// TestPermissionRevokedDuringWrite revokes a role between the permission check of a put and its commit. The put is refused.
+func TestPermissionRevokedDuringWrite(t *testing.T) {
+	ctx := t.Context()
+	root, u := As(ctx, users.Root), As(ctx, "u")
+	w := newWorld(t)
+	for _, f := range []func() error{
+		func() error {
+			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+			return err
+		},
+		func() error { _, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"}); return err },
+		func() error { _, err := w.RoleAdd(ctx, &pb.AuthRoleAddRequest{Name: "own"}); return err },
+		func() error {
+			_, err := w.RoleGrantPermission(ctx, &pb.AuthRoleGrantPermissionRequest{
+				Name: "own", Perm: &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte("own")},
+			})
+			return err
+		},
+		func() error {
+			_, err := w.UserGrantRole(ctx, &pb.AuthUserGrantRoleRequest{User: "u", Role: "own"})
+			return err
+		},
+		func() error { _, err := w.AuthEnable(ctx, &pb.AuthEnableRequest{}); return err },
+	} {
+		require.NoError(t, f())
+	}
+	put := func(value string) error {
+		_, err := w.Put(u, &pb.PutRequest{Key: []byte("own"), Value: []byte(value)})
+		return err
+	}
+	require.NoError(t, put("before"))
+	w.raft.BeforeNextPropose(func() {
+		_, err := w.UserRevokeRole(root, &pb.AuthUserRevokeRoleRequest{Name: "u", Role: "own"})
+		require.NoError(t, err)
+	})
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, put("after"))
+	own, err := w.Range(root, &pb.RangeRequest{Key: []byte("own")})
+	require.NoError(t, err)
+	require.Equal(t, "before", string(own.Kvs[0].Value))
+}
+
 // TestKeyAttachedDuringRevoke attaches a key to a lease between the permission check of a revocation and its commit.
 // The revocation succeeds only if the caller may write that key too.
 func TestKeyAttachedDuringRevoke(t *testing.T) {

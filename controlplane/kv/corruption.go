@@ -14,6 +14,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // The leader detects members that hold different data, as etcd does with --corrupt-check-time and
@@ -72,7 +73,7 @@ func findDiffering(self uint64, responses map[uint64]hashResponse, members int) 
 		byHash[h] = append(byHash[h], member)
 	}
 	all = compared == members
-	if len(byHash) <= 1 {
+	if len(byHash) <= 1 || mutant.On(mutant.HideCorruption) {
 		return nil, all
 	}
 	for _, group := range byHash {

@@ -11,6 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // LeaseFeed passes the engine's lease changes to the Service, which is created after the engine.
@@ -287,7 +288,11 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 				return errDeposed
 			}
 		}
-		r, err := s.propose(ctx, p.epoch, []command.Step{{Kind: command.StepRevoke, Lease: id}})
+		epoch := p.epoch
+		if mutant.On(mutant.ExpireDeposed) {
+			epoch = 0
+		}
+		r, err := s.propose(ctx, epoch, []command.Step{{Kind: command.StepRevoke, Lease: id}})
 		if err != nil {
 			if ctx.Err() == nil {
 				s.opts.Log.Warn("revoke expired lease", "lease", id, "err", err)

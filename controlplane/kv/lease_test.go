@@ -163,17 +163,20 @@ func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	})
 	w.advanceClock(61 * time.Second)
 	<-asked
+	exists := func() bool {
+		snap := w.engine.Snapshot()
+		defer snap.Close()
+		_, ok, err := snap.Lease(7)
+		require.NoError(t, err)
+		return ok
+	}
 	// The old leader stops expiring leases.
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
 		defer w.lessor.mu.Unlock()
-		return w.lessor.term == 0
+		return w.lessor.term == 0 || !exists()
 	}, 10*time.Second, time.Millisecond)
-	snap := w.engine.Snapshot()
-	defer snap.Close()
-	_, ok, err := snap.Lease(7)
-	require.NoError(t, err)
-	require.True(t, ok)
+	require.True(t, exists(), "the old leader ended the lease")
 	require.Zero(t, w.counters.expired.Load())
 }
 

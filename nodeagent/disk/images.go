@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -189,7 +190,7 @@ func (s *Images) download(ctx context.Context, img Image) error {
 			return err
 		}
 	}
-	if hex.EncodeToString(sum.Sum(nil)) != img.SHA256 {
+	if hex.EncodeToString(sum.Sum(nil)) != img.SHA256 && !mutant.On(mutant.SkipImageDigest) {
 		return errors.Join(ErrChecksum, os.Remove(part))
 	}
 	if err := f.Chmod(0o444); err != nil {

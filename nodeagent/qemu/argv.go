@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -72,7 +73,9 @@ func Argv(program string, s Spec) ([]string, error) {
 	a.add("-action", "reboot=reset,shutdown=pause,panic=pause")
 	a.add("-boot", "strict=on")
 	a.add("-msg", "timestamp=on")
-	a.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+	if !mutant.On(mutant.GuestUnsandboxed) {
+		a.add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+	}
 	a.monitors()
 	a.console()
 	a.ports(s)

@@ -26,6 +26,8 @@ func TestConfinement(t *testing.T) {
 	defer leak.Close()
 	p := l.boot()
 	pid := p.record.PID
+	// The control group's end does not end a process that is outside of it.
+	t.Cleanup(func() { _ = unix.PidfdSendSignal(int(p.pidfd.Fd()), unix.SIGKILL, nil, 0) })
 
 	status := map[string]string{}
 	for line := range strings.Lines(proc(t, pid, "status")) {
@@ -71,7 +73,7 @@ func TestConfinement(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, limits, 2)
 	for _, ns := range []string{"mnt", "net", "ipc", "uts"} {
-		own, err := os.Readlink("/proc/self/ns/" + ns)
+		own, err := os.Readlink("/proc/thread-self/ns/" + ns)
 		require.NoError(t, err)
 		qemus, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
 		require.NoError(t, err)
@@ -79,8 +81,8 @@ func TestConfinement(t *testing.T) {
 	}
 	devices := strings.Split(strings.TrimSpace(proc(t, pid, "net/dev")), "\n")
 	require.Len(t, devices, 3, "two lines of heading, and lo")
-	require.NoError(t, dialFrom(t, os.Getpid()))
-	require.ErrorIs(t, dialFrom(t, pid), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
+	require.NoError(t, dialFrom(t, "thread-self"))
+	require.ErrorIs(t, dialFrom(t, strconv.Itoa(pid)), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
 
 	// QEMU sees only the files that it needs of the host: none is writable, and no data is executable.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
@@ -131,13 +133,15 @@ func TestConfinement(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// dialFrom connects to a service on the loopback of the host, from the network namespace of a process.
-func dialFrom(t *testing.T, pid int) error {
+// dialFrom connects to a service on the loopback of the host, from the network namespace of a process or thread, which
+// is named by its directory in /proc. The namespace of the test is that of thread-self. That of self is the main
+// thread's, which stays in the namespace of an earlier call if the goroutine of that call ran on it.
+func dialFrom(t *testing.T, from string) error {
 	t.Helper()
 	service, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer service.Close()
-	space, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	space, err := os.Open(filepath.Join("/proc", from, "ns/net"))
 	require.NoError(t, err)
 	defer space.Close()
 	ended := make(chan error, 1)

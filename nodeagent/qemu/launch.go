@@ -19,6 +19,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Launcher starts and adopts the VMs of a host. All fields are required. A Launcher has no state.
@@ -198,6 +199,12 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	}
 	pl := plan{Cgroups: l.Cgroups.Entries(home.id), UID: home.uid, Root: home.dir, KVM: r.Spec.Accel == KVM, Tasks: r.Spec.tasks(),
 		FileBytes: files.fileSizeLimit(), Files: map[string]string{}, Argv: r.Argv}
+	if mutant.On(mutant.GuestAsRoot) {
+		pl.UID = 0
+	}
+	if mutant.On(mutant.GuestOutsideCgroup) {
+		pl.Cgroups = nil
+	}
 	if pl.RootFS, err = findRootFS(l.Program); err != nil {
 		return nil, err
 	}
@@ -334,7 +341,7 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 	defer stderr.Close()
 	proc, err := os.StartProcess(l.LauncherCommand[0], append(slices.Clone(l.LauncherCommand), strconv.Itoa(in), strconv.Itoa(in+1)), &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{"GOMAXPROCS=1"}, // for the launcher; QEMU's environment is empty
+		Env:   append(mutant.Environ(), "GOMAXPROCS=1"), // for the launcher; QEMU's environment is empty
 		Files: append([]*os.File{null, stderr, stderr}, pass...),
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,

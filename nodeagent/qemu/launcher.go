@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // plan is the launcher's work in order. The agent sends it as JSON over a pipe.
@@ -115,7 +117,7 @@ func enter(file string) error {
 func dropPrivileges(uid int) error {
 	// With an empty bounding set no executable can gain capabilities, even if no_new_privs were not set. An agent
 	// without CAP_SETPCAP, as under an older unit file, skips this step.
-	for c := uintptr(0); ; c++ {
+	for c := uintptr(0); !mutant.On(mutant.GuestKeepsCaps); c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > 0 || errors.Is(err, unix.EPERM) {
 			break // There are no more capabilities, or CAP_SETPCAP is missing.

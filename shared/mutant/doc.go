@@ -5,6 +5,37 @@
 // with Set. The package imports nothing of Trivet.
 package mutant
 
+// Mutants of images, hosts, keys and disks, each with the package whose tests must fail when the mutant is active.
+const (
+	SkipImageDigest    = "skip-image-digest"    // the SHA-256 of received image bytes is not checked: controlplane/compute/image, nodeagent/disk
+	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority holds its bytes: controlplane/compute/image
+	FollowImportLinks  = "follow-import-links"  // an import follows symbolic links: controlplane/compute/image
+	ImportAnywhere     = "import-anywhere"      // a file outside of the import directories can be imported: controlplane/compute/image
+	ImportForeignDir   = "import-foreign-dir"   // an org imports from a directory of another org: controlplane/compute/image
+	AcceptBackingFile  = "accept-backing-file"  // a qcow2 image may name a backing file: shared/qcow2
+	AcceptDataFile     = "accept-data-file"     // a qcow2 image may keep its data in another file: shared/qcow2
+	AcceptEncrypted    = "accept-encrypted"     // an encrypted qcow2 image is accepted: shared/qcow2
+	GuestAsRoot        = "guest-as-root"        // QEMU runs as root: nodeagent/qemu
+	GuestUnsandboxed   = "guest-unsandboxed"    // QEMU runs without its seccomp filter: nodeagent/qemu
+	GuestOutsideCgroup = "guest-outside-cgroup" // QEMU runs in the control group of the agent: nodeagent/qemu
+	GuestKeepsCaps     = "guest-keeps-caps"     // the capability bounding set of QEMU is not emptied: nodeagent/qemu
+	ExpireEarly        = "expire-early"         // a new leader ends leases before their whole TTL: controlplane/kv/lessor, controlplane/kv
+	ExpireDeposed      = "expire-deposed"       // an earlier leader can still end leases: controlplane/kv
+	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch
+	ReorderWatch       = "reorder-watch"        // a watcher gets events out of order: controlplane/engine/mvcc/watch, controlplane/kv/watch
+	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/kv
+	WatchCompacted     = "watch-compacted"      // a watch may begin below the compact revision: controlplane/kv/watch
+	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv
+	StalePermission    = "stale-permission"     // a write applies with permissions that were revoked meanwhile: controlplane/kv
+	KeepOldTokens      = "keep-old-tokens"      // a token outlives a new password, or the disabling of Auth: controlplane/kv/users
+	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
+	WriteAfterFailure  = "write-after-failure"  // writes go on after the first I/O error: controlplane/engine/failstop
+	PromoteEarly       = "promote-early"        // a learner that has not caught up is promoted: controlplane/engine/consensus
+	ReadmitRemoved     = "readmit-removed"      // a removed data directory can be added again: controlplane/engine/consensus
+	HearRemoved        = "hear-removed"         // messages from a removed data directory count: controlplane/engine/consensus
+	SkipInstallMarker  = "skip-install-marker"  // a snapshot is installed without a marker in the log: controlplane/engine/consensus
+)
+
 // Mutants, each with the package whose tests must fail when the mutant is active.
 const (
 	SkipLogSync       = "skip-log-sync"       // the raft log is not fsynced: controlplane/sim

@@ -6,8 +6,8 @@
 // with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
 // descriptors.
 //
-// The layout follows QEMU's docs/interop/qcow2.txt. The package imports nothing of Trivet, opens no files and runs no
-// program. Callers translate its errors into responses to tenants.
+// The layout follows QEMU's docs/interop/qcow2.txt. The package imports of Trivet only shared/mutant, opens no files
+// and runs no program. Callers translate its errors into responses to tenants.
 //
 // Decisions:
 //   - Rejected although legal: a backing file, an external data file, encryption (each makes QEMU read data that is not
@@ -25,6 +25,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Limits. The first four are QEMU's own (block/qcow2.h): QEMU does not open an image that exceeds them.
@@ -166,10 +168,10 @@ func parse(first []byte, fileSize uint64) (*image, error) {
 	if h.ClusterBits < MinClusterBits || h.ClusterBits > MaxClusterBits {
 		return nil, refuse("cluster bits are %d, not within %d to %d", h.ClusterBits, MinClusterBits, MaxClusterBits)
 	}
-	if h.BackingOffset != 0 || h.BackingSize != 0 {
+	if (h.BackingOffset != 0 || h.BackingSize != 0) && !mutant.On(mutant.AcceptBackingFile) {
 		return nil, refuse("it has a backing file; flatten it with `qemu-img convert -O qcow2`")
 	}
-	if h.Crypt != 0 {
+	if h.Crypt != 0 && !mutant.On(mutant.AcceptEncrypted) {
 		return nil, refuse("it is encrypted")
 	}
 	if h.Snapshots != 0 {
@@ -206,6 +208,9 @@ func (img *image) parse3(first []byte) (uint64, error) {
 	}
 	if h.RefcountOrder > 6 {
 		return 0, refuse("the refcount order is %d, not within 0 to 6", h.RefcountOrder)
+	}
+	if mutant.On(mutant.AcceptDataFile) {
+		h.Incompatible &^= bitDataFile
 	}
 	switch {
 	case h.Incompatible&bitDataFile != 0:
@@ -252,9 +257,13 @@ func extensions(first []byte, at, cluster uint64) error {
 		case extEnd:
 			return nil
 		case extLUKS:
-			return refuse("it is encrypted")
+			if !mutant.On(mutant.AcceptEncrypted) {
+				return refuse("it is encrypted")
+			}
 		case extDataFile:
-			return refuse("its data is in another file; flatten it with `qemu-img convert -O qcow2`")
+			if !mutant.On(mutant.AcceptDataFile) {
+				return refuse("its data is in another file; flatten it with `qemu-img convert -O qcow2`")
+			}
 		case extBitmaps:
 			return refuse("it has persistent bitmaps; drop them with `qemu-img convert -O qcow2`")
 		}

@@ -189,7 +189,7 @@ func (g *Group) accepts(e message.Envelope) (bool, error) {
 		return false, nil
 	}
 	members := g.storage.Members()
-	if members.Refuses(e.From, e.FromDirID) {
+	if members.Refuses(e.From, e.FromDirID) && !mutant.On(mutant.HearRemoved) {
 		if e.Kind != message.KindRemoved {
 			g.sendRemoved(e)
 		}

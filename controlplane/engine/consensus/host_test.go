@@ -324,11 +324,37 @@ func TestUnreadableLogStopsHost(t *testing.T) {
 	c.put(c.elect(c.others(l)...), "b=1")
 }
 
+// TestReportUnreachable counts the appends that a leader sends while no follower responds: all of them to a follower
+// that it considers reachable, and a single one to a follower that was reported as unreachable.
 func TestReportUnreachable(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
-	require.NoError(t, l.host.ReportUnreachable(c.others(l)[0].id))
-	require.NoError(t, l.host.ReportUnreachable(99))
+	lost, reachable := c.others(l)[0], c.others(l)[1]
 	c.put(l, "a=1")
-	c.converge("a=1")
+	require.NoError(t, l.host.ReportUnreachable(lost.id))
+	require.NoError(t, l.host.ReportUnreachable(99), "a member that does not exist")
+
+	appends := map[uint64]int{}
+	l.onSend = func(_ *member, e message.Envelope) {
+		if e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgApp && len(e.Raft.GetEntries()) > 0 {
+			appends[e.To]++
+		}
+	}
+	c.frozen = true
+	for _, p := range []string{"a=2", "a=3", "a=4"} {
+		l.propose(p)
+		c.settle()
+	}
+	require.Equal(t, map[uint64]int{lost.id: 1, reachable.id: 3}, appends)
+	require.NotEqual(t, lost.id, l.group.mostCurrentVoter(), "leadership is not transferred to an unreachable member")
+
+	c.frozen = false
+	c.converge("a=1", "a=2", "a=3", "a=4")
+	clear(appends)
+	c.frozen = true
+	for _, p := range []string{"a=5", "a=6"} {
+		l.propose(p)
+		c.settle()
+	}
+	require.Equal(t, map[uint64]int{lost.id: 2, reachable.id: 2}, appends, "the member has responded")
 }

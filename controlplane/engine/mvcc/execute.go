@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // programRun is the application of one program. It collects changes and writes them only after the last step, when no
@@ -28,7 +29,7 @@ type leaseChange struct {
 // execute applies a program. With wanted, the result has Steps.
 func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
-	if p.Epoch != 0 && p.Epoch != s.epoch {
+	if p.Epoch != 0 && p.Epoch != s.epoch && !mutant.On(mutant.StalePermission) {
 		r := s.result()
 		r.Refused = command.RefusedEpoch
 		return r, nil

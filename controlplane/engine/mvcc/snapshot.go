@@ -8,6 +8,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
@@ -65,7 +66,7 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 		return s.revision, nil
 	case revision > s.revision:
 		return 0, fmt.Errorf("revision %d, the current one is %d: %w", revision, s.revision, ErrFutureRevision)
-	case revision < s.compactRevision:
+	case revision < s.compactRevision && !mutant.On(mutant.ReadCompacted):
 		return 0, &CompactedError{Revision: revision, CompactRevision: s.compactRevision}
 	}
 	return revision, nil

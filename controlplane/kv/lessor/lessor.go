@@ -15,6 +15,8 @@ import (
 	"container/heap"
 	"slices"
 	"time"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // RevokesPerSecond is the maximum number of leases that Expired returns per second, as in etcd.
@@ -65,6 +67,9 @@ func New(all []Lease, now time.Duration) *Lessor {
 	filled := 0
 	for _, lease := range all {
 		expires := expiryTime(now, lease.TTL)
+		if mutant.On(mutant.ExpireEarly) {
+			expires = expiryTime(now, lease.TTL/2)
+		}
 		if expires >= window+time.Second {
 			window, filled = expires, 0
 		} else if filled == perSecond {

@@ -42,6 +42,26 @@ func TestChangedTokenIsInvalid(t *testing.T) {
 	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
+// TestOldTokens checks that a token ends when its user gets another password or Auth is disabled, and that the tokens of
+// other users stay valid.
+func TestOldTokens(t *testing.T) {
+	w := newWorld(t)
+	w.enable()
+	w.addUser("ann", "a")
+	ann, root := w.token("ann", "a"), w.token(Root, "toor")
+	r := &pb.AuthUserChangePasswordRequest{Name: "ann", Password: "b"}
+	require.NoError(t, HashChange(r, MinCost))
+	must(w, (*State).UserChangePassword, r)
+	require.Equal(t, invalidToken, w.tokenUser(ann))
+	require.Equal(t, Root, w.tokenUser(root))
+	ann = w.token("ann", "b")
+	require.Equal(t, "ann", w.tokenUser(ann))
+	must(w, (*State).Disable, &pb.AuthDisableRequest{})
+	must(w, (*State).Enable, &pb.AuthEnableRequest{})
+	require.Equal(t, invalidToken, w.tokenUser(ann))
+	require.Equal(t, invalidToken, w.tokenUser(root))
+}
+
 // TestTokenNewerThanState checks that a state of an earlier revision than the token's reports Behind and refuses the
 // token.
 func TestTokenNewerThanState(t *testing.T) {

@@ -366,22 +366,31 @@ func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // unknown member: no panic, and nothing is queued
 }
 
-// An envelope that cannot be encoded does not affect other envelopes, whether the sender or the writer goroutine
-// encodes it.
-func TestUnencodableEnvelope(t *testing.T) {
+// TestUnencodableEnvelopes sends envelopes that cannot be encoded between others. The others arrive, in order, and nothing
+// else, whether the caller or the writer goroutine encodes them.
+func TestUnencodableEnvelopes(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)
 	bad := message.Envelope{From: 1, To: 2, Kind: 99}
 	heavy := message.Envelope{From: 1, To: 2, Kind: 99, Payloads: [][]byte{make([]byte, lightBytes+1)}}
-	for _, e := range []message.Envelope{bad, numbered(1, 2, 1, 0), heavy, bad, numbered(1, 2, 2, 0), heavy} {
+	for _, e := range []message.Envelope{bad, heavy} {
+		_, err := e.AppendTo(nil)
+		require.Error(t, err)
+	}
+	for _, e := range []message.Envelope{bad, numbered(1, 2, 1, 0), heavy, bad, numbered(1, 2, 2, 0), heavy, numbered(1, 2, 3, 0)} {
 		b.Send(e)
 	}
-	for range 2 {
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	for number := range uint64(3) {
 		var head [headBytes]byte
 		_, err := io.ReadFull(conn, head[:])
 		require.NoError(t, err)
-		_, err = io.CopyN(io.Discard, conn, int64(binary.BigEndian.Uint32(head[:])))
+		body := make([]byte, binary.BigEndian.Uint32(head[:]))
+		_, err = io.ReadFull(conn, body)
 		require.NoError(t, err)
+		e, err := message.Parse(body)
+		require.NoError(t, err)
+		require.Equal(t, numbered(1, 2, number+1, 0), e)
 	}
 }
 

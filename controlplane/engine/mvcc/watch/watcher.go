@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Errors with which Next fails for good, besides CompactedError.
@@ -96,7 +98,7 @@ func (h *Hub) Watch(o Options) *Watcher {
 	switch compactRevision := h.source.CompactRevision(); {
 	case o.FromRevision == 0:
 		w.opts.FromRevision = h.revision + 1
-	case o.FromRevision < compactRevision:
+	case o.FromRevision < compactRevision && !mutant.On(mutant.WatchCompacted):
 		w.err = &command.CompactedError{Revision: o.FromRevision, CompactRevision: compactRevision}
 		return w
 	case o.FromRevision <= h.revision:
@@ -199,6 +201,9 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 		if err := w.endRead(&c, err); err != nil {
 			return Batch{}, err
 		}
+		if mutant.On(mutant.ReorderWatch) {
+			slices.Reverse(c.events)
+		}
 		if len(c.events) > 0 {
 			return Batch{Revision: c.complete(), Events: c.events, Partial: c.partial}, nil
 		}
@@ -264,6 +269,9 @@ func (w *Watcher) endRead(c *Collector, err error) error {
 	case c.more:
 		w.next = c.To + 1
 		w.signal()
+	}
+	if mutant.On(mutant.SkipWatchEvent) && w.next != 0 {
+		w.next, w.delivered = w.next+1, 0
 	}
 	return nil
 }

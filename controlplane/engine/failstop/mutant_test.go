@@ -1,0 +1,15 @@
+//go:build mutant
+
+package failstop
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants lets writes through after the first I/O error.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.WriteAfterFailure, TestHoldsAfterFailure, `Error`)
+}

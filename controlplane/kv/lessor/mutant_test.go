@@ -1,0 +1,15 @@
+//go:build mutant
+
+package lessor
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants lets a new leader end leases too early.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.ExpireEarly, TestNewRestartsTTLs, `Should be empty, but was [2]`)
+}

@@ -1,0 +1,19 @@
+//go:build mutant
+
+package qemu
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// TestMutants starts QEMU less confined, in one way at a time.
+func TestMutants(t *testing.T) {
+	newLab(t) // skips the test where no QEMU can be started
+	mutanttest.Notices(t, mutant.GuestAsRoot, TestConfinement, `0 0 0 0`)
+	mutanttest.Notices(t, mutant.GuestUnsandboxed, TestConfinement, `Seccomp`)
+	mutanttest.Notices(t, mutant.GuestOutsideCgroup, TestConfinement, `"0" is not greater than or equal to`)
+	mutanttest.Notices(t, mutant.GuestKeepsCaps, TestConfinement, `CapBnd`)
+}
