@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -165,7 +166,8 @@ func (s *Images) leave(f *flight) {
 	}
 }
 
-// bring fetches an image into its .part file, from where that ends, verifies it and renames it.
+// bring fetches an image into its .part file, from where that ends, verifies it and renames it. Package atomicfile does not
+// fit: the next fetch continues with what an interrupted one has written.
 func (s *Images) bring(ctx context.Context, img Image) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -201,7 +203,7 @@ func (s *Images) bring(ctx context.Context, img Image) error {
 	if err := os.Rename(part, s.path(img.SHA256)); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return atomicfile.SyncDir(s.dir)
 }
 
 // resume hashes the content of a .part file and returns its length. A file longer than size is emptied.

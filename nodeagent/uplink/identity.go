@@ -16,6 +16,7 @@ import (
 	"time"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
@@ -89,7 +90,10 @@ func makeKey(dir string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode node key: %w", err)
 	}
-	return key, replace(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	if err := atomicfile.WriteFile(filepath.Join(dir, keyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		return nil, fmt.Errorf("write node key: %w", err)
+	}
+	return key, nil
 }
 
 // request returns a CSR for the host's key. The control plane ignores its subject.

@@ -25,6 +25,7 @@ import (
 	memberv1 "github.com/trivet-cloud/trivet/protos/member/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -93,7 +94,7 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	} else if mtls.Pin(authority.Certificate()) != pin {
 		return errors.New("get the cluster key: what came is the key of another cluster than the token's")
 	}
-	if err := keep(to, []byte(key.Encode())); err != nil {
+	if err := atomicfile.WriteFile(to, []byte(key.Encode()), 0o600); err != nil {
 		return fmt.Errorf("keep the cluster key: %w", err)
 	}
 	if err := os.Remove(filepath.Join(dir, proofFile)); err != nil {
@@ -187,7 +188,7 @@ func openProof(dir string) (ed25519.PrivateKey, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make %s: %w", proofFile, err)
 		}
-		return key, keep(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+		return key, atomicfile.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", proofFile, err)
@@ -205,30 +206,4 @@ func openProof(dir string) (ed25519.PrivateKey, error) {
 		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
 	}
 	return key, nil
-}
-
-// keep writes a file, mode 0600, atomically and durably.
-func keep(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
