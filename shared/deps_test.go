@@ -102,7 +102,7 @@ var others = map[string][]string{
 	"shared/atomicfile": {},
 	"shared/fault":      {},
 	"shared/mutant":     {},
-	"shared/mtls":       {},
+	"shared/mtls":       {"shared/atomicfile"},
 	"shared/qcow2":      {},
 	"shared/cloud":      {"shared/fault", "shared/mutant"},
 	"shared/convert":    {"shared/cloud", "protos/…"},

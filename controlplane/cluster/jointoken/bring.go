@@ -2,15 +2,12 @@ package jointoken
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -72,9 +69,9 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 		return err
 	}
 	dir := filepath.Dir(to)
-	proof, err := openProof(dir)
+	proof, err := mtls.LoadOrMakeKey(filepath.Join(dir, proofFile))
 	if err != nil {
-		return err
+		return fmt.Errorf("key of the join request: %w", err)
 	}
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, proof)
 	if err != nil {
@@ -173,37 +170,4 @@ func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (
 	default:
 		return "", false, err
 	}
-}
-
-// openProof returns the key in proofFile, and creates it if needed.
-func openProof(dir string) (ed25519.PrivateKey, error) {
-	path := filepath.Join(dir, proofFile)
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			return nil, fmt.Errorf("make %s: %w", proofFile, err)
-		}
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			return nil, fmt.Errorf("make %s: %w", proofFile, err)
-		}
-		return key, atomicfile.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", proofFile, err)
-	}
-	block, _ := pem.Decode(text)
-	if block == nil {
-		return nil, fmt.Errorf("%s is damaged: no PEM in it", path)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
-	}
-	return key, nil
 }
