@@ -104,6 +104,7 @@ var others = map[string][]string{
 	"shared/mutant":     {},
 	"shared/mtls":       {"shared/atomicfile"},
 	"shared/qcow2":      {},
+	"shared/retry":      {},
 	"shared/cloud":      {"shared/fault", "shared/mutant"},
 	"shared/convert":    {"shared/cloud", "protos/…"},
 
@@ -116,9 +117,9 @@ var others = map[string][]string{
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
 
-	"nodeagent/qmp":       {},
+	"nodeagent/qmp":       {"shared/retry"},
 	"nodeagent/facts":     {"nodeagent/qmp"},
-	"nodeagent/cgroup":    {},
+	"nodeagent/cgroup":    {"shared/retry"},
 	"nodeagent/console":   {},
 	"nodeagent/disk":      {"shared/qcow2", "shared/atomicfile"},
 	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/atomicfile"},

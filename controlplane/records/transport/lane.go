@@ -3,12 +3,12 @@ package transport
 import (
 	"context"
 	"encoding/binary"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
 // raftProtocol is the ALPN protocol (RFC 7301) of connections for envelopes. The number is the version of the framing.
@@ -29,12 +29,12 @@ const (
 	burst = 20 * time.Microsecond
 	// mostRefusal is the largest frame, in bytes, that a member may send in response.
 	mostRefusal = 64 << 10
-	// connectTime is the timeout of a connection attempt. shortestWait and longestWait bound the time between two
-	// attempts.
-	connectTime  = 2 * time.Second
-	shortestWait = 50 * time.Millisecond
-	longestWait  = time.Second
+	// connectTime is the timeout of a connection attempt.
+	connectTime = 2 * time.Second
 )
+
+// reconnectPauses are the pauses between connection attempts.
+var reconnectPauses = retry.Pauses{First: 50 * time.Millisecond, Last: time.Second, Factor: 1.6, Jitter: 0.2}
 
 // patience holds the timeouts of connections for envelopes.
 type patience struct {
@@ -160,7 +160,7 @@ func (l *lane) claim() {
 
 // pump keeps a connection for envelopes to one member open until ctx ends.
 func (m *Mesh) pump(ctx context.Context, l *link) {
-	said, wait := "", shortestWait
+	said, pauses := "", reconnectPauses.Start()
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := m.stream(ctx, l)
@@ -169,7 +169,8 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 		}
 		// Log a failure once, until a connection has lasted a while, but log each new refusal.
 		if time.Since(began) > 10*time.Second {
-			said, wait = "", shortestWait
+			said = ""
+			pauses.Reset()
 		}
 		if saysRemoved(err) && m.opts.Removed != nil {
 			m.opts.Removed()
@@ -184,10 +185,9 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 		m.runner.ReportUnreachable(l.member)
 		l.lane.close()
 		select {
-		case <-time.After(wait + rand.N(wait/4)):
-			wait = min(wait*8/5, longestWait)
+		case <-time.After(pauses.NextBackOff()):
 		case <-l.called:
-			wait = shortestWait
+			pauses.Reset()
 		case <-ctx.Done():
 		}
 	}
