@@ -106,11 +106,12 @@ var others = map[string][]string{
 	"shared/qcow2":      {},
 	"shared/retry":      {},
 	"shared/cloud":      {"shared/fault", "shared/mutant"},
+	"shared/settings":   {},
 	"shared/convert":    {"shared/cloud", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
-		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of their settings
 	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
 		"controlplane/accounts/identity/token", "shared/cloud", "shared/atomicfile"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
