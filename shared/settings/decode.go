@@ -76,14 +76,14 @@ func (d *decoder) mapping(path string, n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// addFields adds the fields of a struct by the names in their yaml tags.
+// addFields adds the fields of a struct by the names in their yaml tags. A field without a name is no setting.
 func addFields(fields map[string]reflect.Value, v reflect.Value) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
 		switch {
 		case options == "inline":
 			addFields(fields, v.Field(i))
-		case name != "":
+		case name != "" && name != "-":
 			fields[name] = v.Field(i)
 		}
 	}

@@ -21,7 +21,7 @@ type config struct {
 		Wait time.Duration `yaml:"wait"`
 	} `yaml:"ports"`
 	limits `yaml:",inline"`
-	own    int
+	Own    int `yaml:"-"`
 }
 
 type dir struct {
@@ -116,6 +116,7 @@ func TestErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"speed: 9":                           "FILE: line 1: speed: unknown key",
 		"own: 9":                             "FILE: line 1: own: unknown key",
+		"'-': 9":                             "FILE: line 1: -: unknown key",
 		"limits: {calls: 1}":                 "FILE: line 1: limits: unknown key",
 		"name: a\nports:\n  vm: -1":          "FILE: line 3: ports.vm: cannot unmarshal !!int `-1` into uint16",
 		"ports: {wait: soon}":                "FILE: line 1: ports.wait: cannot unmarshal !!str `soon` into time.Duration",
