@@ -137,7 +137,7 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 
 	options.Credentials = m.tenantTLS.grpc()
-	options.Guest = &rpc.Guest{
+	options.Passthrough = &rpc.Passthrough{
 		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admits, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
 		Streams: m.etcd.Streams(),
 	}

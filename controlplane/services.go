@@ -79,8 +79,8 @@ func (m *member) listServices(context.Context) error {
 			},
 		},
 		{ // members
-			tasks: []leader.Task{{Name: "settle members", Every: membership.SettleEvery, Run: m.memberships.Run}},
-			run:   []func(context.Context){m.memberships.Meet, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
+			tasks: []leader.Task{{Name: "settle members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
+			run:   []func(context.Context){m.memberships.ResolveUnknownMembers, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
 		},
 		{ // identity
 			rpc: m.identities.Register,

@@ -65,7 +65,7 @@ type Agreement interface {
 	leader.Leadership
 }
 
-// Peers sends requests to a given member; *transport.Mesh implements it. Errors are the same as of leader.Caller.
+// Peers sends requests to a given member; *transport.Transport implements it. Errors are the same as of leader.Caller.
 type Peers interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))

@@ -105,7 +105,7 @@ func newTrio(t *testing.T, change ...func(*Options)) *trio {
 			ID: id, Members: []uint64{1, 2, 3}, Dir: "raft", FS: fs, Transport: s, Log: slog.New(slog.DiscardHandler),
 		})
 		require.NoError(t, err)
-		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
+		machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: true})
 		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: garbling{machine, w, id}, Forward: true})
 		require.NoError(t, err)
 		s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})

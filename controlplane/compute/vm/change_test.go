@@ -305,7 +305,7 @@ func TestWatch(t *testing.T) {
 	ended := make(chan error)
 	first := make(chan struct{})
 	go func() {
-		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Late) error {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Lazy) error {
 			if len(events) == 0 {
 				defer close(first)
 			}

@@ -286,7 +286,7 @@ func TestIDs(t *testing.T) {
 			return err
 		},
 		"watch": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
-			return w.vms.Watch(ctx, t, id, func(rpc.Late) error { return nil })
+			return w.vms.Watch(ctx, t, id, func(rpc.Lazy) error { return nil })
 		},
 		"console": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
 			return w.vms.Console(ctx, t, id, false, 0, func([]byte) error { return nil })

@@ -188,7 +188,7 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 	if err != nil {
 		return err
 	}
-	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Late) error { return stream.SendMsg(m) })
+	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Lazy) error { return stream.SendMsg(m) })
 }
 
 // The calls below are not supported yet. They check the caller and the arguments, and then return Unimplemented.

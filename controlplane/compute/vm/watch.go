@@ -48,7 +48,7 @@ func newMessages(s *store.Store) *messages {
 // is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch holds
 // no record. If the reader falls behind the retained history, Watch returns OutOfRange and the client has to read
 // again.
-func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
+func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Lazy) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send
 }
 
 // current returns the first event of a watch, and the revision after it.
-func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Late, next int64, err error) {
+func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Lazy, next int64, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		next = v.Revision() + 1
 		if _, err = of(v, t, id); err != nil {

@@ -200,7 +200,7 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
-// unwritten lists the methods that act without changing a record: the audit gets no record of them unless Carried
+// unwritten lists the methods that act without changing a record: the audit gets no record of them unless ReportSuccess
 // reports them.
 var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
 

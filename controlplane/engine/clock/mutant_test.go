@@ -18,7 +18,7 @@ func TestMutantOwnClock(t *testing.T) {
 	mutant.Set(mutant.OwnClock)
 	defer mutant.Set("")
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.round(1)
 		h.ahead[1] = 10 * time.Minute
 		require.Greater(t, time.Until(h.clocks[1].Now()), 9*time.Minute)

@@ -35,7 +35,7 @@ type watches struct {
 // Watch implements Watch.
 func (w *watches) Watch(stream pb.Watch_WatchServer) error {
 	err := w.service.Watch(stream.Context(), stream.Recv, func(make func() (*pb.WatchResponse, error)) error {
-		return stream.SendMsg(rpc.Late(func() (*rpc.Encoded, error) {
+		return stream.SendMsg(rpc.Lazy(func() (*rpc.Encoded, error) {
 			r, err := make()
 			if r == nil || err != nil {
 				return nil, err

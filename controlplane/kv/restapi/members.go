@@ -54,7 +54,7 @@ func (s *Server) audited(method, path, as string, h handler) {
 			if !ok {
 				f = fault.New(fault.Internal, "internal error")
 			}
-			auth.Report(s.opts.Audit, caller, auth.Method(as), f, "", "")
+			auth.ReportFailure(s.opts.Audit, caller, auth.Method(as), f, "", "")
 		}
 		return data, err
 	})

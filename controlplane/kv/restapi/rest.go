@@ -215,7 +215,7 @@ func (s *Server) admit(r *http.Request) (*forwarded, error) {
 		return nil, fault.New(fault.PermissionDenied,
 			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
 	}
-	return nil, s.server.NotABrowser(r)
+	return nil, s.server.RefuseBrowser(r)
 }
 
 // hop holds the decision which member serves a request.

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Order is a command on a tenant's wallet. The leader fills in its time, IDs and principal.
-type Order struct {
+// Request is a command on a tenant's wallet. The leader fills in its time, IDs and principal.
+type Request struct {
 	// Tenant is the authorized tenant. Its org may be empty for a caller whose role covers all projects.
 	Tenant  cloud.Tenant
 	Command ledger.Command
@@ -28,9 +28,9 @@ type Order struct {
 	account string
 }
 
-// Done holds the outcome of an order. Replayed is set if an earlier call with the same idempotency key executed the
-// order.
-type Done struct {
+// Result holds the outcome of a request. Replayed is set if an earlier call with the same idempotency key executed the
+// request.
+type Result struct {
 	ledger.Outcome
 	Replayed bool
 }
@@ -42,8 +42,8 @@ var names = map[ledger.Op]string{
 	ledger.DoSuspend: "SuspendWallet", ledger.DoResume: "ResumeWallet", ledger.DoClose: "CloseWallet",
 }
 
-// Check validates the form of an order. Package ledger decides whether the order is allowed.
-func (o *Order) Check() error {
+// Check validates the form of a request. Package ledger decides whether the request is allowed.
+func (o *Request) Check() error {
 	c := &o.Command
 	if err := cloud.CheckCallerID("project_id", string(o.Tenant.Project)); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (o *Order) Check() error {
 	return nil
 }
 
-func (o *Order) checkReservation() error {
+func (o *Request) checkReservation() error {
 	switch o.Command.Op {
 	case ledger.DoReserve:
 		if o.Command.Reservation == "" {
@@ -84,8 +84,8 @@ func (o *Order) checkReservation() error {
 	return cloud.CheckUUID("reservation_id", o.Command.Reservation)
 }
 
-// repeatable reports whether the order can safely be sent again.
-func (o *Order) repeatable() bool {
+// repeatable reports whether the request can safely be sent again.
+func (o *Request) repeatable() bool {
 	switch o.Command.Op {
 	case ledger.DoCommit, ledger.DoRelease, ledger.DoExpire, ledger.DoSuspend, ledger.DoResume, ledger.DoClose:
 		return true
@@ -95,52 +95,52 @@ func (o *Order) repeatable() bool {
 	return false
 }
 
-// Give executes an order on the leader. If the order is refused, the error is a *fault.Fault and nothing has changed.
-func (s *Service) Give(ctx context.Context, o Order) (Done, error) {
+// Execute executes a request on the leader. If the request is refused, the error is a *fault.Fault and nothing has changed.
+func (s *Service) Execute(ctx context.Context, o Request) (Result, error) {
 	if err := o.Check(); err != nil {
-		return Done{}, err
+		return Result{}, err
 	}
 	if o.repeatable() {
-		return giveAgainCommand.Call(ctx, s.opts.Commands, o)
+		return executeRepeatableCommand.Call(ctx, s.opts.Commands, o)
 	}
-	return giveOnceCommand.Call(ctx, s.opts.Commands, o)
+	return executeOnceCommand.Call(ctx, s.opts.Commands, o)
 }
 
 var (
-	giveOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).giveOnLeader)
-	// giveAgainCommand serves repeatable orders.
-	giveAgainCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).giveOnLeader)
+	executeOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).executeOnLeader)
+	// executeRepeatableCommand serves repeatable requests.
+	executeRepeatableCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).executeOnLeader)
 )
 
-// giveOnLeader implements Give on the leader. Orders on one wallet that wait at the same time share a transaction.
-func (s *Service) giveOnLeader(ctx context.Context, o Order) (Done, error) {
+// executeOnLeader implements Execute on the leader. Requests on one wallet that wait at the same time share a transaction.
+func (s *Service) executeOnLeader(ctx context.Context, o Request) (Result, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
 		o.Command.By = caller.Name()
 	}
-	t, err := newTicket(caller, o)
+	t, err := newQueuedRequest(caller, o)
 	if err != nil {
-		return Done{}, err
+		return Result{}, err
 	}
-	if err := s.desks.queue(ctx, o.Tenant.Project, s.settle, t); err != nil {
-		return Done{}, err
+	if err := s.batchers.queue(ctx, o.Tenant.Project, s.settle, t); err != nil {
+		return Result{}, err
 	}
 	return t.done, t.err
 }
 
-// ticket is a queued order with its result.
-type ticket struct {
-	caller *cloud.Caller
-	order  Order
-	done   Done
-	err    error
+// queuedRequest is a queued request with its result.
+type queuedRequest struct {
+	caller  *cloud.Caller
+	request Request
+	done    Result
+	err     error
 	// settled is closed when done and err are final.
 	settled chan struct{}
 }
 
-// newTicket generates the IDs that the order may need. They are generated once, because the transaction may run several
+// newQueuedRequest generates the IDs that the request may need. They are generated once, because the transaction may run several
 // times before it commits.
-func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
+func newQueuedRequest(caller *cloud.Caller, o Request) (*queuedRequest, error) {
 	made := make([]string, 3)
 	for i := range made {
 		id, err := uuid.NewV7()
@@ -153,19 +153,19 @@ func newTicket(caller *cloud.Caller, o Order) (*ticket, error) {
 	if o.Command.Op == ledger.DoReserve && o.Command.Reservation == "" {
 		o.Command.Reservation = made[2]
 	}
-	return &ticket{caller: caller, order: o, settled: make(chan struct{})}, nil
+	return &queuedRequest{caller: caller, request: o, settled: make(chan struct{})}, nil
 }
 
-// settle executes the tickets of one wallet in one transaction. The transaction ensures that refusals, too, are based
-// on the newest records. A returned error applies to all tickets; otherwise each ticket has its own error.
-func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
-	callers := make([]*cloud.Caller, len(tickets))
-	for i, t := range tickets {
+// settle executes the requests of one wallet in one transaction. The transaction ensures that refusals, too, are based
+// on the newest records. A returned error applies to all requests; otherwise each request has its own error.
+func (s *Service) settle(ctx context.Context, requests []*queuedRequest) error {
+	callers := make([]*cloud.Caller, len(requests))
+	for i, t := range requests {
 		callers[i] = t.caller
 	}
-	// Audit entries name each order's own caller, and each caller's budget is charged a share of the log entry.
+	// Audit entries name each request's own caller, and each caller's budget is charged a share of the log entry.
 	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
-		for _, t := range tickets {
+		for _, t := range requests {
 			if err := s.attempt(tx, t); err != nil {
 				return err
 			}
@@ -175,12 +175,12 @@ func (s *Service) settle(ctx context.Context, tickets []*ticket) error {
 	return err
 }
 
-// attempt executes one ticket. It returns internal errors only; a refusal is stored in the ticket.
-func (s *Service) attempt(tx *store.Tx, t *ticket) error {
-	op := t.order.Command.Op
-	t.done = Done{}
-	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, store.InProject(t.order.Tenant.Project), names[op], t.order.Body,
-		func() (ledger.Outcome, error) { return s.carryOut(tx, &t.order) })
+// attempt executes one request. It returns internal errors only; a refusal is stored in the request.
+func (s *Service) attempt(tx *store.Tx, t *queuedRequest) error {
+	op := t.request.Command.Op
+	t.done = Result{}
+	t.done.Outcome, t.done.Replayed, t.err = store.Idempotent(tx, t.caller, store.InProject(t.request.Tenant.Project), names[op], t.request.Body,
+		func() (ledger.Outcome, error) { return s.carryOut(tx, &t.request) })
 	if t.err != nil {
 		if _, refused := fault.From(t.err); refused {
 			return nil
@@ -195,7 +195,7 @@ func (s *Service) attempt(tx *store.Tx, t *ticket) error {
 }
 
 // carryOut reads the records that a command needs, applies the command, and writes the outcome.
-func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err error) {
+func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err error) {
 	p, of, c := Project{}, o.account, o.Command
 	if of == "" {
 		if p, err = s.lookUp(tx, o.Tenant.Project); err != nil {
@@ -212,7 +212,7 @@ func (s *Service) carryOut(tx *store.Tx, o *Order) (out ledger.Outcome, err erro
 		if err := p.mayCreate(o.Tenant); err != nil {
 			return out, err
 		}
-	} else if err := isOf(touched.Wallet, o.Tenant); err != nil {
+	} else if err := checkOwner(touched.Wallet, o.Tenant); err != nil {
 		return out, err
 	}
 	if c.Reservation != "" {

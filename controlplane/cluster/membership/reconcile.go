@@ -8,12 +8,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// SettleEvery is the interval of Settle.
-const SettleEvery = 500 * time.Millisecond
+// ReconcileEvery is the interval of Reconcile.
+const ReconcileEvery = 500 * time.Millisecond
 
-// Settle brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot be
+// Reconcile brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot be
 // made yet are tried again by the next call.
-func (s *Service) Settle(ctx context.Context) error {
+func (s *Service) Reconcile(ctx context.Context) error {
 	if err := s.seed(ctx); err != nil {
 		return err
 	}
@@ -23,11 +23,11 @@ func (s *Service) Settle(ctx context.Context) error {
 			return err
 		}
 		for _, m := range all {
-			err := s.settle(ctx, &m)
+			err := s.reconcile(ctx, &m)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s.say(&m, err)
+			s.logWaiting(&m, err)
 		}
 		select {
 		case <-s.wake:
@@ -39,13 +39,13 @@ func (s *Service) Settle(ctx context.Context) error {
 	}
 }
 
-// Run calls Settle every SettleEvery, and at once after a call changed a record on this member, until the context ends.
+// Run calls Reconcile every ReconcileEvery, and at once after a call changed a record on this member, until the context ends.
 // It is a leader task.
 func (s *Service) Run(ctx context.Context) error {
-	tick := time.NewTicker(SettleEvery)
+	tick := time.NewTicker(ReconcileEvery)
 	defer tick.Stop()
 	for {
-		if err := s.Settle(ctx); err != nil && ctx.Err() == nil {
+		if err := s.Reconcile(ctx); err != nil && ctx.Err() == nil {
 			s.opts.Log.Warn("settle members", "err", err)
 		}
 		select {
@@ -57,16 +57,16 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// say logs why a member's change waits, once per reason.
-func (s *Service) say(m *Member, err error) {
+// logWaiting logs why a member's change waits, once per reason.
+func (s *Service) logWaiting(m *Member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		delete(s.said, m.ID)
+		delete(s.logged, m.ID)
 		return
 	}
-	if text := err.Error(); s.said[m.ID] != text {
-		s.said[m.ID] = text
+	if text := err.Error(); s.logged[m.ID] != text {
+		s.logged[m.ID] = text
 		s.opts.Log.Info("a member's change waits", "of", m.ID, "state", m.State, "err", err)
 	}
 }
@@ -119,23 +119,23 @@ func forget(tx *store.Tx, all []Member) error {
 	return err
 }
 
-// settle advances one member by one step.
-func (s *Service) settle(ctx context.Context, m *Member) error {
+// reconcile advances one member by one step.
+func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	switch m.State {
 	case Waiting:
-		if m.Kept || s.opts.Store.Now()-m.Since < WaitingTime.Milliseconds() {
+		if m.NoExpiry || s.opts.Store.Now()-m.Since < WaitingTime.Milliseconds() {
 			return nil
 		}
 		_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			now, err := Members.Get(tx, path(m.ID))
-			if err == nil && now != nil && now.State == Waiting && !now.Kept && now.Since == m.Since {
+			if err == nil && now != nil && now.State == Waiting && !now.NoExpiry && now.Since == m.Since {
 				Members.Delete(tx, path(m.ID))
 			}
 			return err
 		})
 		return err
 	case Joined:
-		return s.advance(ctx, m, consensus.Change{Kind: consensus.AddLearner, Member: m.ID, DirID: m.Birth}, Learning)
+		return s.advance(ctx, m, consensus.Change{Kind: consensus.AddLearner, Member: m.ID, DirID: m.DirID}, Learning)
 	case Learning:
 		if m.Wanted != Voter {
 			return nil
@@ -152,7 +152,7 @@ func (s *Service) settle(ctx context.Context, m *Member) error {
 
 // advance executes a change in all groups and records the new state.
 func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, then State) error {
-	if err := s.judge(ctx, c, false); err != nil {
+	if err := s.verifyChange(ctx, c, false); err != nil {
 		return err
 	}
 	if err := s.change(ctx, c, false); err != nil {
@@ -168,13 +168,13 @@ func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, th
 }
 
 // leave removes a member from all groups. If the member leads a group, leave first transfers the leadership. If that
-// makes another member the leader, its Settle continues.
+// makes another member the leader, its Reconcile continues.
 func (s *Service) leave(ctx context.Context, m *Member) error {
 	for _, g := range s.opts.Groups {
 		if leader, _ := g.Leadership.Leader(); leader != m.ID {
 			continue
 		}
-		to, err := s.heir(ctx, m.ID)
+		to, err := s.successor(ctx, m.ID)
 		if err != nil {
 			return err
 		}
@@ -186,7 +186,7 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 		}
 	}
 	c := consensus.Change{Kind: consensus.Remove, Member: m.ID}
-	if err := s.judge(ctx, c, m.Force); err != nil {
+	if err := s.verifyChange(ctx, c, m.Force); err != nil {
 		return err
 	}
 	if err := s.change(ctx, c, m.Force); err != nil {
@@ -199,8 +199,8 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 			return err
 		}
 		if now.Replace {
-			now.Lost = append(now.Lost, now.Birth)
-			now.State, now.Birth, now.Since, now.Kept, now.Replace, now.Force = Waiting, 0, tx.Now(), true, false, false
+			now.FormerDirIDs = append(now.FormerDirIDs, now.DirID)
+			now.State, now.DirID, now.Since, now.NoExpiry, now.Replace, now.Force = Waiting, 0, tx.Now(), true, false, false
 			Members.Put(tx, now, path(m.ID))
 			return nil
 		}
@@ -211,9 +211,9 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 	return err
 }
 
-// heir returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the one
+// successor returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the one
 // heard from most recently, or 0 if there is none.
-func (s *Service) heir(ctx context.Context, leaving uint64) (uint64, error) {
+func (s *Service) successor(ctx context.Context, leaving uint64) (uint64, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
 		return 0, err

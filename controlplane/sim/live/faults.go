@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// trouble injects faults for two to three minutes.
-func (f *fleet) trouble() {
+// injectFaults injects faults for two to three minutes.
+func (f *fleet) injectFaults() {
 	f.mu.Lock()
 	if f.rng.IntN(3) > 0 {
 		f.lateness = 10 + f.rng.IntN(50)
@@ -25,7 +25,7 @@ func (f *fleet) trouble() {
 
 // fault injects one random fault, and often schedules the end of all network cuts.
 func (f *fleet) fault() {
-	s, o := f.seats[f.rng.IntN(len(f.seats))], f.seats[f.rng.IntN(len(f.seats))]
+	s, o := f.slots[f.rng.IntN(len(f.slots))], f.slots[f.rng.IntN(len(f.slots))]
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
 	soon := time.Duration(200+f.rng.IntN(8000)) * time.Millisecond
 	if f.rng.IntN(6) == 0 {
@@ -36,7 +36,7 @@ func (f *fleet) fault() {
 		f.happen("members killed", func() { f.kill(s, soon) })
 	case n < 22:
 		f.happen("all members killed", func() {
-			for _, s := range f.seats {
+			for _, s := range f.slots {
 				f.kill(s, soon)
 			}
 		})
@@ -49,7 +49,7 @@ func (f *fleet) fault() {
 	case n < 52:
 		f.happen("ways between host and member cut", func() { f.net.cut(h.name, s.name); f.net.cut(s.name, h.name) })
 	case n < 68:
-		f.happen("network mended", f.net.mend)
+		f.happen("network mended", f.net.healNetwork)
 	case n < 76:
 		f.happen("agents restarted", func() {
 			h.stopAgent()
@@ -63,10 +63,10 @@ func (f *fleet) fault() {
 	case n < 88:
 		f.happen("rushes of creates", f.hurry)
 	default:
-		h.strike()
+		h.endRandomGuest()
 	}
 	if f.rng.IntN(2) == 0 {
-		time.AfterFunc(soon, f.net.mend)
+		time.AfterFunc(soon, f.net.healNetwork)
 	}
 }
 
@@ -77,18 +77,18 @@ func (f *fleet) happen(what string, do func()) {
 }
 
 // kill kills a member and starts it again later.
-func (f *fleet) kill(s *seat, later time.Duration) {
+func (f *fleet) kill(s *memberSlot, later time.Duration) {
 	if s.current() == nil {
 		return
 	}
 	if err := s.kill(f.rng); err != nil {
 		f.fail("%s died badly: %v", s.name, err)
 	}
-	time.AfterFunc(later, func() { f.raise(s) })
+	time.AfterFunc(later, func() { f.restartMember(s) })
 }
 
-// raise starts a member that is down.
-func (f *fleet) raise(s *seat) {
+// restartMember starts a member that is down.
+func (f *fleet) restartMember(s *memberSlot) {
 	defer s.take()()
 	if s.current() != nil || f.ended() {
 		return
@@ -98,8 +98,8 @@ func (f *fleet) raise(s *seat) {
 	}
 }
 
-func (f *fleet) isolate(who party) {
-	for _, s := range f.seats {
+func (f *fleet) isolate(who endpoint) {
+	for _, s := range f.slots {
 		if s.name != who {
 			f.net.cut(who, s.name)
 			f.net.cut(s.name, who)
@@ -119,9 +119,9 @@ func (f *fleet) heal() {
 	f.mu.Lock()
 	f.last, f.lateness = true, 0
 	f.mu.Unlock()
-	f.net.mend()
-	for _, s := range f.seats {
-		f.raise(s)
+	f.net.healNetwork()
+	for _, s := range f.slots {
+		f.restartMember(s)
 	}
 	for _, h := range f.hosts {
 		h.boot()

@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// judge converts changes to raft's form. It returns nil if the membership already has all of them, and a *MembersError
+// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a *MembersError
 // if they are refused.
-func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
+func (g *Group) validateChanges(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
 	if len(changes) == 0 {
 		return nil, refuse(ReasonMalformed, "no change of members was given")
 	}
@@ -25,7 +25,7 @@ func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error
 			return nil, refuse(ReasonMalformed, "member %d cannot be changed so", c.Member)
 		}
 		seen[c.Member] = true
-		kind, err := g.judgeOne(now, c)
+		kind, err := g.validateChange(now, c)
 		if err != nil {
 			return nil, err
 		}
@@ -46,7 +46,7 @@ func (g *Group) judge(changes []Change, force bool) (*raftpb.ConfChangeV2, error
 	if err != nil {
 		return nil, refuse(ReasonMalformed, "change the members: %v", err)
 	}
-	return cc, g.judgeQuorum(now, next, force)
+	return cc, g.checkQuorum(now, next, force)
 }
 
 // removals returns how many voters a change removes.
@@ -59,8 +59,8 @@ func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 	return n
 }
 
-// judgeOne returns raft's type of a change, nil if the membership already has the change.
-func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeType, error) {
+// validateChange returns raft's type of a change, nil if the membership already has the change.
+func (g *Group) validateChange(now raftconf.Membership, c Change) (*raftpb.ConfChangeType, error) {
 	voter, learner := slices.Contains(now.Conf.Voters, c.Member), slices.Contains(now.Conf.Learners, c.Member)
 	switch c.Kind {
 	case AddLearner:
@@ -84,7 +84,7 @@ func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeT
 		case !learner:
 			return nil, refuse(ReasonUnknown, "member %d is not of the group", c.Member)
 		}
-		if err := g.judgeProgress(c.Member); err != nil {
+		if err := g.checkProgress(c.Member); err != nil {
 			return nil, err
 		}
 		return raftpb.ConfChangeAddNode.Enum(), nil
@@ -97,8 +97,8 @@ func (g *Group) judgeOne(now raftconf.Membership, c Change) (*raftpb.ConfChangeT
 	return nil, refuse(ReasonMalformed, "change %d of member %d is unknown", c.Kind, c.Member)
 }
 
-// judgeProgress refuses the promotion of a learner that was not heard from lately or lacks too much of the log.
-func (g *Group) judgeProgress(member uint64) error {
+// checkProgress refuses the promotion of a learner that was not heard from lately or lacks too much of the log.
+func (g *Group) checkProgress(member uint64) error {
 	var match uint64
 	g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
 		if id == member {
@@ -106,7 +106,7 @@ func (g *Group) judgeProgress(member uint64) error {
 		}
 	})
 	switch last := g.storage.Last().Index; {
-	case !g.host.hearing(member):
+	case !g.host.heardRecently(member):
 		return refuse(ReasonNotCaughtUp, "member %d was not heard from lately", member)
 	case match < last*caughtUp/100 || match == 0:
 		return refuse(ReasonNotCaughtUp, "member %d holds the log up to entry %d of %d: it has to catch up first", member, match, last)
@@ -114,9 +114,9 @@ func (g *Group) judgeProgress(member uint64) error {
 	return nil
 }
 
-// judgeQuorum refuses a change of the voters if fewer than a quorum of the new voters were heard from lately, or if it
+// checkQuorum refuses a change of the voters if fewer than a quorum of the new voters were heard from lately, or if it
 // leaves one voter and force is not set.
-func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
+func (g *Group) checkQuorum(now, next raftconf.Membership, force bool) error {
 	before, after := len(now.Conf.Voters), len(next.Conf.Voters)
 	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.Conf.Voters)), slices.Sorted(slices.Values(next.Conf.Voters))) {
 		return nil
@@ -126,7 +126,7 @@ func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
 	}
 	heard := 0
 	for _, id := range next.Conf.Voters {
-		if g.host.hearing(id) {
+		if g.host.heardRecently(id) {
 			heard++
 		}
 	}
@@ -136,9 +136,9 @@ func (g *Group) judgeQuorum(now, next raftconf.Membership, force bool) error {
 	return nil
 }
 
-// hearing reports whether a message from the member arrived within the last election timeout. It is true for the host's
+// heardRecently reports whether a message from the member arrived within the last election timeout. It is true for the host's
 // own member.
-func (h *Host) hearing(member uint64) bool {
+func (h *Host) heardRecently(member uint64) bool {
 	at, ok := h.heard[member]
 	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)
 }

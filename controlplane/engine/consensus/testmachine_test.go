@@ -10,12 +10,12 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// toy is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when flushed,
+// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when flushed,
 // and never syncs otherwise.
-type toy struct {
+type testMachine struct {
 	fs  vfs.FS
 	dir string
-	toyState
+	testMachineState
 
 	batches       []int // sizes of the calls of Apply
 	wanted        int   // entries whose answer somebody waits for
@@ -26,14 +26,14 @@ type toy struct {
 	checkpointing func() // called at the begin of Checkpoint
 }
 
-type toyState struct {
+type testMachineState struct {
 	Index, Term uint64
 	Log         []string          // every proposal applied
 	Values      map[string]string // the newest of each key
 }
 
-func openToy(fs vfs.FS, dir string) (*toy, error) {
-	m := &toy{fs: fs, dir: dir, toyState: toyState{Values: map[string]string{}}}
+func openTestMachine(fs vfs.FS, dir string) (*testMachine, error) {
+	m := &testMachine{fs: fs, dir: dir, testMachineState: testMachineState{Values: map[string]string{}}}
 	if err := makeDir(fs, dir); err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func syncDir(fs vfs.FS, dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func (m *toy) read(name string) error {
+func (m *testMachine) read(name string) error {
 	f, err := m.fs.Open(name)
 	if err != nil {
 		return err
@@ -76,12 +76,12 @@ func (m *toy) read(name string) error {
 	if err != nil {
 		return err
 	}
-	m.toyState = toyState{Values: map[string]string{}}
-	return json.Unmarshal(b, &m.toyState)
+	m.testMachineState = testMachineState{Values: map[string]string{}}
+	return json.Unmarshal(b, &m.testMachineState)
 }
 
-func (m *toy) write(dir string) error {
-	b, err := json.Marshal(&m.toyState)
+func (m *testMachine) write(dir string) error {
+	b, err := json.Marshal(&m.testMachineState)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (m *toy) write(dir string) error {
 	return syncDir(m.fs, dir)
 }
 
-func (m *toy) Apply(entries []Entry) ([]any, error) {
+func (m *testMachine) Apply(entries []Entry) ([]any, error) {
 	if m.applyErr != nil {
 		return nil, m.applyErr
 	}
@@ -120,16 +120,16 @@ func (m *toy) Apply(entries []Entry) ([]any, error) {
 	return results, nil
 }
 
-func (m *toy) Applied() (uint64, uint64) { return m.Index, m.Term }
+func (m *testMachine) Applied() (uint64, uint64) { return m.Index, m.Term }
 
-func (m *toy) Flush() (uint64, error) {
+func (m *testMachine) Flush() (uint64, error) {
 	if err := m.write(m.dir); err != nil {
 		return 0, err
 	}
 	return m.Index, nil
 }
 
-func (m *toy) Checkpoint(dir string) (uint64, uint64, error) {
+func (m *testMachine) Checkpoint(dir string) (uint64, uint64, error) {
 	if m.checkpointing != nil {
 		m.checkpointing()
 	}
@@ -139,7 +139,7 @@ func (m *toy) Checkpoint(dir string) (uint64, uint64, error) {
 	return m.Index, m.Term, m.write(dir)
 }
 
-func (m *toy) Restore(dir string) error {
+func (m *testMachine) Restore(dir string) error {
 	if m.restoreErr != nil {
 		return m.restoreErr
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// errands lists the operations of clients. An operation is chosen with a probability proportional to its weight.
-var errands = []struct {
+// operations lists the operations of clients. An operation is chosen with a probability proportional to its weight.
+var operations = []struct {
 	weight int
 	run    func(*client) error
 }{
@@ -24,11 +24,11 @@ var errands = []struct {
 	{10, (*client).slot},
 	{10, (*client).set},
 	{8, (*client).order},
-	{20, (*client).look},
-	{5, (*client).leaf},
+	{20, (*client).readTable},
+	{5, (*client).readPages},
 	{10, (*client).followOps},
 	{3, (*client).compact},
-	{6, (*client).jot},
+	{6, (*client).proposeNotes},
 }
 
 // life is the main function of a client: random operations until the end of faults, then a last read. Client 0 creates
@@ -36,19 +36,19 @@ var errands = []struct {
 func (c *client) life() {
 	for len(c.w.check.history.ops) == 0 {
 		if c.id == 0 {
-			_ = c.found() // repeated until the history has it
+			_ = c.createAccounts() // repeated until the history has it
 		}
 		if c.wait(1+c.rng.IntN(4), nil) != nil {
 			return
 		}
 	}
 	total := 0
-	for _, e := range errands {
+	for _, e := range operations {
 		total += e.weight
 	}
 	for !c.last {
 		n := c.rng.IntN(total)
-		for _, e := range errands {
+		for _, e := range operations {
 			if n -= e.weight; n < 0 {
 				_ = e.run(c) // the operation itself has checked its error
 				break
@@ -59,15 +59,15 @@ func (c *client) life() {
 		}
 	}
 	c.doing = "its last read"
-	for c.look() != nil {
+	for c.readTable() != nil {
 		if c.wait(3, nil) != nil {
 			return
 		}
 	}
 }
 
-// found creates the accounts.
-func (c *client) found() error {
+// createAccounts creates the accounts.
+func (c *client) createAccounts() error {
 	return c.write("found", func(tx *store.Tx, op string) error {
 		if taken, err := accounts.Has(tx, "0"); err != nil || taken {
 			return errors.Join(err, errPointless)
@@ -223,8 +223,8 @@ func (c *client) order() error {
 	}
 }
 
-// look reads a whole table, linearizably, on a random member, and compares it with the history.
-func (c *client) look() error {
+// readTable reads a whole table, linearizably, on a random member, and compares it with the history.
+func (c *client) readTable() error {
 	tables := []struct {
 		name  string
 		table store.Table[row]
@@ -252,8 +252,8 @@ func (c *client) look() error {
 	return err
 }
 
-// leaf reads a table in pages, each on a random member, and checks that all pages are of the same revision.
-func (c *client) leaf() error {
+// readPages reads a table in pages, each on a random member, and checks that all pages are of the same revision.
+func (c *client) readPages() error {
 	frontier := c.w.check.frontier
 	var got []string
 	token := ""
@@ -301,7 +301,7 @@ func (c *client) leaf() error {
 
 // compact compacts the history up to a recent revision.
 func (c *client) compact() error {
-	if c.w.weather.compact == 0 {
+	if c.w.faults.compact == 0 {
 		return nil
 	}
 	m, err := c.reachable()
@@ -310,7 +310,7 @@ func (c *client) compact() error {
 	}
 	life := m.life
 	s, _ := c.at(m)
-	to := c.w.check.history.last - int64(c.rng.IntN(c.w.weather.compact))
+	to := c.w.check.history.last - int64(c.rng.IntN(c.w.faults.compact))
 	err = s.Compact(context.Background(), max(to, 0))
 	c.w.trace.Add("client %d compacts to %d on %d: %v", c.id, to, m.id, err)
 	if err == nil {

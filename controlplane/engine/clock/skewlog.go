@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// teller logs the skew when its level or sign changes, and then once per sayEvery.
-type teller struct {
+// skewLogger logs the skew when its level or sign changes, and then once per logEvery.
+type skewLogger struct {
 	log   *slog.Logger
 	last  slog.Level
 	ahead bool
@@ -16,8 +16,8 @@ type teller struct {
 	doubted time.Duration
 }
 
-// Words returns a message to the operator about a skew.
-func Words(skew time.Duration) string {
+// DescribeSkew returns a message to the operator about a skew.
+func DescribeSkew(skew time.Duration) string {
 	way := "ahead of"
 	if skew < 0 {
 		way = "behind"
@@ -35,20 +35,20 @@ func level(skew time.Duration) slog.Level {
 	return slog.LevelInfo
 }
 
-// doubt logs that clocks differ by apart and that it is unknown which of them is wrong, once per sayEvery.
-func (t *teller) doubt(now, apart time.Duration) {
-	if t.doubted != 0 && now-t.doubted < sayEvery {
+// reportUnknown logs that clocks differ by apart and that it is unknown which of them is wrong, once per logEvery.
+func (t *skewLogger) reportUnknown(now, apart time.Duration) {
+	if t.doubted != 0 && now-t.doubted < logEvery {
 		return
 	}
 	t.doubted = max(now, 1)
 	t.log.Error(fmt.Sprintf("the members' clocks are %s apart, and too few are heard to say whose is wrong: look at all of them", apart.Round(time.Millisecond)))
 }
 
-// tell logs the skew that a round has found.
-func (t *teller) tell(now, skew time.Duration) {
+// report logs the skew that a round has found.
+func (t *skewLogger) report(now, skew time.Duration) {
 	level, ahead := level(skew), skew > 0
 	same := level == t.last && (ahead == t.ahead || level == slog.LevelInfo)
-	if same && (level == slog.LevelInfo || now-t.at < sayEvery) {
+	if same && (level == slog.LevelInfo || now-t.at < logEvery) {
 		return
 	}
 	t.last, t.ahead, t.at = level, ahead, now
@@ -57,8 +57,8 @@ func (t *teller) tell(now, skew time.Duration) {
 		return
 	}
 	if level == slog.LevelWarn {
-		t.log.Warn(Words(skew), "skew", skew)
+		t.log.Warn(DescribeSkew(skew), "skew", skew)
 		return
 	}
-	t.log.Error(Words(skew), "skew", skew)
+	t.log.Error(DescribeSkew(skew), "skew", skew)
 }

@@ -36,30 +36,30 @@ const (
 // reconnectPauses are the pauses between connection attempts.
 var reconnectPauses = retry.Pauses{First: 50 * time.Millisecond, Last: time.Second, Factor: 1.6, Jitter: 0.2}
 
-// patience holds the timeouts of connections for envelopes.
-type patience struct {
-	ask    time.Duration // interval between two pings
-	answer time.Duration // timeout of the response to a ping, and of a write to the socket
-	quiet  time.Duration // after this time without a ping or much data the receiver closes the connection
+// timeouts holds the timeouts of connections for envelopes.
+type timeouts struct {
+	pingInterval time.Duration // interval between two pings
+	response     time.Duration // timeout of the response to a ping, and of a write to the socket
+	idle         time.Duration // after this time without a ping or much data the receiver closes the connection
 }
 
-// lane sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other write
+// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other write
 // is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait for the
-// lane's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine switch.
-type lane struct {
+// connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine switch.
+type peerConn struct {
 	wake chan struct{} // capacity 1: an envelope waits or is partly written
 
 	mu      sync.Mutex
 	waiting []message.Envelope // at most queue
-	wire    *wire              // nil without a connection
+	wire    *envelopeConn      // nil without a connection
 	busy    bool               // only the writer goroutine may use the wire
 	last    time.Time          // time of the last send
 	frame   []byte             // buffer for the envelopes that send encodes
 }
 
-func newLane() *lane { return &lane{wake: make(chan struct{}, 1)} }
+func newPeerConn() *peerConn { return &peerConn{wake: make(chan struct{}, 1)} }
 
-func (l *lane) ring() {
+func (l *peerConn) wakeWriter() {
 	select {
 	case l.wake <- struct{}{}:
 	default:
@@ -68,18 +68,18 @@ func (l *lane) ring() {
 
 // send sends or queues an envelope, and drops it if the queue is full; raft sends again. It never blocks on the
 // network. It returns an error only if the envelope cannot be encoded.
-func (l *lane) send(e *message.Envelope) error {
+func (l *peerConn) send(e *message.Envelope) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
 	soon := now.Sub(l.last) < burst
 	l.last = now
-	if l.wire == nil || l.busy || soon || len(l.waiting) > 0 || !light(e) {
+	if l.wire == nil || l.busy || soon || len(l.waiting) > 0 || !isLight(e) {
 		if len(l.waiting) < queue {
 			l.waiting = append(l.waiting, *e)
 		}
 		if l.wire != nil {
-			l.ring()
+			l.wakeWriter()
 		}
 		return nil
 	}
@@ -94,13 +94,13 @@ func (l *lane) send(e *message.Envelope) error {
 	}
 	if err != nil || !empty {
 		l.busy = true // the writer goroutine waits for the socket; a write error occurs there again
-		l.ring()
+		l.wakeWriter()
 	}
 	return nil
 }
 
-// light reports whether an envelope is small enough for the sending goroutine to write it.
-func light(e *message.Envelope) bool {
+// isLight reports whether an envelope is small enough for the sending goroutine to write it.
+func isLight(e *message.Envelope) bool {
 	if len(e.Raft.GetEntries())+len(e.Payloads)+len(e.Heartbeats) > 256 {
 		return false
 	}
@@ -125,16 +125,16 @@ func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	return out, nil
 }
 
-// open makes the lane write to a new connection.
-func (l *lane) open(w *wire) {
+// open makes the peerConn write to a new connection.
+func (l *peerConn) open(w *envelopeConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wire, l.busy = w, false
-	l.ring()
+	l.wakeWriter()
 }
 
 // close detaches the connection and drops the waiting envelopes, which would be outdated on the next connection.
-func (l *lane) close() {
+func (l *peerConn) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wire, l.waiting = nil, nil
@@ -142,7 +142,7 @@ func (l *lane) close() {
 
 // take returns and removes the waiting envelopes. If there are any, only the writer goroutine may use the wire until a
 // later take finds none.
-func (l *lane) take() []message.Envelope {
+func (l *peerConn) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	batch := l.waiting
@@ -152,15 +152,15 @@ func (l *lane) take() []message.Envelope {
 }
 
 // claim reserves the wire for the writer goroutine until the next take.
-func (l *lane) claim() {
+func (l *peerConn) claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.busy = true
 }
 
-// pump keeps a connection for envelopes to one member open until ctx ends.
-func (m *Mesh) pump(ctx context.Context, l *link) {
-	said, pauses := "", reconnectPauses.Start()
+// keepConnected keeps a connection for envelopes to one member open until ctx ends.
+func (m *Transport) keepConnected(ctx context.Context, l *link) {
+	logged, pauses := "", reconnectPauses.Start()
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := m.stream(ctx, l)
@@ -169,21 +169,21 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 		}
 		// Log a failure once, until a connection has lasted a while, but log each new refusal.
 		if time.Since(began) > 10*time.Second {
-			said = ""
+			logged = ""
 			pauses.Reset()
 		}
-		if saysRemoved(err) && m.opts.Removed != nil {
+		if isRemoved(err) && m.opts.Removed != nil {
 			m.opts.Removed()
 		}
 		switch _, refused := fault.From(err); {
-		case refused && err.Error() != said:
+		case refused && err.Error() != logged:
 			m.opts.Log.Warn("member does not take envelopes", "member", l.member, "err", err)
-		case said == "":
+		case logged == "":
 			m.opts.Log.Info("member cannot be reached", "member", l.member, "err", err)
 		}
-		said = err.Error()
+		logged = err.Error()
 		m.runner.ReportUnreachable(l.member)
-		l.lane.close()
+		l.peerConn.close()
 		select {
 		case <-time.After(pauses.NextBackOff()):
 		case <-l.called:
@@ -195,7 +195,7 @@ func (m *Mesh) pump(ctx context.Context, l *link) {
 
 // stream connects and sends envelopes until an error, which is never nil. If the member cannot be reached stream
 // returns at once, so that envelopes to it are dropped meanwhile instead of queued until it is back.
-func (m *Mesh) stream(ctx context.Context, l *link) error {
+func (m *Transport) stream(ctx context.Context, l *link) error {
 	select {
 	case <-l.called: // this attempt responds to the signal
 	default:
@@ -206,18 +206,18 @@ func (m *Mesh) stream(ctx context.Context, l *link) error {
 	}
 	over := make(chan error, 1)
 	go func() { over <- w.listen() }()
-	hangUp := context.AfterFunc(ctx, func() { w.Close() })
-	l.lane.open(w)
+	stopClosing := context.AfterFunc(ctx, func() { w.Close() })
+	l.peerConn.open(w)
 	err = m.write(l, w, over)
-	hangUp()
-	l.lane.close()
+	stopClosing()
+	l.peerConn.close()
 	return err
 }
 
 // write sends the queued envelopes and the pings until an error. over receives the error of listen; write has read it
 // when it returns.
-func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
-	ask := time.NewTicker(m.patience.ask)
+func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
+	ask := time.NewTicker(m.timeouts.pingInterval)
 	defer ask.Stop()
 	defer w.Close()
 	for {
@@ -226,10 +226,10 @@ func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 		case err := <-over:
 			return err
 		case <-ask.C:
-			l.lane.claim()
+			l.peerConn.claim()
 			err = w.ask()
-			l.lane.ring()
-		case <-l.lane.wake:
+			l.peerConn.wakeWriter()
+		case <-l.peerConn.wake:
 			err = m.drain(l, w)
 		}
 		if err == nil {
@@ -238,8 +238,8 @@ func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 		// Prefer the reason that the other member may have sent before it closed the connection.
 		enough := time.AfterFunc(farewellTime, func() { w.Close() })
 		defer enough.Stop()
-		if said := <-over; isFault(said) {
-			return said
+		if closeReason := <-over; isFault(closeReason) {
+			return closeReason
 		}
 		return err
 	}
@@ -248,13 +248,13 @@ func (m *Mesh) write(l *link, w *wire, over <-chan error) error {
 func isFault(err error) bool { _, ok := fault.From(err); return ok }
 
 // drain writes all waiting envelopes. It logs and drops those that cannot be encoded.
-func (m *Mesh) drain(l *link, w *wire) error {
+func (m *Transport) drain(l *link, w *envelopeConn) error {
 	// Write the rest of a partly written frame first; claim keeps senders from writing meanwhile.
-	l.lane.claim()
+	l.peerConn.claim()
 	if err := w.out.flush(0); err != nil {
 		return err
 	}
-	batch := l.lane.take()
+	batch := l.peerConn.take()
 	if len(batch) == 0 {
 		return nil
 	}
@@ -262,7 +262,7 @@ func (m *Mesh) drain(l *link, w *wire) error {
 	for i := range batch {
 		var err error
 		if buf, err = appendFrame(buf, &batch[i]); err != nil {
-			m.lost(l, err)
+			m.logLost(l, err)
 		}
 		batch[i] = message.Envelope{}
 		if len(buf) < frameBytes && i < len(batch)-1 {
@@ -270,11 +270,11 @@ func (m *Mesh) drain(l *link, w *wire) error {
 		}
 		// Write in pieces, to bound the size of the data that is encrypted but not yet written.
 		for left := buf; len(left) > 0; {
-			n := min(len(left), mostKept)
+			n := min(len(left), maxBuffered)
 			if _, err := w.Write(left[:n]); err != nil {
 				return err
 			}
-			if err := w.out.flush(mostKept); err != nil {
+			if err := w.out.flush(maxBuffered); err != nil {
 				return err
 			}
 			left = left[n:]
@@ -283,10 +283,10 @@ func (m *Mesh) drain(l *link, w *wire) error {
 			buf = nil
 		}
 	}
-	l.lane.ring() // drain runs again, because only a take that finds nothing releases the wire
+	l.peerConn.wakeWriter() // drain runs again, because only a take that finds nothing releases the wire
 	return w.out.flush(0)
 }
 
-func (m *Mesh) lost(l *link, err error) {
+func (m *Transport) logLost(l *link, err error) {
 	m.opts.Log.Error("envelope lost", "member", l.member, "err", err)
 }

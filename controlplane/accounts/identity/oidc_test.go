@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// corp is an OpenID provider of others.
-type corp struct {
+// testProvider is an OpenID provider of others.
+type testProvider struct {
 	t      *testing.T
 	server *httptest.Server
 	key    *ecdsa.PrivateKey
@@ -31,9 +31,9 @@ type corp struct {
 	away   atomic.Bool
 }
 
-func newCorp(t *testing.T) *corp {
-	c := &corp{t: t}
-	c.rekey("k1")
+func newTestProvider(t *testing.T) *testProvider {
+	c := &testProvider{t: t}
+	c.rotateKey("k1")
 	mux := http.NewServeMux()
 	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		json.NewEncoder(w).Encode(map[string]any{
@@ -55,14 +55,14 @@ func newCorp(t *testing.T) *corp {
 	return c
 }
 
-func (c *corp) rekey(kid string) {
+func (c *testProvider) rotateKey(kid string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(c.t, err)
 	c.key, c.kid = key, kid
 }
 
-// vouch issues an ID token.
-func (c *corp) vouch(subject, client, nonce string, at time.Time, more ...string) string {
+// signIDToken issues an ID token.
+func (c *testProvider) signIDToken(subject, client, nonce string, at time.Time, more ...string) string {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: c.key, KeyID: c.kid}}, nil)
 	require.NoError(c.t, err)
 	own := map[string]any{"nonce": nonce}
@@ -80,7 +80,7 @@ func (c *corp) vouch(subject, client, nonce string, at time.Time, more ...string
 // of the user who is linked with the ID token's provider, issuer and subject; ID tokens that are not good are refused.
 func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	w := newWorld(t)
-	idp := newCorp(t)
+	idp := newTestProvider(t)
 	w.providers = []oidc.Provider{{Name: "corp", Issuer: idp.server.URL, ClientID: "trivet-cloud", Scopes: []string{"email"}}}
 	s := w.member(0, false)
 	r := &server{s: s}
@@ -93,12 +93,12 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	err = w.bind("ada", member)
 	require.ErrorContains(t, err, "no credential")
 	link := func(user, subject string) error {
-		return second(r.LinkIdentity(w.admin(), &identityv1.LinkIdentityRequest{UserId: user, Identity: &identityv1.Identity{Provider: "corp", Subject: subject}}))
+		return errOf(r.LinkIdentity(w.admin(), &identityv1.LinkIdentityRequest{UserId: user, Identity: &identityv1.Identity{Provider: "corp", Subject: subject}}))
 	}
 	login := func(provider, text, nonce string) (*identityv1.IssueTokenResponse, error) {
 		return r.ExchangeToken(t.Context(), &identityv1.ExchangeTokenRequest{Provider: provider, IdToken: text, Nonce: nonce})
 	}
-	good := func() string { return idp.vouch("ada@corp", "trivet-cloud", "n1", w.at) }
+	good := func() string { return idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at) }
 
 	idp.away.Store(true)
 	_, err = login("corp", good(), "n1")
@@ -126,10 +126,10 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 	require.True(t, member.Same(caller.Bindings[0]))
 	require.EqualValues(t, "ada", caller.User)
 
-	stranger := newCorp(t)
+	stranger := newTestProvider(t)
 	stranger.server.URL = idp.server.URL
 	// elsewhere is another issuer with the same key.
-	elsewhere := &corp{t: t, key: idp.key, kid: idp.kid, server: &httptest.Server{URL: "https://login.example"}}
+	elsewhere := &testProvider{t: t, key: idp.key, kid: idp.kid, server: &httptest.Server{URL: "https://login.example"}}
 	for name, c := range map[string]struct {
 		provider, text, nonce string
 		kind                  fault.Kind
@@ -137,13 +137,13 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 		"another provider":         {"else", good(), "", fault.InvalidArgument},
 		"no token":                 {"corp", "", "", fault.InvalidArgument},
 		"garbage":                  {"corp", "a.b.c", "", fault.Unauthenticated},
-		"for another client":       {"corp", idp.vouch("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
+		"for another client":       {"corp", idp.signIDToken("ada@corp", "wiki", "n1", w.at), "n1", fault.Unauthenticated},
 		"for another login":        {"corp", good(), "n2", fault.Unauthenticated},
-		"given to another program": {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
-		"that has expired":         {"corp", idp.vouch("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
-		"of somebody else's key":   {"corp", stranger.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"of another issuer":        {"corp", elsewhere.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
-		"of somebody unknown":      {"corp", idp.vouch("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"given to another program": {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at, "azp", "wiki"), "n1", fault.Unauthenticated},
+		"that has expired":         {"corp", idp.signIDToken("ada@corp", "trivet-cloud", "n1", w.at.Add(-2*time.Hour)), "n1", fault.Unauthenticated},
+		"of somebody else's key":   {"corp", stranger.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"of another issuer":        {"corp", elsewhere.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
+		"of somebody unknown":      {"corp", idp.signIDToken("bob@corp", "trivet-cloud", "n1", w.at), "n1", fault.Unauthenticated},
 		"our own token":            {"corp", made.GetToken(), "", fault.Unauthenticated},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -151,21 +151,21 @@ func TestLoginThroughAProviderOfOthers(t *testing.T) {
 			require.True(t, fault.Is(err, c.kind), "%v", err)
 		})
 	}
-	idp.rekey("k2")
+	idp.rotateKey("k2")
 	_, err = login("corp", good(), "n1")
 	require.NoError(t, err, "its keys change")
 
 	_, err = r.UnlinkIdentity(w.admin(), &identityv1.UnlinkIdentityRequest{UserId: "ada", Identity: &identityv1.Identity{Provider: "corp", Subject: "ada@corp"}})
 	require.NoError(t, err)
-	require.ErrorContains(t, second(w.first.Verify(t.Context(), made.GetToken())), "no longer valid")
+	require.ErrorContains(t, errOf(w.first.Verify(t.Context(), made.GetToken())), "no longer valid")
 	_, err = login("corp", good(), "n1")
 	require.ErrorContains(t, err, "nobody here is linked")
 	require.NoError(t, link("eve", "ada@corp"), "it is free again")
 
 	// Who takes the provider's name later vouches for nobody of it.
-	later := newCorp(t)
+	later := newTestProvider(t)
 	w.providers[0].Issuer = later.server.URL
 	r.s = w.member(0, false)
-	_, err = login("corp", later.vouch("ada@corp", "trivet-cloud", "n1", w.at), "n1")
+	_, err = login("corp", later.signIDToken("ada@corp", "trivet-cloud", "n1", w.at), "n1")
 	require.ErrorContains(t, err, "nobody here is linked")
 }

@@ -29,11 +29,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// seat is one of the three members: its ID, its disk, and the current process.
-type seat struct {
+// memberSlot is one of the three members: its ID, its disk, and the current process.
+type memberSlot struct {
 	f    *fleet
 	id   uint64
-	name party
+	name endpoint
 	dir  string // parent directory of the image files, which crashes do not affect
 
 	turn chan struct{} // semaphore, held while a process starts or ends
@@ -45,12 +45,12 @@ type seat struct {
 
 // process is one run of a member's process. It has what the program builds at its start, except the listeners.
 type process struct {
-	s      *seat
+	s      *memberSlot
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	engine  *mvcc.Engine
-	machine *store.Machine
+	machine *store.StateMachine
 	runner  *consensus.Runner
 	system  *store.Group
 	records *store.Store
@@ -73,7 +73,7 @@ type process struct {
 }
 
 // start starts a process.
-func (s *seat) start() error {
+func (s *memberSlot) start() error {
 	s.f.trace.Add("%s starts", s.name)
 	p := &process{s: s}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -89,7 +89,7 @@ func (s *seat) start() error {
 }
 
 // current returns the current process, nil if the member is down.
-func (s *seat) current() *process {
+func (s *memberSlot) current() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
@@ -102,7 +102,7 @@ func (p *process) build() (err error) {
 	if p.engine, err = mvcc.Open(s.disk, layout.SystemName, mvcc.Options{Logger: log, CacheBytes: 1 << 20, MemTableBytes: 1 << 20}); err != nil {
 		return err
 	}
-	p.machine = store.NewMachine(p.engine, store.MachineOptions{FlushBytes: 1})
+	p.machine = store.NewStateMachine(p.engine, store.StateMachineOptions{FlushBytes: 1})
 	p.mesh = &mesh{p}
 	host, err := consensus.Open(consensus.Options{
 		ID: s.id, Members: memberIDs, Dir: layout.RaftDir, FS: s.disk, Transport: p.mesh, Log: log, ElectionTicks: 10,
@@ -142,7 +142,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		ImportDirs: []image.ImportDir{{Path: f.imports}}, Log: log,
 	})
 	addresses := map[uint64]string{}
-	for _, s := range f.seats {
+	for _, s := range f.slots {
 		addresses[s.id] = string(s.name)
 	}
 	p.nodes = node.New(node.Options{
@@ -203,13 +203,13 @@ func (p *process) gone() bool {
 }
 
 // take acquires the semaphore to start or end a process.
-func (s *seat) take() (release func()) {
+func (s *memberSlot) take() (release func()) {
 	s.turn <- struct{}{}
 	return func() { <-s.turn }
 }
 
 // kill kills the process. The disk keeps all data or, if the power is lost, which is random, only the synced data.
-func (s *seat) kill(rng *rand.Rand) error {
+func (s *memberSlot) kill(rng *rand.Rand) error {
 	defer s.take()()
 	p := s.current()
 	if p == nil {

@@ -1,16 +1,16 @@
 // Package transport connects the members of a control plane on port 2380 with mutual TLS. It carries raft messages
 // (envelopes) and snapshots, commands for the leader, and the bytes of images.
 //
-// The main type is Mesh, which implements consensus.Transport and leader.Caller.
+// The main type is Transport, which implements consensus.Transport and leader.Caller.
 //
 // Decisions:
 //   - A member keeps two connections to each other member: one for gRPC, and one for the envelopes that it sends
-//     (lane.go, wire.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
+//     (peerconn.go, envelopeconn.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
 //   - Envelopes are frames on TLS. The sending goroutine writes a frame itself as long as none wait, because each
 //     switch between goroutines adds to the latency of a write.
 //   - An envelope that cannot be sent is dropped, as raft expects.
 //   - SetMembers sets the members and may be called at any time. Other holders of a certificate of the cluster may only
-//     call the commands of HandleStranger, such as a request to join.
+//     call the commands of HandleNonMember, such as a request to join.
 //
 // The package must not know records.
 package transport
@@ -48,7 +48,7 @@ const (
 	reachTime = time.Second
 )
 
-// Options of a Mesh. All fields are required unless stated otherwise.
+// Options of a Transport. All fields are required unless stated otherwise.
 type Options struct {
 	Self uint64
 	// Members holds the initial addresses (host:port) by member ID. An entry for Self is ignored. Optional.
@@ -59,9 +59,9 @@ type Options struct {
 	Log         *slog.Logger
 	// Now is the clock for the validity of certificates; time.Now when nil.
 	Now func() time.Time
-	// Stranger is called with the ID of an unknown member that connects, because this member's list may be out of date.
+	// UnknownMember is called with the ID of an unknown member that connects, because this member's list may be out of date.
 	// It must not block. Optional.
-	Stranger func(member uint64)
+	UnknownMember func(member uint64)
 	// Removed is called when another member refuses this one because it was removed from the cluster. Optional.
 	Removed func()
 }
@@ -72,8 +72,8 @@ type Images interface {
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
-// Mesh holds the connections of one member to all others.
-type Mesh struct {
+// Transport holds the connections of one member to all others.
+type Transport struct {
 	opts Options
 
 	// Set by Attach, before Run and Register.
@@ -83,7 +83,7 @@ type Mesh struct {
 	direct   map[string]direct
 	deliver  func(message.Envelope) bool
 
-	patience patience
+	timeouts timeouts
 
 	// ctx is the context of Run, nil while Run is not running. over is set when Run has ended; it cannot run again.
 	mu      sync.RWMutex
@@ -97,15 +97,15 @@ type Mesh struct {
 }
 
 var (
-	_ consensus.Transport = (*Mesh)(nil)
-	_ leader.Caller       = (*Mesh)(nil)
+	_ consensus.Transport = (*Transport)(nil)
+	_ leader.Caller       = (*Transport)(nil)
 )
 
-// New returns a Mesh. It opens no connection before Run.
-func New(opts Options) (*Mesh, error) {
-	m := &Mesh{
+// New returns a Transport. It opens no connection before Run.
+func New(opts Options) (*Transport, error) {
+	m := &Transport{
 		opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}, inbound: map[net.Conn]uint64{},
-		patience: patience{ask: 3 * time.Second, answer: 5 * time.Second, quiet: 12 * time.Second},
+		timeouts: timeouts{pingInterval: 3 * time.Second, response: 5 * time.Second, idle: 12 * time.Second},
 	}
 	return m, m.SetMembers(opts.Members, nil)
 }
@@ -119,15 +119,17 @@ func isMember(id mtls.ID, member uint64) error {
 }
 
 // Attach sets the services that the mesh calls for other members. Call it before Run and Register.
-func (m *Mesh) Attach(runner *consensus.Runner, commands *leader.Commands, images Images) {
+func (m *Transport) Attach(runner *consensus.Runner, commands *leader.Commands, images Images) {
 	m.runner, m.commands, m.images, m.deliver = runner, commands, images, runner.Deliver
 }
 
 // Register adds the peer service to the gRPC server of port 2380. That server must use m.Credentials.
-func (m *Mesh) Register(g grpc.ServiceRegistrar) { peerv1.RegisterPeerServiceServer(g, &service{m: m}) }
+func (m *Transport) Register(g grpc.ServiceRegistrar) {
+	peerv1.RegisterPeerServiceServer(g, &service{m: m})
+}
 
 // Run sends envelopes and snapshots until ctx ends, then closes the connections.
-func (m *Mesh) Run(ctx context.Context) {
+func (m *Transport) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
 	for _, l := range m.links {
@@ -138,7 +140,7 @@ func (m *Mesh) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx, m.over = nil, true
 	m.mu.Unlock()
-	m.hangUp()
+	m.closeIncoming()
 	m.pumps.Wait()
 	m.sending.Wait()
 	m.receiving.Wait()
@@ -150,18 +152,18 @@ func (m *Mesh) Run(ctx context.Context) {
 }
 
 // Send implements consensus.Transport.
-func (m *Mesh) Send(e message.Envelope) {
+func (m *Transport) Send(e message.Envelope) {
 	l := m.link(e.To)
 	if l == nil {
 		return
 	}
-	if err := l.lane.send(&e); err != nil {
-		m.lost(l, err)
+	if err := l.peerConn.send(&e); err != nil {
+		m.logLost(l, err)
 	}
 }
 
 // sender returns the member that a call comes from, by its certificate. It returns an error if the member is unknown.
-func (m *Mesh) sender(ctx context.Context) (uint64, error) {
+func (m *Transport) sender(ctx context.Context) (uint64, error) {
 	member, err := certified(ctx)
 	if err != nil {
 		return 0, err
@@ -170,8 +172,8 @@ func (m *Mesh) sender(ctx context.Context) (uint64, error) {
 }
 
 // known returns member if it belongs to the cluster, and PermissionDenied if it was removed or is unknown here. It
-// reports an unknown member to Stranger.
-func (m *Mesh) known(member uint64) (uint64, error) {
+// reports an unknown member to Options.UnknownMember.
+func (m *Transport) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
 	m.mu.RUnlock()
@@ -180,8 +182,8 @@ func (m *Mesh) known(member uint64) (uint64, error) {
 		return member, nil
 	case removed:
 		return 0, fault.New(fault.PermissionDenied, "member %d was removed from the cluster", member).WithReason(reasonRemoved)
-	case member != m.opts.Self && member != 0 && m.opts.Stranger != nil:
-		m.opts.Stranger(member)
+	case member != m.opts.Self && member != 0 && m.opts.UnknownMember != nil:
+		m.opts.UnknownMember(member)
 	}
 	return 0, fault.New(fault.PermissionDenied, "member %d is not known here", member)
 }
@@ -189,8 +191,8 @@ func (m *Mesh) known(member uint64) (uint64, error) {
 // reasonRemoved is the machine-readable reason (ErrorInfo) of errors to a member that was removed from the cluster.
 const reasonRemoved = "MEMBER_REMOVED"
 
-// saysRemoved reports whether err has the reason reasonRemoved.
-func saysRemoved(err error) bool {
+// isRemoved reports whether err has the reason reasonRemoved.
+func isRemoved(err error) bool {
 	if f, ok := fault.From(err); ok {
 		return f.Reason == reasonRemoved
 	}
@@ -217,7 +219,7 @@ func certified(ctx context.Context) (uint64, error) {
 
 // reach returns a client of a member, waiting up to reachTime for a connection. It returns ErrNotSent if there is none,
 // or the error of ctx if ctx has ended.
-func (m *Mesh) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
+func (m *Transport) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.link(member)
 	if l == nil {
 		return nil, fmt.Errorf("member %d: %w", member, leader.ErrNotSent)

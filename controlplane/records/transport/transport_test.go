@@ -33,15 +33,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// tape is a state machine that keeps what was proposed, in order.
-type tape struct {
+// recordingMachine is a state machine that keeps what was proposed, in order.
+type recordingMachine struct {
 	mu      sync.Mutex
 	grown   chan struct{}
 	restore int // how often it was replaced
-	tapeState
+	recordingState
 }
 
-type tapeState struct {
+type recordingState struct {
 	Index, Term uint64
 	Lines       []string
 }
@@ -49,7 +49,7 @@ type tapeState struct {
 // large is a file of a checkpoint that takes several chunks.
 var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
 
-func (m *tape) Apply(entries []consensus.Entry) ([]any, error) {
+func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out := make([]any, len(entries))
@@ -59,24 +59,32 @@ func (m *tape) Apply(entries []consensus.Entry) ([]any, error) {
 	}
 	last := entries[len(entries)-1]
 	m.Index, m.Term = last.Index, last.Term
-	m.grew()
+	m.notify()
 	return out, nil
 }
 
-// said is what was proposed, each once: consensus marks its own steps by entries without data.
-func (m *tape) said() []string {
+// lines is what was proposed, each once: consensus marks its own steps by entries without data.
+func (m *recordingMachine) lines() []string {
 	return slices.Compact(slices.DeleteFunc(slices.Clone(m.Lines), func(line string) bool { return line == "" }))
 }
 
-func (m *tape) grew() { close(m.grown); m.grown = make(chan struct{}) }
+func (m *recordingMachine) notify() { close(m.grown); m.grown = make(chan struct{}) }
 
-func (m *tape) Applied() (uint64, uint64) { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, m.Term }
-func (m *tape) Flush() (uint64, error)    { m.mu.Lock(); defer m.mu.Unlock(); return m.Index, nil }
-
-func (m *tape) Checkpoint(dir string) (uint64, uint64, error) {
+func (m *recordingMachine) Applied() (uint64, uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	state, err := json.Marshal(m.tapeState)
+	return m.Index, m.Term
+}
+func (m *recordingMachine) Flush() (uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.Index, nil
+}
+
+func (m *recordingMachine) Checkpoint(dir string) (uint64, uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	state, err := json.Marshal(m.recordingState)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -89,7 +97,7 @@ func (m *tape) Checkpoint(dir string) (uint64, uint64, error) {
 	return m.Index, m.Term, nil
 }
 
-func (m *tape) Restore(dir string) error {
+func (m *recordingMachine) Restore(dir string) error {
 	if got, err := os.ReadFile(filepath.Join(dir, "deep/er/large")); err != nil || !bytes.Equal(got, large) {
 		return fmt.Errorf("the large file is not what it was: %w", err)
 	}
@@ -103,12 +111,12 @@ func (m *tape) Restore(dir string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.restore++
-	defer m.grew()
-	return json.Unmarshal(state, &m.tapeState)
+	defer m.notify()
+	return json.Unmarshal(state, &m.recordingState)
 }
 
-// until waits for the tape to hold a line.
-func (m *tape) until(ctx context.Context, line string) error {
+// until waits until the machine has recorded a line.
+func (m *recordingMachine) until(ctx context.Context, line string) error {
 	for {
 		m.mu.Lock()
 		have, grown := slices.Contains(m.Lines, line), m.grown
@@ -124,26 +132,26 @@ func (m *tape) until(ctx context.Context, line string) error {
 	}
 }
 
-// seat is one member on loopback.
-type seat struct {
-	t        testing.TB
-	id       uint64
-	mesh     *Mesh
-	runner   *consensus.Runner
-	commands *leader.Commands
-	tape     *tape
-	dir      string
-	config   *tls.Config
-	server   *rpc.Server
+// testServer is one member on loopback.
+type testServer struct {
+	t                testing.TB
+	id               uint64
+	mesh             *Transport
+	runner           *consensus.Runner
+	commands         *leader.Commands
+	recordingMachine *recordingMachine
+	dir              string
+	config           *tls.Config
+	server           *rpc.Server
 }
 
-// table is members that know of each other; cluster is the authority that signs them.
-type table struct {
+// testCluster is members that know of each other; cluster is the authority that signs them.
+type testCluster struct {
 	t          testing.TB
 	hear       map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
 	authority  *mtls.Authority
 	addresses  map[uint64]string
-	seats      map[uint64]*seat
+	servers    map[uint64]*testServer
 	leadership *leadertest.Leadership
 }
 
@@ -161,12 +169,14 @@ func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at tim
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// newTable seats the members of a configuration of n. Those in absent have an address where nobody listens.
-func newTable(t testing.TB, n uint64, absent ...uint64) *table { return newEars(t, nil, n, absent...) }
+// newTestCluster seats the members of a configuration of n. Those in absent have an address where nobody listens.
+func newTestCluster(t testing.TB, n uint64, absent ...uint64) *testCluster {
+	return newTestClusterWith(t, nil, n, absent...)
+}
 
-// newEars is newTable with members that hear envelopes themselves.
-func newEars(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *table {
-	w := &table{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, seats: map[uint64]*seat{}, leadership: leadertest.NewLeadership(1)}
+// newTestClusterWith is newTestCluster with members that hear envelopes themselves.
+func newTestClusterWith(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *testCluster {
+	w := &testCluster{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, servers: map[uint64]*testServer{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
 	for id := uint64(1); id <= n; id++ {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -179,14 +189,14 @@ func newEars(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64
 		listeners[id] = l
 	}
 	for id, l := range listeners {
-		w.seats[id] = w.sit(id, l)
+		w.servers[id] = w.startServer(id, l)
 	}
 	return w
 }
 
-func (w *table) sit(id uint64, l net.Listener) *seat {
+func (w *testCluster) startServer(id uint64, l net.Listener) *testServer {
 	t := w.t
-	s := &seat{t: t, id: id, dir: t.TempDir(), tape: &tape{grown: make(chan struct{})}}
+	s := &testServer{t: t, id: id, dir: t.TempDir(), recordingMachine: &recordingMachine{grown: make(chan struct{})}}
 	own := issued(t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now())
 	s.config = mtls.Server(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	log := slog.New(slog.DiscardHandler)
@@ -198,7 +208,7 @@ func (w *table) sit(id uint64, l net.Listener) *seat {
 		Limits: consensus.Limits{TailEntries: 5},
 	})
 	require.NoError(t, err)
-	_, err = host.AddGroup(consensus.GroupOptions{ID: 1, Name: "tape", Machine: s.tape})
+	_, err = host.AddGroup(consensus.GroupOptions{ID: 1, Name: "tape", Machine: s.recordingMachine})
 	require.NoError(t, err)
 	s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 	s.commands = leader.NewCommands(id, w.leadership, s.mesh)
@@ -221,7 +231,7 @@ func (w *table) sit(id uint64, l net.Listener) *seat {
 	return s
 }
 
-func (s *seat) serve(l net.Listener) {
+func (s *testServer) serve(l net.Listener) {
 	s.server, _ = rpc.New(rpc.Options{
 		Credentials: s.mesh.Credentials(s.config), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(),
 		MaxMessage: maxMessage,
@@ -230,10 +240,10 @@ func (s *seat) serve(l net.Listener) {
 	go s.server.Serve(l)
 }
 
-// deafen ends what comes in, and listens no more.
-func (s *seat) deafen() {
+// stopServing ends what comes in, and listens no more.
+func (s *testServer) stopServing() {
 	s.server.Stop()
-	s.mesh.hangUp()
+	s.mesh.closeIncoming()
 }
 
 // files are images in a directory.
@@ -247,7 +257,7 @@ func (d files) Open(sum string) (io.ReadSeekCloser, error) {
 	return f, err
 }
 
-func (s *seat) snapshots() []string {
+func (s *testServer) snapshots() []string {
 	entries, err := os.ReadDir(s.runner.SnapshotDir())
 	require.NoError(s.t, err)
 	var names []string
@@ -264,11 +274,11 @@ func limited(t testing.TB) context.Context {
 }
 
 // propose proposes to whoever leads the raft group.
-func (w *table) propose(ctx context.Context, line string) {
+func (w *testCluster) propose(ctx context.Context, line string) {
 	var id [16]byte
 	rand.Read(id[:])
 	for {
-		for _, s := range w.seats {
+		for _, s := range w.servers {
 			attempt, cancel := context.WithTimeout(ctx, time.Second)
 			_, err := s.runner.Propose(attempt, 1, id, []byte(line))
 			cancel()
@@ -281,8 +291,8 @@ func (w *table) propose(ctx context.Context, line string) {
 }
 
 // logOf is what a member says of its only group.
-func (w *table) logOf(ctx context.Context, member uint64) consensus.GroupStatus {
-	status, err := w.seats[member].runner.Status(ctx)
+func (w *testCluster) logOf(ctx context.Context, member uint64) consensus.GroupStatus {
+	status, err := w.servers[member].runner.Status(ctx)
 	require.NoError(w.t, err)
 	return status.Groups[0]
 }
@@ -290,14 +300,14 @@ func (w *table) logOf(ctx context.Context, member uint64) consensus.GroupStatus 
 // Three members agree over real connections; one of them is cut off until the others' logs no longer have what it
 // missed, and gets a snapshot.
 func TestTrioAgrees(t *testing.T) {
-	w := newTable(t, 3)
+	w := newTestCluster(t, 3)
 	ctx := limited(t)
 	w.propose(ctx, "first")
-	for _, s := range w.seats {
-		require.NoError(t, s.tape.until(ctx, "first"))
+	for _, s := range w.servers {
+		require.NoError(t, s.recordingMachine.until(ctx, "first"))
 	}
-	third := w.seats[3]
-	third.deafen()
+	third := w.servers[3]
+	third.stopServing()
 	missed := 0
 	// What was on its way when it was cut off may still have come.
 	for first := uint64(0); missed < 60 || first <= w.logOf(ctx, 3).Last+1; missed++ {
@@ -307,15 +317,15 @@ func TestTrioAgrees(t *testing.T) {
 	l, err := net.Listen("tcp", w.addresses[3])
 	require.NoError(t, err)
 	third.serve(l)
-	require.NoError(t, third.tape.until(ctx, fmt.Sprint("missed ", missed-1)))
+	require.NoError(t, third.recordingMachine.until(ctx, fmt.Sprint("missed ", missed-1)))
 	w.propose(ctx, "last")
-	for _, s := range w.seats {
-		require.NoError(t, s.tape.until(ctx, "last"))
+	for _, s := range w.servers {
+		require.NoError(t, s.recordingMachine.until(ctx, "last"))
 	}
-	third.tape.mu.Lock()
-	require.Positive(t, third.tape.restore, "it came by a snapshot")
-	third.tape.mu.Unlock()
-	for id, s := range w.seats {
+	third.recordingMachine.mu.Lock()
+	require.Positive(t, third.recordingMachine.restore, "it came by a snapshot")
+	third.recordingMachine.mu.Unlock()
+	for id, s := range w.servers {
 		stopping, cancel := context.WithTimeout(ctx, time.Second)
 		require.ErrorIs(t, errors.Join(s.runner.Stop(stopping), s.runner.Err()), consensus.ErrStopped)
 		cancel()
@@ -323,10 +333,10 @@ func TestTrioAgrees(t *testing.T) {
 			require.NotContains(t, name, "in-", "member %d keeps nothing of what it took", id)
 		}
 	}
-	// A proposal that is made again after a lost answer stands on the tape twice.
-	want := w.seats[1].tape.said()
+	// A proposal that is made again after a lost answer is recorded twice.
+	want := w.servers[1].recordingMachine.lines()
 	require.Len(t, want, 2+missed)
-	for id, s := range w.seats {
-		require.Equal(t, want, s.tape.said(), id)
+	for id, s := range w.servers {
+		require.Equal(t, want, s.recordingMachine.lines(), id)
 	}
 }

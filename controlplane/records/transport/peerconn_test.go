@@ -38,8 +38,8 @@ func frames(bodies ...[]byte) []byte {
 	return out
 }
 
-// greet connects to a member for envelopes.
-func (w *table) greet(to uint64, own mtls.Source, protocol string) (*tls.Conn, error) {
+// registerIncoming connects to a member for envelopes.
+func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol string) (*tls.Conn, error) {
 	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	config.NextProtos = []string{protocol}
 	dialer := tls.Dialer{Config: config}
@@ -51,23 +51,23 @@ func (w *table) greet(to uint64, own mtls.Source, protocol string) (*tls.Conn, e
 	return conn.(*tls.Conn), nil
 }
 
-// speak says something to a member, and returns what it has against that; io.EOF is nothing, up to the end.
-func (w *table) speak(to uint64, own mtls.Source, protocol string, bytes []byte) error {
-	conn, err := w.greet(to, own, protocol)
+// sendBytes says something to a member, and returns what it has against that; io.EOF is nothing, up to the end.
+func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, bytes []byte) error {
+	conn, err := w.registerIncoming(to, own, protocol)
 	if err != nil {
 		return err
 	}
 	if _, err := conn.Write(bytes); err != nil {
 		return err
 	}
-	return (&wire{Conn: conn}).listen()
+	return (&envelopeConn{Conn: conn}).listen()
 }
 
 // A member speaks for itself, to whom it reaches, in frames and a version that are known; when it does not it hears why.
 func TestSpeaksForItself(t *testing.T) {
 	heard := make(chan message.Envelope, 100)
 	hear := func(e message.Envelope) bool { heard <- e; return true }
-	w := newEars(t, map[uint64]func(message.Envelope) bool{1: hear}, 3, 2, 3)
+	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{1: hear}, 3, 2, 3)
 	frame := func(e message.Envelope) []byte {
 		b, err := e.AppendTo(nil)
 		require.NoError(t, err)
@@ -89,17 +89,17 @@ func TestSpeaksForItself(t *testing.T) {
 		"too large":      {binary.BigEndian.AppendUint32(nil, message.MaxBytes+1), fault.InvalidArgument, "are more than"},
 		"no frames":      {[]byte("GET / HTTP/1.1\r\n\r\n"), fault.InvalidArgument, "are more than"},
 	} {
-		err := w.speak(1, w.as("2"), raftProtocol, append(frames(good), c.bytes...))
+		err := w.sendBytes(1, w.as("2"), raftProtocol, append(frames(good), c.bytes...))
 		require.True(t, fault.Is(err, c.kind), "%s: %v", name, err)
 		require.ErrorContains(t, err, c.says, name)
 		require.Equal(t, message.KindDirIDRequest, (<-heard).Kind, "%s: what came before was good", name)
 		require.Empty(t, heard, name)
 	}
-	_, err := w.greet(1, w.as("2"), "trivet-raft/2")
+	_, err := w.registerIncoming(1, w.as("2"), "trivet-raft/2")
 	require.ErrorContains(t, err, "no application protocol")
 
 	// Questions are answered between frames, and a second connection takes the place of the first.
-	first, err := w.greet(1, w.as("2"), raftProtocol)
+	first, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	require.NoError(t, err)
 	_, err = first.Write(frames(nil, good, nil))
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestSpeaksForItself(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, frames(nil, nil), answers)
 	<-heard
-	second, err := w.greet(1, w.as("2"), raftProtocol)
+	second, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	require.NoError(t, err)
 	_, err = second.Write(frames(good))
 	require.NoError(t, err)
@@ -119,14 +119,14 @@ func TestSpeaksForItself(t *testing.T) {
 	_, err = second.Write(frames(good)[:10])
 	require.NoError(t, err)
 	require.NoError(t, second.Close())
-	require.NoError(t, w.speakLast(good))
+	require.NoError(t, w.sendThenPing(good))
 	require.Len(t, heard, 1)
-	require.NoError(t, w.seats[1].runner.Err())
+	require.NoError(t, w.servers[1].runner.Err())
 }
 
-// speakLast says one good thing, and waits for the answer to a question after it.
-func (w *table) speakLast(good []byte) error {
-	conn, err := w.greet(1, w.as("2"), raftProtocol)
+// sendThenPing says one good thing, and waits for the answer to a question after it.
+func (w *testCluster) sendThenPing(good []byte) error {
+	conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	if err != nil {
 		return err
 	}
@@ -137,13 +137,13 @@ func (w *table) speakLast(good []byte) error {
 	return err
 }
 
-// ears keep the numbers that a member hears.
-type ears struct {
+// deliveryLog keep the numbers that a member hears.
+type deliveryLog struct {
 	mu      sync.Mutex
 	numbers []uint64
 }
 
-func (s *ears) hear(e message.Envelope) bool {
+func (s *deliveryLog) receive(e message.Envelope) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.Group == 99 {
@@ -152,14 +152,14 @@ func (s *ears) hear(e message.Envelope) bool {
 	return true
 }
 
-func (s *ears) heard(number uint64) bool {
+func (s *deliveryLog) received(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Contains(s.numbers, number)
 }
 
 // beyond says whether the last that was heard is more than a number.
-func (s *ears) beyond(number uint64) bool {
+func (s *deliveryLog) beyond(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.numbers) > 0 && s.numbers[len(s.numbers)-1] > number
@@ -167,9 +167,9 @@ func (s *ears) beyond(number uint64) bool {
 
 // What is sent comes in order and once, light or heavy, by many senders' hands; also after the other side has been away.
 func TestOrderAndReturn(t *testing.T) {
-	two := &ears{}
-	w := newEars(t, map[uint64]func(message.Envelope) bool{2: two.hear}, 2)
-	one := w.seats[1].mesh
+	two := &deliveryLog{}
+	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{2: two.receive}, 2)
+	one := w.servers[1].mesh
 	for round := range uint64(2) {
 		base := round * 1_000_000
 		probe := base
@@ -198,7 +198,7 @@ func TestOrderAndReturn(t *testing.T) {
 			})
 		}
 		senders.Wait()
-		require.Eventually(t, func() bool { return two.heard(next) }, 20*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return two.received(next) }, 20*time.Second, 5*time.Millisecond)
 		two.mu.Lock()
 		got := slices.DeleteFunc(slices.Clone(two.numbers), func(n uint64) bool { return n <= base+500_000 })
 		require.True(t, slices.IsSorted(two.numbers))
@@ -206,21 +206,21 @@ func TestOrderAndReturn(t *testing.T) {
 		require.Len(t, got, many)
 		require.Equal(t, many, len(slices.Compact(got)))
 
-		w.seats[2].deafen()
+		w.servers[2].stopServing()
 		l, err := net.Listen("tcp", w.addresses[2])
 		require.NoError(t, err)
-		w.seats[2].serve(l)
+		w.servers[2].serve(l)
 	}
 }
 
-// lab is a mesh that sends to a member which the test plays.
-type lab struct {
-	*Mesh
+// fakePeer is a mesh that sends to a member which the test plays.
+type fakePeer struct {
+	*Transport
 	came chan *tls.Conn
 }
 
-func newLab(t *testing.T, p patience) *lab {
-	w := newTable(t, 1)
+func newFakePeer(t *testing.T, p timeouts) *fakePeer {
+	w := newTestCluster(t, 1)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
@@ -244,16 +244,16 @@ func newLab(t *testing.T, p patience) *lab {
 		Self: 1, Members: map[uint64]string{2: l.Addr().String()}, Certificate: w.as("1"), Authority: w.authority, Log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
-	m.Attach(w.seats[1].runner, w.seats[1].commands, nil)
-	m.patience = p
+	m.Attach(w.servers[1].runner, w.servers[1].commands, nil)
+	m.timeouts = p
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); m.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
-	return &lab{m, came}
+	return &fakePeer{m, came}
 }
 
-func (b *lab) next(t *testing.T) *tls.Conn {
+func (b *fakePeer) next(t *testing.T) *tls.Conn {
 	select {
 	case conn := <-b.came:
 		t.Cleanup(func() { conn.NetConn().Close() })
@@ -264,8 +264,8 @@ func (b *lab) next(t *testing.T) *tls.Conn {
 	}
 }
 
-func (b *lab) waiting() (n int, open bool) {
-	l := b.link(2).lane
+func (b *fakePeer) waiting() (n int, open bool) {
+	l := b.link(2).peerConn
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.waiting), l.wire != nil
@@ -273,7 +273,7 @@ func (b *lab) waiting() (n int, open bool) {
 
 // A member that does not read stalls nobody: what waits for it is bounded, and comes whole and in order once it reads.
 func TestSlowReader(t *testing.T) {
-	b := newLab(t, patience{ask: time.Hour, answer: time.Hour, quiet: time.Hour})
+	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Hour, idle: time.Hour})
 	conn := b.next(t)
 	require.Eventually(t, func() bool { _, open := b.waiting(); return open }, 20*time.Second, time.Millisecond)
 	e := numbered(1, 2, 0, 10_000)
@@ -301,7 +301,7 @@ func TestSlowReader(t *testing.T) {
 // taken, who asks when nothing is answered, the receiver when nothing is asked.
 func TestHalfOpen(t *testing.T) {
 	t.Run("takes nothing", func(t *testing.T) {
-		b := newLab(t, patience{ask: time.Hour, answer: 50 * time.Millisecond, quiet: time.Hour})
+		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})
 		b.next(t)
 		e := numbered(1, 2, 1, 1<<20)
 		for range 100 {
@@ -310,23 +310,23 @@ func TestHalfOpen(t *testing.T) {
 		b.next(t)
 	})
 	t.Run("answers nothing", func(t *testing.T) {
-		b := newLab(t, patience{ask: 10 * time.Millisecond, answer: 50 * time.Millisecond, quiet: time.Hour})
+		b := newFakePeer(t, timeouts{pingInterval: 10 * time.Millisecond, response: 50 * time.Millisecond, idle: time.Hour})
 		go io.Copy(io.Discard, b.next(t))
 		b.next(t)
 	})
 	t.Run("asks nothing", func(t *testing.T) {
-		w := newTable(t, 2, 2)
-		s := w.seats[1]
+		w := newTestCluster(t, 2, 2)
+		s := w.servers[1]
 		s.mesh.mu.Lock()
-		s.mesh.patience.quiet = 50 * time.Millisecond // nobody has called yet
+		s.mesh.timeouts.idle = 50 * time.Millisecond // nobody has called yet
 		s.mesh.mu.Unlock()
-		conn, err := w.greet(1, w.as("2"), raftProtocol)
+		conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 		require.NoError(t, err)
 		_, err = io.ReadAll(conn)
 		require.NoError(t, err, "closed")
 	})
 	t.Run("answers", func(t *testing.T) {
-		b := newLab(t, patience{ask: 5 * time.Millisecond, answer: 10 * time.Second, quiet: time.Hour})
+		b := newFakePeer(t, timeouts{pingInterval: 5 * time.Millisecond, response: 10 * time.Second, idle: time.Hour})
 		conn := b.next(t)
 		for range 10 {
 			var head [headBytes]byte
@@ -342,7 +342,7 @@ func TestHalfOpen(t *testing.T) {
 
 // Answers that are none end the connection.
 func TestBadAnswers(t *testing.T) {
-	b := newLab(t, patience{ask: time.Hour, answer: time.Second, quiet: time.Hour})
+	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	for _, bad := range [][]byte{frames([]byte("garbage")), {0xff, 0xff, 0xff, 0xff}, frames([]byte{10, 1, 'x'}), {0, 0}} {
 		conn := b.next(t)
 		_, err := conn.Write(bad)
@@ -354,18 +354,18 @@ func TestBadAnswers(t *testing.T) {
 
 // What waits for a member that is away is dropped: it gets nothing old when it is back.
 func TestNothingWaitsForTheAbsent(t *testing.T) {
-	w := newTable(t, 2, 2)
-	l := w.seats[1].mesh.link(2).lane
+	w := newTestCluster(t, 2, 2)
+	l := w.servers[1].mesh.link(2).peerConn
 	for range 2 * queue {
-		w.seats[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
+		w.servers[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
 	}
 	require.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.waiting) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.seats[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
+	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // nobody: no panic, nothing kept
 }
 
 // An envelope that cannot be encoded harms no other, whoever writes it.
 func TestLost(t *testing.T) {
-	b := newLab(t, patience{ask: time.Hour, answer: time.Second, quiet: time.Hour})
+	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)
 	bad := message.Envelope{From: 1, To: 2, Kind: 99}
 	heavy := message.Envelope{From: 1, To: 2, Kind: 99, Payloads: [][]byte{make([]byte, lightBytes+1)}}
@@ -392,9 +392,9 @@ func TestOutlet(t *testing.T) {
 	far, err := l.Accept()
 	require.NoError(t, err)
 	defer far.Close()
-	o, err := newOutlet(conn, time.Minute)
+	o, err := newNonblockingConn(conn, time.Minute)
 	require.NoError(t, err)
-	o.shaken()
+	o.startBuffering()
 	var want bytes.Buffer
 	line := bytes.Repeat([]byte("0123456789"), 5000)
 	for empty := true; empty; {
@@ -424,6 +424,6 @@ func TestOutlet(t *testing.T) {
 	_, err = o.try()
 	require.Error(t, err)
 	require.Error(t, o.flush(0))
-	_, err = newOutlet(struct{ net.Conn }{far}, time.Minute)
+	_, err = newNonblockingConn(struct{ net.Conn }{far}, time.Minute)
 	require.ErrorContains(t, err, "no socket")
 }

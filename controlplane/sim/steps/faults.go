@@ -8,9 +8,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// weather is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never. Few
+// faultSchedule is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never. Few
 // runs have all faults, so that no fault hides the effects of another.
-type weather struct {
+type faultSchedule struct {
 	steps       int
 	loss, twice int  // percent of packets
 	late        int  // maximum delay of a packet in steps
@@ -28,14 +28,14 @@ type weather struct {
 	limits consensus.Limits
 }
 
-func forecast(rng *rand.Rand) weather {
+func newFaultSchedule(rng *rand.Rand) faultSchedule {
 	maybe := func(often int) int {
 		if rng.IntN(2) == 0 {
 			return 0
 		}
 		return often/2 + rng.IntN(often)
 	}
-	w := weather{
+	w := faultSchedule{
 		steps: 300 + rng.IntN(150), late: rng.IntN(4), stray: maybe(100), calm: rng.IntN(4) > 0, second: rng.IntN(2) == 0, forward: rng.IntN(2) == 0,
 		crash: maybe(100), quake: maybe(200), torn: maybe(100), stop: maybe(200), wipe: maybe(250),
 		cut: maybe(120), oneWay: maybe(120), slow: maybe(80), freeze: maybe(150), jump: maybe(60),
@@ -55,9 +55,9 @@ func forecast(rng *rand.Rand) weather {
 	return w
 }
 
-// trouble injects the faults of one step and ends a partition that is over.
-func (w *world) trouble() {
-	f := w.weather
+// injectFaults injects the faults of one step and ends a partition that is over.
+func (w *world) injectFaults() {
+	f := w.faults
 	happens := func(often int) bool { return often > 0 && w.rng.IntN(often) == 0 }
 	m := w.trio[w.rng.IntN(members)]
 	all := w.rng.IntN(2) == 0
@@ -75,7 +75,7 @@ func (w *world) trouble() {
 		break
 	}
 	if w.step >= w.network.healAt {
-		w.mend()
+		w.healNetwork()
 	}
 	if happens(f.crash) && m.up {
 		w.count("crashes")
@@ -168,14 +168,14 @@ func (w *world) cut(how string, from, to uint64) {
 	}
 }
 
-func (w *world) mend() { w.network.cut = [members + 1][members + 1]bool{} }
+func (w *world) healNetwork() { w.network.cut = [members + 1][members + 1]bool{} }
 
 // heal ends all faults.
 func (w *world) heal() {
 	w.trace.Add("peace")
 	w.healing = true
-	w.mend()
-	w.weather.loss, w.weather.twice, w.weather.stray = 0, 0, 0
+	w.healNetwork()
+	w.faults.loss, w.faults.twice, w.faults.stray = 0, 0, 0
 	for _, m := range w.trio {
 		m.slowUntil, m.frozeUntil, m.backAt = 0, 0, 0
 		if m.aside != nil {

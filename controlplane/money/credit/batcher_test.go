@@ -19,9 +19,9 @@ func TestHotWallet(t *testing.T) {
 	results := make([]error, clients)
 	for i := range clients {
 		wg.Go(func() {
-			made, err := w.give("", ledger.Command{Op: ledger.DoReserve, Amount: price})
+			made, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: price})
 			if err == nil {
-				_, err = w.give("", ledger.Command{Op: ledger.DoCommit, Reservation: made.Reservation.ID})
+				_, err = w.execute("", ledger.Command{Op: ledger.DoCommit, Reservation: made.Reservation.ID})
 			}
 			results[i] = err
 		})
@@ -37,7 +37,7 @@ func TestHotWallet(t *testing.T) {
 	}
 	require.Equal(t, clients/2, done)
 	require.Zero(t, w.wallet().Balance())
-	require.Empty(t, w.credits.desks.open)
+	require.Empty(t, w.credits.batchers.open)
 	w.clean()
 }
 
@@ -45,11 +45,11 @@ func TestOrdersShareATransaction(t *testing.T) {
 	const clients = 20
 	w := funded(t, 100)
 	busy, proceed := make(chan struct{}), make(chan struct{})
-	first, err := newTicket(nil, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
+	first, err := newQueuedRequest(nil, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := w.credits.desks.queue(t.Context(), tenant.Project, func(ctx context.Context, all []*ticket) error {
+		err := w.credits.batchers.queue(t.Context(), tenant.Project, func(ctx context.Context, all []*queuedRequest) error {
 			close(busy)
 			<-proceed
 			return w.credits.settle(ctx, all)
@@ -62,10 +62,12 @@ func TestOrdersShareATransaction(t *testing.T) {
 	before := w.quorum.Committed.Load()
 	results := make([]error, clients)
 	for i := range clients {
-		wg.Go(func() { _, results[i] = w.give("", ledger.Command{Op: ledger.DoCharge, Amount: int64(1 + 1000*(i%2))}) })
+		wg.Go(func() {
+			_, results[i] = w.execute("", ledger.Command{Op: ledger.DoCharge, Amount: int64(1 + 1000*(i%2))})
+		})
 	}
-	q := w.credits.desks.enter(tenant.Project)
-	defer w.credits.desks.leave(tenant.Project, q)
+	q := w.credits.batchers.enter(tenant.Project)
+	defer w.credits.batchers.leave(tenant.Project, q)
 	require.Eventually(t, func() bool { q.mu.Lock(); defer q.mu.Unlock(); return len(q.waiting) == clients }, 20*time.Second, time.Millisecond)
 	close(proceed)
 	wg.Wait()
@@ -85,7 +87,7 @@ func TestCommitRacesRelease(t *testing.T) {
 		var wg sync.WaitGroup
 		var errs [2]error
 		for i, op := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
-			wg.Go(func() { _, errs[i] = w.give("", ledger.Command{Op: op, Reservation: id}) })
+			wg.Go(func() { _, errs[i] = w.execute("", ledger.Command{Op: op, Reservation: id}) })
 		}
 		wg.Wait()
 		require.True(t, (errs[0] == nil) != (errs[1] == nil), "%v", errs)
@@ -101,12 +103,12 @@ func TestCommitRacesRelease(t *testing.T) {
 func TestHangingUp(t *testing.T) {
 	w := funded(t, 100)
 	entered, proceed := make(chan struct{}), make(chan struct{})
-	stuck, err := newTicket(nil, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
+	stuck, err := newQueuedRequest(nil, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.NoError(t, err)
 	ctx, hangUp := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
-		first <- w.credits.desks.queue(ctx, tenant.Project, func(ctx context.Context, all []*ticket) error {
+		first <- w.credits.batchers.queue(ctx, tenant.Project, func(ctx context.Context, all []*queuedRequest) error {
 			close(entered)
 			<-proceed
 			return w.credits.settle(ctx, all)
@@ -116,59 +118,59 @@ func TestHangingUp(t *testing.T) {
 	hangUp() // the one whose turn it is: what it began is finished
 	gone, cancel := context.WithCancel(w.as("ada", ""))
 	cancel()
-	_, err = w.credits.Give(gone, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1000}})
+	_, err = w.credits.Execute(gone, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1000}})
 	require.ErrorIs(t, err, context.Canceled)
 	close(proceed)
 	require.NoError(t, <-first)
 	require.NoError(t, stuck.err)
 	require.EqualValues(t, 101, w.wallet().Balance())
-	require.Empty(t, w.credits.desks.open)
+	require.Empty(t, w.credits.batchers.open)
 }
 
 func TestRefusalIsProven(t *testing.T) {
 	w := funded(t, 10)
 	proofs := w.quorum.Proofs.Load()
-	_, err := w.give("", ledger.Command{Op: ledger.DoReserve, Amount: 11})
+	_, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: 11})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.Greater(t, w.quorum.Proofs.Load(), proofs)
 	w.quorum.Away.Store(true)
 	for _, c := range []ledger.Command{{Op: ledger.DoReserve, Amount: 11}, {Op: ledger.DoReserve, Amount: 1}, {Op: ledger.DoCreate}} {
-		_, err := w.give("", c)
+		_, err := w.execute("", c)
 		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
 	}
 }
 
 func TestIdempotencyKeys(t *testing.T) {
 	w := funded(t, 0)
-	_, err := w.give("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
+	_, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
-	topUp := Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 7}, Body: [32]byte{1}}
-	first, err := w.credits.Give(w.as("ada", "k"), topUp)
+	topUp := Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 7}, Body: [32]byte{1}}
+	first, err := w.credits.Execute(w.as("ada", "k"), topUp)
 	require.NoError(t, err)
 	require.False(t, first.Replayed)
 	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 100})
-	again, err := w.credits.Give(w.as("ada", "k"), topUp)
+	again, err := w.credits.Execute(w.as("ada", "k"), topUp)
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
 	require.Equal(t, first.Outcome, again.Outcome, "as it was then")
 	topUp.Body[0]++
-	_, err = w.credits.Give(w.as("ada", "k"), topUp)
+	_, err = w.credits.Execute(w.as("ada", "k"), topUp)
 	f, _ := fault.From(err)
 	require.NotNil(t, f)
 	require.Equal(t, "IDEMPOTENCY_KEY_REUSED", f.Reason)
-	charge, err := w.give("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
+	charge, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
 	require.NoError(t, err)
 	require.False(t, charge.Replayed, "what failed kept nothing")
 	topUp.Body[0]--
-	eve, err := w.credits.Give(w.as("eve", "k"), topUp)
+	eve, err := w.credits.Execute(w.as("eve", "k"), topUp)
 	require.NoError(t, err)
 	require.False(t, eve.Replayed, "another's key")
 	require.EqualValues(t, 7+100-5+7, w.wallet().Balance())
 	// A reservation's key gives the same reservation.
 	hold := ledger.Command{Op: ledger.DoReserve, Amount: 3}
-	r1, err := w.give("h", hold)
+	r1, err := w.execute("h", hold)
 	require.NoError(t, err)
-	r2, err := w.give("h", hold)
+	r2, err := w.execute("h", hold)
 	require.NoError(t, err)
 	require.Equal(t, r1.Reservation.ID, r2.Reservation.ID)
 	require.EqualValues(t, 3, w.wallet().Reserved())
@@ -180,7 +182,7 @@ func TestOneKeyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			if _, err := w.give("k", ledger.Command{Op: ledger.DoTopUp, Amount: 5}); err != nil {
+			if _, err := w.execute("k", ledger.Command{Op: ledger.DoTopUp, Amount: 5}); err != nil {
 				t.Error(err)
 			}
 		})

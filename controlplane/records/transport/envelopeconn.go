@@ -20,10 +20,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// wire is an outgoing connection for envelopes.
-type wire struct {
+// envelopeConn is an outgoing connection for envelopes.
+type envelopeConn struct {
 	*tls.Conn
-	out *outlet
+	out *nonblockingConn
 
 	mu      sync.Mutex
 	asked   bool
@@ -31,7 +31,7 @@ type wire struct {
 }
 
 // connect opens a connection for envelopes to a member.
-func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
+func (m *Transport) connect(ctx context.Context, l *link) (*envelopeConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
 	var dialer net.Dialer
@@ -39,7 +39,7 @@ func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, err := newOutlet(conn, m.patience.answer)
+	out, err := newNonblockingConn(conn, m.timeouts.response)
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -55,15 +55,15 @@ func (m *Mesh) connect(ctx context.Context, l *link) (*wire, error) {
 		t.Close()
 		return nil, fault.New(fault.FailedPrecondition, "member %d does not speak %s: upgrade the older", l.member, raftProtocol)
 	}
-	out.shaken()
-	return &wire{Conn: t, out: out, answers: m.patience.answer}, nil
+	out.startBuffering()
+	return &envelopeConn{Conn: t, out: out, answers: m.timeouts.response}, nil
 }
 
 // Close closes the socket at once. Closing through TLS would first wait for a running write.
-func (w *wire) Close() error { return w.out.Conn.Close() }
+func (w *envelopeConn) Close() error { return w.out.Conn.Close() }
 
 // ask sends a ping unless an earlier one has no response yet. Only the writer goroutine calls it.
-func (w *wire) ask() error {
+func (w *envelopeConn) ask() error {
 	w.mu.Lock()
 	asked := w.asked
 	w.mu.Unlock()
@@ -80,7 +80,7 @@ func (w *wire) ask() error {
 	return errors.Join(err, w.out.flush(0))
 }
 
-func (w *wire) answered() error {
+func (w *envelopeConn) answered() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.asked = false
@@ -92,7 +92,7 @@ var errClosed = errors.New("the member closed the connection")
 
 // listen receives responses to pings until the other member sends the reason why it closes the connection, or until the
 // connection ends. The error is never nil.
-func (w *wire) listen() error {
+func (w *envelopeConn) listen() error {
 	in := bufio.NewReader(w)
 	var head [headBytes]byte
 	for {
@@ -111,15 +111,15 @@ func (w *wire) listen() error {
 		if n > mostRefusal {
 			return fmt.Errorf("an answer of %d bytes, at most %d", n, mostRefusal)
 		}
-		said := make([]byte, n)
-		if _, err := io.ReadFull(in, said); err != nil {
+		reason := make([]byte, n)
+		if _, err := io.ReadFull(in, reason); err != nil {
 			return err
 		}
 		closed := &peerv1.RaftClosed{}
-		if err := proto.Unmarshal(said, closed); err != nil {
+		if err := proto.Unmarshal(reason, closed); err != nil {
 			return fmt.Errorf("decode why the member closed the connection: %w", err)
 		}
-		if err := outcome(false, closed.GetFault(), ""); err != nil {
+		if err := decodeError(false, closed.GetFault(), ""); err != nil {
 			return err
 		}
 		return errClosed

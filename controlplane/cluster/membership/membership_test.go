@@ -34,21 +34,21 @@ type world struct {
 	s      *Service
 	store  *store.Store
 	leads  *leader.Commands
-	mu     sync.Mutex // groups, births and log, while Run runs beside the test
+	mu     sync.Mutex // groups, dirIDs and log, while Run runs beside the test
 	groups map[uint64]*consensus.GroupStatus
-	births map[uint64]uint64
+	dirIDs map[uint64]uint64
 	// cluster is the id of the cluster.
 	cluster uint64
 	ready   map[uint64]bool // who is caught up
 	// refuse, when set, refuses changes and judgements.
-	refuse func(group uint64, c consensus.Change, judge bool) error
+	refuse func(group uint64, c consensus.Change, verifyOnly bool) error
 	log    []string // what was done to groups
 	// at are the members that answer at addresses (host:port); without an entry member N answers at 10.0.0.N:2380.
 	at map[string]uint64
 }
 
 func newWorld(t *testing.T, first ...uint64) *world {
-	w := &world{t: t, now: time.UnixMilli(1_000_000), groups: map[uint64]*consensus.GroupStatus{}, births: map[uint64]uint64{}, ready: map[uint64]bool{}}
+	w := &world{t: t, now: time.UnixMilli(1_000_000), groups: map[uint64]*consensus.GroupStatus{}, dirIDs: map[uint64]uint64{}, ready: map[uint64]bool{}}
 	w.store = storetest.Memory(t, func() time.Time { return w.now })
 	var members []Member
 	for _, id := range first {
@@ -58,7 +58,7 @@ func newWorld(t *testing.T, first ...uint64) *world {
 		w.groups[g] = &consensus.GroupStatus{ID: g, Role: leaderRole, Leader: 1, Voters: slices.Clone(first)}
 	}
 	w.open(members)
-	require.NoError(t, w.s.Settle(t.Context()))
+	require.NoError(t, w.s.Reconcile(t.Context()))
 	return w
 }
 
@@ -68,7 +68,7 @@ func (w *world) open(first []Member) {
 	w.s = New(Options{
 		Cluster: w.cluster, Store: w.store, Commands: w.leads, Consensus: w, Peers: network{w}, Self: 1, First: first,
 		Log:    slog.New(slog.DiscardHandler),
-		Groups: []Group{{kvGroup, "kv", reign{w, kvGroup}}, {systemGroup, "system", reign{w, systemGroup}}},
+		Groups: []Group{{kvGroup, "kv", testLeadership{w, kvGroup}}, {systemGroup, "system", testLeadership{w, systemGroup}}},
 	})
 }
 
@@ -89,17 +89,17 @@ func (n network) Verify(_ context.Context, address string, member uint64) error 
 func (network) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
 	return nil, leader.ErrNotSent
 }
-func (network) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))   {}
-func (network) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
-func (network) Members() map[uint64]string                                                   { return nil }
-func (network) SetMembers(map[uint64]string, []uint64) error                                 { return nil }
+func (network) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))    {}
+func (network) HandleNonMember(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (network) Members() map[uint64]string                                                    { return nil }
+func (network) SetMembers(map[uint64]string, []uint64) error                                  { return nil }
 
-func (w *world) judge(group uint64, changes []consensus.Change, force, judge bool) error {
+func (w *world) verifyChange(group uint64, changes []consensus.Change, force, verifyOnly bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range changes {
 		if w.refuse != nil {
-			if err := w.refuse(group, c, judge); err != nil {
+			if err := w.refuse(group, c, verifyOnly); err != nil {
 				return err
 			}
 		}
@@ -113,12 +113,12 @@ func (w *world) judge(group uint64, changes []consensus.Change, force, judge boo
 	return nil
 }
 
-func (w *world) JudgeMembers(_ context.Context, group uint64, changes []consensus.Change, force bool) error {
-	return w.judge(group, changes, force, true)
+func (w *world) VerifyMembers(_ context.Context, group uint64, changes []consensus.Change, force bool) error {
+	return w.verifyChange(group, changes, force, true)
 }
 
 func (w *world) ChangeMembers(_ context.Context, group uint64, changes []consensus.Change, force bool) error {
-	if err := w.judge(group, changes, force, false); err != nil {
+	if err := w.verifyChange(group, changes, force, false); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -135,7 +135,7 @@ func (w *world) ChangeMembers(_ context.Context, group uint64, changes []consens
 				continue
 			}
 			g.Learners = append(g.Learners, c.Member)
-			w.births[c.Member] = c.DirID
+			w.dirIDs[c.Member] = c.DirID
 		case consensus.Promote:
 			if slices.Contains(g.Voters, c.Member) {
 				continue
@@ -171,29 +171,29 @@ func (w *world) Status(context.Context) (consensus.Status, error) {
 	return out, nil
 }
 
-// reign is the leadership of a group of the world.
-type reign struct {
+// testLeadership is the leadership of a group of the world.
+type testLeadership struct {
 	w     *world
 	group uint64
 }
 
-func (r reign) Leader() (uint64, uint64) {
+func (r testLeadership) Leader() (uint64, uint64) {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	return r.w.groups[r.group].Leader, 1
 }
 
-func (reign) Changed() <-chan struct{} { return nil }
+func (testLeadership) Changed() <-chan struct{} { return nil }
 
-func (w *world) settle() { require.NoError(w.t, w.s.Settle(w.t.Context())) }
+func (w *world) reconcile() { require.NoError(w.t, w.s.Reconcile(w.t.Context())) }
 
 func (w *world) add(id uint64) (Member, []Member, error) {
 	return w.s.Add(w.t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d:2380", id)})
 }
 
 // join is a process with the certificate of a member.
-func (w *world) join(id, birth uint64) error {
-	body, err := cbor.Marshal(JoinRequest{ID: id, Birth: birth})
+func (w *world) join(id, dirID uint64) error {
+	body, err := cbor.Marshal(JoinRequest{ID: id, DirID: dirID})
 	require.NoError(w.t, err)
 	_, err = w.s.serveJoin(w.t.Context(), id, body)
 	return err
@@ -242,7 +242,7 @@ func TestFakesDoNoHarm(t *testing.T) {
 		require.Equal(t, []string{fmt.Sprintf("http://10.0.0.%d:50051", id)}, m.ClientURLs)
 		require.Len(t, all, int(id))
 	}
-	w.settle()
+	w.reconcile()
 	require.Empty(t, w.log, "no group has heard of them")
 	for id := uint64(7); id <= 11; id++ {
 		_, _, err := w.add(id)
@@ -262,7 +262,7 @@ func TestFakesDoNoHarm(t *testing.T) {
 	_, _, err = w.add(4)
 	require.NoError(t, err)
 	w.now = w.now.Add(WaitingTime)
-	w.settle()
+	w.reconcile()
 	all, err := w.s.List(t.Context(), false)
 	require.NoError(t, err)
 	require.Len(t, all, 3)
@@ -304,18 +304,18 @@ func TestFromEntryToVoter(t *testing.T) {
 	w.refused(w.join(2, 22), ReasonNotFound)
 	_, _, err := w.add(2)
 	require.NoError(t, err)
-	body, err := cbor.Marshal(JoinRequest{ID: 2, Birth: 22})
+	body, err := cbor.Marshal(JoinRequest{ID: 2, DirID: 22})
 	require.NoError(t, err)
 	_, err = w.s.serveJoin(t.Context(), 3, body)
 	require.True(t, fault.Is(err, fault.PermissionDenied), "with the certificate of another: %v", err)
 	require.NoError(t, w.join(2, 22))
 	require.NoError(t, w.join(2, 22), "it may ask again")
 	w.refused(w.join(2, 23), ReasonWiped)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Learning, w.state(2))
-	require.Equal(t, uint64(22), w.births[2])
+	require.Equal(t, uint64(22), w.dirIDs[2])
 	w.ready[2] = true
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Voting, w.state(2))
 	require.Equal(t, []string{"group 2: 1 of 2", "group 1: 1 of 2", "group 2: 2 of 2", "group 1: 2 of 2"}, w.log)
 	_, err = w.s.Promote(t.Context(), 2)
@@ -331,11 +331,11 @@ func TestPromote(t *testing.T) {
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 2, RaftAddr: "10.0.0.2", Learner: true})
 	require.NoError(t, err)
 	require.NoError(t, w.join(2, 22))
-	w.settle()
+	w.reconcile()
 	_, err = w.s.Promote(t.Context(), 2)
 	w.refused(err, ReasonNotReady)
 	w.ready[2] = true
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Learning, w.state(2))
 	require.NoError(t, w.in(func() error { _, err := w.s.Promote(t.Context(), 2); return err }))
 	require.Equal(t, Voting, w.state(2))
@@ -348,15 +348,15 @@ func TestNoVoteAtAWrongAddress(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.join(4, 44))
 	w.ready[4] = true
-	w.settle()
-	w.settle()
+	w.reconcile()
+	w.reconcile()
 	require.Equal(t, Learning, w.state(4))
 	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
 	_, err = w.s.Promote(t.Context(), 4)
 	w.refused(err, ReasonUnverified)
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 4, RaftAddr: "10.0.0.4:2380"})
 	require.NoError(t, err)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Voting, w.state(4))
 }
 
@@ -382,14 +382,14 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	require.Equal(t, Leaving, w.state(4))
 	_, err = w.s.removeOnLeader(t.Context(), removeAsk{ID: 3, Open: true})
 	w.refused(err, ReasonLastVoter)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, []uint64{1, 2, 3}, w.groups[kvGroup].Voters)
 
 	// Learners, and entries whose process has not joined, may be removed.
 	_, _, err = w.s.Add(t.Context(), AddRequest{ID: 5, RaftAddr: "10.0.0.5", Learner: true})
 	require.NoError(t, err)
 	require.NoError(t, w.join(5, 55))
-	w.settle()
+	w.reconcile()
 	require.NoError(t, remove(w, 5))
 	for id := uint64(20); id < 20+MaxWaiting; id++ {
 		_, _, err = w.s.Add(t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d", id), Open: true})
@@ -420,7 +420,7 @@ func (l *losing) Call(ctx context.Context, _ uint64, command string, body []byte
 	answer, err := l.w.leads.Serve(ctx, command, body, caller)
 	if l.lost == 0 {
 		l.lost++
-		if err := l.w.s.Settle(ctx); err != nil {
+		if err := l.w.s.Reconcile(ctx); err != nil {
 			return nil, err
 		}
 		return nil, errors.New("connection lost")
@@ -442,7 +442,7 @@ func TestLostAnswers(t *testing.T) {
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.4", Learner: true})
 	require.NoError(t, err)
 	require.NoError(t, w.join(4, 44))
-	w.settle()
+	w.reconcile()
 	w.ready[4] = true
 	way := &losing{w: w}
 	_, err = follower(way).Promote(t.Context(), 4)
@@ -474,7 +474,7 @@ func TestJudgedForAllGroups(t *testing.T) {
 	}
 	_, err := w.s.Remove(t.Context(), 3, true)
 	w.refused(err, ReasonQuorum)
-	w.settle()
+	w.reconcile()
 	require.Empty(t, w.log)
 	require.Equal(t, Voting, w.state(3))
 }
@@ -483,8 +483,8 @@ func TestJudgedForAllGroups(t *testing.T) {
 func TestNewLeaderContinues(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	lost := errors.New("leader lost")
-	w.refuse = func(group uint64, _ consensus.Change, judge bool) error {
-		if group == systemGroup && !judge {
+	w.refuse = func(group uint64, _ consensus.Change, verifyOnly bool) error {
+		if group == systemGroup && !verifyOnly {
 			return lost
 		}
 		return nil
@@ -502,7 +502,7 @@ func TestNewLeaderContinues(t *testing.T) {
 	w.refused(err, ReasonBusy)
 	w.refuse = nil
 	w.open(nil)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
 	require.Empty(t, w.state(3))
 	_, _, err = w.add(3)
@@ -522,14 +522,14 @@ func TestReplace(t *testing.T) {
 	require.Equal(t, Waiting, w.state(3))
 	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
 	w.now = w.now.Add(10 * WaitingTime)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Waiting, w.state(3))
 	_, err := w.s.Replace(t.Context(), 3, false)
 	require.NoError(t, err, "nothing is left to remove")
 	require.NoError(t, w.join(3, 34))
 	w.ready[3] = true
-	w.settle()
-	w.settle()
+	w.reconcile()
+	w.reconcile()
 	require.Equal(t, Voting, w.state(3))
 	require.NoError(t, w.in(func() error { _, err := w.s.Replace(t.Context(), 3, false); return err }))
 	w.refused(w.join(3, 34), ReasonWiped)
@@ -558,10 +558,10 @@ func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]by
 
 func (dead) Verify(context.Context, string, uint64) error { return errors.New("cannot be reached") }
 
-func (dead) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))   {}
-func (dead) HandleStranger(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
-func (dead) Members() map[uint64]string                                                   { return nil }
-func (dead) SetMembers(map[uint64]string, []uint64) error                                 { return nil }
+func (dead) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error))    {}
+func (dead) HandleNonMember(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (dead) Members() map[uint64]string                                                    { return nil }
+func (dead) SetMembers(map[uint64]string, []uint64) error                                  { return nil }
 
 // The leader hands over before it removes itself.
 func TestLeaderLeaves(t *testing.T) {
@@ -571,7 +571,7 @@ func TestLeaderLeaves(t *testing.T) {
 	}
 	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 1})
 	require.NoError(t, err)
-	w.settle() // no other member was heard from: the removal itself ends the leadership
+	w.reconcile() // no other member was heard from: the removal itself ends the leadership
 	require.Empty(t, w.state(1))
 	require.Equal(t, []string{"group 2: 3 of 1", "group 1: 3 of 1"}, w.log)
 }
@@ -615,7 +615,7 @@ func TestListBeforeTheRecords(t *testing.T) {
 		require.Len(t, all, 2)
 		require.True(t, all[1].Votes())
 	}
-	w.settle()
+	w.reconcile()
 	all, err := w.s.List(t.Context(), false)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
@@ -627,14 +627,14 @@ func TestRestoredRecords(t *testing.T) {
 	require.NoError(t, w.in(func() error { _, err := w.s.Remove(t.Context(), 3, false); return err }))
 	w.cluster = 77
 	w.open([]Member{{ID: 3, Name: "node-3", RaftAddr: "https://10.0.0.3:2380"}})
-	w.settle()
+	w.reconcile()
 	all, err := w.s.List(t.Context(), false)
 	require.NoError(t, err)
 	require.Len(t, all, 1)
 	require.Equal(t, Voting, w.state(3))
-	w.settle()
+	w.reconcile()
 	_, _, err = w.add(1)
 	require.NoError(t, err)
-	w.settle()
+	w.reconcile()
 	require.Equal(t, Waiting, w.state(1), "once only")
 }

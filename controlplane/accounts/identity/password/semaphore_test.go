@@ -20,7 +20,7 @@ func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 		cores, slots int
 		pause        float64
 	}{{1, 1, 3}, {2, 1, 1}, {3, 1, 1. / 3}, {4, 1, 0}, {7, 1, 0}, {8, 2, 0}, {64, 16, 0}} {
-		u := newTurns(c.cores)
+		u := newRankedSemaphore(c.cores)
 		require.Equal(t, c.slots, u.free, "%d cores", c.cores)
 		require.InDelta(t, c.pause, u.pause, 1e-9, "%d cores", c.cores)
 		busy := float64(u.free) / (1 + u.pause)
@@ -28,11 +28,11 @@ func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 	}
 }
 
-// crowd is a member of so many cores whose hashing takes hashTook, in the time of a synctest bubble.
-type crowd struct {
-	t    *testing.T
-	desk *Desk
-	wg   sync.WaitGroup
+// loginLoad is a member of so many cores whose hashing takes hashTook, in the time of a synctest bubble.
+type loginLoad struct {
+	t      *testing.T
+	hasher *Hasher
+	wg     sync.WaitGroup
 
 	mu     sync.Mutex
 	order  []string // whose passwords were hashed
@@ -42,15 +42,15 @@ type crowd struct {
 
 const hashTook = 20 * time.Millisecond
 
-func newCrowd(t *testing.T, cores int) *crowd {
-	return &crowd{t: t, desk: NewDesk(cores)}
+func newLoginLoad(t *testing.T, cores int) *loginLoad {
+	return &loginLoad{t: t, hasher: NewHasher(cores)}
 }
 
 // login tries a password in a name, and gives its result to got.
-func (c *crowd) login(name, network, password string, networks []string, got func(bool, error)) {
+func (c *loginLoad) login(name, network, password string, networks []string, got func(bool, error)) {
 	c.wg.Go(func() {
 		now := func() cloud.Time { return time.Now().UnixMilli() }
-		ok, err := c.desk.Try(context.Background(), cloud.UserID(name), network+":1", password, now, func() (Account, error) {
+		ok, err := c.hasher.Try(context.Background(), cloud.UserID(name), network+":1", password, now, func() (Account, error) {
 			h := &Hash{Salt: []byte(name), Sum: []byte(right)}
 			return Account{Hash: h, Networks: networks}, nil
 		})
@@ -58,7 +58,7 @@ func (c *crowd) login(name, network, password string, networks []string, got fun
 	})
 }
 
-func (c *crowd) hash(h *Hash, password string) []byte {
+func (c *loginLoad) hash(h *Hash, password string) []byte {
 	c.mu.Lock()
 	c.order = append(c.order, string(h.Salt))
 	c.atOnce++
@@ -72,7 +72,7 @@ func (c *crowd) hash(h *Hash, password string) []byte {
 }
 
 // hashed is how many passwords were hashed.
-func (c *crowd) hashed() int {
+func (c *loginLoad) hashed() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.order)
@@ -83,8 +83,8 @@ func (c *crowd) hashed() int {
 // network has its share of the queue only. On two cores one password is hashed at a time, half of the time.
 func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 2)
-		c.desk.sum = c.hash
+		c := newLoginLoad(t, 2)
+		c.hasher.sum = c.hash
 		var refused, wrong int
 		var mu sync.Mutex
 		for n := range 5 {
@@ -126,23 +126,23 @@ func TestAFloodOfWrongPasswordsKeepsNoUserOut(t *testing.T) {
 		require.Equal(t, 5*maxShare, wrong)
 		require.Equal(t, 1, c.most)
 		require.GreaterOrEqual(t, time.Since(began), time.Duration(2*(c.hashed()-before)-2)*hashTook, "a pause as long as the work")
-		require.Empty(t, c.desk.turns.networks)
-		require.Empty(t, c.desk.turns.names)
+		require.Empty(t, c.hasher.semaphore.networks)
+		require.Empty(t, c.hasher.semaphore.names)
 	})
 }
 
 // Guessing the password of one user takes only a few of the turns that are reserved for users, and other users log in.
 func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrowd(t, 2)
-		c.desk.sum = c.hash
+		c := newLoginLoad(t, 2)
+		c.hasher.sum = c.hash
 		for n := range 16 {
 			for range 4 {
 				c.login("bob", fmt.Sprintf("10.0.%d.1", n), "wrong", []string{"198.51.100.9"}, func(bool, error) {})
 			}
 		}
 		synctest.Wait()
-		require.Len(t, c.desk.turns.waiting[known], maxNameShare-1, "one is served")
+		require.Len(t, c.hasher.semaphore.waiting[known], maxNameShare-1, "one is served")
 		done := make(chan struct{})
 		before := c.hashed()
 		c.login("ada", "203.0.113.1", right, []string{"198.51.100.7"}, func(ok bool, err error) {
@@ -160,31 +160,31 @@ func TestGuessingInUsersNamesTakesAFewTurns(t *testing.T) {
 // room, and a request that has waited too long is refused.
 func TestTheQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := newTurns(2)
+		u := newRankedSemaphore(2)
 		hold := make(chan struct{})
 		release := sync.OnceFunc(func() { close(hold) })
 		defer release()
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = u.do(t.Context(), request{rank: stranger}, func() { <-hold }) })
+		wg.Go(func() { _ = u.do(t.Context(), request{rank: unfamiliar}, func() { <-hold }) })
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
 		for range maxWaiting {
 			wg.Go(func() {
-				require.ErrorIs(t, u.do(ctx, request{rank: stranger}, func() { t.Error("its caller is gone") }), context.Canceled)
+				require.ErrorIs(t, u.do(ctx, request{rank: unfamiliar}, func() { t.Error("its caller is gone") }), context.Canceled)
 			})
 		}
 		synctest.Wait()
-		err := u.do(t.Context(), request{rank: stranger}, func() {})
+		err := u.do(t.Context(), request{rank: unfamiliar}, func() {})
 		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
 		cancel()
 		synctest.Wait()
-		require.Empty(t, u.waiting[stranger])
+		require.Empty(t, u.waiting[unfamiliar])
 		began := time.Now()
-		err = u.do(t.Context(), request{rank: stranger}, func() {})
+		err = u.do(t.Context(), request{rank: unfamiliar}, func() {})
 		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
 		require.Equal(t, hashWait, time.Since(began))
 		release()
 		wg.Wait()
-		require.NoError(t, u.do(t.Context(), request{rank: stranger}, func() {}))
+		require.NoError(t, u.do(t.Context(), request{rank: unfamiliar}, func() {}))
 	})
 }

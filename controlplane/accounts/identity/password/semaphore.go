@@ -18,13 +18,13 @@ const (
 	familiar rank = iota
 	// known: the name logged in before, from other networks.
 	known
-	stranger
+	unfamiliar
 	ranks
 )
 
 // Limits of the requests that wait for a hashing slot on one member.
 const (
-	// maxWaiting is the length of the queue of strangers, maxReserved that of each other queue.
+	// maxWaiting is the length of the queue of rank unfamiliar, maxReserved that of each other queue.
 	maxWaiting  = 256
 	maxReserved = 64
 	// maxShare bounds the requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait or are served. Familiar
@@ -48,7 +48,7 @@ type request struct {
 	network string
 }
 
-// nameShare is the key of turns.names: a name in a rank.
+// nameShare is the key of rankedSemaphore.names: a name in a rank.
 type nameShare struct {
 	name cloud.UserID
 	rank rank
@@ -60,9 +60,9 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// turns is a semaphore with ranked queues. It limits how many requests are served at once, to at most a quarter of the
+// rankedSemaphore is a semaphore with ranked queues. It limits how many requests are served at once, to at most a quarter of the
 // cores together.
-type turns struct {
+type rankedSemaphore struct {
 	// pause is how long a slot stays taken after its work, as a multiple of the work's duration; after and now are the
 	// clock.
 	pause float64
@@ -79,18 +79,18 @@ type turns struct {
 	names    map[nameShare]int
 }
 
-// newTurns returns the slots of a member with this number of cores. A slot uses one core.
-func newTurns(cores int) *turns {
+// newRankedSemaphore returns the slots of a member with this number of cores. A slot uses one core.
+func newRankedSemaphore(cores int) *rankedSemaphore {
 	slots := max(1, cores/4)
-	return &turns{
+	return &rankedSemaphore{
 		pause: max(0, float64(4*slots)/float64(cores)-1), now: time.Now,
 		after: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		free:  slots, last: stranger, networks: map[string]int{}, names: map[nameShare]int{},
+		free:  slots, last: unfamiliar, networks: map[string]int{}, names: map[nameShare]int{},
 	}
 }
 
 // do waits for a slot and runs f. It returns Unavailable if the queues are full, or after hashWait.
-func (t *turns) do(ctx context.Context, r request, f func()) error {
+func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 	w, ok := t.enter(r)
 	if !ok {
 		return errTooMany()
@@ -107,7 +107,7 @@ func (t *turns) do(ctx context.Context, r request, f func()) error {
 		err = ctx.Err()
 	}
 	if err != nil {
-		if t.giveUp(w) {
+		if t.abandon(w) {
 			return err
 		}
 		t.release() // the slot was granted at the same moment
@@ -127,7 +127,7 @@ func (t *turns) do(ctx context.Context, r request, f func()) error {
 
 // enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, of a lower
 // rank.
-func (t *turns) enter(r request) (*waiter, bool) {
+func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for ; r.rank < ranks; r.rank++ {
@@ -141,7 +141,7 @@ func (t *turns) enter(r request) (*waiter, bool) {
 	if r.rank != familiar && r.network != "" {
 		t.networks[r.network]++
 	}
-	if r.rank != stranger {
+	if r.rank != unfamiliar {
 		t.names[nameShare{r.name, r.rank}]++
 	}
 	w := &waiter{r, make(chan struct{})}
@@ -150,24 +150,24 @@ func (t *turns) enter(r request) (*waiter, bool) {
 	return w, true
 }
 
-func (t *turns) fits(r request) bool {
+func (t *rankedSemaphore) fits(r request) bool {
 	if r.rank != familiar && r.network != "" && t.networks[r.network] >= maxShare {
 		return false
 	}
-	if r.rank == stranger {
-		return len(t.waiting[stranger]) < maxWaiting
+	if r.rank == unfamiliar {
+		return len(t.waiting[unfamiliar]) < maxWaiting
 	}
 	return t.names[nameShare{r.name, r.rank}] < maxNameShare && len(t.waiting[r.rank]) < maxReserved
 }
 
 // leave uncounts a request that has been served or has given up.
-func (t *turns) leave(w *waiter) {
+func (t *rankedSemaphore) leave(w *waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if w.rank != familiar && w.network != "" {
 		decrement(t.networks, w.network)
 	}
-	if w.rank != stranger {
+	if w.rank != unfamiliar {
 		decrement(t.names, nameShare{w.name, w.rank})
 	}
 }
@@ -178,8 +178,8 @@ func decrement[K comparable](counts map[K]int, k K) {
 	}
 }
 
-// giveUp removes a request from its queue. It returns false if the request has got a slot already.
-func (t *turns) giveUp(w *waiter) bool {
+// abandon removes a request from its queue. It returns false if the request has got a slot already.
+func (t *rankedSemaphore) abandon(w *waiter) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i := slices.Index(t.waiting[w.rank], w)
@@ -190,7 +190,7 @@ func (t *turns) giveUp(w *waiter) bool {
 	return true
 }
 
-func (t *turns) release() {
+func (t *rankedSemaphore) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.free++
@@ -198,7 +198,7 @@ func (t *turns) release() {
 }
 
 // grant gives free slots to the oldest request of each queue, round-robin. The caller holds mu.
-func (t *turns) grant() {
+func (t *rankedSemaphore) grant() {
 	for t.free > 0 {
 		next := ranks
 		for i := range ranks {
