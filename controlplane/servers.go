@@ -138,7 +138,7 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 
 	options.Credentials = m.tenantTLS.grpc()
 	options.Passthrough = &rpc.Passthrough{
-		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admits, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
+		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admit, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
 		Streams: m.etcd.Streams(),
 	}
 	server, health := rpc.New(options)

@@ -64,7 +64,7 @@ func Of(c *cloud.Caller) Record {
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
 		RequestID: c.RequestID, Address: c.Address,
 	}
-	if !c.Proven() && c.Node == "" {
+	if !c.Authenticated() && c.Node == "" {
 		r.Principal, r.Tenant = "", cloud.Tenant{}
 		if c.User != "" {
 			r.Target = strings.TrimSpace("claims=" + string(c.User) + " " + r.Target)

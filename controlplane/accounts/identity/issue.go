@@ -84,7 +84,7 @@ func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u 
 			return err
 		}
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-		reaches = found.Org != "" && holder.Reaches(found)
+		reaches = found.Org != "" && holder.HasRoleIn(found)
 		if reaches && t.Project == "" {
 			// A role for the whole cloud covers any org ID, so check that the org exists.
 			o, err := tenant.FindOrg(v, t.Org)
@@ -348,7 +348,7 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	if id == caller.TokenID {
 		return s.denyOwn(ctx, caller)
 	}
-	if !caller.Governs() {
+	if !caller.IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
@@ -358,7 +358,7 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 // Under --dev nothing is denied either: anybody may use any name there, and a denial would count against the principal
 // of that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
-	if !c.Proven() || c.Proof == cloud.ProofDev {
+	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return nil
 	}
 	return s.deny(ctx, denialOf(c))

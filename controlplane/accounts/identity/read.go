@@ -19,7 +19,7 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 		OrgId: string(c.Scope.Org), ProjectId: string(c.Scope.Project), Bindings: bindingsOnWire(c.Bindings), ExpiresAt: c.Expires, TokenId: c.TokenID,
 	}
 	// Unauthenticated callers must not learn whether a name exists.
-	if !c.Proven() || c.Proof == cloud.ProofDev {
+	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return out, nil
 	}
 	var u *principal.User

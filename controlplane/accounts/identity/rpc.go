@@ -140,7 +140,7 @@ func (r *server) admitOwnUser(ctx context.Context, method, user, says string) er
 	caller := auth.CallerOf(ctx)
 	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user the
 	// caller's own.
-	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Governs() {
+	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}
 	return nil

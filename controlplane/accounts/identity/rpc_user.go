@@ -84,7 +84,7 @@ func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequ
 	if err := password.Check(in.GetPassword()); err != nil {
 		return nil, err
 	}
-	if caller := auth.CallerOf(ctx); !caller.Governs() {
+	if caller := auth.CallerOf(ctx); !caller.IsCloudAdmin() {
 		q := tokenRequest{User: caller.User, Password: in.GetCurrentPassword(), Kind: token.User, Address: caller.Address}
 		if u, err := r.s.authenticate(ctx, q); err != nil {
 			return nil, err
@@ -183,7 +183,7 @@ func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) boo
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
 		return false
 	}
-	return c != nil && c.Proven() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
+	return c != nil && c.Authenticated() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {

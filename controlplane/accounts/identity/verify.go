@@ -228,7 +228,7 @@ func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(
 		return t, err
 	}
 	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.HasRoleIn(cloud.Tenant{Org: p.Org, Project: t.Project}) {
 		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
 	}
 	return cloud.Tenant{Project: t.Project}, nil

@@ -126,7 +126,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	if c.Node != "" {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s is not for hosts", method)
 	}
-	if !c.Proven() {
+	if !c.Authenticated() {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"the token's holder proved nothing: ask for one with a registered name and its password")
 	}

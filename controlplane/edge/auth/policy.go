@@ -72,7 +72,7 @@ func (j policyEngine) permits(c *cloud.Caller, m Method, at cloud.Tenant, roles 
 		Action:    actionOf(m),
 		Resource:  cedar.NewEntityUID("Place", cedar.String(at.String())),
 		Context: cedar.NewRecord(cedar.RecordMap{
-			"proven": cedar.Boolean(c.Proven()),
+			"proven": cedar.Boolean(c.Authenticated()),
 			"proof":  cedar.String(c.Proof),
 			"roles":  cedar.NewSet(roleValues...),
 		}),

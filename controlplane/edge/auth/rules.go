@@ -223,7 +223,7 @@ func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
 }
 
 func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
-	if !c.Proven() {
+	if !c.Authenticated() {
 		return false
 	}
 	for _, b := range c.Bindings {

@@ -105,7 +105,7 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 		return r.resolveNarrowed(asked)
 	}
 	if scope := c.Scope; scope.Org != "" {
-		if !c.Reaches(scope) {
+		if !c.HasRoleIn(scope) {
 			return r.errNoAccess(scope)
 		}
 		if asked.Org != "" && asked.Org != scope.Org {
@@ -152,7 +152,7 @@ func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	scope := r.c.Scope
 	// The verifier clears the org of the scope if the project does not exist, is in another org, or the holder has no
 	// role in it.
-	if scope.Org == "" || !r.c.Reaches(scope) {
+	if scope.Org == "" || !r.c.HasRoleIn(scope) {
 		return r.errNoAccess(scope)
 	}
 	mismatch := asked.Org != "" && asked.Org != scope.Org || asked.Project != "" && asked.Project != scope.Project
@@ -209,7 +209,7 @@ func (r resolution) resolveOrg(asked cloud.Tenant) (cloud.Tenant, error) {
 		return cloud.Tenant{Org: t.Org}, err
 	}
 	if asked.Org != "" {
-		if !r.c.Reaches(cloud.Tenant{Org: asked.Org}) {
+		if !r.c.HasRoleIn(cloud.Tenant{Org: asked.Org}) {
 			return r.errNoAccess(cloud.Tenant{Org: asked.Org})
 		}
 		return cloud.Tenant{Org: asked.Org}, nil
@@ -233,7 +233,7 @@ func (r resolution) resolveProject(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Project != "" {
 		return r.resolveNamed(asked)
 	}
-	if asked.Org != "" && !r.c.Reaches(asked) {
+	if asked.Org != "" && !r.c.HasRoleIn(asked) {
 		return r.errNoAccess(asked)
 	}
 	found := cloud.ProjectsOf(r.c.Bindings, asked.Org)

@@ -27,7 +27,7 @@ func TestACallChoosesItsTenant(t *testing.T) {
 	member := in(cloud.ProjectMember, "o", "p")
 	boss := in(cloud.OrgAdmin, "o", "")
 	admin := in(cloud.SystemAdmin, "", "")
-	settled := cloud.Defaults{}.Settle([]cloud.Binding{member})
+	settled := cloud.Defaults{}.WithBindings([]cloud.Binding{member})
 	for _, c := range []struct {
 		name                 string
 		scope, chosen, asked cloud.Tenant

@@ -58,7 +58,7 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 		}
 		caller = authenticatedCaller(ctx)
 	}
-	if !caller.Proven() { // everybody can get an unauthenticated token
+	if !caller.Authenticated() { // everybody can get an unauthenticated token
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)

@@ -66,14 +66,14 @@ func (s scope) full() error {
 
 // callerScopes returns the scopes that count a stream when it is opened, before its request is read.
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
-	if c == nil || !c.Proven() {
+	if c == nil || !c.Authenticated() {
 		return []scope{
 			{"address", Network(ctx).String(), MaxAddressStreams},
 			{"all unauthenticated callers together", "", MaxOpenStreams},
 		}
 	}
 	scopes := []scope{{"principal", string(c.User), MaxPrincipalStreams}}
-	if !c.Governs() {
+	if !c.IsCloudAdmin() {
 		scopes = append(scopes, scope{"all tenants together", "", MaxMemberStreams})
 	}
 	return scopes

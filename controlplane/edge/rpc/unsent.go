@@ -127,7 +127,7 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	if f.conn = s.conns[connOf(ctx)]; f.conn != nil {
 		f.conn.flows[f] = struct{}{}
 	}
-	if c := auth.CallerOf(ctx); c != nil && c.Proven() {
+	if c := auth.CallerOf(ctx); c != nil && c.Authenticated() {
 		f.join("")
 	} else {
 		f.join(unauthenticated)

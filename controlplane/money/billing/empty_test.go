@@ -74,7 +74,7 @@ func TestStop(t *testing.T) {
 	w.bill()
 	for _, id := range []cloud.VMID{first, second} {
 		require.Equal(t, cloud.Stopping, w.get(id).State)
-		require.False(t, w.get(id).Wish.On)
+		require.False(t, w.get(id).Desired.On)
 		w.reportObserved(id, cloud.ObservedEnded)
 		require.Equal(t, cloud.Stopped, w.get(id).State)
 	}

@@ -146,7 +146,7 @@ func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 				if err != nil {
 					return err
 				}
-				if machine != nil && (machine.Wish.On || machine.Wish.Again) {
+				if machine != nil && (machine.Desired.On || machine.Desired.StartAfterStop) {
 					on = append(on, r.Path)
 				}
 			}

@@ -104,8 +104,8 @@ func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
 // small takes 2 vCPUs, 512 MiB and a disk of 5 GiB.
-func small(name string) vm.Wanted {
-	return vm.Wanted{Name: name, Spec: cloud.Spec{
+func small(name string) vm.CreateRequest {
+	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 }
@@ -136,7 +136,7 @@ func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...fu
 	w.t.Helper()
 	m := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Wish.Starts, RebootsDone: m.Wish.Reboots, ResetsDone: m.Wish.Resets,
+		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Desired.Starts, RebootsDone: m.Desired.Reboots, ResetsDone: m.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)
@@ -173,7 +173,7 @@ func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func(
 
 func (w *world) start(id cloud.VMID) error {
 	w.t.Helper()
-	return w.callPower(id, func(m *cloud.VM) bool { return m.Wish.On }, func() error {
+	return w.callPower(id, func(m *cloud.VM) bool { return m.Desired.On }, func() error {
 		_, err := w.vms.Start(w.as(acme), acme, id, [32]byte{})
 		return err
 	}, cloud.ObservedRunning)
@@ -181,7 +181,7 @@ func (w *world) start(id cloud.VMID) error {
 
 func (w *world) stop(id cloud.VMID) {
 	w.t.Helper()
-	require.NoError(w.t, w.callPower(id, func(m *cloud.VM) bool { return !m.Wish.On }, func() error {
+	require.NoError(w.t, w.callPower(id, func(m *cloud.VM) bool { return !m.Desired.On }, func() error {
 		_, err := w.vms.Stop(w.as(acme), acme, id, 30*time.Second, [32]byte{})
 		return err
 	}, cloud.ObservedEnded))

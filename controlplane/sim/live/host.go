@@ -233,7 +233,7 @@ func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if g := h.guests[id]; g != nil && g.proc != nil {
-		h.ended(id, g, cloud.ExitAsked, "")
+		h.ended(id, g, cloud.ExitRequested, "")
 	}
 }
 
@@ -257,7 +257,7 @@ func (h *host) destroy(id cloud.VMID) {
 		return
 	}
 	if g.proc != nil {
-		h.ended(id, g, cloud.ExitAsked, "")
+		h.ended(id, g, cloud.ExitRequested, "")
 	}
 	delete(h.guests, id)
 	h.f.audit.destroyed(h, id)

@@ -138,7 +138,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		return err
 	}
 	p.images = image.New(image.Options{
-		Store: p.records, Commands: p.commands, Files: p.files, Self: s.id, Members: len(memberIDs), Peers: p.mesh,
+		Store: p.records, Commands: p.commands, Files: p.files, Self: s.id, Members: func() int { return len(memberIDs) }, Peers: p.mesh,
 		ImportDirs: []image.ImportDir{{Path: f.imports}}, Log: log,
 	})
 	addresses := map[uint64]string{}
@@ -146,7 +146,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 		addresses[s.id] = string(s.name)
 	}
 	p.nodes = node.New(node.Options{
-		Store: p.records, Commands: p.commands, Leadership: p.system, Self: s.id, AgentAddresses: addresses,
+		Store: p.records, Commands: p.commands, Leadership: p.system, Self: s.id, Listeners: func() map[uint64]string { return addresses },
 		Authority: f.authority, Log: log, Now: time.Now,
 	})
 	p.vms = vm.New(vm.Options{Store: p.records, Commands: p.commands, Nodes: p.nodes, Log: log})

@@ -69,20 +69,20 @@ func (t *tenantClient) once(ctx context.Context) {
 	}
 	switch {
 	case n < 45:
-		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Start(ctx, tenant.Default, v.id, body)
 		})
 	case n < 70:
 		grace := time.Duration(t.rng.IntN(20)) * time.Second
-		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Stop(ctx, tenant.Default, v.id, grace, body)
 		})
 	case n < 76:
-		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reboot(ctx, tenant.Default, v.id, body)
 		})
 	case n < 80:
-		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reset(ctx, tenant.Default, v.id, body)
 		})
 	case n < 88:
@@ -156,7 +156,7 @@ func (t *tenantClient) callAt(ctx context.Context, s *memberSlot, key string, f 
 func (t *tenantClient) create(ctx context.Context) {
 	name := fmt.Sprintf("%s-vm-%d", t.name, t.asks+1)
 	key := fmt.Sprintf("%s-%d", t.name, t.asks+1)
-	w := vm.Wanted{
+	w := vm.CreateRequest{
 		Name: name, Labels: map[string]string{keyLabel: key},
 		Spec: cloud.Spec{
 			CPU: &cloud.CPU{VCPUs: uint32(1 + t.rng.IntN(4))}, Memory: &cloud.Memory{SizeMiB: uint64(512 << t.rng.IntN(4))},
@@ -189,14 +189,14 @@ func (t *tenantClient) create(ctx context.Context) {
 	}
 }
 
-func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.Asked, error)) {
+func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.PowerResult, error)) {
 	id := v.id
 	err, _ := t.ask(ctx, verb+" "+short(id), func(ctx context.Context, p *process, body [32]byte) error {
 		now, err := call(ctx, p, body)
 		if err == nil && now.VM.ID != id {
 			t.f.fail("%s of VM %s was answered with VM %s", verb, id, now.VM.ID)
 		}
-		if now.Late {
+		if now.TimedOut {
 			t.f.count("calls that ran out of time")
 		}
 		return err

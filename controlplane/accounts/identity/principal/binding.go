@@ -129,7 +129,7 @@ func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: remove one first", u.ID, in, b.Org)
 	}
 	after := append(slices.Clone(before), b)
-	u.Defaults = u.Defaults.Settle(before).Settle(after)
+	u.Defaults = u.Defaults.WithBindings(before).WithBindings(after)
 	u.Bindings = after
 	Users.Put(tx, u, string(u.ID))
 	return nil
@@ -194,7 +194,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	if err != nil {
 		return err
 	}
-	u.Defaults = u.Defaults.Settle(left)
+	u.Defaults = u.Defaults.WithBindings(left)
 	Users.Put(tx, u, string(u.ID))
 	return nil
 }

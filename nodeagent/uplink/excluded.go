@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// tokenEvery is the interval at which an evicted or banned host checks whether its token has changed.
-	tokenEvery = 2 * time.Second
-	// pardonEvery is the interval at which a banned host retries its session.
-	pardonEvery = time.Minute
+	// tokenPollInterval is the interval at which an evicted or banned host checks whether its token has changed.
+	tokenPollInterval = 2 * time.Second
+	// bannedRetryInterval is the interval at which a banned host retries its session.
+	bannedRetryInterval = time.Minute
 )
 
 // Error reasons of an evicted and of a banned host. They can be trusted: the members of the host's own cluster that
@@ -24,8 +24,8 @@ const (
 	banned  = "NODE_BANNED"
 )
 
-// putOut returns the reason for which the cluster refuses this host (evicted or banned), empty if err is another error.
-func putOut(err error) string {
+// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is another error.
+func exclusionReason(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.PermissionDenied {
 		return ""
@@ -38,27 +38,27 @@ func putOut(err error) string {
 	return ""
 }
 
-// outside returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// pardonEvery. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
+// waitExcluded returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
+// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on disk is
 // no longer used.
-func (l *Link) outside(ctx context.Context, why string) error {
-	l.handing.Lock()
+func (l *Link) waitExcluded(ctx context.Context, reason string) error {
+	l.deliverMu.Lock()
 	l.stored = nil
-	l.handing.Unlock()
-	if why != l.out {
-		l.out = why
-		if why == banned {
+	l.deliverMu.Unlock()
+	if reason != l.exclusion {
+		l.exclusion = reason
+		if reason == banned {
 			l.o.Log.Error("this host is banned from its cluster: it is told nothing until `trivet node unban`; guests run on", "node", l.Node())
 		} else {
 			l.o.Log.Error("this host was evicted from its cluster: it asks no more until its join token is replaced by one of `trivet node token`; guests run on",
 				"node", l.Node())
 		}
 	}
-	look := time.NewTicker(tokenEvery)
-	defer look.Stop()
+	poll := time.NewTicker(tokenPollInterval)
+	defer poll.Stop()
 	var pardon <-chan time.Time
-	if why == banned {
-		t := time.NewTimer(pardonEvery)
+	if reason == banned {
+		t := time.NewTimer(bannedRetryInterval)
 		defer t.Stop()
 		pardon = t.C
 	}
@@ -67,7 +67,7 @@ func (l *Link) outside(ctx context.Context, why string) error {
 			return err
 		}
 		select {
-		case <-look.C:
+		case <-poll.C:
 		case <-pardon:
 			return nil
 		case <-ctx.Done():
@@ -80,11 +80,11 @@ func (l *Link) outside(ctx context.Context, why string) error {
 // be stored or ctx ends.
 func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	token, err := l.o.Token()
-	if err != nil || token == l.tried {
+	if err != nil || token == l.triedToken {
 		return false, nil // a new token may follow
 	}
-	if pin, err := pinOf(token); err != nil || !l.identity.credential().names(pin) {
-		l.tried = token
+	if pin, err := pinOf(token); err != nil || !l.identity.credential().matchesPin(pin) {
+		l.triedToken = token
 		l.o.Log.Warn("the join token is not one of this host's cluster")
 		return false, nil
 	}
@@ -92,14 +92,14 @@ func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 		err := l.joinAt(ctx, addr)
 		switch {
 		case err == nil:
-			l.tried, l.out = token, ""
+			l.triedToken, l.exclusion = token, ""
 			return true, nil
 		case ctx.Err() != nil:
 			return false, ctx.Err()
-		case errors.Is(err, errKeep):
+		case errors.Is(err, errStoreIdentity):
 			return false, err
-		case refusals[code(err)]:
-			l.tried = token
+		case finalCodes[code(err)]:
+			l.triedToken = token
 			l.o.Log.Warn("the join token was refused", "member", addr, "err", err)
 			return false, nil
 		}

@@ -22,27 +22,27 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// trio is three members in one process, over real consensus.
-type trio struct {
-	garbles atomic.Uint64 // the member that carries out "wrong" where "sound" was agreed on
-	members map[uint64]*seat
-	ready   chan struct{}
+// cluster holds three members in one process that use real consensus.
+type cluster struct {
+	corrupting atomic.Uint64 // ID of the member that applies "wrong" where "sound" was committed
+	members    map[uint64]*member
+	ready      chan struct{}
 }
 
-type seat struct {
+type member struct {
 	*Service
-	trio   *trio
-	id     uint64
-	runner *consensus.Runner
-	calls  map[string]func(ctx context.Context, from uint64, body []byte) ([]byte, error)
+	cluster *cluster
+	id      uint64
+	runner  *consensus.Runner
+	calls   map[string]func(ctx context.Context, from uint64, body []byte) ([]byte, error)
 }
 
 // Send implements consensus.Transport.
-func (s *seat) Send(e message.Envelope) {
+func (s *member) Send(e message.Envelope) {
 	select {
-	case <-s.trio.ready:
+	case <-s.cluster.ready:
 	default:
-		return // a member that is not there yet
+		return // not all members exist yet
 	}
 	b, err := e.AppendTo(nil)
 	if err != nil {
@@ -52,38 +52,38 @@ func (s *seat) Send(e message.Envelope) {
 	if err != nil {
 		panic(err)
 	}
-	s.trio.members[e.To].runner.Deliver(copied)
+	s.cluster.members[e.To].runner.Deliver(copied)
 }
 
-// SendSnapshot implements consensus.Transport: nobody falls behind here.
-func (s *seat) SendSnapshot(e message.Envelope, _ string) {
+// SendSnapshot implements consensus.Transport. It reports a failure, since no member needs a snapshot here.
+func (s *member) SendSnapshot(e message.Envelope, _ string) {
 	go s.runner.ReportSnapshot(e.Group, e.To, false)
 }
 
-// Direct implements Peers.
-func (s *seat) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
-	other := s.trio.members[member]
+// Direct implements Transport.
+func (s *member) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
+	other := s.cluster.members[member]
 	if other == nil {
 		return nil, leader.ErrNotSent
 	}
 	return other.calls[command](ctx, s.id, body)
 }
 
-// HandleDirect implements Peers.
-func (s *seat) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+// HandleDirect implements Transport.
+func (s *member) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	s.calls[name] = f
 }
 
-// garbling is a machine that may do other than was agreed on.
-type garbling struct {
+// corruptingMachine wraps a state machine. On the member cluster.corrupting it applies changed commands.
+type corruptingMachine struct {
 	consensus.StateMachine
-	trio *trio
-	id   uint64
+	cluster *cluster
+	id      uint64
 }
 
 // Apply implements consensus.StateMachine.
-func (g garbling) Apply(entries []consensus.Entry) ([]any, error) {
-	if g.trio.garbles.Load() == g.id {
+func (g corruptingMachine) Apply(entries []consensus.Entry) ([]any, error) {
+	if g.cluster.corrupting.Load() == g.id {
 		entries = slices.Clone(entries)
 		for i := range entries {
 			entries[i].Data = bytes.ReplaceAll(entries[i].Data, []byte("sound"), []byte("wrong"))
@@ -92,26 +92,26 @@ func (g garbling) Apply(entries []consensus.Entry) ([]any, error) {
 	return g.StateMachine.Apply(entries)
 }
 
-func newTrio(t *testing.T, change ...func(*Options)) *trio {
-	w := &trio{members: map[uint64]*seat{}, ready: make(chan struct{})}
+func newCluster(t *testing.T, change ...func(*Options)) *cluster {
+	w := &cluster{members: map[uint64]*member{}, ready: make(chan struct{})}
 	const group = 2
 	for id := uint64(1); id <= 3; id++ {
 		fs := vfs.NewMem()
 		feed := &LeaseFeed{}
 		engine, err := mvcc.Open(fs, "kv", mvcc.Options{OnLeases: feed.Changed, HashOnCompact: true})
 		require.NoError(t, err)
-		s := &seat{trio: w, id: id, calls: map[string]func(context.Context, uint64, []byte) ([]byte, error){}}
+		s := &member{cluster: w, id: id, calls: map[string]func(context.Context, uint64, []byte) ([]byte, error){}}
 		host, err := consensus.Open(consensus.Options{
 			ID: id, Members: []uint64{1, 2, 3}, Dir: "raft", FS: fs, Transport: s, Log: slog.New(slog.DiscardHandler),
 		})
 		require.NoError(t, err)
 		machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: true})
-		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: garbling{machine, w, id}, Forward: true})
+		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "kv", Machine: corruptingMachine{machine, w, id}, Forward: true})
 		require.NoError(t, err)
 		s.runner = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
 		changes := store.NewGroup(s.runner, group)
 		o := Options{
-			Engine: engine, Agreement: NewRaft(s.runner, group, id, changes), Leases: feed, Peers: s,
+			Engine: engine, Consensus: NewRaft(s.runner, group, id, changes), Leases: feed, Transport: s,
 			Transfer: func(ctx context.Context, to uint64) error { return s.runner.TransferLeader(ctx, group, to) },
 			Tokens:   users.NewTokens(make([]byte, 32), time.Hour), Self: id, Cluster: 77, Election: 100 * time.Millisecond,
 			BcryptCost: users.MinCost, Log: slog.New(slog.DiscardHandler),
@@ -139,33 +139,33 @@ func newTrio(t *testing.T, change ...func(*Options)) *trio {
 	return w
 }
 
-// leader waits for one, and gives it and the others.
-func (w *trio) leader(t *testing.T) (leads *seat, others []*seat) {
+// leader waits for a leader, and returns it and the other members.
+func (w *cluster) leader(t *testing.T) (leaderMember *member, others []*member) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		id := w.members[1].Leader()
-		leads = w.members[id]
-		return leads != nil && leads.Leader() == id
+		leaderMember = w.members[id]
+		return leaderMember != nil && leaderMember.Leader() == id
 	}, 20*time.Second, time.Millisecond)
 	for _, s := range w.members {
-		if s != leads {
+		if s != leaderMember {
 			others = append(others, s)
 		}
 	}
-	return leads, others
+	return leaderMember, others
 }
 
-// What any member acknowledged, every member reads; whatever one writes, all agree on.
-func TestEveryMemberServes(t *testing.T) {
+// TestWritesAreReadableOnAllMembers writes through each member in turn and reads every write through all members.
+func TestWritesAreReadableOnAllMembers(t *testing.T) {
 	ctx := t.Context()
-	w := newTrio(t)
+	w := newCluster(t)
 	w.leader(t)
 	for i := range 30 {
 		writer := w.members[uint64(i%3+1)]
 		value := fmt.Append(nil, i)
 		put, err := writer.Put(ctx, &pb.PutRequest{Key: []byte("a"), Value: value, PrevKv: true})
 		require.NoError(t, err)
-		require.EqualValues(t, i+2, put.Header.Revision, "records make no revision")
+		require.EqualValues(t, i+2, put.Header.Revision, "records do not increment the revision")
 		for _, reader := range w.members {
 			got, err := reader.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 			require.NoError(t, err)
@@ -174,45 +174,47 @@ func TestEveryMemberServes(t *testing.T) {
 	}
 }
 
-// Leases are looked after by whoever leads, asked for anywhere, and outlive a change of leaders.
-func TestLeasesOutliveTheirLeader(t *testing.T) {
+// TestLeasesSurviveLeaderChange checks that each member can grant, renew and read leases, and that a lease keeps its
+// TTL and keys when the leader changes.
+func TestLeasesSurviveLeaderChange(t *testing.T) {
 	ctx := t.Context()
-	w := newTrio(t)
-	leads, others := w.leader(t)
+	w := newCluster(t)
+	leaderMember, others := w.leader(t)
 	_, err := others[0].LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: 7, TTL: 600})
 	require.NoError(t, err)
 	_, err = others[1].Put(ctx, &pb.PutRequest{Key: []byte("a"), Lease: 7})
 	require.NoError(t, err)
-	renewed := func() {
+	renewEverywhere := func() {
 		for _, s := range w.members {
 			r, err := s.LeaseKeepAlive(ctx, &pb.LeaseKeepAliveRequest{ID: 7})
 			require.NoError(t, err)
 			require.EqualValues(t, 600, r.TTL)
 		}
 	}
-	renewed()
-	_, err = leads.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: others[0].id})
+	renewEverywhere()
+	_, err = leaderMember.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: others[0].id})
 	require.NoError(t, err)
-	renewed()
+	renewEverywhere()
 	left, err := others[1].LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.NoError(t, err)
 	require.Greater(t, left.TTL, int64(590))
 	require.Equal(t, [][]byte{[]byte("a")}, left.Keys)
-	_, err = leads.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
+	_, err = leaderMember.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
 	got, err := others[1].Range(ctx, &pb.RangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
 	require.Empty(t, got.Kvs)
 }
 
-// A user who was just made may act on every member at once.
-func TestRecordsAreKnownEverywhere(t *testing.T) {
+// TestAuthAppliesOnAllMembersAtOnce enables Auth through three members, and checks that each member requires a user for
+// the next request.
+func TestAuthAppliesOnAllMembersAtOnce(t *testing.T) {
 	ctx := t.Context()
-	w := newTrio(t)
-	leads, others := w.leader(t)
+	w := newCluster(t)
+	leaderMember, others := w.leader(t)
 	for _, f := range []func() error{
 		func() error {
-			_, err := leads.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
+			_, err := leaderMember.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
 			return err
 		},
 		func() error {
@@ -225,9 +227,9 @@ func TestRecordsAreKnownEverywhere(t *testing.T) {
 	}
 	for _, s := range w.members {
 		_, err := s.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
-		require.Error(t, err, "a linearizable read knows that Auth is enabled")
+		require.Error(t, err, "a linearizable read without a user")
 		_, err = s.Put(ctx, &pb.PutRequest{Key: []byte("a")})
-		require.Error(t, err, "a write does, wherever it is checked first")
+		require.Error(t, err, "a write without a user")
 		_, err = s.Put(As(ctx, users.Root), &pb.PutRequest{Key: []byte("a")})
 		require.NoError(t, err)
 	}

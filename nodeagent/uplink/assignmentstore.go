@@ -21,26 +21,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// keepEvery is the minimum interval between two writes of the assignment. Writing each delta would delay every VM start
+// writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM start
 // by an fsync.
-const keepEvery = time.Second
+const writeInterval = time.Second
 
-// kept stores the last complete assignment and the highest term on disk. The assignment is written asynchronously, a
+// assignmentStore stores the last complete assignment and the highest term on disk. The assignment is written asynchronously, a
 // term before a message of it is delivered: an agent that has just started must also drop messages of a lower term. If
 // the disk is full, the agent continues with the values in memory, since only the agent can free space.
-type kept struct {
+type assignmentStore struct {
 	dir  string
 	log  *slog.Logger
 	wake chan struct{} // capacity 1
 
-	mu    sync.Mutex // guards what follows
-	term  uint64
-	newer *Assignment // not yet on disk
+	mu        sync.Mutex // guards what follows
+	term      uint64
+	unwritten *Assignment // not yet on disk
 }
 
-// openKept loads the state of an earlier run; the assignment is nil if there is none.
-func openKept(dir string, log *slog.Logger) (*kept, *Assignment, error) {
-	k := &kept{dir: dir, log: log, wake: make(chan struct{}, 1)}
+// openAssignmentStore loads the state of an earlier run; the assignment is nil if there is none.
+func openAssignmentStore(dir string, log *slog.Logger) (*assignmentStore, *Assignment, error) {
+	k := &assignmentStore{dir: dir, log: log, wake: make(chan struct{}, 1)}
 	text, err := os.ReadFile(filepath.Join(dir, termFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return k, nil, nil
@@ -66,9 +66,9 @@ func openKept(dir string, log *slog.Logger) (*kept, *Assignment, error) {
 	return k, a, nil
 }
 
-// raise records a term and, if it is the highest so far, writes it to disk before it returns. A write error is only
+// raiseTerm records a term and, if it is the highest so far, writes it to disk before it returns. A write error is only
 // logged.
-func (k *kept) raise(term uint64) {
+func (k *assignmentStore) raiseTerm(term uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if term <= k.term {
@@ -81,10 +81,10 @@ func (k *kept) raise(term uint64) {
 }
 
 // put records a new assignment, which run writes soon.
-func (k *kept) put(a *Assignment) {
+func (k *assignmentStore) put(a *Assignment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.newer = a
+	k.unwritten = a
 	select {
 	case k.wake <- struct{}{}:
 	default:
@@ -92,7 +92,7 @@ func (k *kept) put(a *Assignment) {
 }
 
 // run writes assignments passed to put until ctx ends, and then once more.
-func (k *kept) run(ctx context.Context) {
+func (k *assignmentStore) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case <-k.wake:
@@ -102,17 +102,17 @@ func (k *kept) run(ctx context.Context) {
 			k.log.Warn("assignment not kept", "err", err)
 		}
 		select {
-		case <-time.After(keepEvery):
+		case <-time.After(writeInterval):
 		case <-ctx.Done():
 		}
 	}
 }
 
 // write writes the newest assignment to disk. A failed write is not repeated until the next put.
-func (k *kept) write() error {
+func (k *assignmentStore) write() error {
 	k.mu.Lock()
-	a := k.newer
-	k.newer = nil
+	a := k.unwritten
+	k.unwritten = nil
 	k.mu.Unlock()
 	if a == nil {
 		return nil
@@ -124,11 +124,11 @@ func (k *kept) write() error {
 	return store(k.dir, assignmentFile, m)
 }
 
-// forget discards the term and the assignment, which belonged to another node identity.
-func (k *kept) forget() error {
+// clear discards the term and the assignment, which belonged to another node identity.
+func (k *assignmentStore) clear() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.term, k.newer = 0, nil
+	k.term, k.unwritten = 0, nil
 	for _, name := range []string{assignmentFile, termFile} {
 		if err := os.Remove(filepath.Join(k.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forget %s: %w", name, err)
@@ -141,7 +141,7 @@ func (k *kept) forget() error {
 const (
 	keyFile        = "node.key"      // PKCS #8, PEM
 	credentialFile = "credential.pb" // agent.v1.Credential
-	assignmentFile = "assignment.pb" // agent.v1.WatchResponse, whole
+	assignmentFile = "assignment.pb" // a complete agent.v1.WatchResponse
 	termFile       = "term"          // highest raft term seen, decimal
 )
 

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// errands runs a member's background jobs while Run runs: each named job once at a time, a limited number of jobs at a
+// backgroundJobs runs a member's background jobs while Run runs: each named job once at a time, a limited number of jobs at a
 // time, and a failed job only after a pause. Run waits for all of them.
-type errands struct {
+type backgroundJobs struct {
 	wake func()
 	warn func(name string, err error)
 
@@ -26,32 +26,32 @@ type failure struct {
 }
 
 const (
-	firstRest = 5 * time.Second
-	lastRest  = 5 * time.Minute
+	minBackoff = 5 * time.Second
+	maxBackoff = 5 * time.Minute
 )
 
-func newErrands(wake func(), warn func(string, error)) *errands {
-	return &errands{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
+func newBackgroundJobs(wake func(), warn func(string, error)) *backgroundJobs {
+	return &backgroundJobs{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
 }
 
 // open allows jobs to start, until close.
-func (e *errands) open(ctx context.Context) {
+func (e *backgroundJobs) open(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ctx = ctx
 }
 
 // close prevents further jobs from starting and waits for running ones, whose context has ended.
-func (e *errands) close() {
+func (e *backgroundJobs) close() {
 	e.mu.Lock()
 	e.ctx = nil
 	e.mu.Unlock()
 	e.running.Wait()
 }
 
-// begin starts f in the background. It returns false if a job of this name is running or paused, or all slots are
+// start starts f in the background. It returns false if a job of this name is running or paused, or all slots are
 // taken. When f ends, Run is woken, since another job may then get the slot.
-func (e *errands) begin(name string, slots chan struct{}, f func(context.Context) error) bool {
+func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.Context) error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ctx == nil || e.ctx.Err() != nil || e.busy[name] || time.Now().Before(e.failed[name].until) {
@@ -71,7 +71,7 @@ func (e *errands) begin(name string, slots chan struct{}, f func(context.Context
 		}
 		e.mu.Lock()
 		delete(e.busy, name)
-		e.note(name, err, time.Now())
+		e.recordResult(name, err, time.Now())
 		e.mu.Unlock()
 		<-slots
 		e.wake()
@@ -79,18 +79,18 @@ func (e *errands) begin(name string, slots chan struct{}, f func(context.Context
 	return true
 }
 
-// note stores the result of a job and removes failures that ended long ago.
-func (e *errands) note(name string, err error, now time.Time) {
+// recordResult stores the result of a job and removes failures that ended long ago.
+func (e *backgroundJobs) recordResult(name string, err error, now time.Time) {
 	if err == nil {
 		delete(e.failed, name)
 		return
 	}
 	f := e.failed[name]
 	f.times++
-	f.until = now.Add(min(firstRest<<min(f.times-1, 16), lastRest))
+	f.until = now.Add(min(minBackoff<<min(f.times-1, 16), maxBackoff))
 	e.failed[name] = f
 	for other, f := range e.failed {
-		if now.Sub(f.until) > 2*lastRest {
+		if now.Sub(f.until) > 2*maxBackoff {
 			delete(e.failed, other)
 		}
 	}

@@ -23,7 +23,7 @@ func TestEvicted(t *testing.T) {
 	var token atomic.Value
 	token.Store(m.token())
 	with := func(o *Options) { o.Token = func() (string, error) { return token.Load().(string), nil } }
-	m.set(func() { m.out, m.secret = evicted, "another" }) // the first is used up
+	m.set(func() { m.excluded, m.secret = evicted, "another" }) // the first is used up
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
@@ -47,13 +47,13 @@ func TestEvicted(t *testing.T) {
 	token.Store(m.token())
 	next(t, m.joins)
 	next(t, m.watches)
-	m.say <- snapshot(10, 60, "a")
+	m.send <- snapshot(10, 60, "a")
 	require.EqualValues(t, 10, next(t, a.assigned).Term)
 }
 
 // A host that was put out does not go by the assignment on its disk, as it does when no member answers. A banned one asks
 // again in a minute.
-func TestPutOutGoesByNothingStored(t *testing.T) {
+func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}
 		l.o.Token = func() (string, error) { return "", os.ErrNotExist }
@@ -61,29 +61,29 @@ func TestPutOutGoesByNothingStored(t *testing.T) {
 		l.o.Log = slog.New(slog.DiscardHandler)
 		began := time.Now()
 		done := make(chan error, 1)
-		go func() { done <- l.outside(t.Context(), banned) }()
-		require.NoError(t, l.goByStored(t.Context()))
-		require.Equal(t, storedAfter, time.Since(began))
+		go func() { done <- l.waitExcluded(t.Context(), banned) }()
+		require.NoError(t, l.deliverStored(t.Context()))
+		require.Equal(t, storedDelay, time.Since(began))
 		require.NoError(t, <-done)
-		require.Equal(t, pardonEvery, time.Since(began))
+		require.Equal(t, bannedRetryInterval, time.Since(began))
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		require.ErrorIs(t, l.outside(ctx, evicted), context.DeadlineExceeded)
+		require.ErrorIs(t, l.waitExcluded(ctx, evicted), context.DeadlineExceeded)
 	})
 }
 
 // What puts a host out is the word of a member with the reason, and nothing else.
-func TestPutOut(t *testing.T) {
+func TestExcludedHost(t *testing.T) {
 	say := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})
 		require.NoError(t, err)
 		return s.Err()
 	}
-	require.Equal(t, evicted, putOut(say(codes.PermissionDenied, evicted)))
-	require.Equal(t, banned, putOut(say(codes.PermissionDenied, banned)))
-	require.Empty(t, putOut(say(codes.PermissionDenied, "OTHER")))
-	require.Empty(t, putOut(say(codes.Unavailable, evicted)))
-	require.Empty(t, putOut(status.Error(codes.PermissionDenied, evicted)))
-	require.Empty(t, putOut(errWatchEnded))
+	require.Equal(t, evicted, exclusionReason(say(codes.PermissionDenied, evicted)))
+	require.Equal(t, banned, exclusionReason(say(codes.PermissionDenied, banned)))
+	require.Empty(t, exclusionReason(say(codes.PermissionDenied, "OTHER")))
+	require.Empty(t, exclusionReason(say(codes.Unavailable, evicted)))
+	require.Empty(t, exclusionReason(status.Error(codes.PermissionDenied, evicted)))
+	require.Empty(t, exclusionReason(errWatchEnded))
 }

@@ -30,16 +30,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// stageAgreement agrees at once for some members: everything is carried out by all of them that do not lag.
-type stageAgreement struct {
+// fakeConsensus applies a proposal at once to the engines of all members that do not lag.
+type fakeConsensus struct {
 	mu      sync.Mutex
 	engines map[uint64]*mvcc.Engine
 	lagging map[uint64]bool
 	leader  uint64
-	views   map[uint64]uint64 // of the leader, where a member's is another
+	views   map[uint64]uint64 // by member: the leader it knows, if that is not the field leader
 }
 
-func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) (own command.Result, err error) {
+func (a *fakeConsensus) propose(ctx context.Context, self uint64, data []byte) (own command.Result, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -63,24 +63,24 @@ func (a *stageAgreement) propose(ctx context.Context, self uint64, data []byte) 
 	return own, nil
 }
 
-// side is an agreement as one member has it.
-type side struct {
-	*stageAgreement
+// memberView implements kv.Consensus for one member.
+type memberView struct {
+	*fakeConsensus
 	self uint64
 }
 
-func (s side) Propose(ctx context.Context, data []byte, _ bool) (command.Result, error) {
+func (s memberView) Propose(ctx context.Context, data []byte, _ bool) (command.Result, error) {
 	return s.propose(ctx, s.self, data)
 }
 
-func (s side) ReadIndex(ctx context.Context) error {
+func (s memberView) ReadIndex(ctx context.Context) error {
 	if leader, _ := s.Leader(); leader == 0 {
 		return consensus.ErrNoLeader
 	}
 	return ctx.Err()
 }
 
-func (s side) Status(context.Context) (consensus.GroupStatus, error) {
+func (s memberView) Status(context.Context) (consensus.GroupStatus, error) {
 	leader, term := s.Leader()
 	out := consensus.GroupStatus{Role: "Follower", Leader: leader, Term: term}
 	switch leader {
@@ -92,9 +92,9 @@ func (s side) Status(context.Context) (consensus.GroupStatus, error) {
 	return out, nil
 }
 
-func (s side) Self() uint64 { return s.self }
+func (s memberView) Self() uint64 { return s.self }
 
-func (s side) Leader() (uint64, uint64) {
+func (s memberView) Leader() (uint64, uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if leader, ok := s.views[s.self]; ok {
@@ -103,33 +103,33 @@ func (s side) Leader() (uint64, uint64) {
 	return s.leader, 1
 }
 
-func (s side) Changed() <-chan struct{} { return nil }
+func (s memberView) Changed() <-chan struct{} { return nil }
 
-// stageMembers is a list of members, and what is to be said of changes to it.
-type stageMembers struct {
+// fakeMembers implements Membership. last describes the last change; err is the error of the next one.
+type fakeMembers struct {
 	mu   sync.Mutex
 	list []membership.Member
 	err  error
 	last string
 }
 
-func (m *stageMembers) List(context.Context, bool) ([]membership.Member, error) {
+func (m *fakeMembers) List(context.Context, bool) ([]membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]membership.Member(nil), m.list...), nil
 }
 
-func (m *stageMembers) said(format string, args ...any) error {
+func (m *fakeMembers) record(format string, args ...any) error {
 	m.last = fmt.Sprintf(format, args...)
 	err := m.err
 	m.err = nil
 	return err
 }
 
-func (m *stageMembers) Add(_ context.Context, q membership.AddRequest) (membership.Member, []membership.Member, error) {
+func (m *fakeMembers) Add(_ context.Context, q membership.AddRequest) (membership.Member, []membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.said("add %d %q %q %v learner=%v", q.ID, q.RaftAddr, q.Name, q.ClientURLs, q.Learner); err != nil {
+	if err := m.record("add %d %q %q %v learner=%v", q.ID, q.RaftAddr, q.Name, q.ClientURLs, q.Learner); err != nil {
 		return membership.Member{}, nil, err
 	}
 	if !strings.Contains(q.RaftAddr, "://") {
@@ -140,30 +140,30 @@ func (m *stageMembers) Add(_ context.Context, q membership.AddRequest) (membersh
 	return added, m.list, nil
 }
 
-func (m *stageMembers) RemoveOpen(_ context.Context, id uint64) ([]membership.Member, error) {
+func (m *fakeMembers) RemoveOpen(_ context.Context, id uint64) ([]membership.Member, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.said("remove %d", id); err != nil {
+	if err := m.record("remove %d", id); err != nil {
 		return nil, err
 	}
 	return m.list[1:], nil
 }
 
-func (m *stageMembers) Transfer(_ context.Context, to uint64, groups ...uint64) error {
+func (m *fakeMembers) Transfer(_ context.Context, to uint64, groups ...uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.said("transfer of %v to %d", groups, to)
+	return m.record("transfer of %v to %d", groups, to)
 }
 
-// stageKeys is the service of one member, or the next failure of its calls.
-type stageKeys struct {
+// fakeKeys is the service of one member; err is the error of its next call.
+type fakeKeys struct {
 	Keyspace
-	mu   sync.Mutex
-	err  error
-	torn error // of a list, after its first piece
+	mu        sync.Mutex
+	err       error
+	streamErr error // of RangeStream, after its first message
 }
 
-func (k *stageKeys) next() error {
+func (k *fakeKeys) next() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	err := k.err
@@ -171,14 +171,14 @@ func (k *stageKeys) next() error {
 	return err
 }
 
-func (k *stageKeys) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
+func (k *fakeKeys) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if err := k.next(); err != nil {
 		return nil, err
 	}
 	return k.Keyspace.Range(ctx, r)
 }
 
-func (k *stageKeys) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
+func (k *fakeKeys) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	if err := k.next(); err != nil {
 		return err
 	}
@@ -188,45 +188,45 @@ func (k *stageKeys) RangeStream(ctx context.Context, r *pb.RangeRequest, send fu
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		return k.torn
+		return k.streamErr
 	})
 }
 
-func (k *stageKeys) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
+func (k *fakeKeys) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
 	if err := k.next(); err != nil {
 		return nil, err
 	}
 	return k.Keyspace.Put(ctx, r)
 }
 
-func (k *stageKeys) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
+func (k *fakeKeys) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	if err := k.next(); err != nil {
 		return nil, err
 	}
 	return k.Keyspace.DeleteRange(ctx, r)
 }
 
-// stage is some members' REST, each at 127.0.0.<id> with one port.
-type stage struct {
+// testCluster holds members with REST servers. Member id listens on 127.0.0.<id>; the port is the same for all.
+type testCluster struct {
 	t         *testing.T
-	agreement *stageAgreement
-	members   *stageMembers
+	consensus *fakeConsensus
+	members   *fakeMembers
 	services  map[uint64]*kv.Service
-	keys      map[uint64]*stageKeys
+	keys      map[uint64]*fakeKeys
 	rest      map[uint64]*Server
 	servers   map[uint64]*http.Server
 	port      uint16
 	log       *strings.Builder
 	clock     time.Time
-	// public makes the next requests come by an address that is not of loopback.
+	// public makes the next requests appear to arrive on an address other than loopback.
 	public bool
 }
 
-func newStage(t *testing.T, members int, open, serve bool) *stage {
-	s := &stage{
-		t: t, members: &stageMembers{}, services: map[uint64]*kv.Service{}, keys: map[uint64]*stageKeys{}, rest: map[uint64]*Server{},
+func newTestCluster(t *testing.T, members int, open, serve bool) *testCluster {
+	s := &testCluster{
+		t: t, members: &fakeMembers{}, services: map[uint64]*kv.Service{}, keys: map[uint64]*fakeKeys{}, rest: map[uint64]*Server{},
 		servers: map[uint64]*http.Server{}, clock: time.UnixMilli(1_800_000_000_000), log: &strings.Builder{},
-		agreement: &stageAgreement{engines: map[uint64]*mvcc.Engine{}, lagging: map[uint64]bool{}, leader: 1, views: map[uint64]uint64{}},
+		consensus: &fakeConsensus{engines: map[uint64]*mvcc.Engine{}, lagging: map[uint64]bool{}, leader: 1, views: map[uint64]uint64{}},
 	}
 	var locked sync.Mutex
 	log := slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
@@ -242,15 +242,15 @@ func newStage(t *testing.T, members int, open, serve bool) *stage {
 		engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, engine.Close()) })
-		s.agreement.engines[id] = engine
+		s.consensus.engines[id] = engine
 		s.services[id] = kv.New(kv.Options{
-			Engine: engine, Agreement: side{s.agreement, id}, Leases: &kv.LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
+			Engine: engine, Consensus: memberView{s.consensus, id}, Leases: &kv.LeaseFeed{}, Tokens: users.NewTokens(make([]byte, 32), 0),
 			Self: id, Cluster: 77, Election: time.Second, BcryptCost: 4, Log: log,
 		})
-		s.keys[id] = &stageKeys{Keyspace: s.services[id]}
+		s.keys[id] = &fakeKeys{Keyspace: s.services[id]}
 		s.members.list = append(s.members.list, membership.Member{ID: id, RaftAddr: fmt.Sprintf("http://127.0.0.%d:2380", id)})
 		s.rest[id] = New(Options{
-			Keys: s.keys[id], Members: s.members, Group: side{s.agreement, id}, GroupID: 2, Self: id, Cluster: 77,
+			Keys: s.keys[id], Members: s.members, Group: memberView{s.consensus, id}, GroupID: 2, Self: id, Cluster: 77,
 			Key: []byte("the members' key"), Port: s.port, Open: open, Hosts: []string{"keys.example"}, Log: log,
 			Metrics: rest.NewMetrics(prometheus.NewRegistry()), Now: func() time.Time { return s.clock },
 		})
@@ -265,8 +265,8 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// listen takes a port that is free for all members.
-func (s *stage) listen(members int) map[uint64]net.Listener {
+// listen returns listeners on one port that is free on the addresses of all members.
+func (s *testCluster) listen(members int) map[uint64]net.Listener {
 	for range 50 {
 		all := map[uint64]net.Listener{}
 		port := 0
@@ -289,7 +289,7 @@ func (s *stage) listen(members int) map[uint64]net.Listener {
 	return nil
 }
 
-func (s *stage) serve(id uint64, l net.Listener) {
+func (s *testCluster) serve(id uint64, l net.Listener) {
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.public {
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(10, 0, 0, byte(id)), Port: 8081}))
@@ -306,16 +306,16 @@ func (s *stage) serve(id uint64, l net.Listener) {
 	})
 }
 
-// answer is what came back of a request.
-type answer struct {
+// response holds the response to a request.
+type response struct {
 	status int
 	header http.Header
 	body   []byte
 	err    error // of reading the body
 }
 
-// ask sends a request as it is written, over a connection of its own.
-func (s *stage) ask(id uint64, text string) answer {
+// send sends the text of a request over a new connection and returns the response.
+func (s *testCluster) send(id uint64, text string) response {
 	conn, err := net.Dial("tcp", net.JoinHostPort(fmt.Sprintf("127.0.0.%d", id), strconv.Itoa(int(s.port))))
 	require.NoError(s.t, err)
 	defer conn.Close()
@@ -327,11 +327,11 @@ func (s *stage) ask(id uint64, text string) answer {
 	require.NoError(s.t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	return answer{resp.StatusCode, resp.Header, body, err}
+	return response{resp.StatusCode, resp.Header, body, err}
 }
 
-// payload is an answer's data or error, of an envelope that is as it must be.
-func (a answer) payload(t *testing.T) string {
+// payload checks the envelope of a response and returns its data or error.
+func (a response) payload(t *testing.T) string {
 	require.NoError(t, a.err)
 	require.Equal(t, "application/json", a.header.Get("Content-Type"), "%s", a.body)
 	var body struct {
