@@ -14,6 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
@@ -59,11 +60,10 @@ func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, vali
 	if err != nil {
 		return err
 	}
-	fresh := path + ".new"
-	if err := os.WriteFile(fresh, []byte(token+"\n"), 0o600); err != nil {
+	if err := atomicfile.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
 		return fmt.Errorf("write admin token: %w", err)
 	}
-	return os.Rename(fresh, path)
+	return nil
 }
 
 // tokenValidator returns a function that returns an error unless a token is valid.

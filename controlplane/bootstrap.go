@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -96,7 +97,7 @@ func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Autho
 	if id, err = membership.Locate(ctx, asker, c.SeedAddresses(), c.Address(c.Ports.Peers), log); err != nil {
 		return 0, false, fmt.Errorf("find out which member this is: %w", err)
 	}
-	if err := os.WriteFile(path, []byte(strconv.FormatUint(id, 10)+"\n"), 0o600); err != nil {
+	if err := atomicfile.WriteFile(path, []byte(strconv.FormatUint(id, 10)+"\n"), 0o600); err != nil {
 		return 0, false, fmt.Errorf("keep the member's id: %w", err)
 	}
 	return id, true, nil

@@ -40,21 +40,18 @@ func main() {
 
 func command() *cobra.Command {
 	var file string
-	flagged := config.Default()
+	defaults := config.Default()
 	root := &cobra.Command{
 		Use: "trivet-controlplane", Short: "One member of Trivet's control plane", Args: cobra.NoArgs,
 		SilenceUsage: true, SilenceErrors: true, Version: version(),
 	}
 	root.Flags().StringVar(&file, "config", "", "YAML file with the same settings")
-	flagged.BindFlags(root.Flags())
+	defaults.BindFlags(root.Flags())
 	forced := root.Flags().Bool("force-new-cluster", false, "make a cluster of this member alone of its data, when the others are lost for good; once, with a renewed key")
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := config.Load(file, os.Environ(), cmd.Flags())
+		c, err := config.Load(file, os.LookupEnv, cmd.Flags())
 		if err != nil {
 			return err
-		}
-		if dirs := flagged.Images.ImportDirs; len(dirs) > 0 {
-			c.Images.ImportDirs = dirs
 		}
 		if err := cmp.Or(c.Validate(), c.ValidateTLS()); err != nil {
 			return err

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -14,11 +12,12 @@ import (
 	"strconv"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/spf13/pflag"
 
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/settings"
 )
 
 // Config holds the operator's settings. The file's keys are the yaml tags. Every setting also has a flag (with dashes)
@@ -87,7 +86,7 @@ type setting struct {
 	set         func(c *Config, text string) error
 }
 
-var settings = []setting{
+var configSettings = []setting{
 	{"controlplane", "members' `addresses`, comma-separated; port 7443 unless given", func(c *Config, s string) error {
 		c.ControlPlane = splitList(s)
 		return nil
@@ -149,52 +148,51 @@ func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// load merges defaults, file, environment and flags, and validates the result. It prints usage to out; if usage was
-// requested, it returns flag.ErrHelp.
-func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
-	flags := flag.NewFlagSet("trivet-nodeagent", flag.ContinueOnError)
-	flags.SetOutput(out)
-	file := flags.String("config", "", "YAML `file` (TRIVET_CONFIG)")
-	given := map[string]string{}
-	for _, s := range settings {
-		set := func(v string) error { given[s.name] = v; return nil }
+// BindFlags adds the flags of all settings to f. Parsing f writes to c.
+func (c *Config) BindFlags(f *pflag.FlagSet) {
+	for _, s := range configSettings {
+		flag := f.VarPF(&flagValue{setting: s, c: c}, s.name, "", s.usage)
 		if s.name == "allow-tcg" {
-			flags.BoolFunc(s.name, s.usage, set)
-		} else {
-			flags.Func(s.name, s.usage, set)
+			flag.NoOptDefVal = "true"
 		}
 	}
+}
+
+// flagValue is the value of a setting's flag. It implements pflag.Value.
+type flagValue struct {
+	setting
+	c    *Config
+	text string // as last set
+}
+
+func (v *flagValue) Set(text string) error {
+	v.text = text
+	return v.set(v.c, text)
+}
+
+func (v *flagValue) String() string { return v.text }
+func (v *flagValue) Type() string   { return "" }
+
+// load merges defaults, file, environment and flags, and validates the result. It prints usage to out; if usage was
+// requested, it returns pflag.ErrHelp.
+func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
+	flags := pflag.NewFlagSet("trivet-nodeagent", pflag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.SortFlags = false
+	file := flags.String("config", "", "YAML `file` (TRIVET_CONFIG)")
+	new(Config).BindFlags(flags)
 	if err := flags.Parse(args); err != nil {
 		return Config{}, err
 	}
 	if flags.NArg() > 0 {
 		return Config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	c := Default()
 	if path, ok := env("TRIVET_CONFIG"); ok && *file == "" {
 		*file = path
 	}
-	if *file != "" {
-		data, err := os.ReadFile(*file)
-		if err != nil {
-			return Config{}, fmt.Errorf("read config: %w", err)
-		}
-		if err := c.read(data); err != nil {
-			return Config{}, fmt.Errorf("%s: %w", *file, err)
-		}
-	}
-	for _, s := range settings {
-		name := variable(s.name)
-		if v, ok := env(name); ok {
-			if err := s.set(&c, v); err != nil {
-				return Config{}, fmt.Errorf("%s: %w", name, err)
-			}
-		}
-		if v, ok := given[s.name]; ok {
-			if err := s.set(&c, v); err != nil {
-				return Config{}, fmt.Errorf("--%s: %w", s.name, err)
-			}
-		}
+	c := Default()
+	if err := settings.Load(&c, settings.Sources{File: *file, LookupEnv: env, Flags: flags}); err != nil {
+		return Config{}, err
 	}
 	if c.Name == "" {
 		name, err := os.Hostname()
@@ -204,23 +202,6 @@ func load(args []string, env func(string) (string, bool), out io.Writer) (Config
 		c.Name, _, _ = strings.Cut(strings.ToLower(name), ".")
 	}
 	return c, c.Validate()
-}
-
-// read parses the settings in the file. An unknown field is an error.
-func (c *Config) read(data []byte) error {
-	d := yaml.NewDecoder(bytes.NewReader(data))
-	d.KnownFields(true)
-	if err := d.Decode(c); err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return errors.New("more than one document")
-	}
-	return nil
-}
-
-func variable(name string) string {
-	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
 // validCluster matches the form of a cluster id, a number from 1 to 2^53−1.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/nodeagent/facts"
@@ -98,14 +98,14 @@ func TestBadConfig(t *testing.T) {
 	_, err := load(nil, with(map[string]string{"TRIVET_ALLOW_TCG": "perhaps"}), io.Discard)
 	require.ErrorContains(t, err, "TRIVET_ALLOW_TCG")
 	_, err = load([]string{"-h"}, with(nil), io.Discard)
-	require.True(t, errors.Is(err, flag.ErrHelp))
+	require.True(t, errors.Is(err, pflag.ErrHelp))
 }
 
 // A field of the file without a flag and variable would be missing from two of the three sources.
 func TestEveryFieldIsASetting(t *testing.T) {
 	var walk func(reflect.Type, string)
 	names := map[string]bool{}
-	for _, s := range settings {
+	for _, s := range configSettings {
 		names[s.name] = true
 	}
 	walk = func(typ reflect.Type, prefix string) {

@@ -11,7 +11,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,6 +19,8 @@ import (
 	"runtime/debug"
 	"syscall"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 )
@@ -42,7 +43,7 @@ func main() {
 func start(args []string) int {
 	config, err := load(args, os.LookupEnv, os.Stderr)
 	switch {
-	case errors.Is(err, flag.ErrHelp):
+	case errors.Is(err, pflag.ErrHelp):
 		return 0
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "trivet-nodeagent:", err)

@@ -27,6 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
 	"github.com/trivet-cloud/trivet/nodeagent/uplink"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -154,7 +155,8 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	return nil
 }
 
-// claim creates the data directory, locks it against other agents and checks its format.
+// claim creates the data directory, locks it against other agents, removes temporary files that a crash left, and checks
+// the format.
 func claim(dir string) (release func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
@@ -167,10 +169,14 @@ func claim(dir string) (release func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("another agent uses the data directory %s: %w", dir, err)
 	}
+	if err := atomicfile.RemoveLeftovers(dir); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
 	path := filepath.Join(dir, "format")
 	switch text, err := os.ReadFile(path); {
 	case errors.Is(err, fs.ErrNotExist):
-		if err := os.WriteFile(path, []byte(formatVersion+"\n"), 0o600); err != nil {
+		if err := atomicfile.WriteFile(path, []byte(formatVersion+"\n"), 0o600); err != nil {
 			f.Close()
 			return nil, fmt.Errorf("open data directory: %w", err)
 		}

@@ -35,7 +35,7 @@ var layers = [][]string{
 
 // outside lists what the packages of a layer may import from the other folders of the module.
 var outside = map[string][]string{
-	"engine":   {"shared/mutant", "shared/mtls"}, // and nothing that knows the cloud
+	"engine":   {"shared/mutant", "shared/mtls", "shared/atomicfile"}, // and nothing that knows the cloud
 	"edge":     {"shared/…"},
 	"records":  {"shared/…", "protos/peer/v1"},
 	"accounts": {"shared/…", "protos/…"},
@@ -101,29 +101,32 @@ var pure = map[string][]string{
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
 // everything below it.
 var others = map[string][]string{
+	"shared/atomicfile":        {},
 	"shared/fault":             {},
 	"shared/mutant":            {},
 	"shared/mutant/mutanttest": {},
-	"shared/mtls":              {},
+	"shared/mtls":              {"shared/atomicfile"},
 	"shared/qcow2":             {"shared/mutant"},
+	"shared/retry":             {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},
+	"shared/settings":          {},
 	"shared/convert":           {"shared/cloud", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
-		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud"}, // for the types and defaults of their settings
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of their settings
 	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
-		"controlplane/accounts/identity/token", "shared/cloud"},
+		"controlplane/accounts/identity/token", "shared/cloud", "shared/atomicfile"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
 	"controlplane/sim/steps": {"controlplane/…", "shared/…"},
 	"controlplane/sim/live":  {"controlplane/…", "shared/…", "protos/…"},
 
-	"nodeagent/qmp":       {},
+	"nodeagent/qmp":       {"shared/retry"},
 	"nodeagent/facts":     {"nodeagent/qmp"},
-	"nodeagent/cgroup":    {},
+	"nodeagent/cgroup":    {"shared/retry"},
 	"nodeagent/console":   {},
-	"nodeagent/disk":      {"shared/qcow2", "shared/mutant"},
-	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant"},
+	"nodeagent/disk":      {"shared/qcow2", "shared/mutant", "shared/atomicfile"},
+	"nodeagent/qemu":      {"nodeagent/qmp", "nodeagent/cgroup", "nodeagent/console", "shared/qcow2", "shared/mutant", "shared/atomicfile"},
 	"nodeagent/reconcile": {"shared/…", "protos/agent/v1"},
 	"nodeagent/machine":   {"nodeagent/…", "protos/…", "shared/…"},
 	"nodeagent/uplink":    {"protos/…", "shared/…"},

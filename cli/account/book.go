@@ -15,6 +15,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // Before is the name of the context for a file in the format before contexts existed.
@@ -131,7 +133,7 @@ func Update(ctx context.Context, path string, change func(*Book) error) error {
 }
 
 // save replaces the file atomically, with mode 0600.
-func (b *Book) save(path string) (err error) {
+func (b *Book) save(path string) error {
 	text, err := yaml.Marshal(b)
 	if err != nil {
 		return err
@@ -139,23 +141,7 @@ func (b *Book) save(path string) (err error) {
 	if len(text) > maxBook {
 		return fmt.Errorf("longer than %d bytes", maxBook)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".config-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return atomicfile.WriteFile(path, text, 0o600)
 }
 
 // look is the interval between attempts to take a lock.

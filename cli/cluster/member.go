@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // changeTimeout is the deadline of a command that changes the members, which takes a change of two raft groups.
@@ -180,42 +181,38 @@ backup.`,
 	return c
 }
 
-// receive writes a backup to name.part and renames it to name when it is complete and synced.
+// receive writes a backup to a new file. The file gets its name when it is complete and synced.
 func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name string) (size int64, err error) {
+	if err := checkNew(name); err != nil {
+		return 0, err
+	}
+	err = atomicfile.Write(name, 0o600, func(f *os.File) error {
+		stream, err := client.BackupCluster(ctx, &operatorv1.BackupClusterRequest{})
+		if err != nil {
+			return err
+		}
+		for {
+			piece, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return checkNew(name)
+			}
+			if err != nil {
+				return err
+			}
+			n, err := f.Write(piece.GetData())
+			if err != nil {
+				return err
+			}
+			size += int64(n)
+		}
+	})
+	return size, err
+}
+
+// checkNew returns an error if a file, directory or link with that name exists.
+func checkNew(name string) error {
 	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("%s exists already", name)
+		return fmt.Errorf("%s exists already", name)
 	}
-	part := name + ".part"
-	f, err := os.OpenFile(part, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(part)
-		}
-	}()
-	stream, err := client.BackupCluster(ctx, &operatorv1.BackupClusterRequest{})
-	if err != nil {
-		return 0, err
-	}
-	for {
-		piece, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return 0, err
-		}
-		n, err := f.Write(piece.GetData())
-		if err != nil {
-			return 0, err
-		}
-		size += int64(n)
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return 0, err
-	}
-	return size, os.Rename(part, name)
+	return nil
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/trivet-cloud/trivet/cli/account"
+	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
 const (
@@ -137,19 +138,17 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	if p.create {
 		patience = c.opts.CreatePatience
 	}
-	begin := time.Now()
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		err := c.once(ctx, method, p, args, reply, opts)
-		if err == nil || !worthAnother(err, p) || time.Since(begin)+pause > patience {
-			return err
+	var last error
+	_ = retry.Do(ctx, retry.Pauses{First: firstPause, Last: lastPause, Within: patience}, func() error {
+		if last = c.once(ctx, method, p, args, reply, opts); !worthAnother(last, p) {
+			return retry.Permanent(last)
 		}
-		switch waited := Sleep(ctx, pause); {
-		case errors.Is(waited, context.DeadlineExceeded):
-			return err // more useful than "deadline exceeded"
-		case waited != nil:
-			return status.FromContextError(waited).Err()
-		}
+		return last
+	})
+	if worthAnother(last, p) && errors.Is(ctx.Err(), context.Canceled) {
+		return status.FromContextError(ctx.Err()).Err()
 	}
+	return last // also after the deadline, because it is more useful than "deadline exceeded"
 }
 
 // once makes a call to the first endpoint that can be reached.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -18,6 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 	"github.com/trivet-cloud/trivet/cli/show"
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 func snapshotCommand(n *kvSession) *cobra.Command {
@@ -63,39 +63,26 @@ restore the file to an etcd cluster, and trivet kv import loads its keys.`,
 	return c
 }
 
-// save writes a temporary file in the same directory, verifies the snapshot, and then renames the file to path.
+// save writes the snapshot and verifies it before the file gets its name.
 func (c *client) save(ctx context.Context, path string, say func(string)) (facts snapshotFacts, err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		var place *fs.PathError
-		if errors.As(err, &place) { // do not show the name of the temporary file
-			err = fmt.Errorf("%s: %w", path, place.Err)
-		}
-		return facts, fmt.Errorf("save the snapshot: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
 	facts.File = path
-	facts.Bytes, err = c.receive(ctx, f, say)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return facts, err
+	err = atomicfile.Write(path, 0o600, func(f *os.File) (err error) {
+		if facts.Bytes, err = c.receive(ctx, f, say); err != nil {
+			return err
+		}
+		say("checking the snapshot")
+		file, err := snapfile.Open(f.Name())
+		if err != nil {
+			return err
+		}
+		facts.Revision, facts.Keys = file.Revision, int64(file.Counts.Keys)
+		return file.Close()
+	})
+	var place *fs.PathError
+	if errors.As(err, &place) {
+		err = fmt.Errorf("save the snapshot: %s: %w", place.Path, place.Err)
 	}
-	say("checking the snapshot")
-	file, err := snapfile.Open(f.Name())
-	if err != nil {
-		return facts, err
-	}
-	facts.Revision, facts.Keys = file.Revision, int64(file.Counts.Keys)
-	if err := file.Close(); err != nil {
-		return facts, err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return facts, fmt.Errorf("save the snapshot: %w", err)
-	}
-	return facts, nil
+	return facts, err
 }
 
 func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (size int64, err error) {
@@ -109,16 +96,13 @@ func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (siz
 		}
 		var n int
 		if n, err = f.Write(part.GetBlob()); err != nil {
-			return size, fmt.Errorf("save the snapshot: %w", err)
+			return size, err
 		}
 		size += int64(n)
 		say(fmt.Sprintf("saving the snapshot, %s so far", show.Bytes(uint64(size))))
 	}
 	if !errors.Is(err, io.EOF) {
 		return size, clientv3.ContextError(ctx, err)
-	}
-	if err := f.Sync(); err != nil {
-		return size, fmt.Errorf("save the snapshot: %w", err)
 	}
 	return size, nil
 }

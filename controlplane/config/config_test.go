@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,18 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/compute/image"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
+
+// environment returns a function like os.LookupEnv for variables of the form NAME=value.
+func environment(pairs ...string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		for _, pair := range pairs {
+			if value, ok := strings.CutPrefix(pair, name+"="); ok {
+				return value, true
+			}
+		}
+		return "", false
+	}
+}
 
 // Flags override environment variables, which override the file, which overrides the defaults.
 func TestPrecedence(t *testing.T) {
@@ -30,7 +43,7 @@ images:
 	bound := Default()
 	bound.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--cluster-key", "flag.key"}))
-	c, err := Load(file, []string{"TRIVET_CLUSTER_KEY=env.key", "TRIVET_TICK=200ms", "TRIVET_ELSEWHERE=1", "HOME=/"}, flags)
+	c, err := Load(file, environment("TRIVET_CLUSTER_KEY=env.key", "TRIVET_TICK=200ms", "TRIVET_ELSEWHERE=1", "HOME=/"), flags)
 	require.NoError(t, err)
 	require.NoError(t, c.Validate())
 	want := Default()
@@ -57,14 +70,19 @@ func TestLists(t *testing.T) {
 	require.Equal(t, []string{"127.0.0.1:1"}, c.KV.EtcdListen)
 	require.Equal(t, []string{"kv"}, c.REST.Open)
 	require.True(t, c.KV.Open)
-	c, err = Load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2,127.0.0.1:3"}, parsed())
+	c, err = Load(file, environment("TRIVET_KV_ETCD_LISTEN=127.0.0.1:2,127.0.0.1:3"), parsed())
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:2", "127.0.0.1:3"}, c.KV.EtcdListen)
-	c, err = Load(file, []string{"TRIVET_KV_ETCD_LISTEN=127.0.0.1:2"}, parsed("--kv-etcd-listen", "127.0.0.1:4", "--kv-etcd-listen", "127.0.0.1:5", "--rest-open="))
+	c, err = Load(file, environment("TRIVET_KV_ETCD_LISTEN=127.0.0.1:2"), parsed("--kv-etcd-listen", "127.0.0.1:4", "--kv-etcd-listen", "127.0.0.1:5", "--rest-open="))
 	require.NoError(t, err)
 	require.Equal(t, []string{"127.0.0.1:4", "127.0.0.1:5"}, c.KV.EtcdListen)
 	require.Empty(t, c.REST.Open)
 	require.NoError(t, c.Validate())
+
+	require.NoError(t, os.WriteFile(file, []byte("images: {import_dirs: [{path: /a}]}\n"), 0o600))
+	c, err = Load(file, nil, parsed("--import-dir=/b", "--import-dir", "/c=acme,other"))
+	require.NoError(t, err)
+	require.Equal(t, []image.ImportDir{{Path: "/b"}, {Path: "/c", Orgs: []cloud.OrgID{"acme", "other"}}}, c.Images.ImportDirs)
 }
 
 func TestUnknownSettingIsAnError(t *testing.T) {
@@ -72,7 +90,7 @@ func TestUnknownSettingIsAnError(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("node_idd: 2\n"), 0o600))
 	_, err := Load(file, nil, pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.ErrorContains(t, err, "node_idd")
-	_, err = Load("", []string{"TRIVET_NODE_ID=two"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	_, err = Load("", environment("TRIVET_NODE_ID=two"), pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.ErrorContains(t, err, "TRIVET_NODE_ID")
 }
 
@@ -170,7 +188,7 @@ func TestJoinConfig(t *testing.T) {
 	c.Join, c.JoinToken, c.NodeID = nil, "t", 4
 	require.ErrorContains(t, c.Validate(), "say with join")
 
-	c, err = Load("", []string{"TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"}, pflag.NewFlagSet("", pflag.ContinueOnError))
+	c, err = Load("", environment("TRIVET_JOIN=10.0.0.1", "TRIVET_CLUSTER_KEY=k", "TRIVET_NODE_ID=4"), pflag.NewFlagSet("", pflag.ContinueOnError))
 	require.NoError(t, err)
 	require.Equal(t, uint64(4), c.NodeID)
 	require.Equal(t, []string{"10.0.0.1"}, c.Join)

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// BindFlags adds the flags of all settings but identity.providers, which has none, to f. The defaults of the flags are the values in c, and parsing f writes to c.
+// BindFlags adds the flags of all settings but identity.providers, which has none, to f. The defaults of the flags are
+// the values in c, and parsing f writes to c.
 func (c *Config) BindFlags(f *pflag.FlagSet) {
 	c.Billing.flags(f)
 	c.Limits.flags(f)
@@ -43,6 +44,8 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 // importDirs is the flag of Images.ImportDirs. Each occurrence of the flag appends a directory.
 type importDirs struct{ c *Config }
 
+var _ pflag.SliceValue = (*importDirs)(nil)
+
 func (d *importDirs) String() string { return "" }
 func (d *importDirs) Type() string   { return "PATH[=ORG,…]" }
 
@@ -56,4 +59,31 @@ func (d *importDirs) Set(text string) error {
 	}
 	d.c.Images.ImportDirs = append(d.c.Images.ImportDirs, dir)
 	return nil
+}
+
+// Append implements pflag.SliceValue.
+func (d *importDirs) Append(text string) error { return d.Set(text) }
+
+// Replace implements pflag.SliceValue.
+func (d *importDirs) Replace(texts []string) error {
+	d.c.Images.ImportDirs = nil
+	for _, text := range texts {
+		if err := d.Set(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GetSlice implements pflag.SliceValue. It returns texts from which Set makes the same directories.
+func (d *importDirs) GetSlice() (texts []string) {
+	for _, dir := range d.c.Images.ImportDirs {
+		separator, text := "=", dir.Path
+		for _, org := range dir.Orgs {
+			text += separator + string(org)
+			separator = ","
+		}
+		texts = append(texts, text)
+	}
+	return texts
 }

@@ -56,7 +56,7 @@ func TestTLSFromFileEnvironmentAndFlags(t *testing.T) {
 	bound := Default()
 	bound.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--tls-key", "flag.key", "--insecure-plaintext=false"}))
-	c, err := Load(file, []string{"TRIVET_TLS_CERT=env.crt", "TRIVET_TLS_KEY=env.key", "TRIVET_TLS_CA=the command line's"}, flags)
+	c, err := Load(file, environment("TRIVET_TLS_CERT=env.crt", "TRIVET_TLS_KEY=env.key", "TRIVET_TLS_CA=the command line's"), flags)
 	require.NoError(t, err)
 	require.Equal(t, TLS{"env.crt", "flag.key"}, c.TLS)
 	require.True(t, c.TLS.Enabled())

@@ -9,8 +9,8 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/config"
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
-	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // seedRaft creates a raft log for the members of c in layout.NewRaftDir. The log of each group begins after the entry that
@@ -35,7 +35,7 @@ func installRaft(dir string) error {
 	if err := os.Rename(fresh, raft); err != nil {
 		return fmt.Errorf("put the new log in place: %w", err)
 	}
-	if err := datadir.Sync(dir); err != nil {
+	if err := atomicfile.SyncDir(dir); err != nil {
 		return err
 	}
 	return os.RemoveAll(old)

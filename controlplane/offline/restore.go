@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/datadir"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // restore is the command `trivet-controlplane restore`, which creates the data directory of a member of a new cluster.
@@ -121,7 +122,7 @@ func restoreArchive(ctx context.Context, c config.Config, from string) (m backup
 	}
 	if len(c.Cluster) == 0 {
 		// A single member looks for its key here.
-		if err := datadir.WriteFile(c.DataDir, layout.ClusterKeyFile, key.Encode()); err != nil {
+		if err := atomicfile.WriteFile(filepath.Join(c.DataDir, layout.ClusterKeyFile), []byte(key.Encode()), 0o600); err != nil {
 			return m, err
 		}
 	}

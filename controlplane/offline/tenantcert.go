@@ -3,7 +3,6 @@ package offline
 import (
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // maxTenantCert is the longest lifetime of a certificate that tenant-cert makes. Clients reject longer ones from
@@ -79,30 +79,16 @@ certificate from the same files without a restart. Browsers do not support the a
 
 // replaceFile replaces the file at path atomically. The new file has the owner of the old one, because the member that reads
 // the file may run as another user than the one who renews it.
-func replaceFile(path string, text []byte, mode os.FileMode) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
+func replaceFile(path string, text []byte, mode os.FileMode) error {
+	return atomicfile.Write(path, mode, func(f *os.File) error {
+		if before, err := os.Stat(path); err == nil {
+			if err := chownLike(f, before); err != nil {
+				return err
+			}
 		}
-	}()
-	_, err = f.Write(text)
-	if before, statErr := os.Stat(path); err == nil && statErr == nil {
-		err = chownLike(f, before)
-	}
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+		_, err := f.Write(text)
 		return err
-	}
-	return os.Rename(f.Name(), path)
+	})
 }
 
 // chownLike gives f the owner of other.

@@ -14,14 +14,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
-// Limits of the interval at which a group is polled until it is empty. Only version 2 offers notifications, and they
-// are not needed there.
-const (
-	minPoll = time.Millisecond
-	maxPoll = 50 * time.Millisecond
-)
+// pollPauses are the pauses after which a group is polled until it is empty. Only version 2 offers notifications, and
+// they are not needed there.
+var pollPauses = retry.Pauses{First: time.Millisecond, Last: 50 * time.Millisecond}
 
 // Procs returns the processes of a group, sorted; none if there is no such group.
 func (t *Tree) Procs(name string) ([]int, error) {
@@ -52,21 +51,20 @@ func (t *Tree) Procs(name string) ([]int, error) {
 // Kill kills all processes of a group and waits until none is left or ctx ends. A group without processes, or one that
 // does not exist, is no error.
 func (t *Tree) Kill(ctx context.Context, name string) error {
-	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
+	err := retry.Do(ctx, pollPauses, func() error {
 		left, err := t.Procs(name)
-		if err != nil {
-			return err
-		}
-		if len(left) == 0 {
-			return nil
+		if err != nil || len(left) == 0 {
+			return retry.Permanent(err)
 		}
 		if err := t.signal(name, left); err != nil {
-			return fmt.Errorf("kill cgroup %s: %w", name, err)
+			return retry.Permanent(err)
 		}
-		if err := sleep(ctx, pause); err != nil {
-			return fmt.Errorf("kill cgroup %s: %d processes left: %w", name, len(left), err)
-		}
+		return fmt.Errorf("%d processes left", len(left))
+	})
+	if err != nil {
+		return fmt.Errorf("kill cgroup %s: %w", name, err)
 	}
+	return nil
 }
 
 // signal kills the current processes of a group. It never hits another process that has reused a pid.
@@ -105,32 +103,22 @@ func (t *Tree) Remove(ctx context.Context, name string) error {
 		return fmt.Errorf("remove cgroup: %q is not a name", name)
 	}
 	for _, dir := range t.paths(name) {
-		for pause := minPoll; ; pause = min(2*pause, maxPoll) {
+		err := retry.Do(ctx, pollPauses, func() error {
 			err := t.sys.rmdir(dir)
-			if err == nil || errors.Is(err, fs.ErrNotExist) {
-				break
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
 			}
 			if !errors.Is(err, syscall.EBUSY) {
-				return fmt.Errorf("remove cgroup %s: %w", name, err)
+				return retry.Permanent(err)
 			}
 			if procs, err := t.Procs(name); err != nil || len(procs) > 0 {
-				return fmt.Errorf("remove cgroup %s: it has processes %v: %w", name, procs, errors.Join(err, syscall.EBUSY))
+				return retry.Permanent(fmt.Errorf("it has processes %v: %w", procs, errors.Join(err, syscall.EBUSY)))
 			}
-			if err := sleep(ctx, pause); err != nil {
-				return fmt.Errorf("remove cgroup %s: %w", name, err)
-			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("remove cgroup %s: %w", name, err)
 		}
 	}
 	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -43,6 +43,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
@@ -64,7 +65,10 @@ func Build(ctx context.Context, images *Images, dir string, uid int, disks []Dis
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make disks: %w", err)
 	}
-	if err := syncDir(filepath.Dir(dir)); err != nil {
+	if err := atomicfile.SyncDir(filepath.Dir(dir)); err != nil {
+		return fmt.Errorf("make disks: %w", err)
+	}
+	if err := atomicfile.RemoveLeftovers(dir); err != nil {
 		return fmt.Errorf("make disks: %w", err)
 	}
 	for _, d := range disks {
@@ -101,13 +105,10 @@ func build(ctx context.Context, images *Images, dir string, uid int, d Disk) err
 	if err != nil {
 		return err
 	}
-	if err := create(notePath(dir, d.ID), func(f *os.File) error {
-		_, err := f.Write(note)
-		return err
-	}); err != nil {
+	if err := atomicfile.WriteFile(notePath(dir, d.ID), note, 0o600); err != nil {
 		return err
 	}
-	return create(path(dir, d.ID), func(f *os.File) error {
+	return atomicfile.Write(path(dir, d.ID), 0o600, func(f *os.File) error {
 		if _, err := qcow2.Create(f, d.Size); err != nil {
 			return err
 		}
@@ -235,48 +236,8 @@ func Remove(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove disks: %w", err)
 	}
-	return syncDir(filepath.Dir(dir))
+	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
 func path(dir, id string) string     { return filepath.Join(dir, id+".qcow2") }
 func notePath(dir, id string) string { return filepath.Join(dir, id+".json") }
-
-// create makes a file atomically: it writes and syncs it under another name, then renames it.
-func create(path string, fill func(*os.File) error) (err error) {
-	next := path + ".new"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(next, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(next)
-		}
-	}()
-	if err := fill(f); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(next, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
-}

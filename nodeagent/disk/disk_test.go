@@ -116,10 +116,10 @@ func TestBuildAfterACrash(t *testing.T) {
 	want := Disk{ID: "root", Size: gib, Image: &img}
 	for name, left := range map[string]map[string]string{
 		"before anything":     {},
-		"in the note":         {"root.json.new": `{"id":"ro`},
+		"in the note":         {".root.json1234567890123456789": `{"id":"ro`},
 		"after the note":      {"root.json": `{"id":"root","size":1073741824,"image":null}`},
-		"in the overlay":      {"root.json": `{"id":"root","size":1073741824,"image":null}`, "root.qcow2.new": "QFI"},
-		"before the overlays": {"root.qcow2.new": ""},
+		"in the overlay":      {"root.json": `{"id":"root","size":1073741824,"image":null}`, ".root.qcow21234567890123456789": "QFI"},
+		"before the overlays": {".root.qcow21234567890123456789": ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "disks")

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/mutant"
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
@@ -166,7 +167,8 @@ func (s *Images) leave(f *flight) {
 	}
 }
 
-// download fetches an image into its .part file, from where that ends, verifies it and renames it.
+// download fetches an image into its .part file, from where that ends, verifies it and renames it. Package atomicfile does not
+// fit: the next fetch continues with what an interrupted one has written.
 func (s *Images) download(ctx context.Context, img Image) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -202,7 +204,7 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	if err := os.Rename(part, s.path(img.SHA256)); err != nil {
 		return err
 	}
-	return syncDir(s.dir)
+	return atomicfile.SyncDir(s.dir)
 }
 
 // resume hashes the content of a .part file and returns its length. A file longer than size is emptied.

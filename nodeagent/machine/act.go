@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -261,8 +262,8 @@ func (v *VM) destroy(ctx context.Context) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove record: %w", err)
 	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
-		return err
+	if err := atomicfile.SyncDir(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("remove record: %w", err)
 	}
 	v.home, v.exists, v.refused, v.record = nil, false, false, Record{Version: recordVersion}
 	v.exit, v.trouble = 0, ""

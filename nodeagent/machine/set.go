@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/disk"
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 	"github.com/trivet-cloud/trivet/nodeagent/reconcile"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -53,6 +54,9 @@ type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint
 // New returns the MachineSet of a host.
 func New(o Options) (*MachineSet, error) {
 	if err := os.MkdirAll(o.Records, 0o700); err != nil {
+		return nil, fmt.Errorf("open records: %w", err)
+	}
+	if err := atomicfile.RemoveLeftovers(o.Records); err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
 	return &MachineSet{o: o, open: map[cloud.VMID]*VM{}}, nil

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/trivet-cloud/trivet/nodeagent/console"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // Default range of the VMs' uids. No other program of the host may use these.
@@ -91,10 +92,10 @@ func (h *Homes) Claim(id string) (*Home, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make VM directory: %w", err)
 	}
-	if err := syncDir(h.dir); err != nil {
+	if err := atomicfile.SyncDir(h.dir); err != nil {
 		return nil, fmt.Errorf("make VM directory: %w", err)
 	}
-	if err := writeFile(filepath.Join(dir, "uid"), []byte(strconv.Itoa(uid)+"\n")); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(dir, "uid"), []byte(strconv.Itoa(uid)+"\n"), 0o600); err != nil {
 		return nil, fmt.Errorf("make VM directory: %w", err)
 	}
 	return &Home{id: id, dir: dir, uid: uid}, nil
@@ -261,13 +262,16 @@ func (h *Home) Remove() error {
 	if err := os.RemoveAll(h.dir); err != nil {
 		return fmt.Errorf("remove VM directory: %w", err)
 	}
-	return syncDir(filepath.Dir(h.dir))
+	return atomicfile.SyncDir(filepath.Dir(h.dir))
 }
 
 func (h *Home) path(name string) string { return filepath.Join(h.dir, name) }
 
 // begin prepares a new start: it removes the files of the last one, except its standard error, and writes the record.
 func (h *Home) begin(r Record) error {
+	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
+		return err
+	}
 	for _, name := range []string{"exit.json", "asked", workSocket, inspectSocket, consoleSocket} {
 		if err := os.Remove(h.path(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -314,33 +318,5 @@ func (h *Home) write(name string, from any) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(h.path(name), append(text, '\n'))
-}
-
-// writeFile replaces a file atomically and syncs it and its directory.
-func writeFile(path string, text []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
+	return atomicfile.WriteFile(h.path(name), append(text, '\n'), 0o600)
 }

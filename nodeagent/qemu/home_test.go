@@ -110,3 +110,16 @@ func TestUIDOfRunningProcessIsNotReused(t *testing.T) {
 	_, err = h.Claim(uuid(1))
 	require.NoError(t, err)
 }
+
+// begin removes temporary files that a crash left.
+func TestBeginRemovesTemporaryFiles(t *testing.T) {
+	home, err := openHomes(t, 700_000, 700_009).Claim(uuid(1))
+	require.NoError(t, err)
+	left := home.path(".exit.json1234567890123456789")
+	require.NoError(t, os.WriteFile(left, []byte(`{"co`), 0o600))
+	_, ended, err := home.Exit()
+	require.NoError(t, err)
+	require.False(t, ended)
+	require.NoError(t, home.begin(Record{}))
+	require.NoFileExists(t, left)
+}

@@ -3,17 +3,15 @@ package qmp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"syscall"
 	"time"
+
+	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
-// Pauses between two attempts to dial a socket that nothing listens at yet. The pause doubles from first to last.
-const (
-	firstPause = 5 * time.Millisecond
-	lastPause  = 250 * time.Millisecond
-)
+// dialPauses are the pauses between attempts to dial a socket that nothing listens at yet.
+var dialPauses = retry.Pauses{First: 5 * time.Millisecond, Last: 250 * time.Millisecond}
 
 // Socket holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
 // connection has ended. It never repeats a command: the caller of a command in progress gets [ErrClosed].
@@ -75,20 +73,14 @@ func (s *Socket) closedErr(err error) error {
 }
 
 // dial connects, and tries again with pauses while nothing listens at the socket.
-func (s *Socket) dial(ctx context.Context) (*Conn, error) {
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		c, err := Dial(ctx, s.path)
-		if err == nil || !notListening(err) {
-			return c, err
+func (s *Socket) dial(ctx context.Context) (c *Conn, err error) {
+	err = retry.Do(ctx, dialPauses, func() error {
+		if c, err = Dial(ctx, s.path); err != nil && !notListening(err) {
+			return retry.Permanent(err)
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return nil, fmt.Errorf("%w: %w", err, ctx.Err())
-		}
-	}
+		return err
+	})
+	return c, err
 }
 
 // notListening reports whether err means that nothing listens at the socket.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
 // writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM
@@ -75,7 +76,7 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 		return
 	}
 	k.term = term
-	if err := writeFile(k.dir, termFile, []byte(strconv.FormatUint(term, 10)+"\n")); err != nil {
+	if err := atomicfile.WriteFile(filepath.Join(k.dir, termFile), []byte(strconv.FormatUint(term, 10)+"\n"), 0o600); err != nil {
 		k.log.Warn("cannot store the term", "err", err)
 	}
 }
@@ -145,34 +146,6 @@ const (
 	termFile       = "term"          // highest raft term seen, decimal
 )
 
-// writeFile writes a file atomically: after a crash it has the old content or the new one.
-func writeFile(dir, name string, data []byte) error {
-	f, err := os.CreateTemp(dir, "."+name+"-*") // 0600
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("sync %s: %w", name, err)
-	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("sync directory of %s: %w", name, err)
-	}
-	defer d.Close()
-	if err := d.Sync(); err != nil {
-		return fmt.Errorf("sync directory of %s: %w", name, err)
-	}
-	return nil
-}
-
 // load reads a message from a file; it reports false if there is no such file.
 func load(dir, name string, into proto.Message) (bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name))
@@ -193,5 +166,8 @@ func store(dir, name string, m proto.Message) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	return writeFile(dir, name, data)
+	if err := atomicfile.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
 }

@@ -5,11 +5,8 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -40,9 +37,9 @@ type credential struct {
 
 // openIdentity loads the key, or makes one if there is none, and the credential if there is one.
 func openIdentity(dir string) (*identity, error) {
-	key, err := openKey(dir)
+	key, err := mtls.LoadOrMakeKey(filepath.Join(dir, keyFile))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("node key: %w", err)
 	}
 	id := &identity{dir: dir, key: key}
 	var c agentv1.Credential
@@ -54,42 +51,6 @@ func openIdentity(dir string) (*identity, error) {
 		return nil, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, credentialFile), err)
 	}
 	return id, nil
-}
-
-func openKey(dir string) (ed25519.PrivateKey, error) {
-	path := filepath.Join(dir, keyFile)
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return makeKey(dir)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read node key: %w", err)
-	}
-	block, _ := pem.Decode(text)
-	if block == nil {
-		return nil, fmt.Errorf("%s is damaged: no PEM in it", path)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
-	}
-	return key, nil
-}
-
-func makeKey(dir string) (ed25519.PrivateKey, error) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("make node key: %w", err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode node key: %w", err)
-	}
-	return key, writeFile(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // request returns a CSR for the host's key. The control plane ignores its subject.

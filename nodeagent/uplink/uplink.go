@@ -52,6 +52,7 @@ import (
 
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
@@ -147,6 +148,9 @@ type Link struct {
 // Open loads the state in the directory, and makes the host's key if there is none. It does not use the network. It
 // returns an error if the directory cannot be used or its content is damaged.
 func Open(o Options) (*Link, error) {
+	if err := atomicfile.RemoveLeftovers(o.Dir); err != nil {
+		return nil, err
+	}
 	id, err := openIdentity(o.Dir)
 	if err != nil {
 		return nil, err

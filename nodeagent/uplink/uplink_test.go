@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -409,4 +410,19 @@ func TestStopWithSilentMember(t *testing.T) {
 	c := next(t, accepted)
 	a.stop()
 	c.Close()
+}
+
+// Temporary files that a crash left are ignored and removed.
+func TestOpenRemovesTemporaryFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{keyFile, credentialFile, assignmentFile, termFile} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "."+name+"1234567890123456789"), []byte("half"), 0o600))
+	}
+	link, err := Open(Options{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	require.Zero(t, link.status.Term)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.Equal(t, keyFile, entries[0].Name())
 }

@@ -3,8 +3,8 @@
 // spiffe://<cluster>/<kind>/<id>. The TLS 1.3 configurations accept only the kinds that the caller allows. Host names
 // are not verified, except in certificates for tenants' ports, which arbitrary clients verify.
 //
-// The package stores no files and opens no sockets; keys are passed as values. The URI form follows the SPIFFE ID and
-// X.509-SVID standards.
+// The package opens no sockets, and the only files that it accesses are those of [LoadOrMakeKey]. The URI form follows
+// the SPIFFE ID and X.509-SVID standards.
 package mtls
 
 import (

@@ -2,15 +2,12 @@ package jointoken
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -25,6 +22,7 @@ import (
 	memberv1 "github.com/trivet-cloud/trivet/protos/member/v1"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -71,9 +69,9 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 		return err
 	}
 	dir := filepath.Dir(to)
-	proof, err := openProof(dir)
+	proof, err := mtls.LoadOrMakeKey(filepath.Join(dir, proofFile))
 	if err != nil {
-		return err
+		return fmt.Errorf("key of the join request: %w", err)
 	}
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, proof)
 	if err != nil {
@@ -93,7 +91,7 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	} else if mtls.Pin(authority.Certificate()) != pin {
 		return errors.New("get the cluster key: the received key belongs to another cluster than the token")
 	}
-	if err := keep(to, []byte(key.Encode())); err != nil {
+	if err := atomicfile.WriteFile(to, []byte(key.Encode()), 0o600); err != nil {
 		return fmt.Errorf("keep the cluster key: %w", err)
 	}
 	if err := os.Remove(filepath.Join(dir, proofFile)); err != nil {
@@ -172,63 +170,4 @@ func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (
 	default:
 		return "", false, err
 	}
-}
-
-// openProof returns the key in proofFile, and creates it if needed.
-func openProof(dir string) (ed25519.PrivateKey, error) {
-	path := filepath.Join(dir, proofFile)
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			return nil, fmt.Errorf("make %s: %w", proofFile, err)
-		}
-		der, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			return nil, fmt.Errorf("make %s: %w", proofFile, err)
-		}
-		return key, keep(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", proofFile, err)
-	}
-	block, _ := pem.Decode(text)
-	if block == nil {
-		return nil, fmt.Errorf("%s is damaged: no PEM in it", path)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", path, err)
-	}
-	key, ok := parsed.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("%s is not an Ed25519 key", path)
-	}
-	return key, nil
-}
-
-// keep writes a file, mode 0600, atomically and durably.
-func keep(path string, data []byte) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
@@ -178,7 +179,8 @@ func (p *part) reset() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// commit stores the bytes durably under their checksum.
+// commit stores the bytes durably under their checksum. Package atomicfile does not fit: the name of the file is known only
+// after its content, and the rename excludes sweep.
 func (p *part) commit() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {
@@ -197,12 +199,7 @@ func (p *part) commit() error {
 		return fmt.Errorf("store image: %w", err)
 	}
 	p.committed = true
-	dir, err := os.Open(p.files.dir)
-	if err != nil {
-		return fmt.Errorf("store image: %w", err)
-	}
-	defer dir.Close()
-	if err := dir.Sync(); err != nil {
+	if err := atomicfile.SyncDir(p.files.dir); err != nil {
 		return fmt.Errorf("sync image directory: %w", err)
 	}
 	return nil

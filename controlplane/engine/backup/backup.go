@@ -2,14 +2,28 @@
 // group, and is encrypted with a key that is derived from the cluster key. The checkpoints of different groups need not
 // be of the same moment.
 //
-// An archive is a header and a tar stream in encrypted pieces. The tar has a manifest and then the files of each
+// An archive is a tar stream in an age file (age-encryption.org/v1). The tar has a manifest and then the files of each
 // group's checkpoint below the group's name.
 //
-//	magic, 10 bytes | key ID, 8 | salt, 16 | pieces: length of the ciphertext, 4, big endian; ciphertext, AES-256-GCM
+// # Decisions
 //
-// Each archive has its own key, derived from the given key and the salt. The nonce of a piece is its number, and the
-// additional data says whether the piece is the last one. So a changed, moved, dropped or added piece and a truncated
-// archive are detected. The key ID reveals nothing about the key. It allows to distinguish a wrong key from damage.
+//   - age authenticates the stream in pieces of 64 KiB with their order and end. So Extract uses no byte that was
+//     changed, and detects a truncated archive.
+//   - The recipient of the age file is a passphrase (scrypt) that is derived from the given key. As with the key itself,
+//     only its holder can write an archive that Extract accepts. A public key as recipient would not give that.
+//   - Archives of earlier versions, in a container of Trivet's own (oldformat.go), are read but not written.
+//
+// # The four files of a state
+//
+//	file             made by                   content                              for
+//	mvcc checkpoint  mvcc.Engine.Checkpoint    the Pebble database of one group,    one member: source of the other files,
+//	                                           a directory of hard links            removed afterwards
+//	raft snapshot    records/transport,        the files of a checkpoint, sent      a member that is new or too far
+//	                 when raft asks for it     between members over mutual TLS      behind the raft log
+//	backup archive   trivet cluster backup     the checkpoints of all groups        a new cluster after a loss:
+//	                                           and a manifest, encrypted            trivet-controlplane restore
+//	etcd snapshot    trivet kv snapshot save,  keys, leases and users of group kv,  etcd and other clusters:
+//	                 etcdctl snapshot save     a bbolt file, not encrypted          etcdutl, trivet kv import
 //
 // The package handles files and bytes only. It must not know state machines or raft.
 package backup
@@ -69,7 +83,7 @@ const (
 // name. key has 32 bytes.
 func Write(w io.Writer, key []byte, m Manifest, dirs map[string]string) error {
 	m.Version = Version
-	sealed, err := newSealer(w, key)
+	sealed, err := encrypt(w, key)
 	if err != nil {
 		return err
 	}
@@ -125,7 +139,7 @@ func addDir(out *tar.Writer, dir, name string) error {
 // Extract decrypts a whole archive and writes each group's checkpoint to a directory of the group's name in dir, which
 // must be empty. The files are synced. After an error the written files must not be used.
 func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
-	opened, err := newOpener(r, key)
+	opened, err := decrypt(r, key)
 	if err != nil {
 		return m, err
 	}
@@ -169,10 +183,10 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 	return m, syncTree(dir)
 }
 
-// decryptError returns the decryption error if there is one, otherwise err, the error of the tar reader.
-func decryptError(o *opener, err error) error {
-	if o.err != nil && !errors.Is(o.err, io.EOF) {
-		return o.err
+// decryptError returns the error of the decryption if there is one, otherwise err, the error of the tar reader.
+func decryptError(p *plainReader, err error) error {
+	if p.err != nil {
+		return p.err
 	}
 	return fmt.Errorf("read the archive: %w", err)
 }

@@ -7,8 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
+	"testing/iotest"
 
+	"filippo.io/age"
 	"github.com/stretchr/testify/require"
 )
 
@@ -54,7 +57,7 @@ func TestRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Extract returns an error for an archive that is truncated, changed or extended at any place.
+// Extract returns an error for an archive that is truncated, reordered, changed or extended at any place.
 func TestDamagedArchiveIsRefused(t *testing.T) {
 	key := newKey()
 	text, _ := archive(t, key)
@@ -62,28 +65,66 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 		_, err := Extract(bytes.NewReader(text), key, t.TempDir())
 		return err
 	}
-	require.EqualError(t, extract(text, newKey()), "the archive was made with another cluster key")
+	require.EqualError(t, extract(text, newKey()), "the archive was made with another cluster key, or its header is damaged")
 	require.EqualError(t, extract([]byte("PK\x03\x04"), key), "this is not an archive that `trivet cluster backup` wrote")
 	require.EqualError(t, extract(nil, key), "this is not an archive that `trivet cluster backup` wrote")
-	require.ErrorContains(t, extract(append(slices.Clone(text), 0), key), "something follows its end")
+	const damaged = "the archive is cut short, or is damaged, or was changed: "
+	require.ErrorContains(t, extract(append(slices.Clone(text), 0), key), damaged)
 
-	head := len(magic) + idLen + saltLen
-	for at := head; at < len(text); at += 1 + len(text)/31 {
-		require.ErrorContains(t, extract(text[:at], key), "is cut short", "at %d", at)
+	head := bytes.Index(text, []byte("\n--- ")) // the last line of the header is an authentication code
+	head += 1 + bytes.IndexByte(text[head+1:], '\n') + 1
+	for at := range head {
+		require.Error(t, extract(text[:at], key), "at %d", at)
 		changed := slices.Clone(text)
 		changed[at] ^= 1
 		require.Error(t, extract(changed, key), "at %d", at)
 	}
-	changed := slices.Clone(text)
-	changed[head-1] ^= 1 // of the salt
-	require.ErrorContains(t, extract(changed, key), "is damaged, or was changed")
+	const nonce, size = 16, pieceLen + 16
+	require.Greater(t, len(text), head+nonce+3*size)
+	ends := []int{head + nonce + size, head + nonce + 2*size} // between pieces, where age finds whole pieces only
+	for at := head; at < len(text); at += 1 + len(text)/31 {
+		ends = append(ends, at)
+		changed := slices.Clone(text)
+		changed[at] ^= 1
+		require.ErrorContains(t, extract(changed, key), damaged, "at %d", at)
+	}
+	for _, at := range ends {
+		require.ErrorContains(t, extract(text[:at], key), damaged, "at %d", at)
+	}
 
-	// Two pieces are swapped, one is left out, the last one is repeated.
-	size := 4 + pieceLen + 16
-	first, second, rest := text[head:head+size], text[head+size:head+2*size], text[head+2*size:]
-	require.ErrorContains(t, extract(slices.Concat(text[:head], second, first, rest), key), "is damaged, or was changed")
-	require.ErrorContains(t, extract(slices.Concat(text[:head], first, rest), key), "is damaged, or was changed")
-	require.ErrorContains(t, extract(slices.Concat(text[:head], first), key), "is cut short")
+	// Two pieces are swapped; one is left out; all but the first are left out; the pieces of another archive follow.
+	start := head + nonce
+	first, second, rest := text[start:start+size], text[start+size:start+2*size], text[start+2*size:]
+	other, _ := archive(t, key)
+	for _, pieces := range [][]byte{slices.Concat(second, first, rest), slices.Concat(first, rest), first, slices.Concat(first, other[start+size:])} {
+		require.ErrorContains(t, extract(slices.Concat(text[:start], pieces), key), damaged)
+	}
+}
+
+// An error of the file is reported as such, and not as damage.
+func TestReadErrorOfAnArchive(t *testing.T) {
+	key := newKey()
+	text, _ := archive(t, key)
+	for _, n := range []int64{0, 50, 1000, int64(len(text))} {
+		_, err := Extract(io.MultiReader(io.LimitReader(bytes.NewReader(text), n), iotest.ErrReader(syscall.EIO)), key, t.TempDir())
+		require.EqualError(t, err, "read the archive: input/output error", "after %d bytes", n)
+	}
+}
+
+// A file that asks for much memory before it is authenticated is refused.
+func TestWorkFactorIsBounded(t *testing.T) {
+	key := newKey()
+	secret, err := passphrase(key)
+	require.NoError(t, err)
+	recipient, err := age.NewScryptRecipient(secret)
+	require.NoError(t, err)
+	recipient.SetWorkFactor(workFactor + 1)
+	var out bytes.Buffer
+	w, err := age.Encrypt(&out, recipient)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	_, err = Extract(&out, key, t.TempDir())
+	require.ErrorContains(t, err, "work factor too large")
 }
 
 // Extract refuses an archive with a file name that would lead outside the target directory or outside a group.
@@ -93,7 +134,7 @@ func TestFileNamesOutsideTheGroupAreRefused(t *testing.T) {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o600))
 		var out bytes.Buffer
-		sealed, err := newSealer(&out, key)
+		sealed, err := encrypt(&out, key)
 		require.NoError(t, err)
 		require.NoError(t, forge(sealed, name))
 		require.NoError(t, sealed.Close())

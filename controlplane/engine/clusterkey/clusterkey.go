@@ -25,6 +25,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
@@ -103,7 +104,7 @@ func LoadOrMake(path string) (*Key, error) {
 		return k, err
 	}
 	k = Generate()
-	if err := os.WriteFile(path, []byte(k.Encode()), 0o600); err != nil {
+	if err := atomicfile.WriteFile(path, []byte(k.Encode()), 0o600); err != nil {
 		return nil, fmt.Errorf("write cluster key: %w", err)
 	}
 	return k, nil

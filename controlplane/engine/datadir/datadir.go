@@ -1,5 +1,5 @@
-// Package datadir locks a member's data directory, records which cluster the data belongs to, and replaces files so
-// that a crash leaves either the old or the new content. Package layout has the names of the files.
+// Package datadir locks a member's data directory and records which cluster the data belongs to. Package layout has the
+// names of the files.
 package datadir
 
 import (
@@ -15,10 +15,11 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 	"github.com/trivet-cloud/trivet/controlplane/engine/layout"
+	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// Lock creates the data directory if needed and locks it until unlock is called. It returns an error if another process
-// holds the lock.
+// Lock creates the data directory if needed and locks it until unlock is called. It removes temporary files that a crash
+// left there. It returns an error if another process holds the lock.
 func Lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
@@ -30,6 +31,10 @@ func Lock(dir string) (unlock func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("another member runs in %s", dir)
+	}
+	if err := atomicfile.RemoveLeftovers(dir); err != nil {
+		f.Close()
+		return nil, err
 	}
 	return func() { f.Close() }, nil
 }
@@ -77,34 +82,8 @@ func ClusterID(dir string) (uint64, error) {
 
 // MarkCluster records that the data belongs to the cluster of the key.
 func MarkCluster(dir string, key *clusterkey.Key) error {
-	return WriteFile(dir, layout.ClusterFile, key.Cluster()+"\n")
-}
-
-// WriteFile replaces a file of the directory and syncs both. After a crash the file has its old or its new content.
-func WriteFile(dir, name, text string) error {
-	temporary := filepath.Join(dir, name+".new")
-	f, err := os.OpenFile(temporary, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err == nil {
-		_, err = f.WriteString(text)
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err == nil {
-		err = os.Rename(temporary, filepath.Join(dir, name))
-	}
-	if err == nil {
-		err = Sync(dir)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
+	if err := atomicfile.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte(key.Cluster()+"\n"), 0o600); err != nil {
+		return fmt.Errorf("record the cluster of the data: %w", err)
 	}
 	return nil
-}
-
-// Sync makes creations, renames and removals in a directory durable.
-func Sync(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

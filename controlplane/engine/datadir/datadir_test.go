@@ -39,3 +39,24 @@ func TestCheckCluster(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte("x\n"), 0o600))
 	require.ErrorContains(t, CheckCluster(dir, key), "does not hold a cluster's id")
 }
+
+// Lock removes temporary files that a crash left, but not while another process may be writing.
+func TestLockRemovesTemporaryFiles(t *testing.T) {
+	dir := t.TempDir()
+	key := clusterkey.Generate()
+	require.NoError(t, MarkCluster(dir, key))
+	left := filepath.Join(dir, "."+layout.ClusterFile+"1234567890123456789")
+	require.NoError(t, os.WriteFile(left, []byte("77"), 0o600))
+	unlock, err := Lock(dir)
+	require.NoError(t, err)
+	require.NoFileExists(t, left)
+	id, err := ClusterID(dir)
+	require.NoError(t, err)
+	require.Equal(t, key.ClusterID(), id)
+
+	require.NoError(t, os.WriteFile(left, []byte("77"), 0o600))
+	_, err = Lock(dir)
+	require.Error(t, err)
+	require.FileExists(t, left)
+	unlock()
+}

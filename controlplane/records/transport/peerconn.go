@@ -3,12 +3,12 @@ package transport
 import (
 	"context"
 	"encoding/binary"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
 // raftProtocol is the ALPN protocol (RFC 7301) of connections for envelopes. The number is the version of the framing.
@@ -29,12 +29,12 @@ const (
 	burst = 20 * time.Microsecond
 	// mostRefusal is the largest frame, in bytes, that a member may send in response.
 	mostRefusal = 64 << 10
-	// connectTime is the timeout of a connection attempt. shortestWait and longestWait bound the time between two
-	// attempts.
-	connectTime  = 2 * time.Second
-	shortestWait = 50 * time.Millisecond
-	longestWait  = time.Second
+	// connectTime is the timeout of a connection attempt.
+	connectTime = 2 * time.Second
 )
+
+// reconnectPauses are the pauses between connection attempts.
+var reconnectPauses = retry.Pauses{First: 50 * time.Millisecond, Last: time.Second, Factor: 1.6, Jitter: 0.2}
 
 // timeouts holds the timeouts of connections for envelopes.
 type timeouts struct {
@@ -161,7 +161,7 @@ func (l *peerConn) claim() {
 
 // keepConnected keeps a connection for envelopes to one member open until ctx ends.
 func (m *Transport) keepConnected(ctx context.Context, l *link) {
-	logged, wait := "", shortestWait
+	logged, pauses := "", reconnectPauses.Start()
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := m.stream(ctx, l)
@@ -170,7 +170,8 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		}
 		// Log a failure once, until a connection has lasted a while, but log each new refusal.
 		if time.Since(began) > 10*time.Second {
-			logged, wait = "", shortestWait
+			logged = ""
+			pauses.Reset()
 		}
 		if isRemoved(err) && m.opts.Removed != nil {
 			m.opts.Removed()
@@ -185,10 +186,9 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		m.runner.ReportUnreachable(l.member)
 		l.peerConn.close()
 		select {
-		case <-time.After(wait + rand.N(wait/4)):
-			wait = min(wait*8/5, longestWait)
+		case <-time.After(pauses.NextBackOff()):
 		case <-l.called:
-			wait = shortestWait
+			pauses.Reset()
 		case <-ctx.Done():
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -12,6 +11,13 @@ import (
 	"io"
 )
 
+// The container that was written before the present one:
+//
+//	magic, 10 bytes | key ID, 8 | salt, 16 | pieces: length of the ciphertext, 4, big endian; ciphertext, AES-256-GCM
+//
+// Each archive has its own key, derived from the given key and the salt. The nonce of a piece is its number, and the
+// additional data says whether the piece is the last one. So a changed, moved, dropped or added piece and a truncated
+// archive are detected. The key ID reveals nothing about the key. It allows to distinguish a wrong key from damage.
 const (
 	magic    = "TRIVETBK1\n"
 	idLen    = 8
@@ -49,57 +55,7 @@ func nonce(number uint64) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), number)
 }
 
-// sealer encrypts the written bytes in pieces. Close writes the last piece, without which the archive is incomplete.
-type sealer struct {
-	w      io.Writer
-	aead   cipher.AEAD
-	number uint64
-	plain  []byte
-	sealed []byte
-}
-
-func newSealer(w io.Writer, key []byte) (*sealer, error) {
-	salt := make([]byte, saltLen)
-	rand.Read(salt)
-	id, aead, err := keys(key, salt)
-	if err != nil {
-		return nil, err
-	}
-	head := append(append([]byte(magic), id...), salt...)
-	if _, err := w.Write(head); err != nil {
-		return nil, err
-	}
-	return &sealer{w: w, aead: aead, plain: make([]byte, 0, pieceLen)}, nil
-}
-
-func (s *sealer) Write(p []byte) (n int, err error) {
-	for len(p) > 0 {
-		if len(s.plain) == pieceLen {
-			if err := s.piece(notLast); err != nil {
-				return n, err
-			}
-		}
-		take := min(len(p), pieceLen-len(s.plain))
-		s.plain = append(s.plain, p[:take]...)
-		p = p[take:]
-		n += take
-	}
-	return n, nil
-}
-
-func (s *sealer) piece(last []byte) error {
-	s.sealed = s.aead.Seal(append(s.sealed[:0], 0, 0, 0, 0), nonce(s.number), s.plain, last)
-	binary.BigEndian.PutUint32(s.sealed, uint32(len(s.sealed)-4))
-	s.number++
-	s.plain = s.plain[:0]
-	_, err := s.w.Write(s.sealed)
-	return err
-}
-
-// Close writes the last piece.
-func (s *sealer) Close() error { return s.piece(isLast) }
-
-// opener decrypts the output of a sealer.
+// opener decrypts an archive in the old container.
 type opener struct {
 	r      io.Reader
 	aead   cipher.AEAD
@@ -113,7 +69,7 @@ type opener struct {
 func newOpener(r io.Reader, key []byte) (*opener, error) {
 	head := make([]byte, len(magic)+idLen+saltLen)
 	if _, err := io.ReadFull(r, head); err != nil || string(head[:len(magic)]) != magic {
-		return nil, errors.New("this is not an archive that `trivet cluster backup` wrote")
+		return nil, errNotArchive
 	}
 	id, aead, err := keys(key, head[len(magic)+idLen:])
 	if err != nil {

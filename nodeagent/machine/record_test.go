@@ -1,0 +1,24 @@
+package machine
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A temporary file that a crash left is not read as a record, and New removes it.
+func TestNewRemovesTemporaryRecords(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "00000000-0000-4000-8000-000000000001.json")
+	require.NoError(t, Record{Version: recordVersion, Built: true}.write(path))
+	left := filepath.Join(dir, ".00000000-0000-4000-8000-000000000001.json1234567890123456789")
+	require.NoError(t, os.WriteFile(left, []byte(`{"version":`), 0o600))
+	_, err := New(Options{Records: dir})
+	require.NoError(t, err)
+	require.NoFileExists(t, left)
+	r, ok, err := readRecord(path)
+	require.NoError(t, err)
+	require.True(t, ok && r.Built)
+}

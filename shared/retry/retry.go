@@ -1,0 +1,60 @@
+// Package retry repeats an operation with growing pauses until it succeeds. It configures package backoff in one way for
+// all programs: every pause is bounded, and the error of a retry that was given up contains the last error of the
+// operation.
+//
+// Loops that wait for an event as well as for a pause keep their own select, and take the pauses from [Pauses.Start].
+// Tickers with a fixed interval do not use this package.
+package retry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// Pauses describes the pauses between attempts.
+type Pauses struct {
+	// First is the first pause. Each later pause is Factor times as long, at most Last. Factor is 2 if it is 0.
+	First, Last time.Duration
+	Factor      float64
+	// Jitter is the maximum random change of a pause, as a fraction of it. It applies to Last, too.
+	Jitter float64
+	// Within limits the time in which Do begins attempts; 0 is no limit.
+	Within time.Duration
+}
+
+// Start returns the sequence of pauses. Its method NextBackOff returns the next pause, and Reset begins again with the
+// first one. Only one goroutine may use it.
+func (p Pauses) Start() *backoff.ExponentialBackOff {
+	if p.Factor == 0 {
+		p.Factor = 2
+	}
+	return &backoff.ExponentialBackOff{InitialInterval: p.First, MaxInterval: p.Last, Multiplier: p.Factor, RandomizationFactor: p.Jitter}
+}
+
+// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error without the mark.
+// If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do returns an
+// error that wraps the last error of operation and that of ctx. Do calls operation at least once.
+func Do(ctx context.Context, p Pauses, operation func() error) error {
+	var last error
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		last = operation()
+		return struct{}{}, last
+	}, backoff.WithBackOff(p.Start()), backoff.WithMaxElapsedTime(p.Within))
+	var permanent *backoff.PermanentError
+	if err == nil || ctx.Err() == nil || errors.As(last, &permanent) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", last, ctx.Err())
+}
+
+// Permanent marks an error after which Do does not call the operation again. It returns nil for nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return backoff.Permanent(err)
+}

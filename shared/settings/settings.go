@@ -1,0 +1,105 @@
+// Package settings loads the configuration of a program from a YAML file, environment variables and flags. Load reports
+// all errors of the three together, each with the key, variable or flag that it is about.
+//
+// # Decisions
+//
+//   - A configuration is a struct with yaml tags. Its method BindFlags ties flags to its fields. An environment variable
+//     takes the same text as the flag, so that no setting is described twice.
+//   - Load decodes YAML structs itself and leaves values to package yaml. The strict mode of that package names the Go
+//     types of a program instead of keys, and gives no path for a value that does not fit. koanf decodes by way of
+//     map[string]any, which has no line numbers.
+package settings
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// Config is a pointer to the configuration of a program: a struct with yaml tags that has its defaults.
+type Config interface {
+	// BindFlags adds flags that set fields of the configuration to f.
+	BindFlags(f *pflag.FlagSet)
+}
+
+// Sources says where Load finds settings.
+type Sources struct {
+	// File is the path of a YAML file. Load reads none if it is empty.
+	File string
+	// LookupEnv returns the value of an environment variable, as os.LookupEnv does. Nil means that there are none.
+	LookupEnv func(name string) (string, bool)
+	// Flags is a parsed flag set. It may contain flags that c.BindFlags does not define, which Load ignores. Nil means no
+	// flags.
+	Flags *pflag.FlagSet
+}
+
+// Variable returns the name of the environment variable of a flag: TRIVET_KV_QUOTA for kv-quota.
+func Variable(flag string) string {
+	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Load overwrites the fields of c with the settings of the file, then those of the environment, then those of the flags
+// that were given. A key that c does not have, a key that occurs twice and a second document in the file are errors.
+// Environment variables that belong to no flag are ignored.
+func Load(c Config, s Sources) error {
+	var errs []error
+	if s.File != "" {
+		text, err := os.ReadFile(s.File)
+		if err != nil {
+			return fmt.Errorf("read configuration: %w", err)
+		}
+		for _, err := range decode(text, c) {
+			errs = append(errs, fmt.Errorf("%s: %w", s.File, err))
+		}
+	}
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	c.BindFlags(own)
+	if s.LookupEnv != nil {
+		own.VisitAll(func(f *pflag.Flag) {
+			if value, ok := s.LookupEnv(Variable(f.Name)); ok {
+				if err := f.Value.Set(value); err != nil {
+					errs = append(errs, fmt.Errorf("%s: %w", Variable(f.Name), err))
+				}
+			}
+		})
+	}
+	if s.Flags != nil {
+		s.Flags.Visit(func(given *pflag.Flag) {
+			if f := own.Lookup(given.Name); f != nil {
+				if err := copyValue(f.Value, given.Value); err != nil {
+					errs = append(errs, fmt.Errorf("--%s: %w", f.Name, err))
+				}
+			}
+		})
+	}
+	return errors.Join(errs...)
+}
+
+// copyValue sets a flag to the value of another flag of the same type. A list is replaced: Set would append to it.
+func copyValue(to, from pflag.Value) error {
+	if list, ok := from.(pflag.SliceValue); ok {
+		return to.(pflag.SliceValue).Replace(list.GetSlice())
+	}
+	return to.Set(from.String())
+}
+
+// decode stores the settings of a YAML document in c.
+func decode(text []byte, c Config) []error {
+	var document, second yaml.Node
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	if err := d.Decode(&document); errors.Is(err, io.EOF) {
+		return nil
+	} else if err != nil {
+		return []error{err}
+	}
+	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
+		return []error{errors.New("more than one document")}
+	}
+	return decodeDocument(&document, c)
+}
