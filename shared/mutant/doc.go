@@ -39,5 +39,6 @@ const (
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
 	GrantUnasked      = "grant-unasked"       // another org's grant applies unaccepted: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
+	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 )
