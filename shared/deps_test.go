@@ -99,12 +99,13 @@ var pure = map[string][]string{
 // others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
 // everything below it.
 var others = map[string][]string{
-	"shared/fault":   {},
-	"shared/mutant":  {},
-	"shared/mtls":    {},
-	"shared/qcow2":   {},
-	"shared/cloud":   {"shared/fault", "shared/mutant"},
-	"shared/convert": {"shared/cloud", "protos/…"},
+	"shared/fault":             {},
+	"shared/mutant":            {},
+	"shared/mutant/mutanttest": {},
+	"shared/mtls":              {"shared/mutant"},
+	"shared/qcow2":             {},
+	"shared/cloud":             {"shared/fault", "shared/mutant"},
+	"shared/convert":           {"shared/cloud", "protos/…"},
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
@@ -275,29 +276,42 @@ func (c *cut) ReadIndex(ctx context.Context) error {
 
 // Behind a partition a member believes what it knows for less than a second, and then nobody.
 func TestBehindAPartitionNobodyIsBelieved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // in which Verify's limit of time passes at once
+		w := newWorld(t)
+		w.user("ada", member)
+		wire := &cut{Direct: w.direct}
+		now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
+		far := w.member(0, false)
+		far.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})
+		text := w.token(w.first, ask{User: "ada", Password: secret})
+		verify := func() error { return second(far.Verify(t.Context(), text)) }
+		require.NoError(t, verify())
+		wire.off.Store(true)
+		w.wait(staleness)
+		require.NoError(t, verify())
+		w.wait(time.Millisecond)
+		err := verify()
+		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+		require.ErrorContains(t, err, "does not reach the others")
+		require.Less(t, staleness, time.Second)
+		wire.off.Store(false)
+		require.NoError(t, verify())
+	})
+}
+
+// A disabled user gets no token for the right password, until the user is enabled again.
+func TestADisabledUserGetsNoToken(t *testing.T) {
 	w := newWorld(t)
+	r := &server{s: w.first}
 	w.user("ada", member)
-	wire := &cut{Direct: w.direct}
-	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
-	far := w.member(0, false)
-	far.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})
-	text := w.token(w.first, ask{User: "ada", Password: secret})
-	verify := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		return second(far.Verify(ctx, text))
+	login := func() error {
+		return second(r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: "ada", Password: secret}))
 	}
-	require.NoError(t, verify())
-	wire.off.Store(true)
-	w.wait(staleness)
-	require.NoError(t, verify())
-	w.wait(time.Millisecond)
-	err := verify()
-	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
-	require.ErrorContains(t, err, "does not reach the others")
-	require.Less(t, staleness, time.Second)
-	wire.off.Store(false)
-	require.NoError(t, verify())
+	require.NoError(t, login())
+	require.NoError(t, second(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: "ada"})))
+	require.True(t, fault.Is(login(), fault.Unauthenticated), "a disabled user got a token")
+	require.NoError(t, second(r.EnableUser(w.admin(), &identityv1.EnableUserRequest{UserId: "ada"})))
+	require.NoError(t, login())
 }
 
 // A member whose clock is far from the others' says so, instead of judging dates.
@@ -315,7 +329,7 @@ func TestAWrongClockIsSaid(t *testing.T) {
 			_, _, err := w.first.token(t.Context(), ask{User: "ada", Password: secret})
 			return err
 		}()} {
-			require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+			require.True(t, fault.Is(err, fault.Unavailable), "a member with a wrong clock verified or issued a token: %v", err)
 			require.ErrorContains(t, err, says)
 		}
 	}

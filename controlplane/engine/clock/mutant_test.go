@@ -5,24 +5,18 @@ package clock
 import (
 	"os"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// A member that goes by its own clock whatever the others' say is noticed.
+// The tests of this package fail if a member with a wrong clock uses its own time.
 func TestMutantOwnClock(t *testing.T) {
-	mutant.Set(mutant.OwnClock)
-	defer mutant.Set("")
-	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
-		h.round(1)
-		h.ahead[1] = 10 * time.Minute
-		require.Greater(t, time.Until(h.clocks[1].Now()), 9*time.Minute)
-	})
+	mutanttest.Notices(t, mutant.OwnClock, TestAWrongClockIsNoticedAtOnce, "Max difference between 0 and 600")
+	mutanttest.Notices(t, mutant.OwnClock, TestTwoOfThree, "what was right goes on")
 }
 
 // What TRIVET_CLOCK names sets the clock, at once, and may be away.

@@ -1,0 +1,63 @@
+// Package mutanttest shows that an ordinary test fails when a mutant is active.
+//
+// The ordinary test is run unchanged, in processes of its own: one without a mutant, in which it must pass, and one
+// with TRIVET_MUTANT set, in which it must fail. So the test that guards a rule is the test that runs in every build.
+// The package is for tests with the build tag mutant. It imports nothing of Trivet.
+package mutanttest
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"reflect"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// timeout ends a test that hangs because of its mutant. A test that times out does not count as failed.
+const timeout = "2m"
+
+// passed holds the names of the tests that passed without a mutant.
+var passed sync.Map
+
+// Notices fails t unless test, a test function of the same package, passes without a mutant, and fails with the named
+// one. The output of the failed test must contain all of texts, so that it failed for the expected reason.
+func Notices(t *testing.T, mutant string, test func(*testing.T), texts ...string) {
+	t.Helper()
+	name := runtime.FuncForPC(reflect.ValueOf(test).Pointer()).Name()
+	name = name[strings.LastIndexByte(name, '.')+1:]
+	if _, done := passed.Load(name); !done {
+		if output, err := run(t, name, ""); err != nil || !regexp.MustCompile(`(?m)^--- PASS: `+name+` `).Match(output) {
+			t.Fatalf("%s does not pass without a mutant: %v\n%s", name, err, output)
+		}
+		passed.Store(name, true)
+	}
+	output, err := run(t, name, mutant)
+	if err == nil {
+		t.Errorf("%s passes with the mutant %s", name, mutant)
+		return
+	}
+	if !regexp.MustCompile(`(?m)^--- FAIL: ` + name + ` `).Match(output) {
+		t.Errorf("%s with the mutant %s did not fail but ended with %v\n%s", name, mutant, err, output)
+		return
+	}
+	for _, text := range texts {
+		if !bytes.Contains(output, []byte(text)) {
+			t.Errorf("%s with the mutant %s failed, but not with %q\n%s", name, mutant, text, output)
+		}
+	}
+}
+
+// run runs one test of this program in a process of its own.
+func run(t *testing.T, name, mutant string) ([]byte, error) {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), program, "-test.run=^"+name+"$", "-test.count=1", "-test.v", "-test.timeout="+timeout)
+	c.Env = append(os.Environ(), "TRIVET_MUTANT="+mutant)
+	return c.CombinedOutput()
+}
