@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -279,20 +280,22 @@ func TestHostsThatTakeNothing(t *testing.T) {
 
 // A leader that has not heard from its hosts yet waits for them instead of refusing.
 func TestANewLeaderWaitsForItsHosts(t *testing.T) {
-	w := newWorld(t)
-	id := w.AddSilentHost("h1", plenty())
-	made := make(chan error)
-	go func() {
-		_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
-		made <- err
-	}()
-	select {
-	case err := <-made:
-		t.Fatalf("answered before the host was heard from: %v", err)
-	case <-time.After(2 * again):
-	}
-	w.Heartbeat(id)
-	require.NoError(t, <-made)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		id := w.AddSilentHost("h1", plenty())
+		made := make(chan error, 1)
+		go func() {
+			_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+			made <- err
+		}()
+		select {
+		case err := <-made:
+			t.Fatalf("answered before the host was heard from: %v", err)
+		case <-time.After(gatherWait / 2):
+		}
+		w.Heartbeat(id)
+		require.NoError(t, <-made)
+	})
 }
 
 func TestNoHostAtAll(t *testing.T) {
