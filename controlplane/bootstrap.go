@@ -138,7 +138,7 @@ func (m *member) joinCluster(ctx context.Context) error {
 	if len(seeds) == 0 {
 		return nil // the member joined long ago, or reads the others' addresses from its records
 	}
-	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
+	q := membership.JoinRequest{ID: m.config.NodeID, DirID: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
 	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)
 	if err != nil {
 		return err

@@ -54,12 +54,12 @@ type member struct {
 
 	// Set by openState.
 	engines   map[uint64]*mvcc.Engine
-	machines  map[uint64]*store.Machine
+	machines  map[uint64]*store.StateMachine
 	leaseFeed *kv.LeaseFeed
 	files     *image.Files
 
 	// Set by startConsensus.
-	mesh   *transport.Mesh
+	mesh   *transport.Transport
 	space  *diskspace.Monitor
 	host   *consensus.Host
 	runner *consensus.Runner

@@ -123,7 +123,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	loop = reconcile.New(reconcile.Options{
-		Open: machines.Open, Report: link.Observe, Forget: link.Forget, Log: log, Launches: launches, Builds: builds,
+		Open: machines.Open, Report: link.Observe, Removed: link.Forget, Log: log, Launches: launches, Builds: builds,
 	})
 	defer loop.Close()
 	if err := adopt(ctx, machines, loop, log); err != nil {
@@ -273,7 +273,7 @@ func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 		},
 		VMs: func() []metrics.VM {
 			var out []metrics.VM
-			for _, s := range machines.Seen() {
+			for _, s := range machines.LastReports() {
 				out = append(out, metrics.VM(s))
 			}
 			return out

@@ -257,11 +257,11 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	})
 }
 
-func TestNoDrawers(t *testing.T) {
-	drawers := []string{"util", "utils", "common", "types", "models", "pkg", "cmd", "helpers"}
+func TestNoUtilityPackages(t *testing.T) {
+	names := []string{"util", "utils", "common", "types", "models", "pkg", "cmd", "helpers"}
 	walk(t, func(pkg string, _ *build.Package) {
 		for _, part := range strings.Split(pkg, "/") {
-			require.NotContains(t, drawers, part, pkg)
+			require.NotContains(t, names, part, pkg)
 		}
 	})
 }

@@ -83,7 +83,7 @@ func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGr
 		if err != nil {
 			return nil, err
 		}
-		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
+		machine := store.NewStateMachine(engine, store.StateMachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
 		term, err := consensus.Salvage(consensus.Options{
 			ID: c.NodeID, Members: c.MemberIDs(), Dir: filepath.Join(c.DataDir, layout.RaftDir),
 		}, id, machine)

@@ -18,7 +18,7 @@ func TestMutantsRingA(t *testing.T) {
 	const bound = 60
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{
-		mutant.SkipLogSync, mutant.AckBeforeSync, mutant.DropVoteSync, mutant.ForgetBirths, mutant.AckBeforeCommit, mutant.StaleRead, mutant.DropGuards, mutant.ForgetProposalIDs,
+		mutant.SkipLogSync, mutant.AckBeforeSync, mutant.DropVoteSync, mutant.ForgetDirIDs, mutant.AckBeforeCommit, mutant.StaleRead, mutant.DropGuards, mutant.ForgetProposalIDs,
 	} {
 		t.Run(name, func(t *testing.T) {
 			mutant.Set(name)

@@ -67,7 +67,7 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 		require.NoError(t, l.Trim())
 		st, err := os.Stat(l.Path())
 		require.NoError(t, err)
-		require.LessOrEqual(t, occupied(st), int64(keep+slack+8192))
+		require.LessOrEqual(t, allocatedBytes(st), int64(keep+slack+8192))
 		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset goes on meaning the same")
 	}
 	out, err := l.Tail(1 << 40)
@@ -94,7 +94,7 @@ func TestTrimWithoutHoles(t *testing.T) {
 	require.Equal(t, line(7), string(out))
 }
 
-func TestWriterBeginsAnew(t *testing.T) {
+func TestWriterReplacesLongFile(t *testing.T) {
 	l, w := newLog(t)
 	l.longest = 2 * keep
 	spew(t, w, 0, 2*keep/64)
@@ -169,7 +169,7 @@ func TestFollowTooSlow(t *testing.T) {
 	require.ErrorIs(t, err, done)
 }
 
-func TestFollowGoesOnInANewFile(t *testing.T) {
+func TestFollowReplacedFile(t *testing.T) {
 	l, w := newLog(t)
 	spew(t, w, 0, 1)
 	done := errors.New("done")
@@ -190,7 +190,7 @@ func TestFollowGoesOnInANewFile(t *testing.T) {
 	require.Equal(t, line(0)+line(1), got.String())
 }
 
-func TestFollowOfWhatIsRemoved(t *testing.T) {
+func TestFollowRemovedFile(t *testing.T) {
 	l, w := newLog(t)
 	spew(t, w, 0, 1)
 	err := l.Follow(t.Context(), 1<<20, func(Chunk) error { return os.Remove(l.Path()) })
@@ -199,7 +199,7 @@ func TestFollowOfWhatIsRemoved(t *testing.T) {
 }
 
 // Trimming, printing and reading at once: every line that arrives is whole and in order.
-func TestAllAtOnce(t *testing.T) {
+func TestConcurrentReaders(t *testing.T) {
 	l, w := newLog(t)
 	spew(t, w, 0, 64)
 	const lines = 20 * keep / 64

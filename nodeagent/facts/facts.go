@@ -72,7 +72,7 @@ func Read(ctx context.Context, o Options) (Host, error) {
 		return Host{}, fmt.Errorf("read boot id: %w", err)
 	}
 	h.BootID = strings.TrimSpace(string(id))
-	h.QEMU, err = askQEMU(ctx, o.QEMU, o.Accel)
+	h.QEMU, err = queryQEMU(ctx, o.QEMU, o.Accel)
 	return h, err
 }
 

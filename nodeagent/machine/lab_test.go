@@ -122,7 +122,7 @@ func (l *lab) start() {
 	l.seen = map[cloud.VMID]cloud.Observation{}
 	l.mu.Unlock()
 	l.loop = reconcile.New(reconcile.Options{
-		Open: l.MachineSet.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Open: l.MachineSet.Open, Report: l.report, Removed: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 		Launches: 4, Builds: 4,
 	})
 	ids, err := l.List()

@@ -248,7 +248,7 @@ func (l *lab) tell(id, letter string) {
 }
 
 // A start counts as done if the agent ended after recording it.
-func TestStartIsNeverMadeTwice(t *testing.T) {
+func TestStartHappensOnce(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
 	l.assign(want)
@@ -307,7 +307,7 @@ func TestRebootAndReset(t *testing.T) {
 }
 
 // The next agent completes a reboot that an agent began.
-func TestRebootOutlivesTheAgent(t *testing.T) {
+func TestRebootSurvivesAgentRestart(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
 	l.assign(want)
@@ -341,7 +341,7 @@ func TestGraceEnds(t *testing.T) {
 }
 
 // A guest that powers itself off is reported as ended.
-func TestGuestSwitchesItselfOff(t *testing.T) {
+func TestGuestPowersOff(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
 	l.assign(want)
@@ -425,7 +425,7 @@ func TestLaunchFails(t *testing.T) {
 }
 
 // Processes in a VM's control group without a record are reported, and ended when a state is desired.
-func TestStray(t *testing.T) {
+func TestProcessesWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	l.stop()
 	id := vmID(7)
@@ -465,7 +465,7 @@ func TestOrphan(t *testing.T) {
 }
 
 // The next agent completes an interrupted removal.
-func TestHalfDestroyed(t *testing.T) {
+func TestInterruptedDestroy(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)
 	l.assign(want)
@@ -499,7 +499,7 @@ func TestMeasure(t *testing.T) {
 	used, err := l.UsedImages()
 	require.NoError(t, err)
 	require.Equal(t, map[string]bool{l.sum(): true}, used)
-	for _, s := range l.Seen() {
+	for _, s := range l.LastReports() {
 		require.Equal(t, string(s.ID) == want.VmId, s.Usage != nil)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // Each broken rule shows in some plan.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
-	for _, name := range []string{startTwice, destroyUnruled, judgeForeign} {
+	for _, name := range []string{startTwice, destroyUnruled, applyForeign} {
 		mutant.Set(name)
 		require.NotEmpty(t, violation(), name)
 	}

@@ -93,7 +93,7 @@ const (
 const (
 	startTwice     = "start-twice"     // a recorded start is executed again
 	destroyUnruled = "destroy-unruled" // a VM without desired state is destroyed
-	judgeForeign   = "judge-foreign"   // the state desired by another cluster is applied without a check of its age
+	applyForeign   = "apply-foreign"   // the state desired by another cluster is applied without a check of its age
 )
 
 // Plan is the next action and the state to report.
@@ -108,7 +108,7 @@ type Plan struct {
 
 // note returns a warning for the host's operator, or "".
 func (p Plan) note() string {
-	if p.Error == startedSince || p.Error == madeSince {
+	if p.Error == msgStartedSinceBackup || p.Error == msgUnknownVM {
 		return p.Error
 	}
 	return ""
@@ -129,7 +129,7 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	if mutant.On(destroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
-	if o.Foreign && !mutant.On(judgeForeign) {
+	if o.Foreign && !mutant.On(applyForeign) {
 		if p, ok := planForeign(want, o); ok {
 			return p
 		}
@@ -160,9 +160,9 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 
 // Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
-	startedSince = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
-	stoppedSince = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
-	madeSince    = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
+	msgStartedSinceBackup = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
+	msgStoppedSinceBackup = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
+	msgUnknownVM          = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
 )
 
 // planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be
@@ -171,9 +171,9 @@ func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	p = reportOnly(o)
 	switch power := want.GetPower(); {
 	case power == agentv1.Power_POWER_ORPHANED && o.Guest != None:
-		p.Error = madeSince
+		p.Error = msgUnknownVM
 	case power == agentv1.Power_POWER_OFF && o.Guest != None && o.Record.StartsDone > want.GetStarts():
-		p.Error = startedSince
+		p.Error = msgStartedSinceBackup
 	case power == agentv1.Power_POWER_OFF || power == agentv1.Power_POWER_ON:
 		p.Action = AdoptCounters
 	default:

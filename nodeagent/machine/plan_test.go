@@ -83,7 +83,7 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 	case "off":
 		h.end(cloud.ExitGuest)
 		if h.s.PressedFor >= 0 {
-			h.s.Exit = cloud.ExitAsked
+			h.s.Exit = cloud.ExitRequested
 		}
 	case "dies":
 		h.end(cloud.ExitFailed)
@@ -180,7 +180,7 @@ func (h *paper) do(t *testing.T, a Action) {
 	case PressPowerButton:
 		h.s.PressedFor = 0
 	case PowerOff:
-		h.end(cloud.ExitAsked)
+		h.end(cloud.ExitRequested)
 	case RecordExit:
 		r.Live, r.End = false, End{Exit: h.s.Exit, Error: h.s.Trouble}
 	case Reset:
@@ -204,7 +204,7 @@ func (h *paper) report(p Plan) string {
 	levels := map[cloud.Observed]string{cloud.ObservedAbsent: "ABSENT", cloud.ObservedBuilding: "BUILDING",
 		cloud.ObservedBuilt: "BUILT", cloud.ObservedLaunching: "LAUNCHING", cloud.ObservedRunning: "RUNNING",
 		cloud.ObservedStopping: "STOPPING", cloud.ObservedBuildFailed: "BUILD_FAILED", cloud.ObservedEnded: "ENDED"}
-	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitAsked: " as asked", cloud.ExitFailed: " in failure"}
+	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitRequested: " as asked", cloud.ExitFailed: " in failure"}
 	out := levels[p.Observed] + exits[p.Exit]
 	if p.Error != "" {
 		out += fmt.Sprintf(" %q", p.Error)

@@ -23,20 +23,20 @@ type sample struct {
 	usage *cloud.Usage
 }
 
-// Seen is the last observation and measurement of a VM.
-type Seen struct {
+// LastReport is the last observation and measurement of a VM.
+type LastReport struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
 	Usage    *cloud.Usage // nil if there is no measurement
 	CPU      time.Duration
 }
 
-// Seen returns the last observation and measurement of all VMs, without a new one.
-func (s *MachineSet) Seen() []Seen {
-	var out []Seen
+// LastReports returns the last observation and measurement of all VMs, without a new one.
+func (s *MachineSet) LastReports() []LastReport {
+	var out []LastReport
 	for _, v := range s.machines() {
 		v.mu.Lock()
-		out = append(out, Seen{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
+		out = append(out, LastReport{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
 		v.mu.Unlock()
 	}
 	return out

@@ -171,8 +171,8 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	}
 	usage, err := l.Cgroups.Usage(home.id)
 	switch {
-	case home.asked() == askedPowerOff:
-		return exitAsked, nil
+	case home.requested() == requestedPowerOff:
+		return exitRequested, nil
 	case boot != r.BootID:
 		return exitHostRestarted, nil
 	case halfway:

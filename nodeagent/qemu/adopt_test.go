@@ -52,7 +52,7 @@ func TestAdoptRunning(t *testing.T) {
 	l.types("I am")
 	l.says("GUEST UP\nI am")
 	require.NoError(t, p.PressPowerButton(l.ctx))
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The next agent reports what happened while no agent ran.
@@ -68,7 +68,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
 			l.resume()
-		}, exitAsked},
+		}, exitRequested},
 		{"panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -94,10 +94,10 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
-		require.NoError(t, l.home.setAsked(askedPowerOff))
+		require.NoError(t, l.home.setRequested(requestedPowerOff))
 		signal(t, p, unix.SIGKILL)
 		l.eventually(func() bool { _, err := startTime(p.record.PID); return err != nil }, "QEMU ends")
-		require.Equal(t, exitAsked, l.gone())
+		require.Equal(t, exitRequested, l.gone())
 	})
 }
 
@@ -115,6 +115,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	p := l.boot()
 	p.Close()
 	signal(t, p, unix.SIGSTOP)
+	// The deadline may pass at any point: Adopt ignores the error, and Status returns DeadlineExceeded in any case.
 	brief := func() context.Context {
 		ctx, cancel := context.WithTimeout(l.ctx, 50*time.Millisecond)
 		t.Cleanup(cancel)
@@ -127,11 +128,11 @@ func TestAdoptUnresponsive(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	p.quitWithin = time.Millisecond
 	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The agent recorded how the guest ended, and was killed before it ended QEMU.
-func TestAdoptConcluded(t *testing.T) {
+func TestAdoptAfterRecordedExit(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
 	p.Close()
@@ -147,7 +148,7 @@ func TestAdoptNothing(t *testing.T) {
 }
 
 // Records of processes that have ended, while their pid belongs to another process or to none.
-func TestAdoptStrangers(t *testing.T) {
+func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
 	record := func(pid int, start uint64) Record {
@@ -203,7 +204,7 @@ func TestAdoptStrangers(t *testing.T) {
 }
 
 // The recorded process outside of its control group is not taken as ended, and no second one is started.
-func TestAdoptStray(t *testing.T) {
+func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
 	require.NoError(t, err)

@@ -158,9 +158,9 @@ func dialFrom(t *testing.T, pid int) error {
 	return <-ended
 }
 
-// TestUsersOfGuestsAreApart runs a shell as the user of one VM on the host itself, outside of every namespace, as an
+// TestVMUsersAreIsolated runs a shell as the user of one VM on the host itself, outside of every namespace, as an
 // intruder who escaped from QEMU's. It reaches nothing of another VM and nothing of the agent.
-func TestUsersOfGuestsAreApart(t *testing.T) {
+func TestVMUsersAreIsolated(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
 	next, err := l.homes.Claim("00000000-0000-4000-8000-00000000000b")

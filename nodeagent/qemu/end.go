@@ -21,8 +21,8 @@ func (p *Process) handleRunState(conn *qmp.Conn) error {
 	}
 	switch info.Status {
 	case raw.RunStateShutdown:
-		if p.home.asked() != askedNothing {
-			p.recordExitAndQuit(exitAsked)
+		if p.home.requested() != requestedNothing {
+			p.recordExitAndQuit(exitRequested)
 		} else {
 			p.recordExitAndQuit(Exit{Guest, "the guest powered itself off"})
 		}
@@ -180,7 +180,7 @@ func printable(s string, n int) string {
 
 // Exits that more than one function records.
 var (
-	exitAsked         = Exit{Asked, "powered off as asked"}
+	exitRequested     = Exit{Requested, "powered off as asked"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
 	exitHostRestarted = Exit{Crashed, "the host was restarted"}
 	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
@@ -208,7 +208,7 @@ func (p *Process) endBy(ctx context.Context, what string, how func(context.Conte
 		return nil
 	default:
 	}
-	if err := p.home.setAsked(askedPowerOff); err != nil {
+	if err := p.home.setRequested(requestedPowerOff); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := how(ctx); err != nil {
@@ -219,7 +219,7 @@ func (p *Process) endBy(ctx context.Context, what string, how func(context.Conte
 
 // PressPowerButton presses the guest's power button. The guest may shut down, later or not at all.
 func (p *Process) PressPowerButton(ctx context.Context) error {
-	if err := p.home.setAsked(askedPowerButton); err != nil {
+	if err := p.home.setRequested(requestedPowerButton); err != nil {
 		return fmt.Errorf("press power button: %w", err)
 	}
 	return p.do(ctx, p.work, (*raw.Monitor).SystemPowerdown)

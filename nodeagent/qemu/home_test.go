@@ -94,7 +94,7 @@ func TestHomesRefuse(t *testing.T) {
 	require.Error(t, err, "nobody knows whether its uid would be free")
 }
 
-func TestUIDOfARunningProcessIsTaken(t *testing.T) {
+func TestUIDOfRunningProcessIsNotReused(t *testing.T) {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")
 	}

@@ -39,7 +39,7 @@ func TestFileSizeLimit(t *testing.T) {
 	require.LessOrEqual(t, length, int64(files.fileSizeLimit()))
 	go func() { _, _ = io.Copy(io.Discard, said) }()
 	require.NoError(t, p.PressPowerButton(l.ctx))
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {

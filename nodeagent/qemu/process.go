@@ -185,8 +185,8 @@ func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	if p.exit.Reason != "" {
 		return
 	}
-	if p.home.asked() == askedPowerOff {
-		p.exit = exitAsked
+	if p.home.requested() == requestedPowerOff {
+		p.exit = exitRequested
 	} else {
 		p.exit = Exit{Crashed, p.describeExit(status, known)}
 	}

@@ -51,7 +51,7 @@ func proc(t *testing.T, pid int, name string) string {
 	return string(text)
 }
 
-func TestEnds(t *testing.T) {
+func TestExitReasons(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		how    func(l *lab, p *Process)
@@ -59,9 +59,9 @@ func TestEnds(t *testing.T) {
 		says   string
 	}{
 		{"guest powers off", func(l *lab, _ *Process) { l.types("o") }, Guest, "the guest powered itself off"},
-		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Asked, "as asked"},
-		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Asked, "as asked"},
-		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Asked, "as asked"},
+		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Requested, "as asked"},
+		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Requested, "as asked"},
+		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as asked"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
 		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
 		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},

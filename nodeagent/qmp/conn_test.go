@@ -191,7 +191,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-func TestACommandHasADeadlineEvenWithoutOne(t *testing.T) {
+func TestCommandHasDefaultTimeout(t *testing.T) {
 	connected(t, "hello\nhear query-status\nsleep 1m", func(t *testing.T, c *Conn) {
 		start := time.Now()
 		err := c.Do(t.Context(), "query-status", nil, nil)
@@ -201,7 +201,7 @@ func TestACommandHasADeadlineEvenWithoutOne(t *testing.T) {
 	})
 }
 
-func TestALateReplyIsCountedAndGivenToNobody(t *testing.T) {
+func TestLateReplyIsDropped(t *testing.T) {
 	script := `hello
 		hear device_add
 		sleep 5s
@@ -261,7 +261,7 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 }
 
 // The end of the connection ends the command in progress and all later ones, with the cause.
-func TestTheEnd(t *testing.T) {
+func TestConnectionEnd(t *testing.T) {
 	for name, tc := range map[string]struct{ script, says string }{
 		"garbage":         {"say qemu: terminating on signal 15", "not a QMP message"},
 		"bytes":           {"say \x00\xff\xfe{", "not a QMP message"},
@@ -287,7 +287,7 @@ func TestTheEnd(t *testing.T) {
 	}
 }
 
-func TestTheReplyBeforeTheEndCounts(t *testing.T) {
+func TestReplyBeforeEndIsReturned(t *testing.T) {
 	connected(t, "hello\nhear quit\nsay {\"return\": {}, \"id\": $1}\nhang up", func(t *testing.T, c *Conn) {
 		require.NoError(t, c.Do(t.Context(), "quit", nil, nil))
 	})
@@ -319,7 +319,7 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-func TestACommandThatCannotBeSentChangesNothing(t *testing.T) {
+func TestUnsendableCommandLeavesConnectionUsable(t *testing.T) {
 	connected(t, "hello\nhear query-status\nsay {\"return\": {\"a\": 1}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorContains(t, c.Do(t.Context(), "a", make(chan int), nil), "a: encode arguments")
 		require.ErrorContains(t, c.Do(t.Context(), "a", strings.Repeat("x", MaxLine), nil), "longer than")
@@ -334,7 +334,7 @@ func TestACommandThatCannotBeSentChangesNothing(t *testing.T) {
 }
 
 // The connection to a QEMU that does not read stays open, unless a command was written in part.
-func TestAWedgedQEMU(t *testing.T) {
+func TestHungQEMU(t *testing.T) {
 	connected(t, "hello\nsleep 30s\nhear cont\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorIs(t, c.Do(within(t, time.Second), "stop", nil, nil), context.DeadlineExceeded)
 		time.Sleep(time.Minute)
@@ -352,7 +352,7 @@ func TestAWedgedQEMU(t *testing.T) {
 	})
 }
 
-func TestCloseEndsWhatIsUnderWay(t *testing.T) {
+func TestCloseEndsPendingCommands(t *testing.T) {
 	connected(t, "hello\nhear stop", func(t *testing.T, c *Conn) {
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, c.Do(t.Context(), "stop", nil, nil), ErrClosed) })
@@ -368,7 +368,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestNoEventIsLostBetweenACommandAndItsWait(t *testing.T) {
+func TestWaitSeesEventsSinceMark(t *testing.T) {
 	script := `hello
 		event STOP
 		hear cont
@@ -394,7 +394,7 @@ func TestNoEventIsLostBetweenACommandAndItsWait(t *testing.T) {
 	})
 }
 
-func TestAFloodHoldsUpNobodyAndIsMarked(t *testing.T) {
+func TestEventFloodDoesNotBlockReaders(t *testing.T) {
 	connected(t, "hello\nevent FIRST\nflood 5000 1\nhear query-status\nsay {\"return\": {}, \"id\": $1}\nevent LAST", func(t *testing.T, c *Conn) {
 		s := c.Subscribe(0)
 		require.NoError(t, c.Do(t.Context(), "query-status", nil, nil))
@@ -420,7 +420,7 @@ func TestAFloodHoldsUpNobodyAndIsMarked(t *testing.T) {
 	})
 }
 
-func TestTheEventLogIsBoundedInBytes(t *testing.T) {
+func TestEventLogByteLimit(t *testing.T) {
 	connected(t, "hello\nflood 20 1000000", func(t *testing.T, c *Conn) {
 		_, err := c.Wait(t.Context(), 19, named("FLOOD"))
 		require.NoError(t, err)
@@ -434,7 +434,7 @@ func TestTheEventLogIsBoundedInBytes(t *testing.T) {
 	})
 }
 
-func TestManyCallersAtOnce(t *testing.T) {
+func TestConcurrentCallers(t *testing.T) {
 	near, far := net.Pipe()
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -42,7 +42,7 @@ func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Co
 
 // A QEMU that sends messages without pause is read at a bounded pace, whatever they are; and Close does not wait for the
 // end of a pause.
-func TestStormIsReadSlowly(t *testing.T) {
+func TestEventStormIsReadSlowly(t *testing.T) {
 	const seconds = 20
 	for name, tc := range map[string]struct {
 		text string
@@ -69,7 +69,7 @@ func TestStormIsReadSlowly(t *testing.T) {
 }
 
 // A command is answered after the events that QEMU sent before the answer, at the pace of those.
-func TestAnswerInAStorm(t *testing.T) {
+func TestReplyDuringEventStorm(t *testing.T) {
 	connected(t, "hello\nhear query-status\nflood 9000 1\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		began := time.Now()
 		require.NoError(t, c.Do(within(t, DefaultTimeout), "query-status", nil, nil))
@@ -78,7 +78,7 @@ func TestAnswerInAStorm(t *testing.T) {
 }
 
 // A command that waits in a storm ends with its context.
-func TestCommandEndsInAStorm(t *testing.T) {
+func TestCommandTimesOutDuringEventStorm(t *testing.T) {
 	storm(t, `{"event": "STOP", "data": {}}`+"\n", 100_000, func(t *testing.T, c *Conn, _ *int) {
 		err := c.Do(within(t, 3*time.Second), "query-status", nil, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -52,7 +52,7 @@ func TestGoQEMURefusesFileImages(t *testing.T) {
 	})
 }
 
-func TestWithRefusesWhatItCannotSend(t *testing.T) {
+func TestWithRefusesUnencodableArguments(t *testing.T) {
 	connected(t, "hello", func(t *testing.T, c *Conn) {
 		m := c.With(t.Context())
 		for _, bad := range []string{``, `{}`, `[]`, `{"execute": "stop"} {"execute": "quit"}`, `{"exec-oob": "yank"}`, `{"execute": "stop", "id": 1}`} {

@@ -21,7 +21,7 @@ type noted struct {
 }
 
 func (n *noted) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
-	return Step{Note: n.note, Seen: cloud.Observation{PID: 7}}, nil
+	return Step{Note: n.note, Observation: cloud.Observation{PID: 7}}, nil
 }
 
 func (n *noted) Changed() <-chan struct{} { return n.looks }
@@ -33,7 +33,7 @@ func TestNote(t *testing.T) {
 		var log bytes.Buffer
 		n := &noted{looks: make(chan struct{})}
 		l := New(Options{
-			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
+			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Removed: func(cloud.VMID) {},
 			Log: slog.New(slog.NewTextHandler(&log, nil)), Launches: 1, Builds: 1,
 		})
 		defer l.Close()

@@ -55,7 +55,7 @@ func (h *host) start(t *testing.T) *Loop {
 			defer h.mu.Unlock()
 			h.seen[o.VM] = o
 		},
-		Forget: func(id cloud.VMID) {
+		Removed: func(id cloud.VMID) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.forgot = append(h.forgot, id)
@@ -92,7 +92,7 @@ func (f *fake) Next(_ context.Context, want *agentv1.AssignedVm) (Step, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	have, exists := h.done[f.id]
-	s := Step{Seen: cloud.Observation{VM: f.id, Generation: have}, Gone: !exists}
+	s := Step{Observation: cloud.Observation{VM: f.id, Generation: have}, Gone: !exists}
 	destroy := want.GetPower() == agentv1.Power_POWER_DESTROYED
 	if want == nil || destroy && !exists || !destroy && have == want.GetGeneration() {
 		return s, nil
@@ -224,7 +224,7 @@ func TestNoProgressIsAFailure(t *testing.T) {
 			Open: func(cloud.VMID) Reconciled {
 				return stuck(func(context.Context) error { tries++; return nil })
 			},
-			Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+			Report: func(cloud.Observation) {}, Removed: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)
 		l.Assign(assignments{"a": assigned(1, on)}, nil, false)
@@ -269,7 +269,7 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 }
 
 // A long build is cancelled when the VM is to be removed, but not by another desired state.
-func TestOnlyLeavingGivesUpAStep(t *testing.T) {
+func TestOnlyDestroyCancelsAStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.weigh = func(*agentv1.AssignedVm) Weight { return Build }
@@ -296,7 +296,7 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 }
 
 // A VM on the host without assignment is reported and not changed, also when an assignment of other VMs arrives.
-func TestAdoptedIsLeftAlone(t *testing.T) {
+func TestAdoptedVMIsNotTouchedUnassigned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.done = map[cloud.VMID]uint64{"a": 3, "b": 4}
@@ -394,8 +394,8 @@ func TestFailedLook(t *testing.T) {
 			Open: func(cloud.VMID) Reconciled {
 				return blind(func() { looks++ })
 			},
-			Report: func(cloud.Observation) { t.Error("reported what was not seen") },
-			Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+			Report:  func(cloud.Observation) { t.Error("reported what was not seen") },
+			Removed: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a"}))

@@ -24,10 +24,10 @@ var errNoProgress = errors.New("the same step was done again and again and chang
 
 // vm is the goroutine of one VM and its desired state.
 type vm struct {
-	id     cloud.VMID
-	loop   *Loop
-	wake   chan struct{} // capacity 1
-	looked chan struct{} // closed after the first observation
+	id       cloud.VMID
+	loop     *Loop
+	wake     chan struct{} // capacity 1
+	observed chan struct{} // closed after the first observation
 
 	// Guarded by loop.mu.
 	want       *agentv1.AssignedVm
@@ -81,14 +81,14 @@ func (v *vm) run() {
 		}
 		step, err := m.Next(v.loop.ctx, want)
 		if err == nil {
-			v.loop.o.Report(step.Seen)
+			v.loop.o.Report(step.Observation)
 			if noted != step.Note {
 				noted = step.Note
-				v.loop.o.Log.Warn(cmp.Or(noted, "the last warning about this VM is over"), "vm", v.id, "pid", step.Seen.PID)
+				v.loop.o.Log.Warn(cmp.Or(noted, "the last warning about this VM is over"), "vm", v.id, "pid", step.Observation.PID)
 			}
 		}
 		if first {
-			close(v.looked)
+			close(v.observed)
 		}
 		if err != nil {
 			if v.loop.ctx.Err() != nil {
@@ -203,6 +203,6 @@ func (v *vm) removeIfGone(change uint64) bool {
 		return false
 	}
 	delete(v.loop.vms, v.id)
-	v.loop.o.Forget(v.id)
+	v.loop.o.Removed(v.id)
 	return true
 }

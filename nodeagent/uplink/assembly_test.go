@@ -75,7 +75,7 @@ func violation() string {
 	return ""
 }
 
-func TestNothingIsBelievedTooEarlyOrTooLate(t *testing.T) { require.Empty(t, violation()) }
+func TestOnlyCompleteAssignmentsAreDelivered(t *testing.T) { require.Empty(t, violation()) }
 
 func show(a *Assignment) string {
 	out := fmt.Sprintf("term %d revision %d:", a.Term, a.Revision)

@@ -47,13 +47,13 @@ type member struct {
 	console chan *agentv1.SendConsoleRequest
 	renewed chan *agentv1.RenewRequest
 	denied  chan struct{} // watches that were refused
-	// say is what the watch sends; nil ends the stream. Said after the watch came, so that no earlier one takes it.
-	say  chan *agentv1.WatchResponse
+	// send is what the watch sends; nil ends the stream. Said after the watch came, so that no earlier one takes it.
+	send chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: one watch at a time
 
 	mu       sync.Mutex // guards what follows
 	leader   string     // not us: redirect there
-	out      string     // the reason for which hosts are refused until they join again
+	excluded string     // the reason for which hosts are refused until they join again
 	secret   string     // of the one token that is good
 	joinErr  error      // said after the certificate is made: the lost answer
 	beatErr  error
@@ -77,7 +77,7 @@ func newMember(t *testing.T, a *mtls.Authority) *member {
 		joins: make(chan *agentv1.JoinRequest, 100), watches: make(chan *agentv1.WatchRequest, 100),
 		reports: make(chan *agentv1.ReportRequest, 100), beats: make(chan *vmv1.HeartbeatNodeRequest, 100),
 		console: make(chan *agentv1.SendConsoleRequest, 1000), renewed: make(chan *agentv1.RenewRequest, 100),
-		denied: make(chan struct{}, 100), say: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
+		denied: make(chan struct{}, 100), send: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -105,10 +105,10 @@ func (m *member) token() string {
 func (m *member) refuse() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.out == "" {
+	if m.excluded == "" {
 		return nil
 	}
-	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.out, Domain: "trivet"})
+	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.excluded, Domain: "trivet"})
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (m *member) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1.Crede
 		err, m.joinErr = m.joinErr, nil
 		return nil, err
 	}
-	m.out = ""
+	m.excluded = ""
 	return c, err
 }
 
@@ -201,7 +201,7 @@ func (m *member) Watch(r *agentv1.WatchRequest, stream grpc.ServerStreamingServe
 	m.watches <- r
 	for {
 		select {
-		case message := <-m.say:
+		case message := <-m.send:
 			if message == nil {
 				return status.Error(codes.Unavailable, "stepping down")
 			}

@@ -13,7 +13,7 @@ import (
 // Each broken rule shows in what is handed on.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
-	for _, name := range []string{followLowerTerm, handOnIncomplete} {
+	for _, name := range []string{followLowerTerm, deliverIncomplete} {
 		mutant.Set(name)
 		require.NotEmpty(t, violation(), name)
 	}

@@ -31,7 +31,7 @@ func TestJoin(t *testing.T) {
 	require.Equal(t, "host1", r.GetName())
 	require.EqualValues(t, Protocol, r.GetProtocol())
 	w := next(t, m.watches)
-	m.say <- snapshot(1, 5, "a")
+	m.send <- snapshot(1, 5, "a")
 	require.Equal(t, []string{"here"}, w.GetPresentVms())
 	require.Equal(t, "v1", w.GetAgentVersion())
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("a"))
@@ -48,12 +48,12 @@ func TestJoin(t *testing.T) {
 		o.Token = func() (string, error) { t.Error("asked for a token"); return "", errors.New("none") }
 	}, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 6, "b")
+	m.send <- snapshot(1, 6, "b")
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("b"))
 }
 
 // The answer to a Join is lost: the same key asks again, since the token is consumed by it.
-func TestLostJoinIsAskedAgainWithTheSameKey(t *testing.T) {
+func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.joinErr = status.Error(codes.Unavailable, "connection reset") })
 	open(t, t.TempDir(), nil, m).run(t)
@@ -67,7 +67,7 @@ func TestLostJoinIsAskedAgainWithTheSameKey(t *testing.T) {
 }
 
 // The agent dies before it has the answer; the next one has the same key.
-func TestKeyOutlivesTheAgent(t *testing.T) {
+func TestKeySurvivesRestart(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
 	first, second := open(t, dir, nil, m), open(t, dir, nil, m)
@@ -88,7 +88,7 @@ func TestRefusedTokenIsFinal(t *testing.T) {
 }
 
 // A token names its authority; a server with another one never sees the token.
-func TestTokenIsShownOnlyToItsAuthority(t *testing.T) {
+func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	right, wrong := newMember(t, testAuthority(t, 1)), newMember(t, testAuthority(t, 2))
 	open(t, t.TempDir(), func(o *Options) { o.Seeds = []string{wrong.addr, right.addr} }, right).run(t)
 	next(t, right.joins)
@@ -103,7 +103,7 @@ func TestRedirect(t *testing.T) {
 	// The leader is known only from the refusal.
 	a := open(t, t.TempDir(), nil, follower).run(t)
 	next(t, leader.watches)
-	leader.say <- snapshot(1, 1, "a")
+	leader.send <- snapshot(1, 1, "a")
 	next(t, a.assigned)
 	require.Equal(t, leader.addr, a.Status().Member)
 	require.Empty(t, follower.watches)
@@ -119,7 +119,7 @@ func TestReconnectReportsAll(t *testing.T) {
 	a.Observe(cloud.Observation{VM: "a", Generation: 3, Observed: cloud.ObservedRunning, PID: 7})
 	a.run(t)
 	next(t, first.watches)
-	first.say <- snapshot(1, 1, "a")
+	first.send <- snapshot(1, 1, "a")
 	require.Equal(t, "boot", next(t, first.reports).GetFacts().GetBootId())
 	require.EqualValues(t, 7, next(t, first.reports).GetVms()[0].GetPid())
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
@@ -134,7 +134,7 @@ func TestReconnectReportsAll(t *testing.T) {
 	second.set(func() { second.leader = "" })
 	first.server.Stop()
 	next(t, second.watches)
-	second.say <- snapshot(2, 2, "a", "b")
+	second.send <- snapshot(2, 2, "a", "b")
 	require.Equal(t, "boot", next(t, second.reports).GetFacts().GetBootId())
 	all := next(t, second.reports).GetVms()
 	require.Len(t, all, 2)
@@ -148,10 +148,10 @@ func TestIncompleteSnapshotIsNotHandedOn(t *testing.T) {
 	next(t, m.watches)
 	part := snapshot(1, 5, "a")
 	part.Complete = false
-	m.say <- part
-	m.say <- nil // ends the stream
+	m.send <- part
+	m.send <- nil // ends the stream
 	next(t, m.watches)
-	m.say <- snapshot(1, 6, "b")
+	m.send <- snapshot(1, 6, "b")
 	got := next(t, a.assigned)
 	require.EqualValues(t, 6, got.Revision)
 	require.Len(t, got.VMs, 1)
@@ -165,34 +165,34 @@ func TestLowerTermIsDropped(t *testing.T) {
 		a := open(t, dir, nil, m).run(t)
 		next(t, m.watches)
 		if how == "told" {
-			m.say <- snapshot(5, 50, "a")
+			m.send <- snapshot(5, 50, "a")
 			require.EqualValues(t, 5, next(t, a.assigned).Term)
-			m.say <- nil
+			m.send <- nil
 			next(t, m.watches)
 		}
-		m.say <- snapshot(4, 99, "old")
+		m.send <- snapshot(4, 99, "old")
 		next(t, m.watches) // it left, and asked again
-		m.say <- snapshot(5, 51, "a")
+		m.send <- snapshot(5, 51, "a")
 		require.EqualValues(t, 51, next(t, a.assigned).Revision, how)
 		a.stop()
 	}
 }
 
 // A heartbeat without an answer ends the session: the member may be cut off.
-func TestUnansweredHeartbeatMovesOn(t *testing.T) {
+func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.beatErr = status.Error(codes.Unavailable, "no quorum") })
 	a := open(t, t.TempDir(), nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.watches)
 	_, ok := a.Lease()
 	require.False(t, ok, "a lease without an answered heartbeat")
 	// A refusal that is about this host, not about the member, is borne.
 	m.set(func() { m.beatErr = status.Error(codes.PermissionDenied, "banned") })
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.beats)
-	m.say <- snapshot(1, 2, "a")
+	m.send <- snapshot(1, 2, "a")
 	for next(t, a.assigned).Revision != 2 {
 	}
 }
@@ -204,7 +204,7 @@ func TestRenewal(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir, nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.renewed)
 	next(t, m.watches)
 	require.False(t, a.identity.credential().renewAt().Before(m.issued[1].NotBefore))
@@ -262,7 +262,7 @@ func TestImage(t *testing.T) {
 	first.set(func() { first.fellows = []string{first.addr, second.addr} })
 	a := open(t, t.TempDir(), nil, first, second).run(t)
 	next(t, first.watches)
-	first.say <- snapshot(1, 1)
+	first.send <- snapshot(1, 1)
 	next(t, a.assigned)
 	content := []byte(strings.Repeat("0123456789", 1000))
 
@@ -317,7 +317,7 @@ func TestConsole(t *testing.T) {
 	ask := func(r *agentv1.ConsoleRequest) {
 		message := snapshot(1, 1)
 		message.ConsoleRequests = []*agentv1.ConsoleRequest{r}
-		m.say <- message
+		m.send <- message
 	}
 	ask(&agentv1.ConsoleRequest{RequestId: "r1", VmId: "a", TailBytes: 3*consoleChunk + 1})
 	require.Equal(t, "r1", next(t, m.console).GetRequestId())
@@ -341,7 +341,7 @@ func TestConsole(t *testing.T) {
 	require.Nil(t, next(t, m.console))
 	ask(&agentv1.ConsoleRequest{RequestId: "r4", VmId: "a", Follow: true})
 	require.Equal(t, "r4", next(t, m.console).GetRequestId())
-	m.say <- nil
+	m.send <- nil
 	require.Error(t, next(t, ended))
 	a.stop()
 }
@@ -357,12 +357,12 @@ func TestConsolesAreBounded(t *testing.T) {
 	}, m).run(t)
 	next(t, m.watches)
 	message := snapshot(1, 1)
-	for i := range consolesAtOnce + 1 {
+	for i := range maxConsoles + 1 {
 		message.ConsoleRequests = append(message.ConsoleRequests, &agentv1.ConsoleRequest{RequestId: string(rune('a' + i)), Follow: true})
 	}
-	m.say <- message
+	m.send <- message
 	refused := 0
-	for seen := 0; refused == 0 && seen <= consolesAtOnce+2; seen++ {
+	for seen := 0; refused == 0 && seen <= maxConsoles+2; seen++ {
 		if c := next(t, m.console); c.GetError() != "" {
 			refused++
 		}
@@ -377,7 +377,7 @@ func TestDamagedDirectory(t *testing.T) {
 		dir := t.TempDir()
 		a := open(t, dir, nil, m).run(t)
 		next(t, m.watches)
-		m.say <- snapshot(1, 1)
+		m.send <- snapshot(1, 1)
 		next(t, a.assigned)
 		a.stop()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("\xffgarbage"), 0o600))

@@ -129,7 +129,7 @@ func TestNormalize(t *testing.T) {
 }
 
 // What cannot be had yet says so by its field; what can is not refused.
-func TestUnserved(t *testing.T) {
+func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
 		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
 		"spec.network":                   {Network: []NIC{{ID: "n"}}},
@@ -139,7 +139,7 @@ func TestUnserved(t *testing.T) {
 		"spec.security.tpm":              {Security: Security{TPM: true}},
 	} {
 		s.Normalize()
-		err := s.Unserved()
+		err := s.CheckSupported()
 		if field == "" {
 			require.NoError(t, err)
 			continue

@@ -91,17 +91,17 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // What the control plane shows leaves no field of the message empty.
-func TestNothingShownIsForgotten(t *testing.T) {
+func TestResponsesSetEveryField(t *testing.T) {
 	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
 	vm := cloud.VM{
 		ID: "i", Name: "n", Org: "o", Project: "p", State: cloud.Running, Spec: spec, Node: "n1", Hypervisor: cloud.KVM,
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"},
-		Status: cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
-		Wish:   cloud.Wish{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
+		Status:  cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
+		Desired: cloud.Desired{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
 	}
-	image := &cloud.BuiltImage{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
+	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
 	vm.Kernel, vm.Initrd = image, image
-	vm.Disks = []cloud.BuiltDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
+	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
 	requireFull(t, VM(&vm, &full).ProtoReflect())
 	requireFull(t, Assigned(&vm).ProtoReflect())

@@ -147,7 +147,7 @@ func ClientPinned(pin string) *tls.Config {
 			}
 			leafOnly := state
 			leafOnly.PeerCertificates = state.PeerCertificates[:1]
-			return base(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member), 0).VerifyConnection(leafOnly)
+			return baseConfig(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member), 0).VerifyConnection(leafOnly)
 		},
 	}
 }

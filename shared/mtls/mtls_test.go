@@ -60,7 +60,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 }
 
 // Certificates of every kind tried at every port: only the pairs that a port is for may talk.
-func TestEveryPair(t *testing.T) {
+func TestWhichKindsConnect(t *testing.T) {
 	now := time.Now()
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
 	impostor := authority(t, "ours", 2) // another key under our name
@@ -134,12 +134,12 @@ func TestSameSeedSameAuthority(t *testing.T) {
 }
 
 func TestOfRefusesOtherForms(t *testing.T) {
-	_, err := Of(&x509.Certificate{})
+	_, err := IDOf(&x509.Certificate{})
 	require.ErrorContains(t, err, "0 URIs")
 }
 
 // A certificate is judged by the clock that the configuration names.
-func TestWhoseTime(t *testing.T) {
+func TestVerificationUsesConfiguredClock(t *testing.T) {
 	ours, now := authority(t, "ours", 1), time.Now()
 	leaf, err := issued(t, ours, Member, "2", now, 24*time.Hour)()
 	require.NoError(t, err)

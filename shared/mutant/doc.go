@@ -8,7 +8,7 @@ package mutant
 // Mutants, each with the package whose tests must fail when the mutant is active.
 const (
 	SkipLogSync       = "skip-log-sync"       // the raft log is not fsynced: controlplane/sim
-	ForgetBirths      = "forget-births"       // a member whose disk was wiped may vote: controlplane/sim
+	ForgetDirIDs      = "forget-dir-ids"      // a member whose disk was wiped may vote: controlplane/sim
 	AckBeforeCommit   = "ack-before-commit"   // a proposal is acknowledged before it is committed: controlplane/sim
 	StaleRead         = "stale-read"          // ReadIndex returns without contacting a quorum: controlplane/sim
 	DropGuards        = "drop-guards"         // a transaction applies although its reads are stale: controlplane/sim

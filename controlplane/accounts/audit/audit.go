@@ -65,7 +65,7 @@ func Of(c *cloud.Caller) Record {
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
 		RequestID: c.RequestID, Address: c.Address,
 	}
-	if !c.Proven() && c.Node == "" {
+	if !c.Authenticated() && c.Node == "" {
 		r.Principal, r.Tenant = "", cloud.Tenant{}
 		if c.User != "" {
 			r.Target = strings.TrimSpace("claims=" + string(c.User) + " " + r.Target)
@@ -78,14 +78,14 @@ func Of(c *cloud.Caller) Record {
 // clean truncates the texts that a caller chose, and makes them valid UTF-8.
 func (r *Record) clean() {
 	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
-		*text = cut(strings.ToValidUTF8(*text, "�"))
+		*text = truncate(strings.ToValidUTF8(*text, "�"))
 	}
 }
 
 // maxText is the maximum length of a text in a record, in bytes.
 const maxText = 512
 
-func cut(text string) string {
+func truncate(text string) string {
 	if len(text) <= maxText {
 		return text
 	}
@@ -139,7 +139,7 @@ type Query struct {
 // Refused, as Query.Outcome, selects every outcome but OK.
 const Refused = "REFUSED"
 
-func (q *Query) keeps(r *Record) bool {
+func (q *Query) matches(r *Record) bool {
 	return (q.Within.Org == "" || r.Tenant.Org == q.Within.Org) && (q.Within.Project == "" || r.Tenant.Project == q.Within.Project) &&
 		(q.Principal == "" || r.Principal == q.Principal) &&
 		(q.Method == "" || r.Method == q.Method || strings.HasSuffix(r.Method, "/"+q.Method)) &&
@@ -160,5 +160,5 @@ func (s *Service) List(ctx context.Context, q Query) ([]*Record, string, error) 
 	if q.Since > 0 {
 		req.Before = []string{newestFirst(q.Since - 1)}
 	}
-	return store.Page(ctx, s.opts.Store, records, req, q.keeps)
+	return store.Page(ctx, s.opts.Store, records, req, q.matches)
 }

@@ -111,23 +111,23 @@ func (l *limit) most(s share) int {
 
 // counter counts kept records by share. keeps is called for each record, the newest first.
 type counter struct {
-	limits       [classes]limit
-	kept, totals map[share]int
+	limits         [classes]limit
+	counts, totals map[share]int
 }
 
 func newCounter(limits [classes]limit) *counter {
-	return &counter{limits: limits, kept: map[share]int{}, totals: map[share]int{}}
+	return &counter{limits: limits, counts: map[share]int{}, totals: map[share]int{}}
 }
 
-// keeps reports whether r is within the limits of its share, and counts it if so.
-func (c *counter) keeps(r *Record) bool {
+// admits reports whether r is within the limits of its share, and counts it if so.
+func (c *counter) admits(r *Record) bool {
 	own, total := r.shares()
 	l := &c.limits[own.class]
 	inCloud := own.class == policy && own.org == "" // only operators write such records, each in a share of their own
-	if c.kept[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
+	if c.counts[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
 		return false
 	}
-	c.kept[own]++
+	c.counts[own]++
 	c.totals[total]++
 	return true
 }
@@ -175,7 +175,7 @@ func (s *Service) prune(ctx context.Context, limits [classes]limit) error {
 			more = rest
 			for _, r := range page {
 				after = r.Path
-				if r.Path[0] > oldest || !count.keeps(r.Value) {
+				if r.Path[0] > oldest || !count.admits(r.Value) {
 					gone = append(gone, r.Path)
 				}
 			}

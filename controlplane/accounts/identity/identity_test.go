@@ -64,7 +64,7 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 		Audit:     audit.New(audit.Options{Store: records, Commands: commands, Log: log}),
 		Providers: w.providers, Skew: func() (time.Duration, bool) { return w.skew, true },
 	})
-	s.passwords = password.NewDesk(64) // on a host of many cores there is no pause after a hash
+	s.passwords = password.NewHasher(64) // on a host of many cores there is no pause after a hash
 	return s
 }
 
@@ -127,7 +127,7 @@ func oneOnWire(b cloud.Binding) *identityv1.Binding {
 }
 
 // token is what a member gives for a name and password, proven or not.
-func (w *world) token(s *Service, ask ask) string {
+func (w *world) token(s *Service, ask tokenRequest) string {
 	w.t.Helper()
 	out, _, err := s.token(w.t.Context(), ask)
 	require.NoError(w.t, err)
@@ -157,7 +157,7 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 		{"the administrator, who has no secret", "admin", "", cloud.ProofNone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			text := w.token(w.first, ask{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
+			text := w.token(w.first, tokenRequest{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
 			caller, err := w.first.Verify(t.Context(), text)
 			require.NoError(t, err)
 			require.Equal(t, c.proof, caller.Proof)
@@ -182,12 +182,12 @@ func TestANewPasswordEndsTheOldTokens(t *testing.T) {
 	w := newWorld(t)
 	ahead, behind := w.member(30*time.Second, false), w.member(-30*time.Second, false)
 	w.user("ada", member)
-	q := ask{User: "ada", Password: secret}
+	q := tokenRequest{User: "ada", Password: secret}
 	var old []string
 	for _, s := range []*Service{w.first, ahead, behind} {
 		old = append(old, w.token(s, q))
 	}
-	stale, err := w.first.proven(t.Context(), ask{User: "ada", Password: secret})
+	stale, err := w.first.authenticate(t.Context(), tokenRequest{User: "ada", Password: secret})
 	require.NoError(t, err)
 	for _, text := range old {
 		for _, s := range []*Service{w.first, ahead, behind} {
@@ -209,7 +209,7 @@ func TestANewPasswordEndsTheOldTokens(t *testing.T) {
 		}
 	}
 	for _, s := range []*Service{ahead, behind} {
-		caller, err := s.Verify(t.Context(), w.token(s, ask{User: "ada", Password: "another one"}))
+		caller, err := s.Verify(t.Context(), w.token(s, tokenRequest{User: "ada", Password: "another one"}))
 		require.NoError(t, err)
 		require.Equal(t, cloud.ProofPassword, caller.Proof)
 	}
@@ -220,7 +220,7 @@ func TestRolesAreThoseOfNow(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
 	may := func() error {
 		_, err := auth.Admit(w.as(other, text), "/vmcontroller.v1.VmService/CreateVm", "", "")
 		return err
@@ -240,7 +240,7 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 
 	scoped := func(org, project string) string {
-		return w.token(w.first, ask{User: "eve", Password: secret, Org: org, Project: project})
+		return w.token(w.first, tokenRequest{User: "eve", Password: secret, Org: org, Project: project})
 	}
 	for name, c := range map[string]struct {
 		token  string
@@ -269,7 +269,7 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 		})
 	}
 	for _, id := range []string{"*", "../lair", "lair/../default", "default/default", "%2e%2e"} {
-		for _, q := range []ask{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
+		for _, q := range []tokenRequest{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
 			q.User, q.Password = "eve", secret
 			_, _, err := w.first.token(t.Context(), q)
 			require.True(t, fault.Is(err, fault.InvalidArgument), "%v: %v", q, err)
@@ -283,7 +283,7 @@ func TestDev(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "web"})
 	dev := w.member(0, true)
-	ctx := w.as(dev, w.token(dev, ask{User: "admin"}))
+	ctx := w.as(dev, w.token(dev, tokenRequest{User: "admin"}))
 	at, err := auth.Admit(ctx, "/vmcontroller.v1.VmService/CreateVm", "", "")
 	require.NoError(t, err)
 	require.Equal(t, tenant.Default, at)
@@ -293,10 +293,10 @@ func TestDev(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied))
 	_, err = (&server{s: dev}).SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "admin", Password: "mine from now on"})
 	require.True(t, fault.Is(err, fault.PermissionDenied), "whoever asks must not become the administrator: %v", err)
-	_, err = auth.Admit(w.as(dev, w.token(dev, ask{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	_, err = auth.Admit(w.as(dev, w.token(dev, tokenRequest{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.True(t, fault.Is(err, fault.NotFound))
 
-	_, err = auth.Admit(w.as(w.first, w.token(dev, ask{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	_, err = auth.Admit(w.as(w.first, w.token(dev, tokenRequest{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
 }
 
@@ -307,7 +307,7 @@ func TestUsers(t *testing.T) {
 	r := &server{s: w.first}
 	_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "bare"})
 	require.NoError(t, err)
-	ada := w.as(w.first, w.token(w.first, ask{User: "ada", Password: secret}))
+	ada := w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret}))
 	for _, c := range []struct {
 		name string
 		call func() error

@@ -31,8 +31,8 @@ const createVM = "/vmcontroller.v1.VmService/CreateVm"
 func (w *world) recreate() {
 	w.t.Helper()
 	r := &server{s: w.first}
-	require.NoError(w.t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "web", OrgId: "acme"})))
-	require.NoError(w.t, second(r.CreateProject(w.admin(), &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(w.t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(w.t, errOf(r.CreateProject(w.admin(), &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
 }
 
 func (w *world) mayCreate(s *Service, text string) error {
@@ -54,17 +54,17 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
 	w.user("ada", ada)
 	scoped := func(s *Service, user cloud.UserID) string {
-		return w.token(s, ask{User: user, Password: secret, Org: "acme", Project: "web"})
+		return w.token(s, tokenRequest{User: user, Password: secret, Org: "acme", Project: "web"})
 	}
 	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	tokens := map[string]string{
 		"a user's, scoped":                         scoped(w.first, "ada"),
 		"a user's, scoped, of a clock ahead":       scoped(other, "ada"),
-		"a user's, scoped by the project alone":    w.token(w.first, ask{User: "ada", Password: secret, Project: "web"}),
-		"a user's, without a scope":                w.token(w.first, ask{User: "ada", Password: secret}),
+		"a user's, scoped by the project alone":    w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"}),
+		"a user's, without a scope":                w.token(w.first, tokenRequest{User: "ada", Password: secret}),
 		"an org:admin's, scoped to the project":    scoped(w.first, "root"),
-		"a service account's":                      w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		"a service account's":                      w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
 		"the cluster key's, scoped to the project": w.hostToken(cloud.Tenant{Org: "acme", Project: "web"}),
 	}
 	for name, text := range tokens {
@@ -107,10 +107,10 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 func TestATokenForAProjectToCome(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
-	early := w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})
+	early := w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})
 	w.place(cloud.Binding{Org: "acme", Project: "web"})
 	require.True(t, fault.Is(w.mayCreate(w.first, early), fault.NotFound))
-	require.NoError(t, w.mayCreate(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})))
+	require.NoError(t, w.mayCreate(w.first, w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})))
 }
 
 // An org:admin cannot take another org's project IDs away by creating and deleting projects, and cannot create projects
@@ -121,10 +121,10 @@ func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
 	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	create := func(user, org, id string) error {
-		return second(r.CreateProject(w.login(user), &identityv1.CreateProjectRequest{Id: id, OrgId: org}))
+		return errOf(r.CreateProject(w.login(user), &identityv1.CreateProjectRequest{Id: id, OrgId: org}))
 	}
 	require.NoError(t, create("mallory", "evil", "acme-production"))
-	require.NoError(t, second(r.DeleteProject(w.login("mallory"), &identityv1.DeleteProjectRequest{Id: "acme-production", OrgId: "evil"})))
+	require.NoError(t, errOf(r.DeleteProject(w.login("mallory"), &identityv1.DeleteProjectRequest{Id: "acme-production", OrgId: "evil"})))
 	err := create("root", "acme", "acme-production")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 	require.NotContains(t, err.Error(), "evil")
@@ -149,7 +149,7 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
 	w.user("biller", cloud.Binding{Role: cloud.BillingAdmin})
 	set := func(ctx context.Context, org string) error {
-		return second(r.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Vms: new(uint64(7))}}))
+		return errOf(r.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Vms: new(uint64(7))}}))
 	}
 	get := func(ctx context.Context, org string) (*identityv1.QuotaStatus, error) {
 		return r.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org})
@@ -204,9 +204,9 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	tokens := []string{
-		w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}),
-		w.token(w.first, ask{User: "ada", Password: secret}),
-		w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "acme", Project: "web"}),
+		w.token(w.first, tokenRequest{User: "ada", Password: secret}),
+		w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
 	}
 	for i := range tokens {
 		tokens[i] = w.withoutIncarnation(tokens[i])
@@ -234,7 +234,7 @@ func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
 	require.NotZero(t, web)
 	w.wait(time.Minute)
 	claims := func(project string) map[string]any {
-		text := w.token(w.first, ask{User: "mo", Password: secret, Project: project})
+		text := w.token(w.first, tokenRequest{User: "mo", Password: secret, Project: project})
 		require.NotContains(t, claimsOf(t, text), fmt.Sprint(web))
 		var out map[string]any
 		require.NoError(t, json.Unmarshal([]byte(claimsOf(t, text)), &out))
@@ -251,7 +251,7 @@ func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
 	foreign, none := claims("web"), claims("none")
 	require.ElementsMatch(t, slices.Collect(maps.Keys(foreign)), slices.Collect(maps.Keys(none)))
 	for _, project := range []string{"web", "none"} {
-		err := w.mayCreate(w.first, w.token(w.first, ask{User: "mo", Password: secret, Project: project}))
+		err := w.mayCreate(w.first, w.token(w.first, tokenRequest{User: "mo", Password: secret, Project: project}))
 		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", project, err)
 	}
 }
@@ -269,7 +269,7 @@ func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
 // claims returns the claims of a new token of ada, scoped to acme/web.
 func (w *world) claims() *token.Claims {
 	w.t.Helper()
-	return w.verified(w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}))
+	return w.verified(w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "acme", Project: "web"}))
 }
 
 func (w *world) verified(text string) *token.Claims {

@@ -24,7 +24,7 @@ import (
 // Clocks may be apart when a token begins. It ends when it says, to the millisecond.
 func TestATokenEndsWhenItSays(t *testing.T) {
 	w := newWorld(t)
-	for _, text := range []string{w.token(w.first, ask{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
+	for _, text := range []string{w.token(w.first, tokenRequest{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
 		c, err := w.first.Verify(t.Context(), text)
 		require.NoError(t, err)
 		left := time.UnixMilli(c.Expires).Sub(w.at)
@@ -41,7 +41,7 @@ func TestATokenEndsWhenItSays(t *testing.T) {
 // What IssueToken and the REST answer say of the end is what the token says.
 func TestTheEndThatIsToldIsTheTokens(t *testing.T) {
 	w := newWorld(t)
-	out, _, err := w.first.token(t.Context(), ask{User: "ada", TTL: 10})
+	out, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", TTL: 10})
 	require.NoError(t, err)
 	c, err := w.first.Verify(t.Context(), out.text)
 	require.NoError(t, err)
@@ -239,8 +239,8 @@ func plusOrder(signature []byte) []byte {
 func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
-	require.NoError(t, second((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+	require.NoError(t, errOf((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
 	parts := strings.Split(text, ".")
 	last := parts[2][len(parts[2])-1]
 	spellings := []string{text, text + "\n", parts[0] + ".\n" + parts[1] + "." + parts[2]}
@@ -259,7 +259,7 @@ func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 // Whatever the text, Verify says who it is or that it is nobody, and never that it is somebody else.
 func FuzzVerify(f *testing.F) {
 	w := newWorld(f)
-	good := w.token(w.first, ask{User: "ada"})
+	good := w.token(w.first, tokenRequest{User: "ada"})
 	f.Add(good)
 	f.Add(good[:len(good)/2])
 	f.Add("a.b.c")

@@ -188,7 +188,7 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
 			return fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", m.RaftAddr, m.ID).WithReason(ReasonAddressTaken)
 		}
-		if !m.Proven() && !m.Kept && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
+		if !m.Proven() && !m.NoExpiry && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
 			waiting++
 		}
 	}

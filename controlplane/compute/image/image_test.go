@@ -40,15 +40,15 @@ type world struct {
 	dirs    map[uint64]string
 	files   map[uint64]*Files
 	gates   map[uint64]chan struct{}
-	// asked has who read from another member.
-	asked chan uint64
-	size  int
+	// readers has who read from another member.
+	readers chan uint64
+	size    int
 }
 
 func newWorld(t *testing.T, members int) *world {
 	w := &world{
 		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
-		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
+		gates: map[uint64]chan struct{}{}, readers: make(chan uint64, 1000), size: members,
 	}
 	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
 	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
@@ -75,7 +75,7 @@ func (w *world) member(id uint64) *Service {
 	// Every member leads, since all of them share one store.
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
-		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.size,
+		Store: w.records, Commands: commands, Files: files, Self: id, Members: func() int { return w.size },
 		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
 	})
 }
@@ -90,7 +90,7 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	r.w.mu.Lock()
 	gate, files := r.w.gates[r.self], r.w.files[member]
 	r.w.mu.Unlock()
-	r.w.asked <- r.self
+	r.w.readers <- r.self
 	if gate != nil {
 		select {
 		case <-gate:
@@ -227,7 +227,7 @@ func TestMajority(t *testing.T) {
 }
 
 // The same call again, also on another member, also when the source is gone by now.
-func TestCreateAgain(t *testing.T) {
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))
@@ -256,7 +256,7 @@ func TestCreateAgain(t *testing.T) {
 }
 
 // A member that stops in the middle of an import leaves the record as it is; when it is back it begins again.
-func TestRestart(t *testing.T) {
+func TestRestartContinuesImport(t *testing.T) {
 	w := newWorld(t, 1)
 	data := noise(1000)
 	url := w.write("disk.raw", data)
@@ -290,7 +290,7 @@ func TestRestart(t *testing.T) {
 }
 
 // A stop waits for what is copied, and leaves no half image that a start would not remove.
-func TestStopWaits(t *testing.T) {
+func TestStopWaitsForCopies(t *testing.T) {
 	w := newWorld(t, 3)
 	w.gates[2] = make(chan struct{})
 	one, two := w.member(1), w.member(2)
@@ -299,7 +299,7 @@ func TestStopWaits(t *testing.T) {
 	made, err := one.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
-	require.EqualValues(t, 2, <-w.asked)
+	require.EqualValues(t, 2, <-w.readers)
 	require.Len(t, w.kept(2), 1, "half an image")
 	stop()
 	require.Empty(t, w.kept(2), "the pull has ended and cleaned up")
@@ -310,7 +310,7 @@ func TestStopWaits(t *testing.T) {
 }
 
 // An importer, or the majority that should follow it, never comes back.
-func TestImporterLost(t *testing.T) {
+func TestUnfinishedImportsTimeOut(t *testing.T) {
 	w := newWorld(t, 3)
 	s := w.member(1)
 	put := func(i cloud.Image) cloud.ImageID {
@@ -343,16 +343,16 @@ func TestImporterLost(t *testing.T) {
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
 	// Whoever comes late changes nothing.
-	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importResult{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
-	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, heldAsk{uploading, 1, sumOf(nil)})
+	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, holderRequest{uploading, 1, sumOf(nil)})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)
 }
 
 // A member whose copy is gone says so and gets it anew; the last copy is not to be had again.
-func TestLostCopy(t *testing.T) {
+func TestLostCopyIsPulledAgain(t *testing.T) {
 	w := newWorld(t, 2)
 	one, two := w.member(1), w.member(2)
 	stopOne, stopTwo := w.run(one), w.run(two)
@@ -363,7 +363,7 @@ func TestLostCopy(t *testing.T) {
 	stopTwo()
 
 	require.NoError(t, os.Remove(filepath.Join(w.dirs[2], i.SHA256)))
-	require.NoError(t, w.member(2).obtain(t.Context(), i))
+	require.NoError(t, w.member(2).pullAndRecord(t.Context(), i))
 	require.Len(t, w.kept(2), 1)
 	now, err := one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestLostCopy(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(w.dirs[member], i.SHA256)))
 	}
 	for _, s := range []*Service{w.member(1), w.member(2)} {
-		require.Error(t, s.obtain(t.Context(), i))
+		require.Error(t, s.pullAndRecord(t.Context(), i))
 	}
 	now, err = one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -381,7 +381,7 @@ func TestLostCopy(t *testing.T) {
 	require.Contains(t, now.Metadata[cloud.ImageReason], "lost on member 2")
 }
 
-func TestUsedImageStays(t *testing.T) {
+func TestUsedImageIsNotDeleted(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	w.run(s)
@@ -476,7 +476,7 @@ func TestVisibility(t *testing.T) {
 }
 
 // Four images as three orgs see them.
-func TestWhoSees(t *testing.T) {
+func TestVisibilityInLists(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))
@@ -530,9 +530,9 @@ func TestWhoSees(t *testing.T) {
 				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
 			}
 			require.NoError(t, err)
-			_, told := shown(i, c.org).Metadata[cloud.SharedWith]
+			_, told := toProto(i, c.org).Metadata[cloud.SharedWith]
 			require.Equal(t, name == "shared" && c.org == "acme", told, "whom else it is shared with is the owner's to know")
-			require.Equal(t, convert.Image(i).GetChecksum(), shown(i, c.org).GetChecksum())
+			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}
 	// A page token is its list's alone.
@@ -552,34 +552,34 @@ func TestWhoSees(t *testing.T) {
 }
 
 // What the background does: each thing once, so many at a time, and a failure rests.
-func TestErrands(t *testing.T) {
+func TestBackgroundJobs(t *testing.T) {
 	woken := make(chan struct{}, 100)
 	var failed []string
-	e := newErrands(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
+	e := newBackgroundJobs(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
 	slots, gate := make(chan struct{}, 2), make(chan struct{})
 	wait := func(context.Context) error { <-gate; return nil }
-	require.False(t, e.begin("early", slots, wait), "nothing runs before Run")
+	require.False(t, e.start("early", slots, wait), "nothing runs before Run")
 	ctx, cancel := context.WithCancel(t.Context())
 	e.open(ctx)
-	require.True(t, e.begin("a", slots, wait))
-	require.False(t, e.begin("a", slots, wait), "once at a time")
-	require.True(t, e.begin("b", slots, wait))
-	require.False(t, e.begin("c", slots, wait), "two at a time")
+	require.True(t, e.start("a", slots, wait))
+	require.False(t, e.start("a", slots, wait), "once at a time")
+	require.True(t, e.start("b", slots, wait))
+	require.False(t, e.start("c", slots, wait), "two at a time")
 	close(gate)
 	<-woken
 	<-woken
-	require.True(t, e.begin("c", slots, func(context.Context) error { return errors.New("no") }))
+	require.True(t, e.start("c", slots, func(context.Context) error { return errors.New("no") }))
 	<-woken
 	require.Equal(t, []string{"c"}, failed)
-	require.False(t, e.begin("c", slots, wait), "it rests")
-	for times, rest := range []time.Duration{2 * firstRest, 4 * firstRest, 8 * firstRest, 16 * firstRest, 32 * firstRest, lastRest, lastRest} {
+	require.False(t, e.start("c", slots, wait), "it rests")
+	for times, rest := range []time.Duration{2 * minBackoff, 4 * minBackoff, 8 * minBackoff, 16 * minBackoff, 32 * minBackoff, maxBackoff, maxBackoff} {
 		now := time.Now()
-		e.note("c", errors.New("no"), now)
+		e.recordResult("c", errors.New("no"), now)
 		require.Equal(t, rest, e.failed["c"].until.Sub(now), times)
 	}
-	e.note("c", nil, time.Now())
+	e.recordResult("c", nil, time.Now())
 	ended := false
-	require.True(t, e.begin("c", slots, func(ctx context.Context) error {
+	require.True(t, e.start("c", slots, func(ctx context.Context) error {
 		<-ctx.Done()
 		for range 1000 {
 			runtime.Gosched()
@@ -591,7 +591,7 @@ func TestErrands(t *testing.T) {
 	e.close()
 	require.True(t, ended, "close waits")
 	require.Equal(t, []string{"c"}, failed, "being stopped is no failure")
-	require.False(t, e.begin("late", slots, wait))
+	require.False(t, e.start("late", slots, wait))
 }
 
 // An image counts in the quota of the project that its creator acts in, until it is deleted.

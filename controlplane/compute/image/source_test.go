@@ -48,7 +48,7 @@ func TestSource(t *testing.T) {
 	write(filepath.Join(chdirTo, "relative/disk"))
 
 	s := New(Options{
-		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: 1, Log: slog.New(slog.DiscardHandler),
+		Store: storetest.Memory(t, nil), Commands: leadertest.Single(), Self: 1, Members: func() int { return 1 }, Log: slog.New(slog.DiscardHandler),
 		ImportDirs: []ImportDir{
 			{Path: own}, {Path: "relative", Orgs: []cloud.OrgID{"acme"}}, {Path: ours + "/", Orgs: []cloud.OrgID{"acme", "friend"}},
 			{Path: theirs, Orgs: []cloud.OrgID{"other"}}, {Path: ours + "/missing", Orgs: []cloud.OrgID{"acme"}},
@@ -150,17 +150,17 @@ func openFiles(t *testing.T) int {
 }
 
 // A file that grows or shrinks while it is read is no image.
-func TestSourceChanges(t *testing.T) {
+func TestSourceChangesDuringImport(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	for size, says := range map[int64]string{999: "changed", 1001: "changed", 0: "empty", maxBytes + 1: "larger"} {
 		path := strings.TrimPrefix(w.write(fmt.Sprint(size), noise(1000)), "file://")
 		f, err := os.Open(path)
 		require.NoError(t, err)
-		_, err = s.take(t.Context(), &cloud.Image{}, &source{f, size})
-		var bad *refusal
+		_, err = s.copySource(t.Context(), &cloud.Image{}, &source{f, size})
+		var bad *userError
 		require.ErrorAs(t, err, &bad)
-		require.Contains(t, bad.why, says)
+		require.Contains(t, bad.text, says)
 		require.NoError(t, f.Close())
 		require.Empty(t, w.kept(1))
 	}

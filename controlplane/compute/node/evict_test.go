@@ -33,12 +33,12 @@ type joined struct {
 	own   mtls.Source
 }
 
-// comes joins a host with a new token.
-func (w *world) comes(ctx context.Context, key ed25519.PrivateKey, name string) (*joined, error) {
-	return w.comesWith(ctx, key, name, w.token("", 0))
+// join joins a host with a new token.
+func (w *world) join(ctx context.Context, key ed25519.PrivateKey, name string) (*joined, error) {
+	return w.joinWith(ctx, key, name, w.token("", 0))
 }
 
-func (w *world) comesWith(ctx context.Context, key ed25519.PrivateKey, name, token string) (*joined, error) {
+func (w *world) joinWith(ctx context.Context, key ed25519.PrivateKey, name, token string) (*joined, error) {
 	c, err := w.dial(2, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
 		&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(w.t, key), Name: name})
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	console, err := w.at(2, h).SendConsole(ctx)
 	require.NoError(w.t, err)
 	require.Eventually(w.t, func() bool {
-		return len(w.members[2].guard.some(everyone)) > 0 && len(w.members[1].guard.some(everyone)) > 1
+		return len(w.members[2].guard.filter(anyConn)) > 0 && len(w.members[1].guard.filter(anyConn)) > 1
 	},
 		10*time.Second, time.Millisecond)
 	return map[string]func() error{
@@ -102,11 +102,11 @@ func TestEvict(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
-	other, err := w.comes(ctx, newKey(t), "rack-2")
+	other, err := w.join(ctx, newKey(t), "rack-2")
 	require.NoError(t, err)
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	require.NoError(t, err)
 	w.place(h.id, guest(1), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
 	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -121,7 +121,7 @@ func TestEvict(t *testing.T) {
 		assert.Equal(t, codes.Unavailable, status.Code(end()), "the %s of an evicted host stays open", what)
 	}
 	for member := uint64(1); member <= 2; member++ {
-		for method, err := range everything(ctx, w.at(member, h)) {
+		for method, err := range callAll(ctx, w.at(member, h)) {
 			if method != "Join" {
 				refused(t, err, codes.PermissionDenied, "no longer of the cluster")
 				require.Equal(t, ReasonEvicted, reason(err), method)
@@ -137,22 +137,22 @@ func TestEvict(t *testing.T) {
 	}))
 	s := w.members[1]
 	s.mu.Lock()
-	require.Zero(t, s.seen[h.id])
+	require.Zero(t, s.lastHeartbeat[h.id])
 	s.mu.Unlock()
-	_, err = w.comesWith(ctx, h.key, "rack-1", h.token)
+	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
-	again, err := w.comes(ctx, h.key, "rack-1")
+	again, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, again.id)
-	_, err = w.at(1, again).HeartbeatNode(ctx, beat(w.at(1, again)))
+	_, err = w.at(1, again).HeartbeatNode(ctx, sendHeartbeat(w.at(1, again)))
 	require.NoError(t, err)
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
 
 	// The other host noticed nothing: what it had open is open.
 	open := func() (n int) {
 		for member := uint64(1); member <= 2; member++ {
-			n += len(w.members[member].guard.some(func(g *guarded) bool { return g.node == other.id }))
+			n += len(w.members[member].guard.filter(func(g *guardedConn) bool { return g.node == other.id }))
 		}
 		return n
 	}
@@ -166,7 +166,7 @@ func TestEvict(t *testing.T) {
 
 // evictWithVMs evicts a host that VMs are placed on, and says what of them is not as it must be.
 func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
-	h, err := w.comes(ctx, newKey(w.t), "rack-1")
+	h, err := w.join(ctx, newKey(w.t), "rack-1")
 	require.NoError(w.t, err)
 	w.place(h.id, guest(1), &Placed{Generation: 4})
 	w.place(h.id, guest(2), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
@@ -203,14 +203,14 @@ func TestEvictWithVMs(t *testing.T) {
 	h, err := w.evictWithVMs(ctx)
 	require.NoError(t, err)
 	ends := w.with(1, h.own)
-	_, err = ends.HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = ends.HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
 	_, err = w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
-	_, err = w.comesWith(ctx, h.key, "rack-1", h.token)
+	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
 
-	back, err := w.comes(ctx, h.key, "rack-1")
+	back, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.Equal(t, h.id, back.id)
 	s, err := w.at(1, back).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol, PresentVms: []string{string(guest(1))}})
@@ -220,15 +220,15 @@ func TestEvictWithVMs(t *testing.T) {
 	require.Len(t, first.GetVms(), 2)
 	require.Equal(t, agentv1.Power_POWER_ON, first.GetVms()[0].GetPower())
 	require.Equal(t, agentv1.Power_POWER_DESTROYED, first.GetVms()[1].GetPower())
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
 	_, err = w.at(2, back).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	require.NoError(t, err)
 
 	// A copy of its disk with another key is not that host.
-	thief, err := w.comes(ctx, newKey(t), "rack-1")
+	other, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
-	require.NotEqual(t, h.id, thief.id)
+	require.NotEqual(t, h.id, other.id)
 
 	w.place(h.id, guest(1), nil)
 	vms, err := w.members[1].Evict(ctx, h.id, false)
@@ -238,28 +238,28 @@ func TestEvictWithVMs(t *testing.T) {
 }
 
 // A certificate that is given right after an eviction, by a member whose clock is behind, is not of before it.
-func TestEvictedAMomentAgo(t *testing.T) {
+func TestCertificateAfterEviction(t *testing.T) {
 	w := newWorld(t)
 	at := time.Now()
 	for _, ahead := range []time.Duration{0, time.Millisecond, 999 * time.Millisecond, 5 * time.Second} {
 		e := &eviction{At: at.Add(ahead).UnixMilli()}
 		before, err := w.authority.IssueFor(mtls.Node, "n", at, time.Hour)
 		require.NoError(t, err)
-		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.ends(before.Leaf))
-		after, err := w.authority.IssueFor(mtls.Node, "n", e.signedAt(at), time.Hour)
+		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.invalidates(before.Leaf))
+		after, err := w.authority.IssueFor(mtls.Node, "n", e.issueTime(at), time.Hour)
 		require.NoError(t, err)
-		require.False(t, e.ends(after.Leaf), ahead)
+		require.False(t, e.invalidates(after.Leaf), ahead)
 		require.True(t, after.Leaf.NotBefore.Before(at), "it can be used at once")
 	}
 }
 
-// bannedComesBack bans a host and says whether its key gets anything: a call, a renewal (within the grace too), a join.
-func (w *world) bannedComesBack(ctx context.Context, h *joined) error {
+// bannedCalls bans a host and says whether its key gets anything: a call, a renewal (within the grace too), a join.
+func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	late := &joined{h.id, h.key, h.token, w.certificateFor(h.id, h.key, time.Now().Add(-48*time.Hour), 24*time.Hour)}
-	_, call := w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, call := w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	_, renew := w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
 	_, grace := w.at(2, late).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
-	_, join := w.comes(ctx, h.key, "rack-1")
+	_, join := w.join(ctx, h.key, "rack-1")
 	for what, err := range map[string]error{"call": call, "renew": renew, "renew within the grace": grace, "join": join} {
 		if reason(err) != ReasonBanned {
 			return fmt.Errorf("%s: %w", what, errors.Join(errors.New("it was let in"), err))
@@ -272,7 +272,7 @@ func (w *world) bannedComesBack(ctx context.Context, h *joined) error {
 func TestBan(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	w.place(h.id, guest(1), &Placed{Generation: 4})
 	ends := w.open(ctx, h)
@@ -285,7 +285,7 @@ func TestBan(t *testing.T) {
 	for what, end := range ends {
 		require.Error(t, end(), what)
 	}
-	require.NoError(t, w.bannedComesBack(ctx, h))
+	require.NoError(t, w.bannedCalls(ctx, h))
 	require.True(t, w.node(h.id).Cordoned)
 	require.NoError(t, w.records.Local(func(v *store.View) error {
 		have, err := PlacedVMs.Get(v, string(h.id), string(guest(1)))
@@ -304,7 +304,7 @@ func TestBan(t *testing.T) {
 	require.Equal(t, []*Ban{&made[0]}, page)
 
 	require.NoError(t, w.members[2].Unban(ctx, h.id, ""))
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	require.NoError(t, err)
 	require.True(t, fault.Is(w.members[2].Unban(ctx, h.id, ""), fault.NotFound))
 
@@ -313,9 +313,9 @@ func TestBan(t *testing.T) {
 	w.place(h.id, guest(1), nil)
 	_, err = w.members[1].Evict(ctx, h.id, false)
 	require.NoError(t, err)
-	require.NoError(t, w.bannedComesBack(ctx, h))
+	require.NoError(t, w.bannedCalls(ctx, h))
 	require.NoError(t, w.members[1].Unban(ctx, "", made[0].Key))
-	back, err := w.comes(ctx, h.key, "rack-1")
+	back, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, back.id)
 }
@@ -331,12 +331,12 @@ func TestBanAKey(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, made[0].Node)
 	token := w.token("", 0)
-	_, err = w.comesWith(ctx, key, "rack-1", token)
+	_, err = w.joinWith(ctx, key, "rack-1", token)
 	refused(t, err, codes.PermissionDenied, "banned")
-	_, err = w.comesWith(ctx, newKey(t), "rack-2", token)
+	_, err = w.joinWith(ctx, newKey(t), "rack-2", token)
 	require.NoError(t, err, "that did not use the token up")
 
-	for says, q := range map[string]banAsk{
+	for says, q := range map[string]banRequest{
 		"give a node or a key":  {},
 		"a node or a key":       {Node: cloud.NodeID(guest(1)), Key: keyText(sum)},
 		"64 digits":             {Key: "abc"},
@@ -353,26 +353,26 @@ func TestBanAKey(t *testing.T) {
 }
 
 // A member that cannot find out who was evicted talks to no host.
-func TestBlindMember(t *testing.T) {
+func TestStaleMemberClosesConnections(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	ends := w.open(ctx, h)
 	s := w.members[2]
-	s.beFresh(ctx, blindTime)
-	require.NotEmpty(t, s.guard.some(everyone))
+	s.closeIfStale(ctx, freshTimeout)
+	require.NotEmpty(t, s.guard.filter(anyConn))
 	w.pass(time.Hour)
 	over, cancel := context.WithCancel(ctx)
 	cancel()
-	s.beFresh(over, blindTime) // that it stops is no reason
-	require.NotEmpty(t, s.guard.some(everyone))
+	s.closeIfStale(over, freshTimeout) // that it stops is no reason
+	require.NotEmpty(t, s.guard.filter(anyConn))
 	// The member's own look, once a second, may come between the two.
 	require.Eventually(t, func() bool {
 		w.pass(time.Hour)
-		s.beFresh(ctx, 0)
-		return len(s.guard.some(everyone)) == 0
+		s.closeIfStale(ctx, 0)
+		return len(s.guard.filter(anyConn)) == 0
 	}, 10*time.Second, time.Millisecond)
 	require.Error(t, ends["console"]())
-	require.NotEmpty(t, w.members[1].guard.some(everyone))
+	require.NotEmpty(t, w.members[1].guard.filter(anyConn))
 }

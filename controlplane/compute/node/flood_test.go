@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets answers, and one record is written per recordEvery. Its last
+// A host that changes its labels with every heartbeat gets answers, and one record is written per minUpdateInterval. Its last
 // labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
@@ -28,10 +28,10 @@ func TestHeartbeatFlood(t *testing.T) {
 	w.follow(1)
 	ctx := limited(t)
 	a := w.host(1, 1)
-	_, err := a.HeartbeatNode(ctx, beat(a))
+	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	changed := func(n int) *vmv1.HeartbeatNodeRequest {
-		return beat(a, func(r *vmv1.HeartbeatNodeRequest) {
+		return sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) {
 			r.Capacity.Vcpus = uint32(n)
 			for i := range 62 {
 				r.Labels[fmt.Sprint("label-", i)] = fmt.Sprintf("%060d", n)[:min(60, 4000/62-8)]
@@ -59,14 +59,14 @@ func TestHeartbeatFlood(t *testing.T) {
 
 	// The answers renewed the lease, and another host is served as ever.
 	w.members[1].mu.Lock()
-	require.Equal(t, w.still.UnixMilli(), w.members[1].seen[a.id])
+	require.Equal(t, w.still.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
 	b := w.host(1, 2)
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 
 	w.mu.Lock()
-	w.still = w.still.Add(time.Duration(recordEvery) * time.Millisecond)
+	w.still = w.still.Add(time.Duration(minUpdateInterval) * time.Millisecond)
 	w.mu.Unlock()
 	before = w.records.Revision()
 	for range 3 {
@@ -77,13 +77,13 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
 }
 
-// Facts that change with every message are recorded once per recordEvery, with their last values.
+// Facts that change with every message are recorded once per minUpdateInterval, with their last values.
 func TestFactsFlood(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	ctx := limited(t)
 	a := w.host(1, 1)
-	_, err := a.HeartbeatNode(ctx, beat(a))
+	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	before := w.records.Revision()
 	s, err := a.Report(ctx)
@@ -102,10 +102,10 @@ func TestFactsFlood(t *testing.T) {
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
-	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	before = w.records.Revision()
 	for range 3 {
-		_, err = a.HeartbeatNode(ctx, beat(a))
+		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
 	require.Equal(t, before+1, w.records.Revision())
@@ -140,7 +140,7 @@ func TestReportFlood(t *testing.T) {
 		require.Error(t, err, name)
 		refused(t, err, c.code, c.says)
 	}
-	require.Empty(t, w.guests.told)
+	require.Empty(t, w.vms.reports)
 
 	held := w.holdPauses(1)
 	flood, end := context.WithCancel(ctx)
@@ -170,15 +170,15 @@ func TestReportFlood(t *testing.T) {
 	_, err = honest.CloseAndRecv()
 	require.NoError(t, err)
 	require.Equal(t, 5000, w.told(b.id))
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	require.Equal(t, burst, w.told(a.id))
 }
 
 func (w *world) told(id cloud.NodeID) int {
-	w.guests.mu.Lock()
-	defer w.guests.mu.Unlock()
-	return len(w.guests.told[id])
+	w.vms.mu.Lock()
+	defer w.vms.mu.Unlock()
+	return len(w.vms.reports[id])
 }
 
 // holdPauses stops a member's clock and lets none of its pauses end before the caller does. held waits for one to begin.
@@ -206,11 +206,11 @@ func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 }
 
 // Observations that change records are slowed by how many they change.
-func TestChangesAreSlowed(t *testing.T) {
+func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
 	held := w.holdPauses(1)
-	w.guests.changes = true
+	w.vms.changes = true
 	ctx, end := context.WithCancel(limit)
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -220,14 +220,14 @@ func TestChangesAreSlowed(t *testing.T) {
 	for n := range 4 * changeBurst {
 		all = append(all, cloud.Observation{VM: guest(n)})
 	}
-	work.Go(func() { _ = s.reports(ctx, "host", all) })
+	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
 	held(limit)
 	require.LessOrEqual(t, w.told("host"), changeBurst+16)
-	require.NoError(t, s.reports(ctx, "another host", all[:changeBurst]))
+	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
 // A host has few connections, few calls and fewer streams of reports; other hosts have their own.
-func TestStreamsOfAHost(t *testing.T) {
+func TestConnectionAndCallLimits(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -240,7 +240,7 @@ func TestStreamsOfAHost(t *testing.T) {
 	require.Eventually(t, func() bool {
 		w.members[1].mu.Lock()
 		defer w.members[1].mu.Unlock()
-		return budget.reports == maxReportStreams
+		return budget.reportStreams == maxReportStreams
 	}, 10*time.Second, time.Millisecond)
 	s, err := a.Report(ctx)
 	require.NoError(t, err)
@@ -249,18 +249,18 @@ func TestStreamsOfAHost(t *testing.T) {
 
 	var leave []func()
 	for range maxCalls - maxReportStreams {
-		l, err := w.members[1].enter(ctx, a.id)
+		l, err := w.members[1].beginCall(ctx, a.id)
 		require.NoError(t, err)
 		leave = append(leave, l)
 	}
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	refused(t, err, codes.ResourceExhausted, "128 calls of this host are under way")
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	for _, l := range leave {
 		l()
 	}
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 
 	own := w.certificate(mtls.Node, string(a.id), time.Now(), time.Hour)
@@ -268,13 +268,13 @@ func TestStreamsOfAHost(t *testing.T) {
 	for range maxConnections {
 		c := w.with(1, own)
 		c.id = a.id
-		if _, err := c.HeartbeatNode(ctx, beat(c)); err != nil {
+		if _, err := c.HeartbeatNode(ctx, sendHeartbeat(c)); err != nil {
 			require.Equal(t, codes.Unavailable, codeOf(err))
 			refusals += err.Error() + "\n"
 		}
 	}
 	require.Equal(t, 1, strings.Count(refusals, "\n"), refusals)
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 }
 

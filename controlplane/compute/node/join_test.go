@@ -48,7 +48,7 @@ func TestJoin(t *testing.T) {
 	leaf, err := x509.ParseCertificate(c.GetCertificate())
 	require.NoError(t, err)
 	require.NoError(t, leaf.CheckSignatureFrom(w.authority.Certificate()))
-	party, err := mtls.Of(leaf)
+	party, err := mtls.IDOf(leaf)
 	require.NoError(t, err)
 	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, party)
 	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host serves nobody")
@@ -139,8 +139,8 @@ func TestJoinRefused(t *testing.T) {
 	refused(t, err, codes.Unavailable, "another authority")
 }
 
-// TestHostsRaceForAToken has twenty hosts join at two members with one token at the same time. One of them joins.
-func TestHostsRaceForAToken(t *testing.T) {
+// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them joins.
+func TestConcurrentJoinsWithOneToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	token := w.token("", 0)
@@ -235,7 +235,7 @@ func TestRenew(t *testing.T) {
 	}
 	_, err := issued(9*24*time.Hour, 24*time.Hour).Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 	require.Equal(t, codes.Unavailable, codeOf(err), "beyond the grace not even a connection: %v", err)
-	for method, err := range everything(ctx, issued(time.Hour+time.Minute, time.Hour)) {
+	for method, err := range callAll(ctx, issued(time.Hour+time.Minute, time.Hour)) {
 		if method != "Join" && method != "Renew" {
 			require.Equal(t, codes.Unauthenticated, codeOf(err), "%s: %v", method, err)
 			require.ErrorContains(t, err, "renew", method)
@@ -249,7 +249,7 @@ func TestRenew(t *testing.T) {
 // A host that joins once more with its key is the host that it was: its certificate ran out for long, or it comes back
 // after a restore, when its tokens and sessions are gone. Nobody else gets its id: not another key under its name, and
 // not a copy of it while it is connected.
-func TestJoinAgain(t *testing.T) {
+func TestRejoinKeepsNodeID(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	join := func(key any, name string) (*agentv1.Credential, error) {
@@ -297,7 +297,7 @@ func TestJoinAgain(t *testing.T) {
 }
 
 // The key of a host that joined before keys were noted is noted when it reports.
-func TestKeyOfAnOldHost(t *testing.T) {
+func TestKeyIsStoredOnReport(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	a := w.host(1, 1)

@@ -22,11 +22,11 @@ func TestMutants(t *testing.T) {
 
 	mutant.Set(mutant.IgnoreBans)
 	w := newWorld(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	_, err = w.members[1].Ban(ctx, h.id, "", "")
 	require.NoError(t, err)
-	require.ErrorContains(t, w.bannedComesBack(ctx, h), "let in")
+	require.ErrorContains(t, w.bannedCalls(ctx, h), "let in")
 
 	mutanttest.Notices(t, mutant.KeepEvictedOpen, TestEvict,
 		"the watch of an evicted host stays open", "the report of an evicted host stays open", "the console of an evicted host stays open")

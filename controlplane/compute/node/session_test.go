@@ -50,7 +50,7 @@ func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchRe
 	for first := true; ; first = false {
 		last = s.next()
 		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "the lease is in the first message")
-		require.LessOrEqual(s.t, len(last.GetVms()), chunkVMs)
+		require.LessOrEqual(s.t, len(last.GetVms()), snapshotChunk)
 		for _, vm := range last.GetVms() {
 			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "said once")
 			vms[cloud.VMID(vm.GetVmId())] = vm.GetPower()
@@ -262,7 +262,7 @@ func TestConsole(t *testing.T) {
 		}, fault.FailedPrecondition, "no console log"},
 		"breaks off": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
 		"too large": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
-			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxPiece+1)})
+			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxChunk+1)})
 		}, fault.Unavailable, "a piece of"},
 		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
 	} {
@@ -293,20 +293,20 @@ func TestConsole(t *testing.T) {
 }
 
 // Readers beyond the limit are refused, and leave nothing behind on an agent that takes nothing.
-func TestConsolesAreBounded(t *testing.T) {
+func TestConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
-	a := s.begin("host", func(error) {})
+	a := s.openSession("host", func(error) {})
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxConsoles)
-	reader := func(i int) consoleAsk {
+	reader := func(i int) consoleRequest {
 		org := fmt.Sprint("org-", i/maxOrgConsoles)
-		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
+		return consoleRequest{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
 	}
 	for i := range maxConsoles {
 		go func() { ends <- s.readConsoleOnLeader(ctx, reader(i), func([]byte) error { return nil }) }()
 	}
-	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
+	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) }
 	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
 	for range 10 {
 		err := s.readConsoleOnLeader(ctx, reader(maxConsoles), nil)
@@ -314,7 +314,7 @@ func TestConsolesAreBounded(t *testing.T) {
 		require.ErrorContains(t, err, "too many consoles")
 	}
 	require.Equal(t, maxConsoles, waiting())
-	_, err := s.consoles.add("x", consoleAsk{Node: "another host"})
+	_, err := s.consoles.add("x", consoleRequest{Node: "another host"})
 	require.NoError(t, err)
 	s.consoles.remove("x")
 	cancel()
@@ -323,22 +323,22 @@ func TestConsolesAreBounded(t *testing.T) {
 	}
 	require.Zero(t, waiting(), "what the agent never saw need not be canceled")
 
-	a.request(&agentv1.ConsoleRequest{RequestId: "seen"})
-	a.taken()
-	a.withdraw("seen")
-	require.True(t, a.taken()[0].GetCancel())
+	a.enqueue(&agentv1.ConsoleRequest{RequestId: "seen"})
+	a.takeRequests()
+	a.cancelRequest("seen")
+	require.True(t, a.takeRequests()[0].GetCancel())
 }
 
 // The consoles that one project and one org read on a host are bounded, so that other tenants can still read theirs.
-func TestConsolesOfATenantAreBounded(t *testing.T) {
+func TestTenantConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
-	s.begin("host", func(error) {})
+	s.openSession("host", func(error) {})
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxConsoles)
 	reading := 0
 	read := func(org cloud.OrgID, project cloud.ProjectID) error {
-		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
+		q := consoleRequest{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
 		ended := make(chan error, 1)
 		go func() { ended <- s.readConsoleOnLeader(ctx, q, func([]byte) error { return nil }) }()
 		var err error
@@ -397,7 +397,7 @@ func TestConsolePieces(t *testing.T) {
 		{nil, io.EOF, "", "EOF"},
 		{nil, errors.New("reset"), "", "the connection to the host of the VM broke"},
 	} {
-		p := consolePiece(c.said, c.err)
+		p := toChunk(c.said, c.err)
 		require.Equal(t, c.data, string(p.data))
 		require.Equal(t, c.says, fmt.Sprint(p.err))
 	}

@@ -35,18 +35,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// guests are what package vm would say: what is placed, and no more; and what it was told.
-type guests struct {
-	mu   sync.Mutex
-	told map[cloud.NodeID][]cloud.Observation
-	fail error
+// fakeVMs are what package vm would say: what is placed, and no more; and what it was told.
+type fakeVMs struct {
+	mu      sync.Mutex
+	reports map[cloud.NodeID][]cloud.Observation
+	fail    error
 	// uses are the images of a host's VMs.
 	uses map[cloud.NodeID][]string
 	// changes makes every report one that changes a record.
 	changes bool
 }
 
-func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
+func (g *fakeVMs) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
 	all, _, err := PlacedVMs.List(v, 0, string(on))
 	for _, r := range all {
 		id := cloud.VMID(r.Path[1])
@@ -62,17 +62,17 @@ func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (ou
 	return out, err
 }
 
-func (g *guests) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
+func (g *fakeVMs) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.told[on] = append(g.told[on], slices.Clone(reports)...)
+	g.reports[on] = append(g.reports[on], slices.Clone(reports)...)
 	if g.changes {
 		return len(reports), g.fail
 	}
 	return 0, g.fail
 }
 
-func (g *guests) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
+func (g *fakeVMs) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Contains(g.uses[on], sum), nil
@@ -98,7 +98,7 @@ type world struct {
 	records    *store.Store
 	leadership *leadertest.Leadership
 	authority  *mtls.Authority
-	guests     *guests
+	vms        *fakeVMs
 	members    map[uint64]*Service
 	addresses  map[uint64]string
 
@@ -142,7 +142,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	w := &world{
 		t: t, leadership: leadertest.NewLeadership(1), authority: authority,
-		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
+		vms: &fakeVMs{reports: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
 	}
 	w.records = storetest.Memory(t, w.now)
 	listeners := map[uint64]net.Listener{}
@@ -155,10 +155,10 @@ func newWorld(t *testing.T) *world {
 	for id, l := range listeners {
 		log := slog.New(slog.DiscardHandler)
 		s := New(Options{
-			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, AgentAddresses: w.addresses, Authority: authority,
+			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, Listeners: func() map[uint64]string { return w.addresses }, Authority: authority,
 			Log: log, Now: w.now, Steady: w.steady,
 		})
-		s.Attach(w.guests, images{"sum": []byte("0123456789")})
+		s.Attach(w.vms, images{"sum": []byte("0123456789")})
 		w.members[id] = s
 		own := w.certificate(mtls.Member, fmt.Sprint(id), time.Now(), time.Hour)
 		shows := func() (*tls.Certificate, error) {
@@ -203,7 +203,7 @@ func (w *world) follow(id uint64) (stop func()) {
 	stop = sync.OnceFunc(func() { cancel(); <-done })
 	w.t.Cleanup(stop)
 	s := w.members[id]
-	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.since != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.termStart != 0 }, 10*time.Second, time.Millisecond)
 	return stop
 }
 

@@ -38,14 +38,14 @@ func TestDeleteTable(t *testing.T) {
 		for forced, left := range map[bool]*cloud.Capacity{false: row.plain, true: row.forced} {
 			i++
 			name := fmt.Sprintf("%s forced %v", state, forced)
-			vm := w.in(state, fmt.Sprint("vm-", i))
+			vm := w.createInState(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())
 				require.Equal(t, vm, w.get(vm.ID))
-				w.erase(vm.ID)
+				w.deleteIfPresent(vm.ID)
 				continue
 			}
 			require.NoError(t, err, name)
@@ -53,29 +53,29 @@ func TestDeleteTable(t *testing.T) {
 			require.True(t, fault.Is(err, fault.NotFound), name)
 			require.Equal(t, *left, w.allocated(host), name)
 
-			w.absent(host, vm.ID, vm.Generation)
+			w.reportAbsent(host, vm.ID, vm.Generation)
 			require.Equal(t, *left, w.allocated(host), "a report of before the delete says nothing of what is left")
-			w.absent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
+			w.reportAbsent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
 			require.Equal(t, *left, w.allocated(host), "another host does not speak for this one")
-			w.absent(host, vm.ID, vm.Generation+1)
+			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
 			w.create("next") // a second report must not give back what is another's
-			w.absent(host, vm.ID, vm.Generation+1)
+			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
 			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 			require.NoError(t, err)
-			w.erase(list[0].ID)
+			w.deleteIfPresent(list[0].ID)
 			require.Zero(t, w.allocated(host))
 		}
 	}
 }
 
 // What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
-func TestDeleteOnAHostThatIsAway(t *testing.T) {
+func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	vm := w.createInState(cloud.Stopped, "web")
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
@@ -85,11 +85,11 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		say, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].Say.GetPower().String(), "what the host learns when it is back")
-		require.Greater(t, say[0].Say.GetGeneration(), vm.Generation)
+		require.Equal(t, "POWER_DESTROYED", say[0].State.GetPower().String(), "what the host learns when it is back")
+		require.Greater(t, say[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
-	w.absent(host, vm.ID, vm.Generation+1)
+	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.Zero(t, w.allocated(host))
 	require.NoError(t, w.store.Local(func(v *store.View) error {
 		say, err := w.vms.Assigned(v, host)
@@ -99,10 +99,10 @@ func TestDeleteOnAHostThatIsAway(t *testing.T) {
 }
 
 // A forced delete waits for the cut.
-func TestForcedDeleteWaitsForTheCut(t *testing.T) {
+func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	done := make(chan error)
 	go func() {
 		_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
@@ -115,15 +115,15 @@ func TestForcedDeleteWaitsForTheCut(t *testing.T) {
 		t.Fatal("answered while the guest ran")
 	default:
 	}
-	w.absent(host, vm.ID, vm.Generation+1)
+	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.NoError(t, <-done)
 }
 
 // A delete under a key is answered again when there is nothing left to delete.
-func TestDeleteUnderAKey(t *testing.T) {
+func TestDeleteIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
+	vm := w.createInState(cloud.Stopped, "web")
 	for _, replayed := range []bool{false, true} {
 		again, err := w.vms.Delete(w.as(acme, "k"), acme, vm.ID, false, [32]byte{})
 		require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestUpdateTable(t *testing.T) {
 	fresh := func(state cloud.State) *cloud.VM {
 		i++
 		name := fmt.Sprint("vm-", i)
-		vm := w.in(state, name)
+		vm := w.createInState(state, name)
 		_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{
 			Labels: map[string]string{"env": "prod", "tier": "1"}, Metadata: map[string]string{"note": "x"},
 		})
@@ -199,9 +199,9 @@ func TestUpdateTable(t *testing.T) {
 		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
 		{"a TPM", off, Change{Security: &cloud.Security{TPM: true}}, fault.FailedPrecondition, "not served yet", nil},
-		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "AttachDisk", nil},
+		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
-		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "AttachNic", nil},
+		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
 		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
 		{"a selector that is none", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
@@ -223,7 +223,7 @@ func TestUpdateTable(t *testing.T) {
 					require.Equal(t, out, *w.get(vm.ID))
 					c.check(vm, &out)
 				}
-				w.erase(vm.ID)
+				w.deleteIfPresent(vm.ID)
 				require.Zero(t, w.allocated(host), "all of it is given back, whatever shape it had")
 			}
 		})
@@ -231,12 +231,12 @@ func TestUpdateTable(t *testing.T) {
 }
 
 // An image that its VM may no longer see stays the VM's: only what is new is looked up.
-func TestUpdateKeepsItsImages(t *testing.T) {
+func TestUpdateKeepsCurrentImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.Visibility = other.Org, cloud.Public })
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	w.report(vm.ID, cloud.ObservedBuilt)
 	w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.MinMemoryMiB = other.Org, 256 })
 	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
@@ -246,12 +246,12 @@ func TestUpdateKeepsItsImages(t *testing.T) {
 }
 
 // A host's word goes into records and must not break them, nor say anything of another host's VMs.
-func TestWhatHostsMayWrite(t *testing.T) {
+func TestHostReportLimits(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	long := strings.Repeat("é", 4<<10)
-	now := w.seen(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
+	now := w.report(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
 		o.LastError = "x" + long // cut within a rune
 		for range 1000 {
 			o.Addresses = append(o.Addresses, long)
@@ -279,19 +279,19 @@ func TestWhatHostsMayWrite(t *testing.T) {
 	_, err = w.vms.Observed(t.Context(), host, lies[2:])
 	require.NoError(t, err)
 	require.Len(t, w.vms.usage, 1)
-	w.seen(vm.ID, cloud.ObservedEnded, failed("killed"))
+	w.report(vm.ID, cloud.ObservedEnded, failed("killed"))
 	require.Empty(t, w.vms.usage)
 }
 
 // A report that says what is known costs no entry in the log.
-func TestOldNewsIsFree(t *testing.T) {
+func TestUnchangedReportWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	before := w.store.Revision()
 	for range 3 {
-		w.seen(vm.ID, cloud.ObservedRunning)
-		w.seen(vm.ID, cloud.ObservedBuilt, func(o *cloud.Observation) { o.Generation-- })
+		w.report(vm.ID, cloud.ObservedRunning)
+		w.report(vm.ID, cloud.ObservedBuilt, func(o *cloud.Observation) { o.Generation-- })
 	}
 	require.Equal(t, before, w.store.Revision())
 }
@@ -305,7 +305,7 @@ func TestWatch(t *testing.T) {
 	ended := make(chan error)
 	first := make(chan struct{})
 	go func() {
-		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Late) error {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Lazy) error {
 			if len(events) == 0 {
 				defer close(first)
 			}
@@ -322,17 +322,17 @@ func TestWatch(t *testing.T) {
 		})
 	}()
 	<-first
-	w.seen(vm.ID, cloud.ObservedBuilding)
-	w.seen(vm.ID, cloud.ObservedBuilt)
-	w.ask(vm.ID, start, 0)
-	w.seen(vm.ID, cloud.ObservedRunning)
+	w.report(vm.ID, cloud.ObservedBuilding)
+	w.report(vm.ID, cloud.ObservedBuilt)
+	w.power(vm.ID, start, 0)
+	w.report(vm.ID, cloud.ObservedRunning)
 	_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Labels: map[string]string{"a": "b"}})
 	require.NoError(t, err)
 	w.create("another")
-	w.ask(vm.ID, reboot, 0)
-	w.ask(vm.ID, stop, 0)
+	w.power(vm.ID, reboot, 0)
+	w.power(vm.ID, stop, 0)
 	w.Clock.Advance(time.Second)
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.report(vm.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
 	require.NoError(t, <-ended, "the stream ends with the VM")
@@ -356,7 +356,7 @@ func TestWatch(t *testing.T) {
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	creating, starting, stopping, running := w.in(cloud.Creating, "a"), w.in(cloud.Starting, "b"), w.in(cloud.Stopping, "c"), w.in(cloud.Running, "d")
+	creating, starting, stopping, running := w.createInState(cloud.Creating, "a"), w.createInState(cloud.Starting, "b"), w.createInState(cloud.Stopping, "c"), w.createInState(cloud.Running, "d")
 	settle := func() {
 		require.Eventually(t, func() bool {
 			want := map[cloud.VMID]cloud.Time{}
@@ -367,7 +367,7 @@ func TestSettle(t *testing.T) {
 			}
 			w.vms.mu.Lock()
 			defer w.vms.mu.Unlock()
-			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d due) bool { return at == d.at })
+			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d deadline) bool { return at == d.at })
 		}, 10*time.Second, time.Millisecond, "the leader follows the records")
 		require.NoError(t, w.vms.Settle(t.Context()))
 	}
@@ -384,6 +384,6 @@ func TestSettle(t *testing.T) {
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))
 	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "what failed keeps its place")
-	w.seen(starting.ID, cloud.ObservedRunning)
+	w.report(starting.ID, cloud.ObservedRunning)
 	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late answer is believed")
 }

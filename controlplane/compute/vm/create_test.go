@@ -24,7 +24,7 @@ func TestCreate(t *testing.T) {
 	disk := w.image(1, 3<<30)
 	w.image(3, 1<<20)
 	kernel := w.image(2, 1<<20)
-	vm := w.create("web", func(q *Wanted) {
+	vm := w.create("web", func(q *CreateRequest) {
 		q.Labels, q.Metadata = map[string]string{"env": "prod"}, map[string]string{"note": "x"}
 		q.Spec.Boot = cloud.Boot{Kernel: kernel, Cmdline: "quiet"}
 		q.Spec.Disks = []cloud.Disk{{ID: "data", Blank: true, SizeGiB: 5, BootIndex: 1}, {ID: "root", Image: disk, SizeGiB: 4}}
@@ -42,8 +42,8 @@ func TestCreate(t *testing.T) {
 		say, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
 		require.Len(t, say, 1)
-		require.Equal(t, string(vm.ID), say[0].Say.GetVmId())
-		require.EqualValues(t, 1, say[0].Say.GetGeneration())
+		require.Equal(t, string(vm.ID), say[0].State.GetVmId())
+		require.EqualValues(t, 1, say[0].State.GetGeneration())
 		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
 			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
 			require.NoError(t, err)
@@ -67,40 +67,40 @@ func TestCreateRefuses(t *testing.T) {
 	private := w.image(3, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
 	pending := w.image(4, 1<<20, func(i *cloud.Image) { i.Status = cloud.ImagePending })
 	arm := w.image(5, 1<<20, func(i *cloud.Image) { i.Architecture = cloud.AArch64 })
-	from := func(id cloud.ImageID, gib uint64) func(*Wanted) {
-		return func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
+	from := func(id cloud.ImageID, gib uint64) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
 	}
 	before := w.allocated(host)
 	nowhere := cloud.ImageID(newID())
 	for _, c := range []struct {
 		name   string
-		change func(*Wanted)
+		change func(*CreateRequest)
 		kind   fault.Kind
 		field  string
 		says   []string
 	}{
-		{"a name that is taken", func(q *Wanted) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
-		{"a bad name", func(q *Wanted) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
-		{"another hypervisor", func(q *Wanted) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
-		{"a hypervisor that is none", func(q *Wanted) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
+		{"a name that is taken", func(q *CreateRequest) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
+		{"a bad name", func(q *CreateRequest) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
+		{"another hypervisor", func(q *CreateRequest) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
+		{"a hypervisor that is none", func(q *CreateRequest) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
 		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
 		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
-		{"another org's kernel", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
-		{"another org's initrd", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's kernel", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's initrd", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
 		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
 		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
 		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
-		{"less memory than its image wants", func(q *Wanted) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
-		{"images of two architectures", func(q *Wanted) {
+		{"less memory than its image wants", func(q *CreateRequest) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
+		{"images of two architectures", func(q *CreateRequest) {
 			q.Spec.Disks = []cloud.Disk{{ID: "a", Image: disk, SizeGiB: 4}, {ID: "b", Image: arm, SizeGiB: 4}}
 		}, fault.InvalidArgument, "", []string{"architectures"}},
 		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
-		{"a CPU model that no host has", func(q *Wanted) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
-		{"more than any host has", func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
-		{"a selector that is none", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
-		{"a selector that no host fits", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
-		{"a restart policy that is none", func(q *Wanted) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
-		{"a NIC", func(q *Wanted) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
+		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
+		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
+		{"a selector that is none", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"a selector that no host fits", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"a restart policy that is none", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})
@@ -124,12 +124,16 @@ func TestCreateRefuses(t *testing.T) {
 	require.NoError(t, err, "what failed is not remembered under its key")
 }
 
-// Names are a project's: another's may be the same, and a deleted one's is free again.
+// A name is unique within its project: a second VM of that name is refused. Another project may use the name, and the
+// project itself may use it again after the VM is deleted.
 func TestNames(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
+	vm := w.createInState(cloud.Stopped, "web")
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	require.ErrorContains(t, err, "the project has a VM called web")
+	_, err = w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
 	require.NoError(t, err)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
@@ -138,7 +142,7 @@ func TestNames(t *testing.T) {
 
 // The same call under its key makes one VM, gives the same answer for a day even when the VM is gone, and another call
 // under that key is refused.
-func TestCreateOnceUnderAKey(t *testing.T) {
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	ask := func(key string, body byte) (Created, error) {
@@ -147,7 +151,7 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	first, err := ask("k", 1)
 	require.NoError(t, err)
 	require.False(t, first.Replayed)
-	w.seen(first.VM.ID, cloud.ObservedBuilt)
+	w.report(first.VM.ID, cloud.ObservedBuilt)
 	again, err := ask("k", 1)
 	require.NoError(t, err)
 	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "CREATING, as it was then")
@@ -199,16 +203,17 @@ func TestCapacity(t *testing.T) {
 
 	// A host that has more than the leader remembers, or less, is judged by its record.
 	full := vms[0]
-	w.seen(full.ID, cloud.ObservedBuilt)
+	w.report(full.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
 	require.NoError(t, err)
-	w.absent(full.Node, full.ID, full.Generation+1)
+	w.reportAbsent(full.Node, full.ID, full.Generation+1)
 	w.AwaitFleet()
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
-// Two at once never share what only one can have. VMs of different projects have only the host in common.
-func TestCapacityIsNotGivenTwice(t *testing.T) {
+// Concurrent creates never share capacity that only one of them can have. VMs of different projects have only the host
+// in common.
+func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
 	w.delayCommits()
@@ -237,8 +242,8 @@ func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	ssd := w.AddHost("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
-	in := func(group string) func(*Wanted) {
-		return func(q *Wanted) { q.Labels = map[string]string{AntiAffinity: group} }
+	in := func(group string) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Labels = map[string]string{AntiAffinity: group} }
 	}
 	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
 	require.NotEqual(t, a.Node, b.Node)
@@ -247,17 +252,17 @@ func TestGroupsAndSelectors(t *testing.T) {
 	require.ErrorContains(t, err, "same anti-affinity group")
 	_, err = w.vms.Create(w.as(other, ""), other, small("c", in("db / α")), [32]byte{})
 	require.NoError(t, err)
-	w.erase(a.ID)
+	w.deleteIfPresent(a.ID)
 	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
 	for i := range 5 {
-		vm := w.create(fmt.Sprint("fast-", i), func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
+		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
 		require.Equal(t, ssd, vm.Node)
 	}
 }
 
 // A cordoned host, or one that is silent, takes nothing; a host that the leader does not remember rightly is judged by
 // its record.
-func TestHostsThatTakeNothing(t *testing.T) {
+func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	w.update(func(tx *store.Tx) {
@@ -269,7 +274,7 @@ func TestHostsThatTakeNothing(t *testing.T) {
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	require.ErrorContains(t, err, "h1 is CORDONED")
 	silent := w.AddHost("h2", plenty())
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.Heartbeat(host)
 	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	f, _ := fault.From(err)
@@ -279,7 +284,7 @@ func TestHostsThatTakeNothing(t *testing.T) {
 }
 
 // A leader that has not heard from its hosts yet waits for them instead of refusing.
-func TestANewLeaderWaitsForItsHosts(t *testing.T) {
+func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		id := w.AddSilentHost("h1", plenty())
@@ -291,14 +296,14 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 		select {
 		case err := <-made:
 			t.Fatalf("answered before the host was heard from: %v", err)
-		case <-time.After(gatherWait / 2):
+		case <-time.After(heartbeatWait / 2):
 		}
 		w.Heartbeat(id)
 		require.NoError(t, <-made)
 	})
 }
 
-func TestNoHostAtAll(t *testing.T) {
+func TestNoHosts(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
@@ -306,15 +311,15 @@ func TestNoHostAtAll(t *testing.T) {
 }
 
 // Used images are marked, and free again when the last VM of theirs is gone.
-func TestImagesAreHeld(t *testing.T) {
+func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() int { return 1 }, Self: 1})
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
-	w.erase(vm.ID)
+	w.deleteIfPresent(vm.ID)
 	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 
@@ -323,7 +328,7 @@ func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	for i := range 7 {
-		w.create(fmt.Sprint("vm-", i), func(q *Wanted) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
+		w.create(fmt.Sprint("vm-", i), func(q *CreateRequest) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
 	}
 	_, err := w.vms.Create(w.as(other, ""), other, small("theirs"), [32]byte{})
 	require.NoError(t, err)

@@ -88,7 +88,7 @@ func join(f string, parts []matcher) matcher {
 
 // compare compiles one comparison.
 func compare(f string, left, right *expr.Expr) (matcher, error) {
-	path, ok := words(left)
+	path, ok := fieldPath(left)
 	if !ok {
 		return nil, fault.Invalid("filter", "the left side of %s must be a field", f)
 	}
@@ -141,10 +141,10 @@ func compareLabel(f string, key []string, right *expr.Expr) (matcher, error) {
 	return func(vm *cloud.VM) bool { return (vm.Labels[name] == value) == want }, nil
 }
 
-// words splits a.b.c into its parts.
-func words(e *expr.Expr) ([]string, bool) {
+// fieldPath splits a.b.c into its parts.
+func fieldPath(e *expr.Expr) ([]string, bool) {
 	if s := e.GetSelectExpr(); s != nil {
-		below, ok := words(s.GetOperand())
+		below, ok := fieldPath(s.GetOperand())
 		return append(below, s.GetField()), ok
 	}
 	if i := e.GetIdentExpr(); i != nil {
@@ -161,7 +161,7 @@ func literal(e *expr.Expr) (string, bool) {
 		}
 		return "", false
 	}
-	path, ok := words(e)
+	path, ok := fieldPath(e)
 	return strings.Join(path, "."), ok
 }
 

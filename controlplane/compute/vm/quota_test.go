@@ -19,8 +19,8 @@ func (w *world) quota(q tenant.Quota) {
 	w.update(func(tx *store.Tx) { require.NoError(w.t, tenant.SetQuota(tx, acme.Project, q)) })
 }
 
-// counted is what the project is said to have, after comparing that with its VMs.
-func (w *world) counted() (used tenant.Amount) {
+// quotaUsage is what the project is said to have, after comparing that with its VMs.
+func (w *world) quotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
 		if used, err = tenant.Used(v, acme.Project); err != nil {
@@ -37,7 +37,7 @@ func (w *world) counted() (used tenant.Amount) {
 	return used
 }
 
-func (w *world) try(name string, change ...func(*Wanted)) error {
+func (w *world) try(name string, change ...func(*CreateRequest)) error {
 	q := small(name, change...)
 	_, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 	return err
@@ -47,8 +47,8 @@ func (w *world) try(name string, change ...func(*Wanted)) error {
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	one := w.counted()
+	vm := w.createInState(cloud.Stopped, "web")
+	one := w.quotaUsage()
 	require.Equal(t, amountOf(&vm.Spec), one)
 	limit := one.VMs + 1
 	w.quota(tenant.Quota{VMs: &limit})
@@ -58,22 +58,22 @@ func TestQuota(t *testing.T) {
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
 	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
-	require.EqualValues(t, 2, w.counted().VMs)
+	require.EqualValues(t, 2, w.quotaUsage().VMs)
 
-	cpus := w.counted().VCPUs
+	cpus := w.quotaUsage().VCPUs
 	w.quota(tenant.Quota{VCPUs: &cpus})
 	more := *vm.Spec.CPU
 	more.VCPUs++
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &more})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.Equal(t, before, w.allocated(host))
-	w.erase(vm.ID)
-	require.EqualValues(t, 1, w.counted().VMs)
+	w.deleteIfPresent(vm.ID)
+	require.EqualValues(t, 1, w.quotaUsage().VMs)
 	require.NoError(t, w.try("web"), "there is room again")
 }
 
 // However many create at once, the quota is never passed and never left unused.
-func TestQuotaAtOnce(t *testing.T) {
+func TestConcurrentQuota(t *testing.T) {
 	w := newWorld(t)
 	for i := range 4 { // VMs on different hosts have only the quota in common
 		w.AddHost(fmt.Sprintf("h%d", i), plenty())
@@ -96,11 +96,11 @@ func TestQuotaAtOnce(t *testing.T) {
 		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	}
 	require.EqualValues(t, limit, made, "more VMs than the quota allows, or fewer")
-	require.Equal(t, limit, w.counted().VMs)
+	require.Equal(t, limit, w.quotaUsage().VMs)
 }
 
 // Whatever is created, changed and deleted, the sum stays that of the VMs.
-func TestQuotaCountsWhatIsThere(t *testing.T) {
+func TestQuotaMatchesVMs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	r := rand.New(rand.NewPCG(1, 2))
@@ -108,7 +108,7 @@ func TestQuotaCountsWhatIsThere(t *testing.T) {
 	for n := range 60 {
 		switch {
 		case len(ids) == 0 || r.IntN(2) == 0:
-			q := small(fmt.Sprintf("vm-%d", n), func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
+			q := small(fmt.Sprintf("vm-%d", n), func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
 			made, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 			if err == nil {
 				ids = append(ids, made.VM.ID)
@@ -118,9 +118,9 @@ func TestQuotaCountsWhatIsThere(t *testing.T) {
 			}
 		default:
 			i := r.IntN(len(ids))
-			w.erase(ids[i])
+			w.deleteIfPresent(ids[i])
 			ids = append(ids[:i], ids[i+1:]...)
 		}
-		require.EqualValues(t, len(ids), w.counted().VMs)
+		require.EqualValues(t, len(ids), w.quotaUsage().VMs)
 	}
 }

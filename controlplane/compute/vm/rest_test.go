@@ -80,7 +80,7 @@ func TestREST(t *testing.T) {
 				ids[arg("name")] = string(w.AddHost(arg("name"), c))
 				return ""
 			case "report":
-				vm := w.seen(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
+				vm := w.report(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
 				return vm.State.String()
 			}
 			path := expand(d.CmdArgs[0].Key)
@@ -104,7 +104,7 @@ func TestREST(t *testing.T) {
 					defer close(reported)
 					store.Await(t.Context(), w.store, VMs, func(vm *cloud.VM) (bool, error) { return vm.Generation > before, nil },
 						string(acme.Project), string(id))
-					w.seen(id, levels[then], func(o *cloud.Observation) {
+					w.report(id, levels[then], func(o *cloud.Observation) {
 						if o.LastError = arg("error"); o.LastError != "" {
 							o.Exit = cloud.ExitFailed
 						}
@@ -186,7 +186,7 @@ func FuzzCreateBody(f *testing.F) {
 			vm := w.get(cloud.VMID(out.Data.ID))
 			spec := vm.Spec
 			require.NoError(t, spec.Check(), "what is recorded is a good spec")
-			w.erase(vm.ID)
+			w.deleteIfPresent(vm.ID)
 		case 400, 403, 404, 409, 413, 422, 429:
 			require.NotEmpty(t, out.Error.Message)
 		default:

@@ -16,7 +16,7 @@ import (
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	r := &server{s: w.vms}
 	ctx := w.as(acme, "")
 	id, nowhere := string(vm.ID), string(newID())

@@ -13,7 +13,7 @@ import (
 )
 
 // Who may not call is told so first, then what is wrong with the call, and only a good one that it is not served.
-func TestUnserved(t *testing.T) {
+func TestCallsAreUnimplemented(t *testing.T) {
 	as := func(role cloud.Role, project cloud.ProjectID) *cloud.Caller {
 		b := cloud.Binding{Role: role, Org: "o", Project: project}
 		if role == cloud.SystemAdmin {

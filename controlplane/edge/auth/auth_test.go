@@ -183,23 +183,23 @@ func TestAgain(t *testing.T) {
 	}
 	member := in(cloud.ProjectMember, "o", "p")
 	ctx := With(t.Context(), now(member), RPC)
-	require.NoError(t, Again(ctx, now()), "nothing was let in")
+	require.NoError(t, Readmit(ctx, now()), "nothing was let in")
 	_, err := Admit(ctx, vms+"WatchVm", "", "")
 	require.NoError(t, err)
-	require.NoError(t, Again(ctx, now(member)))
-	require.NoError(t, Again(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
+	require.NoError(t, Readmit(ctx, now(member)))
+	require.NoError(t, Readmit(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
 	for name, c := range map[string]*cloud.Caller{
 		"no role": now(), "elsewhere": now(in(cloud.ProjectMember, "o", "q")), "unproven": caller(cloud.ProofNone, cloud.Tenant{}, member),
 	} {
-		require.True(t, fault.Is(Again(ctx, c), fault.PermissionDenied), name)
+		require.True(t, fault.Is(Readmit(ctx, c), fault.PermissionDenied), name)
 	}
 }
 
-// told is an auditor that counts.
-type told struct{ done, failed int }
+// countingAuditor is an auditor that counts.
+type countingAuditor struct{ done, failed int }
 
-func (a *told) Done(*cloud.Caller)                   { a.done++ }
-func (a *told) Failed(*cloud.Caller, string, string) { a.failed++ }
+func (a *countingAuditor) Done(*cloud.Caller)                   { a.done++ }
+func (a *countingAuditor) Failed(*cloud.Caller, string, string) { a.failed++ }
 
 // What acts without writing a record is told to the audit, and what fails to act; reading is only when it is refused.
 func TestTheAuditIsTold(t *testing.T) {
@@ -207,17 +207,17 @@ func TestTheAuditIsTold(t *testing.T) {
 	for _, x := range []struct {
 		method Method
 		kind   fault.Kind
-		want   told
+		want   countingAuditor
 	}{
-		{operators + "BackupCluster", 0, told{done: 1}}, {operators + "TransferLeader", 0, told{done: 1}}, {vms + "CreateVm", 0, told{}},
-		{vms + "CreateVm", fault.ResourceExhausted, told{failed: 1}}, {vms + "GetVm", fault.NotFound, told{}},
-		{vms + "GetVm", fault.PermissionDenied, told{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, told{failed: 1}},
+		{operators + "BackupCluster", 0, countingAuditor{done: 1}}, {operators + "TransferLeader", 0, countingAuditor{done: 1}}, {vms + "CreateVm", 0, countingAuditor{}},
+		{vms + "CreateVm", fault.ResourceExhausted, countingAuditor{failed: 1}}, {vms + "GetVm", fault.NotFound, countingAuditor{}},
+		{vms + "GetVm", fault.PermissionDenied, countingAuditor{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, countingAuditor{failed: 1}},
 	} {
-		var a told
+		var a countingAuditor
 		if x.kind == 0 {
-			Carried(&a, c, x.method)
+			ReportSuccess(&a, c, x.method)
 		} else {
-			Report(&a, c, x.method, fault.New(x.kind, "no"), "", "")
+			ReportFailure(&a, c, x.method, fault.New(x.kind, "no"), "", "")
 		}
 		require.Equal(t, x.want, a, x.method)
 	}

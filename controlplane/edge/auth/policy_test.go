@@ -28,8 +28,8 @@ func bindings() (all []cloud.Binding) {
 	return all
 }
 
-// everybody is every sort of caller: each proof, host or not, with no role, one or two.
-func everybody() (all []*cloud.Caller) {
+// allCallers is every sort of caller: each proof, host or not, with no role, one or two.
+func allCallers() (all []*cloud.Caller) {
 	held := [][]cloud.Binding{nil}
 	for _, b := range bindings() {
 		held = append(held, []cloud.Binding{b})
@@ -82,7 +82,7 @@ func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) 
 }
 
 // compare counts the decisions of a judge, up to the first that the table makes otherwise, and says which that is.
-func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
+func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
 	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
 	for _, m := range methods {
 		for _, at := range places {
@@ -91,7 +91,7 @@ func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions
 			}
 			for _, c := range callers {
 				decisions++
-				if got, want := j.permitted(c, m, at, table[m].rolesAt(c, at)), allowed(table, c, m, at); got != want {
+				if got, want := j.permits(c, m, at, table[m].rolesAt(c, at)), allowed(table, c, m, at); got != want {
 					return decisions, fmt.Sprintf("%s in %q by %s with proof %q and %v: %t", m, at.String(), c.Name(), c.Proof, c.Bindings, got)
 				}
 			}
@@ -102,14 +102,14 @@ func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions
 
 // Every method × every place × every sort of caller: the policy decides what the table says.
 func TestThePolicyIsTheTable(t *testing.T) {
-	decisions, wrong := compare(court, rules, everybody())
+	decisions, wrong := compare(defaultPolicy, rules, allCallers())
 	require.Empty(t, wrong)
 	t.Logf("%d decisions", decisions)
 }
 
 // A policy that is wrong in one thing, and a table that is not the one it was made of, are noticed.
 func TestAWrongPolicyIsNoticed(t *testing.T) {
-	callers := everybody()
+	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{
 		"accounts make accounts":    {`context.proof == "appcred" || `, ""},
@@ -127,7 +127,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 		"everything for the proven": {`permit (principal, action in Grants::"anybody proven", resource);`, `permit (principal, action, resource);`},
 	} {
 		require.Equal(t, 1, bytes.Count(policyText, []byte(change[0])), name)
-		j, err := newJudge(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)
+		j, err := newPolicyEngine(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)
 		require.NoError(t, err, name)
 		_, wrong := compare(j, rules, callers)
 		require.NotEmpty(t, wrong, name)
@@ -142,7 +142,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 				other.Roles = slices.DeleteFunc(other.Roles, func(r cloud.Role) bool { return r == role })
 			}
 			held := slices.DeleteFunc(bindings(), func(b cloud.Binding) bool { return b.Role != role })
-			j := judge{court.policy, actionsOf(map[Method]Rule{m: other}), new(atomic.Int64)}
+			j := policyEngine{defaultPolicy.policy, actionsOf(map[Method]Rule{m: other}), new(atomic.Int64)}
 			_, wrong := compare(j, map[Method]Rule{m: rule}, []*cloud.Caller{{User: "u", Proof: cloud.ProofPassword, Bindings: held}})
 			require.NotEmpty(t, wrong, "%s for %s", m, role)
 		}

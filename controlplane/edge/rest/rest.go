@@ -129,7 +129,7 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 				if !ok {
 					f = fault.New(fault.Internal, "internal error")
 				}
-				auth.Report(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
+				auth.ReportFailure(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
 			}
 		}()
 		token, err := auth.Bearer(r.Header.Get("Authorization"))
@@ -169,10 +169,10 @@ func FromLoopback(r *http.Request) bool {
 }
 
 // HandleOpen adds a route that requires no token; why is the reason. Web pages in a browser on an operator's computer
-// can reach the route too, so it refuses requests that fail NotABrowser.
+// can reach the route too, so it refuses requests that fail RefuseBrowser.
 func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
-		if err := s.NotABrowser(r); err != nil {
+		if err := s.RefuseBrowser(r); err != nil {
 			return nil, err
 		}
 		return h(w, r)

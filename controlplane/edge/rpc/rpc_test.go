@@ -303,7 +303,7 @@ func TestBodyHash(t *testing.T) {
 
 // Another protocol's methods have their own errors, and nothing of ours.
 func TestGuestsKeepToThemselves(t *testing.T) {
-	guest := &Guest{
+	guest := &Passthrough{
 		Prefix: "/vmcontroller.v1.VmService/", MaxMessage: MaxPlain,
 		Admit: func(ctx context.Context, _ string) (context.Context, bool, error) { return ctx, true, nil },
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -316,7 +316,7 @@ func TestGuestsKeepToThemselves(t *testing.T) {
 			return handler(srv, ss)
 		},
 	}
-	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Guest: guest})
+	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Passthrough: guest})
 	h := &handlers{get: func(context.Context) error { return status.Error(codes.OutOfRange, "its own words") }}
 	vmv1.RegisterVmServiceServer(s, h)
 	l := bufconn.Listen(1 << 20)

@@ -71,7 +71,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 		return err
 	}
 	for n := 0; n == 0 || in.GetVmId() != "one"; n++ {
-		err := s.SendMsg(Late(func() (*Encoded, error) {
+		err := s.SendMsg(Lazy(func() (*Encoded, error) {
 			h.made.Add(1)
 			return Encode(&vmv1.VmEvent{VmId: fmt.Sprint(n), Vm: &vmv1.VirtualMachine{Name: strings.Repeat("x", h.bytes)}})
 		}))
@@ -406,8 +406,8 @@ func TestALateMessageFails(t *testing.T) {
 	_, end := context.WithCancelCause(t.Context())
 	f := s.newFlow(t.Context(), end)
 	broken := errors.New("broken")
-	require.ErrorIs(t, (&stream{ctx: t.Context(), flow: f}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
-	require.ErrorIs(t, (&stream{ctx: t.Context()}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
+	require.ErrorIs(t, (&stream{ctx: t.Context(), flow: f}).SendMsg(Lazy(func() (*Encoded, error) { return nil, broken })), broken)
+	require.ErrorIs(t, (&stream{ctx: t.Context()}).SendMsg(Lazy(func() (*Encoded, error) { return nil, broken })), broken)
 	f.close()
 	require.Empty(t, s.unsent.flows)
 	require.Zero(t, s.unsent.all.used)
@@ -421,7 +421,7 @@ func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
 	full, first, second := s.newFlow(ctx, end), s.newFlow(ctx, end), s.newFlow(ctx, end)
 	full.hold(MaxOrgUnsent)
 	sent := make(chan error, 2)
-	send := func(f *flow, make Late) {
+	send := func(f *flow, make Lazy) {
 		defer func() {
 			if recover() != nil {
 				sent <- nil

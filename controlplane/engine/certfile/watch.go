@@ -60,10 +60,10 @@ func (p *Pair) look() {
 func (p *Pair) take(cert, key []byte) error {
 	c, err := parse(cert, key)
 	if err == nil && !mutant.On(mutant.UnfitCertificate) {
-		err = dated(c.Leaf, p.opts.Now())
+		err = checkValidity(c.Leaf, p.opts.Now())
 	}
 	if err != nil {
-		return p.named(err)
+		return p.withPaths(err)
 	}
 	p.current.Store(c)
 	return nil
@@ -73,13 +73,13 @@ func (p *Pair) take(cert, key []byte) error {
 func (p *Pair) warn() {
 	leaf, now := p.Leaf(), p.opts.Now()
 	left := leaf.NotAfter.Sub(now)
-	err := dated(leaf, now)
+	err := checkValidity(leaf, now)
 	if err == nil && left > min(warnBefore, leaf.NotAfter.Sub(leaf.NotBefore)/5) || now.Sub(p.warned).Abs() < warnEvery {
 		return
 	}
 	p.warned = now
 	if err != nil {
-		p.opts.Log.Error("clients will refuse the certificate of tenants' ports: renew it", "err", p.named(err))
+		p.opts.Log.Error("clients will refuse the certificate of tenants' ports: renew it", "err", p.withPaths(err))
 		return
 	}
 	p.opts.Log.Warn("the certificate of tenants' ports is about to expire: renew it", "file", p.opts.Cert, "until", leaf.NotAfter, "left", left.Round(time.Minute))

@@ -29,7 +29,7 @@ func TestChance(t *testing.T) {
 func chance(t *testing.T, seed uint64, steps int) int {
 	c := newCluster(t, 3, byte(seed))
 	// Every third seed forwards, and every third packs what it forwards.
-	packs := seed%3 == 2
+	batches := seed%3 == 2
 	c.forward = seed%3 > 0
 	c.limits.TailEntries = 5
 	c.limits.MessageBytes = 100
@@ -89,7 +89,7 @@ func chance(t *testing.T, seed uint64, steps int) int {
 				p := fmt.Sprintf("%d.%d=%d", i, j, m.id)
 				proposals++
 				id := [16]byte{byte(i), byte(i >> 8), byte(j), byte(m.id)}
-				if packs {
+				if batches {
 					id = [16]byte{}
 				}
 				m.group.Propose(id, []byte(p), func(_ Result, err error) {

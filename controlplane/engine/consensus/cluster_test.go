@@ -53,7 +53,7 @@ type member struct {
 	joins   bool // is not of the first configuration
 	host    *Host
 	group   *Group
-	machine *toy
+	machine *testMachine
 	leads   []Leadership
 	logged  bytes.Buffer
 	arrived int
@@ -111,7 +111,7 @@ func (m *member) tryStart() error {
 	if m.disk == nil {
 		m.disk = m.fs
 	}
-	machine, err := openToy(m.disk, "/state")
+	machine, err := openTestMachine(m.disk, "/state")
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (m *member) tryStart() error {
 		return err
 	}
 	for i := range m.c.groups {
-		if _, err := h.AddGroup(GroupOptions{ID: testGroup + 1 + uint64(i), Name: "more", Machine: &null{}}); err != nil {
+		if _, err := h.AddGroup(GroupOptions{ID: testGroup + 1 + uint64(i), Name: "more", Machine: &countingMachine{}}); err != nil {
 			return errors.Join(err, h.Close())
 		}
 	}

@@ -126,7 +126,7 @@ func (h *Host) requestDirIDs() {
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
-	case mutant.On(mutant.ForgetBirths):
+	case mutant.On(mutant.ForgetDirIDs):
 		known = 0
 		if e.Claim {
 			known = e.FromDirID
@@ -182,7 +182,7 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 // addition yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
-	if mutant.On(mutant.ForgetBirths) {
+	if mutant.On(mutant.ForgetDirIDs) {
 		return d.vouched, nil
 	}
 	if !d.vouched || e.ToDirID != d.own && (e.ToDirID != 0 || d.joined) {

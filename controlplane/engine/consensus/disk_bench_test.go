@@ -67,7 +67,7 @@ func BenchmarkDisk(b *testing.B) {
 						ID: id, Members: ids, Dir: filepath.Join(dir, fmt.Sprint(id)), Transport: net, Log: slog.New(slog.DiscardHandler),
 					})
 					require.NoError(b, err)
-					_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &null{}})
+					_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &countingMachine{}})
 					require.NoError(b, err)
 					runners[id].Store(Start(h, RunnerOptions{}))
 				}

@@ -89,13 +89,13 @@ type Group struct {
 	queue         []*proposal        // not yet passed to raft or forwarded
 	fresh         int                // how many of the last of inflight get their index with the next Ready
 	inflight      []*proposal        // in the log of this leader, by index
-	sent          sent               // forwarded; may be in the log of a leader
+	sent          sentProposals      // forwarded; may be in the log of a leader
 	proposalBytes uint64             // of queue, inflight and sent
 	hold          uint64             // the tick before which nothing is forwarded
 	forwarded     uint64             // number of forwarded envelopes; numbers the next one
 	batches       uint64             // number of batches made; part of their ids
 	arrived       arrivals           // record of the envelopes that other members have forwarded to this leader
-	mail          []message.Envelope // forwarded by other members, not yet passed to raft
+	forwardQueue  []message.Envelope // forwarded by other members, not yet passed to raft
 	waiting       uint64             // approximate bytes of queue and mail
 	reads         reads
 	transfer      *transfer

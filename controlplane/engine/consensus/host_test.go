@@ -36,7 +36,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	h, err := Open(good)
 	require.NoError(t, err)
-	machine, err := openToy(good.FS, "/state")
+	machine, err := openTestMachine(good.FS, "/state")
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: 1})
 	require.ErrorContains(t, err, "state machine")
@@ -167,9 +167,9 @@ func TestGroupsShareTheLog(t *testing.T) {
 		return nil
 	}))
 	m.start()
-	var machines []*toy
+	var machines []*testMachine
 	for id := range uint64(5) {
-		machine, err := openToy(m.fs, fmt.Sprintf("/state%d", id))
+		machine, err := openTestMachine(m.fs, fmt.Sprintf("/state%d", id))
 		require.NoError(t, err)
 		_, err = m.host.AddGroup(GroupOptions{ID: 20 - id, Machine: machine})
 		require.NoError(t, err)

@@ -107,9 +107,9 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 		case r < 20:
 			c.heal()
 		case r < 22 && len(c.ids) < 6: // a newcomer
-			c.newcomer(uint64(len(c.ids) + 1))
+			c.addNewMember(uint64(len(c.ids) + 1))
 		case r < 23 && l != nil && m != l && len(lost) == 0 && agreed(l) && len(l.group.storage.Members().Conf.Voters) > 2:
-			c.newcomer(m.id) // its disk is lost
+			c.addNewMember(m.id) // its disk is lost
 			if l.group.storage.Members().Has(m.id) {
 				lost[m.id] = true
 			}
@@ -125,7 +125,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 				}
 			case m.up && m.joins && !has.Has(m.id):
 				if removed[m.host.dirIDs.own] { // what was removed does not come back
-					c.newcomer(m.id)
+					c.addNewMember(m.id)
 					m = c.members[m.id]
 				}
 				ask(l, false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
@@ -159,7 +159,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 			if m.up && m.host.Err() != nil { // it was removed: its disk is thrown away
 				var gone *RemovedError
 				require.ErrorAs(t, m.host.Err(), &gone, "member %d", id)
-				c.newcomer(id)
+				c.addNewMember(id)
 			}
 		}
 		for _, id := range c.ids {

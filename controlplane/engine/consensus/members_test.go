@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// newcomer makes a member with an empty disk that joins, started.
-func (c *cluster) newcomer(id uint64) *member {
+// addNewMember makes a member with an empty disk that joins, started.
+func (c *cluster) addNewMember(id uint64) *member {
 	if c.first == nil {
 		c.first = slices.Clone(c.ids)
 	}
@@ -87,7 +87,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 	put(l)
 	for _, id := range []uint64{2, 3} {
-		m := c.newcomer(id)
+		m := c.addNewMember(id)
 		put(l)
 		c.grow(l, m)
 		put(l)
@@ -147,7 +147,7 @@ func TestPromoteTooEarly(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.putMany(l, 0, 40)
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	promote := Change{Kind: Promote, Member: 2}
 	require.Equal(t, ReasonUnknown, reason(l.change(false, promote).err))
 	c.isolate(m)
@@ -173,19 +173,19 @@ func TestQuorumIsKept(t *testing.T) {
 	l := c.leader()
 	a, b := c.others(l)[0], c.others(l)[1]
 	c.tick(2)
-	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false))
+	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, false))
 	b.crash()
 	c.tick(15)
 	require.Equal(t, l, c.leader(l, a))
-	require.Equal(t, ReasonNoQuorum, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
+	require.Equal(t, ReasonNoQuorum, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
 	c.mustChange(l, Change{Kind: Remove, Member: b.id})
-	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
+	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
 	c.mustChange(l, Change{Kind: Remove, Member: a.id})
-	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
-	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers(nil, false)))
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: 9, Member: 5}}, false)))
+	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
+	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers(nil, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: 9, Member: 5}}, false)))
 	c.put(l, "a=1")
 }
 
@@ -218,7 +218,7 @@ func TestAloneAfterCrash(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.put(l, "a=1")
-	other := c.newcomer(2)
+	other := c.addNewMember(2)
 	c.grow(l, other)
 	c.mustChange(l, Change{Kind: Remove, Member: 2})
 	other.stop()
@@ -234,7 +234,7 @@ func TestJointChange(t *testing.T) {
 	l := c.leader()
 	gone := c.others(l)[0]
 	stays := c.others(l)[1]
-	four, five := c.newcomer(4), c.newcomer(5)
+	four, five := c.addNewMember(4), c.addNewMember(5)
 	c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: four.host.dirIDs.own}, Change{Kind: AddLearner, Member: 5, DirID: five.host.dirIDs.own})
 	c.tick(5)
 	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
@@ -274,7 +274,7 @@ func TestCrashWhileChanging(t *testing.T) {
 			c.limits.TailEntries = 3
 			l := c.leader()
 			c.put(l, "a=1")
-			m := c.newcomer(4)
+			m := c.addNewMember(4)
 			c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: m.host.dirIDs.own})
 			c.tick(3)
 			l = c.leader(c.members[1], c.members[2], c.members[3], m)
@@ -352,7 +352,7 @@ func TestReplacedMember(t *testing.T) {
 	victim.crash()
 
 	// With an empty directory it is nobody: not heard, not spoken to.
-	m := c.newcomer(victim.id)
+	m := c.addNewMember(victim.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 	require.Empty(t, m.group.Status().Voters)
@@ -391,7 +391,7 @@ func TestReplacedMember(t *testing.T) {
 	}
 
 	// Wiped once more: nobody hears the third directory.
-	m = c.newcomer(m.id)
+	m = c.addNewMember(m.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 }
@@ -407,13 +407,13 @@ func TestReplacedWhileAway(t *testing.T) {
 	away, lost := c.others(l)[0], c.others(l)[1]
 	c.put(l, "a=1")
 	c.tick(2)
-	four := c.newcomer(4)
+	four := c.addNewMember(4)
 	c.grow(l, four)
 	away.crash()
 	c.tick(2)
 	c.mustChange(l, Change{Kind: Remove, Member: lost.id})
 	lost.crash()
-	lost = c.newcomer(lost.id)
+	lost = c.addNewMember(lost.id)
 	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, DirID: lost.host.dirIDs.own})
 	c.putMany(l, 0, 30)
 	c.tick(3)
@@ -437,7 +437,7 @@ func TestEmptyGroupGrows(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	require.Zero(t, l.machine.Index)
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	c.grow(l, m)
 	require.Equal(t, 1, m.arrived)
 	m.crash()
@@ -454,7 +454,7 @@ func TestSnapshotAfterChange(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.put(l, "a=1")
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	var disk *vfs.MemFS
 	m.machine.restored = func() { disk = m.fs.CrashClone(vfs.CrashCloneCfg{}) }
 	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
@@ -517,7 +517,7 @@ func TestLayout1IsRewritten(t *testing.T) {
 	m.start()
 	c.put(c.elect(), "a=2")
 	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
-	c.grow(m, c.newcomer(2))
+	c.grow(m, c.addNewMember(2))
 	c.converge("a=1", "a=2")
 }
 

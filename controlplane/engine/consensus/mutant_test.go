@@ -29,7 +29,7 @@ func TestMutants(t *testing.T) {
 			c.put(c.elect(), "a=2")
 			require.Equal(t, []string{"a=2"}, c.leader().machine.Log, "an acknowledged write is lost")
 		},
-		mutant.ForgetBirths: func(t *testing.T) {
+		mutant.ForgetDirIDs: func(t *testing.T) {
 			c := startCluster(t, 3, 1)
 			c.put(c.leader(), "a=1")
 			c.members[2].wipe()

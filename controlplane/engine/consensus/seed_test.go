@@ -10,10 +10,10 @@ import (
 )
 
 // seed makes a member's disk one in which the group begins with a state.
-func (m *member) seed(members []uint64, state toyState, known uint64) error {
-	machine, err := openToy(m.fs, "/state")
+func (m *member) seed(members []uint64, state testMachineState, known uint64) error {
+	machine, err := openTestMachine(m.fs, "/state")
 	require.NoError(m.c.t, err)
-	machine.toyState = state
+	machine.testMachineState = state
 	require.NoError(m.c.t, machine.write("/state"))
 	return Seed(Options{ID: m.id, Members: members, Dir: "/consensus", FS: m.fs, QuietLog: true},
 		[]SeedGroup{{ID: testGroup, Index: state.Index, Term: state.Term, Known: known}})
@@ -21,7 +21,7 @@ func (m *member) seed(members []uint64, state toyState, known uint64) error {
 
 // Three members begin with a state that they did not agree on, as after a restore, and go on from there.
 func TestSeed(t *testing.T) {
-	for _, state := range []toyState{
+	for _, state := range []testMachineState{
 		{Index: 40, Term: 6, Log: []string{"a=1", "a=2"}, Values: map[string]string{"a": "2"}},
 		{Values: map[string]string{}}, // of a group that nobody wrote to
 	} {
@@ -41,7 +41,7 @@ func TestSeed(t *testing.T) {
 			c.members[id].start()
 		}
 		c.put(c.elect(), "b=2")
-		c.grow(c.elect(), c.newcomer(4))
+		c.grow(c.elect(), c.addNewMember(4))
 		c.converge(append(state.Log, "b=1", "b=2")...)
 	}
 }
@@ -66,7 +66,7 @@ func TestSalvage(t *testing.T) {
 	for _, m := range c.members {
 		m.crash()
 	}
-	machine, err := openToy(left.fs, "/state")
+	machine, err := openTestMachine(left.fs, "/state")
 	require.NoError(t, err)
 	o := Options{ID: left.id, Members: []uint64{left.id}, Dir: "/consensus", FS: left.fs, QuietLog: true}
 	known, err := Salvage(o, testGroup, machine)
@@ -82,7 +82,7 @@ func TestSalvage(t *testing.T) {
 
 	fresh := &member{c: c, id: left.id, fs: vfs.NewCrashableMem()}
 	c.members[left.id], c.first = fresh, []uint64{left.id}
-	require.NoError(t, fresh.seed(c.first, machine.toyState, known))
+	require.NoError(t, fresh.seed(c.first, machine.testMachineState, known))
 	fresh.start()
 	l = c.elect(fresh)
 	require.Greater(t, l.group.term, term)

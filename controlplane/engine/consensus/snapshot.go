@@ -142,8 +142,8 @@ func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 
 // installation is a snapshot that the state machine is installing. held is what raft wants to be stored after it.
 type installation struct {
-	begin raftconf.LogStart
-	held  []stored
+	begin        raftconf.LogStart
+	queuedWrites []stored
 }
 
 // install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker,
@@ -201,9 +201,9 @@ func (g *Group) finishInstallation(s stored) error {
 	}
 	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
 	g.reads.release(g)
-	for i, later := range in.held {
+	for i, later := range in.queuedWrites {
 		if g.installing != nil { // again
-			g.installing.held = append(g.installing.held, in.held[i:]...)
+			g.installing.queuedWrites = append(g.installing.queuedWrites, in.queuedWrites[i:]...)
 			break
 		}
 		if err := g.store(later); err != nil {

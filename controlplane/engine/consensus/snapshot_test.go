@@ -229,24 +229,24 @@ func TestLogAndStateMustAgree(t *testing.T) {
 		m.stop()
 		return c, m
 	}
-	change := func(m *member, f func(*toyState)) error {
-		machine, err := openToy(m.fs, "/state")
+	change := func(m *member, f func(*testMachineState)) error {
+		machine, err := openTestMachine(m.fs, "/state")
 		require.NoError(t, err)
-		f(&machine.toyState)
+		f(&machine.testMachineState)
 		require.NoError(t, machine.write("/state"))
 		return m.tryStart()
 	}
 	t.Run("state lost", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { *s = toyState{} }), "the state has lost what it had flushed")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { *s = testMachineState{} }), "the state has lost what it had flushed")
 	})
 	t.Run("log lost", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { s.Index += 3 }), "the log has lost what it had acknowledged")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Index += 3 }), "the log has lost what it had acknowledged")
 	})
 	t.Run("other term", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
 	})
 	t.Run("no log", func(t *testing.T) {
 		_, m := prepare(t)

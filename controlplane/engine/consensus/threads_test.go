@@ -33,8 +33,8 @@ func (d *slowDisk) MaybeError(op errorfs.Op) error {
 func (d *slowDisk) stall(t time.Duration) { d.takes.Store(int64(t)) }
 
 // startSlow starts members that forward, with disks that can be slow.
-func startSlow(t testing.TB, n int) *wire {
-	w := &wire{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
+func startSlow(t testing.TB, n int) *memoryNetwork {
+	w := &memoryNetwork{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
 	for id := range uint64(n) {
 		w.ids = append(w.ids, id+1)
 		w.slow[id+1] = &slowDisk{}

@@ -19,7 +19,7 @@ func TestTransferToWhomeverIsLeft(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	var ends ends
-	first := l.group.furthest()
+	first := l.group.mostCurrentVoter()
 	c.members[first].stop()
 	l.group.TransferLeader(0, ends.done)
 	c.settle()

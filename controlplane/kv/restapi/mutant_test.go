@@ -11,6 +11,6 @@ import (
 
 // The tests of this package fail if a rule of forwarded requests is broken.
 func TestMutants(t *testing.T) {
-	mutanttest.Notices(t, mutant.AcceptAnyForward, TestForwardsAreMembersOwn, "was accepted")
-	mutanttest.Notices(t, mutant.ReplayForward, TestForwardsAreMembersOwn, "a second time")
+	mutanttest.Notices(t, mutant.AcceptAnyForward, TestForwardedRequestsAreAuthenticated, "was accepted")
+	mutanttest.Notices(t, mutant.ReplayForward, TestForwardedRequestsAreAuthenticated, "a replay")
 }

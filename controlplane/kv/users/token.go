@@ -61,9 +61,9 @@ func IsToken(text string) bool { return strings.HasPrefix(text, tokenPrefix) }
 
 // Open verifies a token; it returns ErrGRPCInvalidAuthToken for every defect.
 func (t *Tokens) Open(token string, now Time) (Claim, error) {
-	encoded, ours := strings.CutPrefix(token, tokenPrefix)
+	encoded, hasPrefix := strings.CutPrefix(token, tokenPrefix)
 	// The decoder would ignore line breaks.
-	if !ours || len(token) > maxToken || strings.ContainsAny(token, "\r\n") {
+	if !hasPrefix || len(token) > maxToken || strings.ContainsAny(token, "\r\n") {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(encoded)
@@ -74,11 +74,11 @@ func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	if !hmac.Equal(mac, t.mac(b)) {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	revision, b, err := number(b)
+	revision, b, err := readUvarint(b)
 	if err != nil {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	expiry, b, err := number(b)
+	expiry, b, err := readUvarint(b)
 	if err != nil || now.UnixMilli() >= int64(expiry) {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
@@ -97,7 +97,7 @@ func (s *State) Accept(c Claim) (user string, err error) {
 		return "", nil
 	}
 	u := s.users[c.User]
-	if u == nil || c.Revision < u.since || c.Revision < s.voided || s.Behind(c) {
+	if u == nil || c.Revision < u.since || c.Revision < s.disabledAt || s.Behind(c) {
 		return "", rpctypes.ErrGRPCInvalidAuthToken
 	}
 	return c.User, nil

@@ -24,7 +24,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	}
 	w.stop(id)
 	require.NoError(t, w.delete(id))
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.EqualValues(t, 3*running, sum)
 	w.order(ledger.Command{Op: ledger.DoClose})
 	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
@@ -40,7 +40,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w.fund(10 * running)
 	w.create("web")
 	require.Equal(t, [3]int64{0, running, 9 * running}, w.figures(), "only what the VM needs is taken")
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
@@ -59,6 +59,6 @@ func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
 	w.order(ledger.Command{Op: ledger.DoClose})
 	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
 	w.bill()
-	bills, _ := w.owes()
+	bills, _ := w.unpaidBills()
 	require.Empty(t, bills)
 }

@@ -28,7 +28,7 @@ func TestKeep(t *testing.T) {
 	}
 	w.Clock.Advance(3 * hour)
 	w.bill()
-	bills, sum := w.owes()
+	bills, sum := w.unpaidBills()
 	require.Len(t, bills, 1, "hours of one price are one record")
 	require.EqualValues(t, 7*running, sum)
 	require.Equal(t, cloud.Running, w.get(id).State)
@@ -40,7 +40,7 @@ func TestKeep(t *testing.T) {
 
 	w.topUp(3*running + 1)
 	w.bill()
-	bills, sum = w.owes()
+	bills, sum = w.unpaidBills()
 	require.Len(t, bills, 1)
 	require.EqualValues(t, 4*running, sum, "three of them are paid")
 	require.Equal(t, [3]int64{5 * running, 0, 1}, w.figures())
@@ -54,7 +54,7 @@ func TestKeep(t *testing.T) {
 	w.order(ledger.Command{Op: ledger.DoResume})
 	w.create("more")
 	require.Equal(t, [3]int64{9 * running, running, 1001 - 5*running}, w.figures(), "what was owed is charged first")
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
@@ -65,7 +65,7 @@ func TestStop(t *testing.T) {
 	w.fund(2*running + 3)
 	first, second := w.create("first"), w.create("second")
 	for _, id := range []cloud.VMID{first, second} {
-		w.seen(id, cloud.ObservedBuilt)
+		w.reportObserved(id, cloud.ObservedBuilt)
 	}
 	require.NoError(t, w.start(first), "what creating it reserved covers it")
 	require.NoError(t, w.start(second))
@@ -74,12 +74,12 @@ func TestStop(t *testing.T) {
 	w.bill()
 	for _, id := range []cloud.VMID{first, second} {
 		require.Equal(t, cloud.Stopping, w.get(id).State)
-		require.False(t, w.get(id).Wish.On)
-		w.seen(id, cloud.ObservedEnded)
+		require.False(t, w.get(id).Desired.On)
+		w.reportObserved(id, cloud.ObservedEnded)
 		require.Equal(t, cloud.Stopped, w.get(id).State)
 	}
 	require.Equal(t, [3]int64{2 * running, 0, 3}, w.figures())
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.EqualValues(t, 2*running, sum, "the hour had begun")
 	err := w.start(first)
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
@@ -92,7 +92,7 @@ func TestStop(t *testing.T) {
 	w.stop(first)
 	w.Clock.Advance(hour)
 	w.bill()
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.EqualValues(t, 2*off, sum)
 	w.topUp(2*off + running - off - 1)
 	err = w.start(second)
@@ -127,7 +127,7 @@ func TestStopMany(t *testing.T) {
 func TestABrokenWallet(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
-	_, err := w.credits.Give(w.as(evil), credit.Order{Tenant: evil, Command: ledger.Command{Op: ledger.DoCreate, Amount: 100}})
+	_, err := w.credits.Execute(w.as(evil), credit.Request{Tenant: evil, Command: ledger.Command{Op: ledger.DoCreate, Amount: 100}})
 	require.NoError(t, err)
 	made, err := w.vms.Create(w.as(evil), evil, small("sound"), [32]byte{})
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestABrokenWallet(t *testing.T) {
 		}
 		return err
 	})
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	require.Equal(t, cloud.Stopped, w.get(id).State)
 	w.Clock.Advance(hour)
 	require.ErrorContains(t, w.bills.Run(t.Context()), "web")
@@ -161,14 +161,14 @@ func TestABrokenWallet(t *testing.T) {
 // The log says once that a project cannot pay, and again when it can no more after it could.
 func TestDebtorsAreNews(t *testing.T) {
 	var d debtors
-	require.True(t, d.news("web", "a"))
-	require.False(t, d.news("web", "a"))
+	require.True(t, d.isNew("web", "a"))
+	require.False(t, d.isNew("web", "a"))
 	d.round()
-	require.False(t, d.news("web", "a"))
-	require.True(t, d.news("web", "b"))
+	require.False(t, d.isNew("web", "a"))
+	require.True(t, d.isNew("web", "b"))
 	d.round()
 	d.round()
-	require.True(t, d.news("web", "b"))
+	require.True(t, d.isNew("web", "b"))
 }
 
 func TestEvery(t *testing.T) {

@@ -88,7 +88,7 @@ func TestEachHourOnce(t *testing.T) {
 	w.Clock.Advance(3*hour + hour/2)
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "half of the hour is left")
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
@@ -140,7 +140,7 @@ func TestALongOutage(t *testing.T) {
 	const hours = 2*maxHours + 50
 	w.Clock.Advance(hours * hour)
 	require.NoError(t, w.bills.count(t.Context()))
-	bills, _ := w.owes()
+	bills, _ := w.unpaidBills()
 	require.Len(t, bills, 1)
 	before := w.figures()
 	_, err := w.tryCreate("more")

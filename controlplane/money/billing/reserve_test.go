@@ -22,7 +22,7 @@ func TestCreateReserves(t *testing.T) {
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures())
 	w.bill()
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nothing is billed before it is built")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nor while it may still run in this hour")
 	require.NoError(t, w.start(id))
@@ -108,7 +108,7 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
 
 	id = w.create("broken")
-	w.seen(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
+	w.reportObserved(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
 	w.Clock.Advance(3 * hour)
 	w.bill()
@@ -116,13 +116,13 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "what was never built costs nothing")
 
 	id = w.create("idle")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
 	require.NoError(t, w.delete(id))
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "nor does what never ran in its first hour")
 
 	id = w.create("late")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.Clock.Advance(hour)
 	w.bill()
 	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "the hour is over: it pays for its disks, and for the next")
@@ -151,7 +151,7 @@ func TestTheReservationIsNotTheTenants(t *testing.T) {
 	w.fund(running)
 	id := w.create("web")
 	for _, op := range []ledger.Op{ledger.DoRelease, ledger.DoCommit} {
-		_, err := w.credits.Give(w.as(acme), credit.Order{Tenant: acme, Command: ledger.Command{Op: op, Reservation: idOf(id, "reservation")}})
+		_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: ledger.Command{Op: op, Reservation: idOf(id, "reservation")}})
 		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	}
 	require.Equal(t, [3]int64{0, running, 0}, w.figures())

@@ -117,7 +117,7 @@ func simulate(t testing.TB, seed uint64, steps int) error {
 // steps are what may happen, the frequent ones several times.
 var steps = []func(*life) error{
 	(*life).pass, (*life).pass, (*life).pass, (*life).make, (*life).make, (*life).build, (*life).build, (*life).build, (*life).power, (*life).power,
-	(*life).power, (*life).reshape, (*life).remove, (*life).lead, (*life).lead, (*life).leadBadly, (*life).earn, (*life).suspend,
+	(*life).power, (*life).reshape, (*life).remove, (*life).runOnLeader, (*life).runOnLeader, (*life).runWithFailures, (*life).earn, (*life).suspend,
 	func(l *life) error { return l.credits.Sweep(l.t.Context()) },
 }
 
@@ -182,7 +182,7 @@ func (l *life) make() error {
 	l.made++
 	before := l.figures()
 	id, err := l.tryCreate(fmt.Sprint("web-", l.made))
-	_, sum := l.owes()
+	_, sum := l.unpaidBills()
 	if err == nil {
 		l.pasts[id] = &past{began: l.get(id).CreatedAt}
 		if sum != 0 {
@@ -208,10 +208,10 @@ func (l *life) build() error {
 		return nil
 	}
 	if l.rand.IntN(6) == 0 {
-		l.seen(m.ID, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit = cloud.ExitFailed })
+		l.reportObserved(m.ID, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit = cloud.ExitFailed })
 		return l.freed(m.ID)
 	}
-	l.seen(m.ID, cloud.ObservedBuilt)
+	l.reportObserved(m.ID, cloud.ObservedBuilt)
 	return nil
 }
 
@@ -224,9 +224,9 @@ func (l *life) power() error {
 			return err
 		}
 	case m.State == cloud.Stopping:
-		l.seen(m.ID, cloud.ObservedEnded)
+		l.reportObserved(m.ID, cloud.ObservedEnded)
 	case m.State == cloud.Running && l.rand.IntN(2) == 0:
-		l.seen(m.ID, cloud.ObservedEnded, func(o *cloud.Observation) { o.Exit = cloud.ExitGuest })
+		l.reportObserved(m.ID, cloud.ObservedEnded, func(o *cloud.Observation) { o.Exit = cloud.ExitGuest })
 	case m.State == cloud.Running:
 		l.stop(m.ID)
 	}
@@ -260,12 +260,12 @@ func (l *life) remove() error {
 
 // freed says that nothing is reserved for a VM, unless it is for a bill.
 func (l *life) freed(id cloud.VMID) error {
-	bills, _ := l.owes()
+	bills, _ := l.unpaidBills()
 	if slices.ContainsFunc(bills, func(b Bill) bool { return b.VM == id && b.Reservation != "" }) {
 		return nil
 	}
 	return l.store.Local(func(v *store.View) error {
-		held, err := l.credits.HeldAt(v, acme, idOf(id, "reservation"), l.store.Now())
+		held, err := l.credits.ReservedAt(v, acme, idOf(id, "reservation"), l.store.Now())
 		if held != 0 {
 			return fmt.Errorf("%d stays reserved for VM %s", held, id)
 		}
@@ -273,8 +273,8 @@ func (l *life) freed(id cloud.VMID) error {
 	})
 }
 
-// lead is a whole run, by whoever leads; then everything must be as the model says.
-func (l *life) lead() error {
+// runOnLeader is a whole run, by whoever leads; then everything must be as the model says.
+func (l *life) runOnLeader() error {
 	if err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context()); err != nil {
 		return err
 	}
@@ -282,8 +282,8 @@ func (l *life) lead() error {
 	return l.agree()
 }
 
-// leadBadly is a run that loses what it asks, or the answers.
-func (l *life) leadBadly() error {
+// runWithFailures is a run that loses what it asks, or the answers.
+func (l *life) runWithFailures() error {
 	l.Quorum.Lose = func(bool) bool { return l.rand.IntN(3) == 0 }
 	err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context())
 	l.Quorum.Lose = nil
@@ -312,7 +312,7 @@ func (l *life) agree() error {
 			got[cloud.VMID(tx.ResourceID)] += tx.Amount
 		}
 	}
-	bills, _ := l.owes()
+	bills, _ := l.unpaidBills()
 	for _, b := range bills {
 		got[b.VM] += b.Total()
 	}
@@ -332,10 +332,10 @@ func (l *life) agree() error {
 func (l *life) end() error {
 	l.order(ledger.Command{Op: ledger.DoResume})
 	l.topUp(1_000_000)
-	if err := l.lead(); err != nil {
+	if err := l.runOnLeader(); err != nil {
 		return err
 	}
-	if bills, _ := l.owes(); len(bills) != 0 {
+	if bills, _ := l.unpaidBills(); len(bills) != 0 {
 		return fmt.Errorf("with credit for all of it, %+v stay unpaid", bills)
 	}
 	var sum int64

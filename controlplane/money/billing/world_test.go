@@ -96,7 +96,7 @@ func (w *world) as(t cloud.Tenant) context.Context {
 // order carries out a command on the tenant's wallet.
 func (w *world) order(c ledger.Command) {
 	w.t.Helper()
-	_, err := w.credits.Give(w.as(acme), credit.Order{Tenant: acme, Command: c})
+	_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: c})
 	require.NoError(w.t, err)
 }
 
@@ -104,8 +104,8 @@ func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
 // small takes 2 vCPUs, 512 MiB and a disk of 5 GiB.
-func small(name string) vm.Wanted {
-	return vm.Wanted{Name: name, Spec: cloud.Spec{
+func small(name string) vm.CreateRequest {
+	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 }
@@ -131,12 +131,12 @@ func (w *world) get(id cloud.VMID) (m *cloud.VM) {
 	return m
 }
 
-// seen is what the host reports of a VM as it is wanted now.
-func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
+// reportObserved is what the host reports of a VM as it is wanted now.
+func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
 	w.t.Helper()
 	m := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Wish.Starts, RebootsDone: m.Wish.Reboots, ResetsDone: m.Wish.Resets,
+		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Desired.Starts, RebootsDone: m.Desired.Reboots, ResetsDone: m.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)
@@ -145,8 +145,8 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	require.NoError(w.t, err)
 }
 
-// tell has a power call made, and the host do as it is told once the wish is recorded.
-func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
+// callPower has a power call made, and the host do as it is told once the wish is recorded.
+func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
 	w.t.Helper()
 	ended := make(chan error, 1)
 	ctx, stop := context.WithCancel(w.t.Context())
@@ -166,14 +166,14 @@ func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() err
 		return refused
 	}
 	if w.get(id) != nil {
-		w.seen(id, then)
+		w.reportObserved(id, then)
 	}
 	return <-ended
 }
 
 func (w *world) start(id cloud.VMID) error {
 	w.t.Helper()
-	return w.tell(id, func(m *cloud.VM) bool { return m.Wish.On }, func() error {
+	return w.callPower(id, func(m *cloud.VM) bool { return m.Desired.On }, func() error {
 		_, err := w.vms.Start(w.as(acme), acme, id, [32]byte{})
 		return err
 	}, cloud.ObservedRunning)
@@ -181,7 +181,7 @@ func (w *world) start(id cloud.VMID) error {
 
 func (w *world) stop(id cloud.VMID) {
 	w.t.Helper()
-	require.NoError(w.t, w.tell(id, func(m *cloud.VM) bool { return !m.Wish.On }, func() error {
+	require.NoError(w.t, w.callPower(id, func(m *cloud.VM) bool { return !m.Desired.On }, func() error {
 		_, err := w.vms.Stop(w.as(acme), acme, id, 30*time.Second, [32]byte{})
 		return err
 	}, cloud.ObservedEnded))
@@ -203,7 +203,7 @@ func (w *world) delete(id cloud.VMID) error {
 func (w *world) run(name string) cloud.VMID {
 	w.t.Helper()
 	id := w.create(name)
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	require.NoError(w.t, w.start(id))
 	require.Equal(w.t, cloud.Running, w.get(id).State)
 	return id
@@ -230,7 +230,7 @@ func (w *world) figures() [3]int64 {
 func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	var all []*ledger.Transaction
 	for token := ""; ; {
-		page, next, err := w.credits.Transactions(t.Context(), acme, credit.Which{}, 1000, token)
+		page, next, err := w.credits.Transactions(t.Context(), acme, credit.Filter{}, 1000, token)
 		require.NoError(t, err)
 		all = append(all, page...)
 		if token = next; token == "" {
@@ -239,8 +239,8 @@ func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	}
 }
 
-// owes are the unpaid bills, and their sum.
-func (w *world) owes() (bills []Bill, sum int64) {
+// unpaidBills are the unpaid bills, and their sum.
+func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.Local(func(v *store.View) error {
 		rows, _, err := owed.List(v, 0, string(acme.Project))

@@ -42,16 +42,16 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 				{Op: ledger.DoTopUp, Amount: 1}, {Op: ledger.DoReserve, Amount: 1}, {Op: ledger.DoResume},
 				{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1}, {Op: ledger.DoCommit, Reservation: r.ID},
 			} {
-				_, err := w.give("", c)
+				_, err := w.execute("", c)
 				require.True(t, fault.Is(err, fault.NotFound), "%+v: %v", c, err)
 			}
 			w.must(ledger.Command{Op: ledger.DoCreate, Amount: 7})
 			require.EqualValues(t, 7, w.wallet().Balance())
-			_, err = w.give("", ledger.Command{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1})
+			_, err = w.execute("", ledger.Command{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1})
 			require.Error(t, err)
 			_, err = w.credits.Reservation(t.Context(), tenant, r.ID)
 			require.True(t, fault.Is(err, fault.NotFound), "%v", err)
-			list, _, err := w.credits.Transactions(t.Context(), tenant, Which{}, 0, "")
+			list, _, err := w.credits.Transactions(t.Context(), tenant, Filter{}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, list, 1)
 			all, _, err := w.credits.Reservations(t.Context(), tenant, 0, 0, "")
@@ -62,7 +62,7 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 			require.EqualValues(t, 7, s.Closing)
 
 			// For audits both are there.
-			old, _, err := w.credits.Transactions(t.Context(), tenant, Which{Of: &first}, 0, "")
+			old, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Of: &first}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, old, 4)
 			found := map[cloud.Incarnation]uint64{}
@@ -102,7 +102,7 @@ func TestAWalletWithoutAProject(t *testing.T) {
 	require.ErrorContains(t, vacant(), "have a billing:admin close it first")
 	w.must(ledger.Command{Op: ledger.DoClose})
 	require.NoError(t, vacant())
-	_, err := w.give("", ledger.Command{Op: ledger.DoCreate})
+	_, err := w.execute("", ledger.Command{Op: ledger.DoCreate})
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	require.ErrorContains(t, err, "no project web: create the project before its wallet")
 }

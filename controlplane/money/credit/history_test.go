@@ -100,7 +100,7 @@ func TestLists(t *testing.T) {
 	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: ids[1], ResourceID: "vm-1"})
 	w.clock.Advance(time.Hour)
 	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
-	list := func(q Which) (out []uint64) {
+	list := func(q Filter) (out []uint64) {
 		token := ""
 		for {
 			page, next, err := w.credits.Transactions(t.Context(), tenant, q, 2, token)
@@ -113,16 +113,16 @@ func TestLists(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8}, list(Which{}))
-	require.Equal(t, []uint64{1, 7, 8}, list(Which{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
-	require.Equal(t, []uint64{3, 7}, list(Which{Reservation: ids[1]}))
-	require.Equal(t, []uint64{7}, list(Which{ResourceID: "vm-1"}))
-	require.Equal(t, []uint64{8}, list(Which{Period: Period{From: w.clock.Now().UnixMilli()}}))
-	require.Len(t, list(Which{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
+	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8}, list(Filter{}))
+	require.Equal(t, []uint64{1, 7, 8}, list(Filter{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
+	require.Equal(t, []uint64{3, 7}, list(Filter{Reservation: ids[1]}))
+	require.Equal(t, []uint64{7}, list(Filter{ResourceID: "vm-1"}))
+	require.Equal(t, []uint64{8}, list(Filter{Period: Period{From: w.clock.Now().UnixMilli()}}))
+	require.Len(t, list(Filter{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
 	// A token is good for its own question.
-	_, token, err := w.credits.Transactions(t.Context(), tenant, Which{}, 2, "")
+	_, token, err := w.credits.Transactions(t.Context(), tenant, Filter{}, 2, "")
 	require.NoError(t, err)
-	_, _, err = w.credits.Transactions(t.Context(), tenant, Which{ResourceID: "x"}, 2, token)
+	_, _, err = w.credits.Transactions(t.Context(), tenant, Filter{ResourceID: "x"}, 2, token)
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 	pending, next, err := w.credits.Reservations(t.Context(), tenant, ledger.Pending, 10, "")
 	require.NoError(t, err)

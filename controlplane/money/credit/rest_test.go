@@ -128,13 +128,13 @@ func TestREST(t *testing.T) {
 			}
 			a = httptest.NewRecorder()
 			handler.ServeHTTP(a, q)
-			return w.told(a, &made)
+			return w.formatResponse(a, &made)
 		})
 	})
 }
 
-// told is an answer without what changes from run to run; its envelope is checked.
-func (w *world) told(a *httptest.ResponseRecorder, made *[]string) string {
+// formatResponse is an answer without what changes from run to run; its envelope is checked.
+func (w *world) formatResponse(a *httptest.ResponseRecorder, made *[]string) string {
 	var out map[string]any
 	require.NoError(w.t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)
 	meta := out["meta"].(map[string]any)

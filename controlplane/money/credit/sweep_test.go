@@ -16,9 +16,9 @@ import (
 
 func TestSweep(t *testing.T) {
 	w := funded(t, 1000)
-	_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
+	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
 	require.NoError(t, err)
-	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 5}})
+	_, err = w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 5}})
 	require.NoError(t, err)
 	for n := range 30 {
 		w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 10 + int64(n%2)})
@@ -47,7 +47,7 @@ func TestSweep(t *testing.T) {
 	require.EqualValues(t, 900, found.Available())
 	require.EqualValues(t, 1+30+2+30, found.Sequence, "each was given back once")
 	require.Zero(t, w.rows())
-	released, _, err := w.credits.Transactions(t.Context(), tenant, Which{Types: []ledger.Type{ledger.Release}}, 1000, "")
+	released, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Types: []ledger.Type{ledger.Release}}, 1000, "")
 	require.NoError(t, err)
 	require.Len(t, released, 30)
 	require.Equal(t, "expired", released[0].Description)
@@ -58,9 +58,9 @@ func TestSweep(t *testing.T) {
 func TestABrokenWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
-	_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
+	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
 	require.NoError(t, err)
-	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 1}})
+	_, err = w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 1}})
 	require.NoError(t, err)
 	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
 		broken, err := wallets.Get(tx, "web")
@@ -69,7 +69,7 @@ func TestABrokenWallet(t *testing.T) {
 		return err
 	})
 	require.NoError(t, err)
-	_, err = w.give("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	_, err = w.execute("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
 	var v *ledger.Violation
 	require.ErrorAs(t, err, &v)
 	_, refused := fault.From(err)
@@ -122,7 +122,7 @@ func TestSweepGoesOn(t *testing.T) {
 		many := cloud.Tenant{Org: "o", Project: cloud.ProjectID(fmt.Sprint("p", n))}
 		w.projects[many.Project] = Project{Exists: true, Org: many.Org, Incarnation: cloud.Incarnation(n)}
 		for _, c := range []ledger.Command{{Op: ledger.DoCreate, Amount: 10}, {Op: ledger.DoReserve, Amount: 10, TTL: 1}} {
-			_, err := w.credits.Give(w.as("ada", ""), Order{Tenant: many, Command: c})
+			_, err := w.credits.Execute(w.as("ada", ""), Request{Tenant: many, Command: c})
 			require.NoError(t, err)
 		}
 	}

@@ -50,13 +50,13 @@ func (w *world) as(user cloud.UserID, key string) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{User: user, Proof: cloud.ProofPassword, IdempotencyKey: key}, auth.RPC)
 }
 
-func (w *world) give(key string, c ledger.Command) (Done, error) {
-	return w.credits.Give(w.as("ada", key), Order{Tenant: tenant, Command: c})
+func (w *world) execute(key string, c ledger.Command) (Result, error) {
+	return w.credits.Execute(w.as("ada", key), Request{Tenant: tenant, Command: c})
 }
 
-func (w *world) must(c ledger.Command) Done {
+func (w *world) must(c ledger.Command) Result {
 	w.t.Helper()
-	done, err := w.give("", c)
+	done, err := w.execute("", c)
 	require.NoError(w.t, err)
 	return done
 }

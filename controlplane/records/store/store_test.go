@@ -19,13 +19,13 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
 }
 
-// cut is a Proposer that the others can be kept from.
-type cut struct {
+// partitionedProposer is a Proposer that the others can be kept from.
+type partitionedProposer struct {
 	store.Proposer
 	off bool
 }
 
-func (c *cut) ReadIndex(ctx context.Context) error {
+func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	if c.off {
 		return errors.New("cut off")
 	}
@@ -38,7 +38,7 @@ func TestRecentDoesNotGoByTheClock(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
-	proposer := &cut{Proposer: store.NewDirect(engine), off: true}
+	proposer := &partitionedProposer{Proposer: store.NewDirect(engine), off: true}
 	wall, elapsed := time.Now(), time.Duration(0)
 	s := store.New(store.Options{
 		Engine: engine, Proposer: proposer, PageKey: make([]byte, 32),
@@ -59,13 +59,13 @@ func TestRecentDoesNotGoByTheClock(t *testing.T) {
 	require.Error(t, recent(), "the clock says that it was in the future")
 }
 
-// late is a proposer whose member has not applied yet what others have.
-type late struct {
+// laggingProposer is a proposer whose member has not applied yet what others have.
+type laggingProposer struct {
 	*store.Direct
 	rest func()
 }
 
-func (l *late) ReadIndex(ctx context.Context) error {
+func (l *laggingProposer) ReadIndex(ctx context.Context) error {
 	if f := l.rest; f != nil {
 		l.rest = nil
 		f()
@@ -79,7 +79,7 @@ func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	wire := &late{Direct: store.NewDirect(engine)}
+	wire := &laggingProposer{Direct: store.NewDirect(engine)}
 	s := store.New(store.Options{Engine: engine, Proposer: wire, PageKey: make([]byte, 32)})
 	things := store.NewTable[string]("thing")
 	put := func(value string) {

@@ -19,7 +19,7 @@ type records struct {
 
 // someRecords are: 100 in, 40 reserved and committed with 30, 20 reserved, 5 refunded.
 func someRecords(t *testing.T) *records {
-	d, r := newDesk(), &records{}
+	d, r := newTestLedger(), &records{}
 	for n, c := range []ledger.Command{
 		{Op: ledger.DoCreate, Amount: 100}, {Op: ledger.DoReserve, Reservation: "r", Amount: 40}, {Op: ledger.DoCommit, Reservation: "r", Amount: 30},
 		{Op: ledger.DoReserve, Reservation: "s", Amount: 20}, {Op: ledger.DoRefund, Charge: 3, Amount: 5},

@@ -17,22 +17,22 @@ import (
 
 const project cloud.ProjectID = "web"
 
-// desk plays commands on one wallet. Time is in seconds.
-type desk struct {
+// testLedger plays commands on one wallet. Time is in seconds.
+type testLedger struct {
 	*ledgertest.Memory
 	made int
 }
 
-func newDesk() *desk { return &desk{Memory: ledgertest.NewMemory()} }
+func newTestLedger() *testLedger { return &testLedger{Memory: ledgertest.NewMemory()} }
 
-func (d *desk) do(at int64, c ledger.Command) (ledger.Outcome, error) {
+func (d *testLedger) do(at int64, c ledger.Command) (ledger.Outcome, error) {
 	d.made += 2
 	c.IDs = [2]string{fmt.Sprint("t", d.made-1), fmt.Sprint("t", d.made)}
 	c.At, c.By, c.Tenant = 1_800_000_000_000+at*1000, "ada", cloud.Tenant{Org: "acme", Project: project}
 	return d.Do(project, c)
 }
 
-func (d *desk) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
+func (d *testLedger) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
 	t.Helper()
 	out, err := d.do(at, c)
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func (d *desk) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
 	return out
 }
 
-func (d *desk) wallet(t *testing.T) ledger.Wallet {
+func (d *testLedger) wallet(t *testing.T) ledger.Wallet {
 	t.Helper()
 	w, err := d.Wallet(project)
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ var ops = map[string]ledger.Op{
 // shows the answer, the new transactions and the wallet.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		d, at := newDesk(), int64(0)
+		d, at := newTestLedger(), int64(0)
 		datadriven.RunTest(t, path, func(t *testing.T, q *datadriven.TestData) string {
 			c := ledger.Command{Op: ops[q.Cmd]}
 			q.MaybeScanArgs(t, "at", &at)
@@ -71,12 +71,12 @@ func TestStories(t *testing.T) {
 			}
 			out, err := d.do(at, c)
 			require.NoError(t, d.Audit())
-			return told(t, c, out, err)
+			return formatResult(t, c, out, err)
 		})
 	})
 }
 
-func told(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string {
+func formatResult(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string {
 	var b strings.Builder
 	if err != nil {
 		f, ok := fault.From(err)
@@ -110,7 +110,7 @@ func told(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string 
 
 // blnk #171: two commits read the same amount left, and both took it.
 func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 80})
 	before, read := d.wallet(t), *d.Reservation(project, "r")
@@ -132,7 +132,7 @@ func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
 
 // blnk #181: what is held did not count in the check of the balance.
 func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
 	for _, op := range []ledger.Op{ledger.DoReserve, ledger.DoCharge} {
@@ -147,7 +147,7 @@ func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
 
 // blnk #41: a hold that was voided twice was given back twice.
 func TestReleasedTwiceIsFreedOnce(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
 	require.Len(t, d.must(t, 1, ledger.Command{Op: ledger.DoRelease, Reservation: "r"}).Transactions, 1)
@@ -161,7 +161,7 @@ func TestReleasedTwiceIsFreedOnce(t *testing.T) {
 
 // blnk #182: a hold that was refused could be committed.
 func TestRefusedReservationIsNone(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})
 	_, err := d.do(0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 11})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
@@ -175,7 +175,7 @@ func TestRefusedReservationIsNone(t *testing.T) {
 // A commit and a release race: whichever comes second finds how the first ended.
 func TestCommitRacesRelease(t *testing.T) {
 	for _, first := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
-		d := newDesk()
+		d := newTestLedger()
 		d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 		d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
 		second := ledger.DoCommit + ledger.DoRelease - first
@@ -189,7 +189,7 @@ func TestCommitRacesRelease(t *testing.T) {
 }
 
 func TestNothingOverflows(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: math.MaxInt64 - 5})
 	_, err := d.do(0, ledger.Command{Op: ledger.DoTopUp, Amount: 6})
 	f, _ := fault.From(err)
@@ -221,7 +221,7 @@ func TestReservationsAreBounded(t *testing.T) {
 }
 
 func TestStatement(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
 	open := d.must(t, 2, ledger.Command{Op: ledger.DoTopUp, Amount: 7}).Transactions[0]
