@@ -55,5 +55,8 @@ const (
 	AnyNodeID         = "any-node-id"         // a host sends heartbeats for another: controlplane/compute/node
 	AcceptAnyForward  = "accept-any-forward"  // a forwarded request is not authenticated: controlplane/kv/restapi
 	ReplayForward     = "replay-forward"      // a forwarded request can be repeated: controlplane/kv/restapi
+	MinorityImage     = "minority-image"      // an image is AVAILABLE with one copy: controlplane/compute/image
+	SkipImageDigest   = "skip-image-digest"   // a copied image is not compared with its SHA-256: controlplane/compute/image
+	UnlimitedGuesses  = "unlimited-guesses"   // wrong passwords are not counted: controlplane/accounts/identity/password
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 )

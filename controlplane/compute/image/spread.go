@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Peers reads image bytes from other members. The reader returns an error if it receives nothing for a while, since the
@@ -199,7 +200,7 @@ func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *pa
 		return err
 	case p.size < int64(i.SizeBytes):
 		return fmt.Errorf("%w: member %d: %w", errSource, member, io.ErrUnexpectedEOF)
-	case p.checksum() != i.SHA256:
+	case p.checksum() != i.SHA256 && !mutant.On(mutant.SkipImageDigest):
 		return fmt.Errorf("member %d: %w", member, errWrongBytes)
 	}
 	return nil
