@@ -45,6 +45,8 @@ const (
 type endpoint struct {
 	listener boundListener
 	class    authClass
+	// access is the line of authorizedCallers, which listEndpoints sets.
+	access access
 	// name is a full gRPC method name, or the listener, the HTTP method and the path.
 	name string
 	// row is the name of the endpoint's row: name, preceded by the listener if callers authenticate with certificates.

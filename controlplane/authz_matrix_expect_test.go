@@ -4,11 +4,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/trivet-cloud/trivet/controlplane/edge/auth"
+	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// row has the request for an endpoint and the expected outcomes that do not follow from its class and rule.
+// row has the request for an endpoint and the expected outcomes that do not follow from its authorized callers.
 type row struct {
 	// name is endpoint.row.
 	name string
@@ -22,14 +22,11 @@ type row struct {
 	otherTenant string
 	// tokenScope is the scope of tokens for this endpoint: org, or empty for a project.
 	tokenScope string
-	// etcdAuth is what etcd's Auth requires of the caller: "nothing", "no token" (a call with an unknown token is refused),
-	// or empty: a user of Auth.
-	etcdAuth string
 	// drain is set for streams of which the server allows one at a time.
 	drain bool
 	// cleanup, if set, is called after each call.
 	cleanup func(h *testMember)
-	// exceptions are outcomes for some columns that differ from the rule.
+	// exceptions are outcomes for some columns that differ from what authorizedCallers implies.
 	exceptions []exception
 	// order is the position of the row. Endpoints are called in this order.
 	order int
@@ -61,8 +58,8 @@ var (
 // from the outcome for a resource that does not exist in the tenant.
 const noTenant = "NOT_FOUND of the tenant"
 
-// expected returns the only correct outcome of a cell. It implements the rules of authentication and tenancy independently of
-// package auth.
+// expected returns the only correct outcome of a cell. It follows from the file of authorized callers and from the rules
+// of authentication and tenancy, which it implements independently of package auth.
 func expected(e endpoint, r row, c column) string {
 	for _, x := range r.exceptions {
 		if slices.Contains(x.columns, c.name) {
@@ -70,26 +67,25 @@ func expected(e endpoint, r row, c column) string {
 		}
 	}
 	isREST := e.method != ""
-	switch e.class {
-	case open:
-		// gRPC verifies tokens even where none is required. The pages that an etcd serves beside its API do not.
-		if c.kind == invalidToken && !isREST && e.listener.name != "etcd" {
-			return unauthenticated[false]
-		}
+	switch {
+	case e.access.allows(callerEtcdUser):
+		return expectedOfEtcd(e.access, r, c)
+	case e.access.byRole():
+		return expectedByRole(e.access, isREST, r, c)
+	case c.kind == invalidToken && !isREST && (e.listener.name != "etcd" || strings.HasPrefix(e.name, etcdrpc.Prefix)):
+		// gRPC verifies tokens even where none is required. The services of gRPC itself on etcd's ports do not.
+		return unauthenticated[false]
+	case e.access.allows(callerEverybody):
 		return r.allowed
-	case etcd:
-		return expectedOfEtcd(r, c)
-	case ruled:
-		return expectedByRule(auth.Rules()[e.ruleMethod], isREST, r, c)
+	case e.access.allows(callerNobody):
+		return denied[isREST]
 	}
-	return "no class"
+	return "no callers"
 }
 
-func expectedOfEtcd(r row, c column) string {
+func expectedOfEtcd(a access, r row, c column) string {
 	switch {
-	case c.kind == invalidToken:
-		return unauthenticated[false]
-	case r.etcdAuth == "nothing", c.kind == cloudAdmin, c.kind == cloudAdminNamingNone, c.kind == noToken && r.etcdAuth == "no token":
+	case c.kind == cloudAdmin, c.kind == cloudAdminNamingNone, c.kind == noToken && a.allows(callerAnonymous):
 		return r.allowed
 	case c.kind == noToken:
 		return "INVALID_ARGUMENT" // etcdserver: user name is empty
@@ -98,8 +94,8 @@ func expectedOfEtcd(r row, c column) string {
 	return unauthenticated[false]
 }
 
-func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
-	allowed := c.user.role == cloud.SystemAdmin || slices.Contains(rule.Roles, c.user.role) || slices.Contains(rule.Roles, auth.AnyProven)
+func expectedByRole(a access, isREST bool, r row, c column) string {
+	allowed := a.allowsRole(c.user.role)
 	switch c.kind {
 	case noToken, invalidToken:
 		return unauthenticated[isREST]
@@ -108,25 +104,33 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	case provenWithoutRole, roleHere:
 		// The outcome for a tenant in which the caller has no role is that for a tenant that does not exist. Over REST both are
 		// 403.
-		if c.kind == provenWithoutRole && !isREST && rule.Scope != auth.Nowhere && rule.Scope != auth.OfPlace {
+		if c.kind == provenWithoutRole && !isREST && (a.about == aboutOrg || a.about == aboutProject) {
 			return noTenant
 		}
-		// These tokens are scoped to a project or an org. Methods about the cloud need a token that is scoped to the cloud.
-		if !allowed || rule.Scope == auth.Nowhere && !slices.Contains(rule.Roles, auth.AnyProven) {
+		// These tokens are limited to a project or an org. Endpoints about the cloud need a token that is not.
+		if !allowed || a.about == aboutCloud && !a.allows(callerAuthenticated) {
 			return denied[isREST]
 		}
 		return r.allowed
-	case cloudAdmin, cloudAdminNamingNone:
-		return expectedOfAdmin(rule.Scope, isREST, r, c.kind == cloudAdmin)
+	case cloudAdmin, cloudAdminNamingNone, cloudBilling:
+		switch {
+		case !allowed && a.about == aboutProject && !isREST:
+			return noTenant // a role in the cloud that gives no rights in the project is no role there
+		case !allowed:
+			return denied[isREST]
+		}
+		return expectedOfAdmin(a.about, isREST, r, c.kind != cloudAdminNamingNone)
 	}
 	// The caller has a role in another tenant.
 	sameOrg := c.user.at.Org == web.Org
 	switch {
 	case !allowed:
 		return denied[isREST]
-	case rule.Scope == auth.Nowhere, rule.Scope == auth.OfOrg && sameOrg:
+	case a.about == aboutCloud && !a.allows(callerAuthenticated):
+		return denied[isREST]
+	case a.about == aboutCloud, a.about == aboutOrg && sameOrg:
 		return r.allowed
-	case rule.Scope == auth.OfPlace, c.kind == otherTenant && namesTenant(r), strings.Contains(r.path, "$project"):
+	case a.about == aboutNamed, c.kind == otherTenant && namesTenant(r), strings.Contains(r.path, "$project"):
 		return denied[isREST]
 	case r.otherTenant != "":
 		return r.otherTenant
@@ -134,18 +138,16 @@ func expectedByRule(rule auth.Rule, isREST bool, r row, c column) string {
 	return r.allowed
 }
 
-// expectedOfAdmin returns the outcome for the administrator whose token is scoped to the cloud. naming reports whether the
-// request names a project if it can.
-func expectedOfAdmin(scope auth.Scope, isREST bool, r row, naming bool) string {
+// expectedOfAdmin returns the outcome for an authorized caller with a role in the whole cloud, whose token is not limited
+// to a tenant. naming reports whether the request names a project if it can.
+func expectedOfAdmin(of about, isREST bool, r row, naming bool) string {
 	switch {
-	case scope == auth.Nowhere, scope == auth.OfPlace, strings.Contains(r.path, "$project"):
+	case of == aboutCloud, of == aboutNamed, strings.Contains(r.path, "$project"):
 		return r.allowed
-	case isREST && (scope == auth.OfProject && !naming || !namesTenant(r)):
+	case isREST && !(naming && namesTenant(r)):
 		return denied[true]
 	case naming:
 		return r.allowed
-	case isREST:
-		return "400 INVALID_ARGUMENT"
 	}
 	return "INVALID_ARGUMENT"
 }

@@ -22,7 +22,7 @@ func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 		all, rows := listEndpoints(&matrix{}, h.listeners)
 		for _, d := range h.listeners {
 			some := slices.DeleteFunc(slices.Clone(all[d.name]), func(e endpoint) bool {
-				return e.name != vms+"GetVm" && e.name != identityService+"WhoAmI"
+				return !slices.Contains([]string{vms + "GetVm", vms + "UpdateVm", identityService + "WhoAmI"}, e.name)
 			})
 			h.callWithTokens(b, d, some, rows, tokens, false)
 		}
@@ -35,6 +35,7 @@ func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 	require.Empty(t, b.problems, "the rules")
 	for name, column := range map[string]string{
 		mutant.TrustUnproven: "unproven", mutant.ForeignTenant: "other project", mutant.AnyAudience: "wrong aud", mutant.IgnoreRevocation: "revoked",
+		mutant.ViewerWrites: "project:viewer",
 	} {
 		mutant.Set(name)
 		require.True(t, slices.ContainsFunc(callSome().problems, func(c string) bool { return strings.Contains(c, " with "+column+":") }), "%s is not noticed", name)

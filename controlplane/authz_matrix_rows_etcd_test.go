@@ -37,8 +37,8 @@ var etcdRows = []row{
 	{name: etcdMaintenance + "Downgrade", body: `{"action":"CANCEL"}`, allowed: "FAILED_PRECONDITION"},
 	{name: etcdAuth + "AuthEnable", body: `{}`, allowed: "OK"},
 	{name: etcdAuth + "AuthDisable", body: `{}`, allowed: "OK", cleanup: reenableEtcdAuth},
-	{name: etcdAuth + "AuthStatus", body: `{}`, allowed: "OK", etcdAuth: "no token"},
-	{name: etcdAuth + "Authenticate", body: `{"name":"root","password":"x"}`, allowed: "INVALID_ARGUMENT", etcdAuth: "nothing"},
+	{name: etcdAuth + "AuthStatus", body: `{}`, allowed: "OK"},
+	{name: etcdAuth + "Authenticate", body: `{"name":"root","password":"x"}`, allowed: "INVALID_ARGUMENT"},
 	{name: etcdAuth + "UserAdd", body: `{"name":"root","password":"x"}`, allowed: "FAILED_PRECONDITION"},
 	{name: etcdAuth + "UserGet", body: `{"name":"ghost"}`, allowed: "FAILED_PRECONDITION"},
 	{name: etcdAuth + "UserList", body: `{}`, allowed: "OK"},
@@ -56,6 +56,6 @@ var etcdRows = []row{
 
 var deniedInResponse = []exception{{
 	[]string{"no token", "unproven", "proven without role", "other project", "other org", "other project, by id", "other org, by id", "org:admin",
-		"system:admin", "project:admin", "project:member", "project:viewer", "billing:admin", "service account"},
+		"system:admin", "project:admin", "project:member", "project:viewer", "billing:admin", "service account", "billing:admin of no project"},
 	"PERMISSION_DENIED", "a watch is refused within its answer, as in etcd, which has no code there",
 }}

@@ -16,11 +16,11 @@ var restRows = []row{
 
 	{name: "credit GET /health", path: "/health", allowed: "200"},
 	{name: "credit GET /ready", path: "/ready", allowed: "200"},
-	{name: "credit POST /api/v1/wallets", path: "/api/v1/wallets", body: webRequest(`,"initial_balance":1`), allowed: "500 CREATE_FAILED"},
+	{name: "credit POST /api/v1/wallets", path: "/api/v1/wallets", body: webRequest(`,"initial_balance":1`), allowed: "500 CREATE_FAILED", exceptions: projectIsRequired},
 	{name: "credit GET /api/v1/wallets/{project_id}", path: "/api/v1/wallets/$project", allowed: "200"},
 	{name: "credit POST /api/v1/wallets/{project_id}/topup", path: "/api/v1/wallets/$project/topup", body: `{"amount":5}`, allowed: "200"},
 	{name: "credit GET /api/v1/wallets/{project_id}/transactions", path: "/api/v1/wallets/$project/transactions", allowed: "200"},
-	{name: "credit POST /api/v1/reservations", path: "/api/v1/reservations", body: `{"project_id":"$project","amount":1}`, allowed: "201", otherTenant: "400 INVALID_ARGUMENT"},
+	{name: "credit POST /api/v1/reservations", path: "/api/v1/reservations", body: `{"project_id":"$project","amount":1}`, allowed: "201", otherTenant: "400 INVALID_ARGUMENT", exceptions: projectIsRequired},
 	{name: "credit POST /api/v1/reservations/{id}/commit", path: "/api/v1/reservations/$no-reservation/commit", body: `{}`, allowed: "500 COMMIT_FAILED"},
 	{name: "credit POST /api/v1/reservations/{id}/release", path: "/api/v1/reservations/$no-reservation/release", body: `{}`, allowed: "500 RELEASE_FAILED"},
 
@@ -56,3 +56,7 @@ var restRows = []row{
 	{name: "etcd GET /livez", path: "/livez", allowed: "200"},
 	{name: "etcd GET /readyz", path: "/readyz", allowed: "200"},
 }
+
+var projectIsRequired = []exception{{
+	[]string{"system:admin of no project, naming none"}, "400 INVALID_ARGUMENT", "project_id is a required field of the body",
+}}

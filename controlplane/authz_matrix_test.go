@@ -34,7 +34,8 @@ func (b *matrix) addProblem(format string, args ...any) {
 }
 
 // The test calls every endpoint of every listener of a running member with every kind of token, and checks the exact
-// outcome. It fails for an endpoint without a class or a row, and for a row or a rule without an endpoint.
+// outcome, which follows from the hand-written testdata/authorized_callers.txt. It fails for an endpoint without a class, a
+// row or a line there, and for a row, a line or a rule without an endpoint.
 func TestAuthorizationMatrix(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -104,13 +105,23 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 		}
 	}
 	all = map[string][]endpoint{}
+	lines, err := parseAccess(authorizedCallers)
+	if err != nil {
+		b.addProblem("%s: %v", callersFile, err)
+	}
 	for _, d := range listeners {
 		found, err := d.endpoints()
 		if err != nil {
 			b.addProblem("%v", err)
 		}
 		all[d.name] = found
-		for _, e := range found {
+		for i, e := range found {
+			access, known := lines[e.row]
+			if !known {
+				b.addProblem("%s has no line in %s", e.row, callersFile)
+			}
+			e.access = access
+			found[i] = e
 			if e.class == "" {
 				b.addProblem("%s: neither has a rule nor says why it is open", e.name)
 			}
@@ -130,6 +141,11 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 			b.addProblem("%s has a row but is not served", name)
 		}
 	}
+	for name := range lines {
+		if !used[name] {
+			b.addProblem("%s has a line in %s but is not served", name, callersFile)
+		}
+	}
 	for method := range auth.Rules() {
 		if !served[method] {
 			b.addProblem("%s has a rule but is not served", method)
@@ -145,16 +161,15 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 
 // refusals returns the outcomes of an endpoint for callers that are not authorized.
 func refusals(e endpoint, r row) []string {
+	isREST := e.method != ""
 	switch {
-	case e.class == ruled && e.method != "":
-		return []string{unauthenticated[true], denied[true]}
-	case e.class == ruled:
-		return []string{unauthenticated[false], denied[false]}
-	case e.class == etcd && r.etcdAuth == "":
-		return []string{unauthenticated[false], "INVALID_ARGUMENT"}
-	case e.class == peers:
+	case e.access.allows(callerMember):
 		return []string{"UNAVAILABLE"}
-	case e.method != "":
+	case e.access.allows(callerEtcdUser) && !e.access.allows(callerAnonymous):
+		return []string{unauthenticated[false], "INVALID_ARGUMENT"}
+	case e.access.byRole():
+		return []string{unauthenticated[isREST], denied[isREST]}
+	case isREST:
 		return nil
 	}
 	return []string{unauthenticated[false]}
@@ -188,7 +203,7 @@ func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endp
 // callWithToken calls an endpoint with one kind of token, checks the outcome, and returns it.
 func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got string) {
 	// All projects of an org have the same access to the org's resources.
-	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && auth.Rules()[v.ruleMethod].Scope == auth.OfOrg
+	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && v.access.about == aboutOrg
 	how := fillAllWithExisting
 	if theirs {
 		how = fillAsWritten
@@ -283,7 +298,8 @@ t  NOT_FOUND of the tenant: it does not exist, or the caller has no role in it; 
 	}
 	b.WriteString(`
 Of another project and another org the request names the tenant that the thing belongs to; "by id" it does not. The others
-are roles in that project, and last the administrator's token for the cloud. etcd's API is called with its Auth enabled:
+are roles in that project, and last tokens that are not limited to a project. testdata/authorized_callers.txt says who may
+call each endpoint, and is written by hand. etcd's API is called with its Auth enabled:
 before that, callers on loopback may use keys and read without a token; changes of the cluster and of Auth take one.
 
 `)
@@ -329,7 +345,7 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 				}
 				got, _ := h.outcome(v)
 				v.conn.Close()
-				if want := shown.want(kind, r); got != want {
+				if want := shown.want(kind, e.access, r); got != want {
 					b.wrong++
 					b.addProblem("%s on %s with %s: got %s, want %s", e.name, d.name, shown.name, got, want)
 				}
@@ -349,20 +365,21 @@ var certificates = []struct {
 	creds func(h *testMember) credentials.TransportCredentials
 	// token adds the token of system:admin to the calls.
 	token bool
-	want  func(kind authClass, r row) string
+	want  func(kind authClass, a access, r row) string
 }{
 	{"no certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(nil) }, false, wantWithoutCertificate},
 	{"no certificate, the token of system:admin", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(nil) }, true, wantWithoutCertificate},
-	{"no TLS", func(*testMember) credentials.TransportCredentials { return insecure.NewCredentials() }, true, wantOnlyFrom("")},
-	{"another cluster's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.outsider) }, true, wantOnlyFrom("")},
-	{"a host's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.host) }, false, wantOnlyFrom(hosts)},
-	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantOnlyFrom(peers)},
+	{"no TLS", func(*testMember) credentials.TransportCredentials { return insecure.NewCredentials() }, true, wantFrom("")},
+	{"another cluster's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.outsider) }, true, wantFrom("")},
+	{"a host's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.host) }, false, wantFrom(callerHost)},
+	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantFrom(callerMember)},
 }
 
-// wantOnlyFrom returns the expected outcomes of a certificate that only listeners of one class accept.
-func wantOnlyFrom(let authClass) func(authClass, row) string {
-	return func(kind authClass, r row) string {
-		if kind == let {
+// wantFrom returns the expected outcomes of a certificate that makes its holder a kind of caller. A port refuses the
+// connections of other certificates.
+func wantFrom(caller string) func(authClass, access, row) string {
+	return func(_ authClass, a access, r row) string {
+		if a.allows(caller) {
 			return r.allowed
 		}
 		return "UNAVAILABLE"
@@ -371,13 +388,11 @@ func wantOnlyFrom(let authClass) func(authClass, row) string {
 
 // wantWithoutCertificate returns the expected outcome of a call without a certificate. The port for members refuses the
 // connection.
-func wantWithoutCertificate(kind authClass, r row) string {
-	for _, x := range r.exceptions {
-		if slices.Contains(x.columns, "no certificate") {
-			return x.answer
-		}
-	}
-	if kind == peers {
+func wantWithoutCertificate(kind authClass, a access, r row) string {
+	switch {
+	case a.allows(callerJoinToken):
+		return r.allowed
+	case kind == peers:
 		return "UNAVAILABLE"
 	}
 	return "UNAUTHENTICATED"

@@ -61,6 +61,7 @@ const (
 	roleHere                       // of a user with a role in project web
 	cloudAdmin                     // of the administrator, scoped to the cloud; the request names project web
 	cloudAdminNamingNone           // of the administrator, scoped to the cloud; the request names no tenant
+	cloudBilling                   // of the holder of billing:admin, scoped to the cloud; the request names project web
 )
 
 // column is a column of the matrix: a kind of token and its holder.
@@ -111,6 +112,7 @@ var columns = []column{
 	{name: "service account", short: "acct", kind: roleHere, user: serviceAccount},
 	{name: "system:admin of no project", short: "sysc", kind: cloudAdmin, user: testUsers[0]},
 	{name: "system:admin of no project, naming none", short: "sysn", kind: cloudAdminNamingNone, user: testUsers[0]},
+	{name: "billing:admin of no project", short: "bilc", kind: cloudBilling, user: testUsers[5]},
 }
 
 func columnNamed(name string) column {
@@ -131,7 +133,7 @@ func (p *tokenCache) token(c column, r row) string {
 		scope = r.scope(c.user.at)
 	case invalidToken, unprovenToken:
 		scope = web
-	case cloudAdmin, cloudAdminNamingNone:
+	case cloudAdmin, cloudAdminNamingNone, cloudBilling:
 		scope = cloud.Tenant{}
 	case noToken:
 		return ""

@@ -105,7 +105,7 @@ var others = map[string][]string{
 	"shared/fault":             {},
 	"shared/mutant":            {},
 	"shared/mutant/mutanttest": {},
-	"shared/mtls":              {"shared/atomicfile"},
+	"shared/mtls":              {"shared/atomicfile", "shared/mutant"},
 	"shared/qcow2":             {"shared/mutant"},
 	"shared/retry":             {},
 	"shared/cloud":             {"shared/fault", "shared/mutant"},

@@ -75,5 +75,22 @@ const (
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
 	GrantUnasked      = "grant-unasked"       // another org's grant applies unaccepted: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
+	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
+	ForgetAnswers     = "forget-answers"      // an idempotency key's answer is not stored: controlplane/compute/vm
+	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm
+	AllocateTwice     = "allocate-twice"      // a placement does not notice another one on the host: controlplane/compute/vm
+	UnauditedChange   = "unaudited-change"    // a change has no audit record in its entry: controlplane/accounts/identity
+	RepeatUnkeyed     = "repeat-unkeyed"      // a command without a key is sent to the next leader, too: controlplane/records/leader
+	AcceptExpired     = "accept-expired"      // an expired token is accepted: controlplane/accounts/identity
+	AcceptAnyKey      = "accept-any-key"      // a token with another key's signature is accepted: controlplane/accounts/identity
+	AcceptHMAC        = "accept-hmac"         // a token may be signed with the public key as secret: controlplane/accounts/identity
+	AcceptDisabled    = "accept-disabled"     // a disabled user can log in: controlplane/accounts/identity
+	IgnoreEpoch       = "ignore-epoch"        // a token from before a new password is accepted: controlplane/accounts/identity
+	IgnoreSkew        = "ignore-skew"         // a member with a wrong clock accepts tokens: controlplane/accounts/identity
+	AnyCertificate    = "any-certificate"     // a port accepts certificates of every kind: shared/mtls
+	AnyNodeID         = "any-node-id"         // a host sends heartbeats for another: controlplane/compute/node
+	AcceptAnyForward  = "accept-any-forward"  // a forwarded request is not authenticated: controlplane/kv/restapi
+	ReplayForward     = "replay-forward"      // a forwarded request can be repeated: controlplane/kv/restapi
+	UnlimitedGuesses  = "unlimited-guesses"   // wrong passwords are not counted: controlplane/accounts/identity/password
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 )

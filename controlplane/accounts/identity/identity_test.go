@@ -205,7 +205,7 @@ func TestNewPasswordRevokesTokens(t *testing.T) {
 	for _, text := range append(old, late.text) {
 		for _, s := range []*Service{w.first, ahead, behind} {
 			_, err := s.Verify(t.Context(), text)
-			require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+			require.True(t, fault.Is(err, fault.Unauthenticated), "a token from before the new password was accepted: %v", err)
 			require.ErrorContains(t, err, "no longer valid")
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
@@ -277,29 +278,42 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 
 // An isolated member accepts tokens by its own records for less than a second, and then refuses all.
 func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // the timeout of Verify passes at once
+		w := newWorld(t)
+		w.user("ada", member)
+		wire := &partitionedProposer{Direct: w.direct}
+		now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
+		far := w.member(0, false)
+		far.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})
+		text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+		verify := func() error { return errOf(far.Verify(t.Context(), text)) }
+		require.NoError(t, verify())
+		wire.off.Store(true)
+		w.wait(staleness)
+		require.NoError(t, verify())
+		w.wait(time.Millisecond)
+		err := verify()
+		require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+		require.ErrorContains(t, err, "does not reach the others")
+		require.Less(t, staleness, time.Second)
+		wire.off.Store(false)
+		require.NoError(t, verify())
+	})
+}
+
+// A disabled user gets no token for the right password, until the user is enabled again.
+func TestDisabledUserGetsNoToken(t *testing.T) {
 	w := newWorld(t)
+	r := &server{s: w.first}
 	w.user("ada", member)
-	wire := &partitionedProposer{Direct: w.direct}
-	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
-	far := w.member(0, false)
-	far.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})
-	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
-	verify := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
-		return errOf(far.Verify(ctx, text))
+	login := func() error {
+		return errOf(r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: "ada", Password: secret}))
 	}
-	require.NoError(t, verify())
-	wire.off.Store(true)
-	w.wait(staleness)
-	require.NoError(t, verify())
-	w.wait(time.Millisecond)
-	err := verify()
-	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
-	require.ErrorContains(t, err, "does not reach the others")
-	require.Less(t, staleness, time.Second)
-	wire.off.Store(false)
-	require.NoError(t, verify())
+	require.NoError(t, login())
+	require.NoError(t, errOf(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: "ada"})))
+	require.True(t, fault.Is(login(), fault.Unauthenticated), "a disabled user got a token")
+	require.NoError(t, errOf(r.EnableUser(w.admin(), &identityv1.EnableUserRequest{UserId: "ada"})))
+	require.NoError(t, login())
 }
 
 // A member whose clock is far from the others' refuses with a message about its clock, instead of checking dates.
@@ -317,7 +331,7 @@ func TestWrongClockIsReported(t *testing.T) {
 			_, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret})
 			return err
 		}()} {
-			require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
+			require.True(t, fault.Is(err, fault.Unavailable), "a member with a wrong clock verified or issued a token: %v", err)
 			require.ErrorContains(t, err, says)
 		}
 	}

@@ -33,7 +33,7 @@ func TestTokenExpiry(t *testing.T) {
 		require.NoError(t, err)
 		w.wait(time.Millisecond)
 		_, err = w.first.Verify(t.Context(), text)
-		require.True(t, fault.Is(err, fault.Unauthenticated))
+		require.True(t, fault.Is(err, fault.Unauthenticated), "an expired token was accepted")
 		require.ErrorContains(t, err, "expired")
 	}
 }

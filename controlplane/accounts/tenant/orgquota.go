@@ -6,6 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // DefaultProjects is the limit of projects of an org whose quota sets none: enough for a department, and too few for an
@@ -52,7 +53,7 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	if !q.limits(kind) {
 		return nil
 	}
-	used, err := orgUsageOf(tx, id, kind, counted)
+	used, err := orgUsageOf(tx.GuardedUnless(mutant.StaleQuota), id, kind, counted)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Amount holds an amount of each quantity that a quota limits.
@@ -168,7 +169,7 @@ func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 }
 
 func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amount, error) {
-	used, err := usages.Get(tx, string(id), string(kind))
+	used, err := usages.Get(tx.GuardedUnless(mutant.StaleQuota), string(id), string(kind))
 	if err != nil {
 		return Amount{}, err
 	}

@@ -193,7 +193,7 @@ func TestMajority(t *testing.T) {
 	id := made.Image.ID
 
 	i := w.until(id, "imported", func(i *cloud.Image) bool { return i.Status != cloud.ImagePending })
-	require.Equal(t, cloud.ImageUploading, i.Status)
+	require.Equal(t, cloud.ImageUploading, i.Status, "one of three is no majority")
 	require.Equal(t, sumOf(data), i.SHA256)
 	require.EqualValues(t, len(data), i.SizeBytes)
 	require.EqualValues(t, len(data), i.VirtualSize)

@@ -131,13 +131,19 @@ func TestHeartbeat(t *testing.T) {
 	require.True(t, w.node(a.id).Cordoned, "cordoned is set by the operator, not by the host")
 	require.Equal(t, "2", w.node(a.id).Labels["rack"])
 
+	another := w.host(1, 2)
+	_, err = another.HeartbeatNode(ctx, sendHeartbeat(another))
+	require.NoError(t, err)
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(another.id) }))
+	require.Error(t, err, "a host sent a heartbeat for another")
+	refused(t, err, codes.PermissionDenied, "only for itself")
+
 	before := w.records.Revision()
 	for name, c := range map[string]struct {
 		change func(*vmv1.HeartbeatNodeRequest)
 		code   codes.Code
 		says   string
 	}{
-		"for another":        {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(testVM(1)) }, codes.PermissionDenied, "only for itself"},
 		"without a node ID":  {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
 		"no name":            {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"a name with lines":  {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},

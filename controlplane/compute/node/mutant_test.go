@@ -4,11 +4,11 @@ package node
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
 // The tests notice each mutant of this package.
@@ -28,18 +28,7 @@ func TestMutants(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, w.bannedCalls(ctx, h), "let in")
 
-	mutant.Set(mutant.KeepEvictedOpen)
-	w = newWorld(t)
-	h, err = w.join(ctx, newKey(t), "rack-1")
-	require.NoError(t, err)
-	ends := w.open(ctx, h)
-	_, err = w.members[1].Evict(ctx, h.id, false)
-	require.NoError(t, err)
-	ended := make(chan error, 1)
-	go func() { ended <- ends["watch"]() }()
-	select {
-	case err := <-ended:
-		require.Fail(t, "it ended all the same", "%v", err)
-	case <-time.After(3 * time.Second):
-	}
+	mutanttest.Notices(t, mutant.KeepEvictedOpen, TestEvict,
+		"the watch of an evicted host stays open", "the report of an evicted host stays open", "the console of an evicted host stays open")
+	mutanttest.Notices(t, mutant.AnyNodeID, TestHeartbeat, "a host sent a heartbeat for another")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 	"github.com/trivet-cloud/trivet/shared/fault"
 	"github.com/trivet-cloud/trivet/shared/mtls"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Protocol is the major version of agent.v1 that this program implements.
@@ -257,7 +258,7 @@ func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeReq
 		return nil, err
 	}
 	defer leave()
-	if r.GetNodeId() != string(id) {
+	if r.GetNodeId() != string(id) && !mutant.On(mutant.AnyNodeID) {
 		return nil, fault.New(fault.PermissionDenied, "a host can send heartbeats only for itself: node_id must be %s", id)
 	}
 	n, err := h.s.heartbeat(ctx, convert.NodeFrom(r))

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 	"github.com/trivet-cloud/trivet/shared/cloud"
 	"github.com/trivet-cloud/trivet/shared/fault"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // CreateRequest describes a VM to create.
@@ -283,7 +284,7 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 			}
 			return errNoHost(refused, fleet)
 		}
-		n, err := node.Nodes.Get(tx, string(id))
+		n, err := node.Nodes.Get(tx.GuardedUnless(mutant.AllocateTwice), string(id))
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -211,14 +212,17 @@ func TestCapacity(t *testing.T) {
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
-// Two concurrent creates never get the same capacity.
+// Concurrent creates never share capacity that only one of them can have. VMs of different projects have only the host
+// in common.
 func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
+	w.delayCommits()
 	errs := make(chan error)
 	for i := range 16 {
 		go func() {
-			_, err := w.vms.Create(w.as(acme, ""), acme, small(fmt.Sprint("vm-", i)), [32]byte{})
+			at := []cloud.Tenant{acme, other}[i%2]
+			_, err := w.vms.Create(w.as(at, ""), at, small(fmt.Sprint("vm-", i)), [32]byte{})
 			errs <- err
 		}()
 	}
@@ -230,7 +234,7 @@ func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 			require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 		}
 	}
-	require.Equal(t, 4, made)
+	require.Equal(t, 4, made, "more VMs than the host has room for, or fewer")
 	require.EqualValues(t, 8, w.allocated(host).VCPUs)
 }
 
@@ -282,20 +286,22 @@ func TestUnavailableHostsAreNotChosen(t *testing.T) {
 
 // A placement waits if a new leader has not received the hosts' heartbeats yet.
 func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
-	w := newWorld(t)
-	id := w.AddSilentHost("h1", plenty())
-	made := make(chan error)
-	go func() {
-		_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
-		made <- err
-	}()
-	select {
-	case err := <-made:
-		t.Fatalf("answered before the host was heard from: %v", err)
-	case <-time.After(2 * retryPause):
-	}
-	w.Heartbeat(id)
-	require.NoError(t, <-made)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		id := w.AddSilentHost("h1", plenty())
+		made := make(chan error, 1)
+		go func() {
+			_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+			made <- err
+		}()
+		select {
+		case err := <-made:
+			t.Fatalf("answered before the host was heard from: %v", err)
+		case <-time.After(heartbeatWait / 2):
+		}
+		w.Heartbeat(id)
+		require.NoError(t, <-made)
+	})
 }
 
 func TestNoHosts(t *testing.T) {

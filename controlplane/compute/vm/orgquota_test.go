@@ -37,7 +37,16 @@ func (w *world) orgQuotaUsage() (used tenant.Amount) {
 // calls.
 func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	w := newWorld(t)
-	host := w.AddHost("h1", plenty())
+	var hosts []cloud.NodeID
+	for i := range 4 { // VMs on different hosts have only the quota in common
+		hosts = append(hosts, w.AddHost(fmt.Sprintf("h%d", i), plenty()))
+	}
+	allocated := func() (all []cloud.Capacity) {
+		for _, id := range hosts {
+			all = append(all, w.allocated(id))
+		}
+		return all
+	}
 	const limit = 5
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, tenant.SetOrgQuota(tx, acme.Org, tenant.Quota{VMs: new(uint64(limit))}))
@@ -48,6 +57,7 @@ func TestOrgQuotaCoversNewProjects(t *testing.T) {
 		}
 	})
 	require.ErrorContains(t, w.try("web"), "the quota of project web allows 0 vms")
+	w.delayCommits()
 	var calls sync.WaitGroup
 	errs := make([]error, 3*limit)
 	made := make([]cloud.VMID, len(errs))
@@ -68,13 +78,13 @@ func TestOrgQuotaCoversNewProjects(t *testing.T) {
 		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 		require.ErrorContains(t, err, "the quota of org acme (shared by its projects) allows 5 vms: 5 are used, 1 more are asked for")
 	}
-	require.Equal(t, limit, done)
+	require.Equal(t, limit, done, "more VMs than the quota allows, or fewer")
 	require.EqualValues(t, limit, w.orgQuotaUsage().VMs)
-	before := w.allocated(host)
+	before := allocated()
 	at := cloud.Tenant{Org: acme.Org, Project: "unlimited-0"}
 	_, err := w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
-	require.Equal(t, before, w.allocated(host), "the refused VM reserved nothing on the host")
+	require.Equal(t, before, allocated(), "the refused VM reserved nothing on the host")
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}

@@ -75,9 +75,12 @@ func TestQuota(t *testing.T) {
 // Concurrent creates never exceed the quota, and use all of it.
 func TestConcurrentQuota(t *testing.T) {
 	w := newWorld(t)
-	w.AddHost("h1", plenty())
+	for i := range 4 { // VMs on different hosts have only the quota in common
+		w.AddHost(fmt.Sprintf("h%d", i), plenty())
+	}
 	limit := uint64(5)
 	w.quota(tenant.Quota{VMs: &limit})
+	w.delayCommits()
 	var wg sync.WaitGroup
 	errs := make([]error, 4*limit)
 	for i := range errs {
@@ -92,7 +95,7 @@ func TestConcurrentQuota(t *testing.T) {
 		}
 		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	}
-	require.EqualValues(t, limit, made)
+	require.EqualValues(t, limit, made, "more VMs than the quota allows, or fewer")
 	require.Equal(t, limit, w.quotaUsage().VMs)
 }
 

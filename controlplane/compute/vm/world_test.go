@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -37,6 +38,16 @@ func newWorld(t testing.TB) *world {
 	w.Attach(w.vms)
 	w.Go(w.vms.Follow)
 	return w
+}
+
+// delayCommits makes each commit take as long as on a disk, so that calls at once read the same records.
+func (w *world) delayCommits() {
+	w.Quorum.Lose = func(after bool) bool {
+		if !after {
+			time.Sleep(2 * time.Millisecond)
+		}
+		return false
+	}
 }
 
 // update changes records directly.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // Method is the full name of a gRPC method. Each REST route is authorized as one of these methods.
@@ -211,6 +212,9 @@ func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 		if c.Has(role, at) || r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
 			roles = append(roles, role)
 		}
+	}
+	if mutant.On(mutant.ViewerWrites) && slices.Contains(roles, cloud.ProjectViewer) {
+		roles = append(roles, cloud.ProjectMember)
 	}
 	return roles
 }

@@ -233,7 +233,7 @@ func TestTwoClocksGiveNoMajority(t *testing.T) {
 		h.unknown(2)
 		h.round(1)
 		h.unknown(1)
-		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01, "what was right goes on")
+		require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01, "the correct time continues")
 		h.cut[3] = false
 		h.round(1, 2)
 		h.skew(1, 10*time.Minute)

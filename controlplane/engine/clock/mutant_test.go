@@ -5,24 +5,18 @@ package clock
 import (
 	"os"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests fail with the mutant that ignores the other members' clocks.
+// The tests of this package fail if a member with a wrong clock uses its own time.
 func TestMutantOwnClock(t *testing.T) {
-	mutant.Set(mutant.OwnClock)
-	defer mutant.Set("")
-	synctest.Test(t, func(t *testing.T) {
-		h := newTestCluster(t, 3)
-		h.round(1)
-		h.ahead[1] = 10 * time.Minute
-		require.Greater(t, time.Until(h.clocks[1].Now()), 9*time.Minute)
-	})
+	mutanttest.Notices(t, mutant.OwnClock, TestWrongClockIsCorrectedInOneRound, "Max difference between 0 and 600")
+	mutanttest.Notices(t, mutant.OwnClock, TestTwoClocksGiveNoMajority, "the correct time continues")
 }
 
 // The file that TRIVET_CLOCK names sets the offset of Wall at once. The file may be missing.

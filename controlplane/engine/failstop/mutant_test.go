@@ -11,5 +11,5 @@ import (
 
 // TestMutants lets writes through after the first I/O error.
 func TestMutants(t *testing.T) {
-	mutanttest.Notices(t, mutant.WriteAfterFailure, TestHoldsAfterFailure, `Error`)
+	mutanttest.Notices(t, mutant.WriteAfterFailure, TestCallsBlockAfterFailure, `Error`)
 }

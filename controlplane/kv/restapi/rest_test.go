@@ -265,8 +265,8 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 		"other time":           put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
 		"no MAC":               put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
-		require.Equal(t, 403, a.status, "%s: %s", name, a.body)
-		require.Empty(t, allKeys(t, s.consensus.engines[1]), name)
+		require.Equal(t, 403, a.status, "a forward %s was accepted: %s", name, a.body)
+		require.Empty(t, allKeys(t, s.consensus.engines[1]), "a forward %s was accepted", name)
 	}
 	a := put(good, "PUT", "/api/v1/kv/a?x=1", body)
 	require.Equal(t, 200, a.status, "%s", a.body)

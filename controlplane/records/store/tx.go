@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/shared/cloud"
+	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
 // View is a consistent snapshot of the records.
@@ -126,6 +127,14 @@ func (tx *Tx) Now() cloud.Time { return tx.now }
 // Unguarded returns a View whose reads are not checked for conflicts at commit. Use it for choices that stay valid when
 // the records change, such as which of the oldest records to remove.
 func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
+
+// GuardedUnless returns tx, or Unguarded if a mutant is active.
+func (tx *Tx) GuardedUnless(name string) Reader {
+	if mutant.On(name) {
+		return tx.Unguarded()
+	}
+	return tx
+}
 
 func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: value} }
 

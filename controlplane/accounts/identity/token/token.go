@@ -147,7 +147,11 @@ func Parse(text string) (*Parsed, error) {
 	if len(text) > maxText {
 		return nil, NotValid()
 	}
-	parsed, err := jwt.ParseSigned(text, []jose.SignatureAlgorithm{jose.EdDSA})
+	algorithms := []jose.SignatureAlgorithm{jose.EdDSA}
+	if mutant.On(mutant.AcceptHMAC) {
+		algorithms = append(algorithms, jose.HS256)
+	}
+	parsed, err := jwt.ParseSigned(text, algorithms)
 	if err != nil || len(parsed.Headers) != 1 {
 		return nil, NotValid()
 	}
@@ -157,7 +161,7 @@ func Parse(text string) (*Parsed, error) {
 // Verify verifies the signature and the claims that do not depend on the time, and returns the claims.
 func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) {
 	c := &Claims{}
-	if err := p.jwt.Claims(key, c); err != nil {
+	if err := p.claims(key, c); err != nil {
 		return nil, NotValid()
 	}
 	if c.Expiry == nil || c.IssuedAt == nil || c.ID == "" || c.Issuer == "" || c.Cluster != cluster ||
@@ -173,6 +177,17 @@ func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) 
 		return nil, NotValid()
 	}
 	return c, nil
+}
+
+// claims decodes the claims if the signature is that of key.
+func (p *Parsed) claims(key ed25519.PublicKey, c *Claims) error {
+	switch {
+	case mutant.On(mutant.AcceptAnyKey):
+		return p.jwt.UnsafeClaimsWithoutVerification(c)
+	case mutant.On(mutant.AcceptHMAC) && p.jwt.Headers[0].Algorithm == string(jose.HS256):
+		return p.jwt.Claims([]byte(key), c)
+	}
+	return p.jwt.Claims(key, c)
 }
 
 // forUs reports whether the audience matches the proof: UnprovenAudience for proof "none", Audience otherwise.
@@ -194,7 +209,7 @@ func (c *Claims) Current(now time.Time) error {
 			"the token is not valid yet: it begins %s after this member's time, so the clock of this member or of the one that made it is wrong",
 			ahead.Round(time.Second)).WithReason("CLOCK_SKEW")
 	}
-	if end := c.Expiry.Time(); !now.Before(end) {
+	if end := c.Expiry.Time(); !now.Before(end) && !mutant.On(mutant.AcceptExpired) {
 		return fault.New(fault.Unauthenticated, "the token has expired: ask for a new one").WithReason("TOKEN_EXPIRED")
 	}
 	return nil

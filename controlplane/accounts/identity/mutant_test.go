@@ -1,0 +1,21 @@
+//go:build mutant
+
+package identity
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// The tests of this package fail if a rule of tokens is broken.
+func TestMutantsOfTokens(t *testing.T) {
+	mutanttest.Notices(t, mutant.AcceptExpired, TestTokenExpiry, "an expired token was accepted")
+	mutanttest.Notices(t, mutant.AcceptAnyKey, TestForgedTokens, "a_key_that_the_token_itself_brings")
+	mutanttest.Notices(t, mutant.AcceptHMAC, TestForgedTokens, "the_public_key_as_an_HMAC_secret")
+	mutanttest.Notices(t, mutant.AcceptDisabled, TestDisabledUserGetsNoToken, "a disabled user got a token")
+	mutanttest.Notices(t, mutant.IgnoreEpoch, TestNewPasswordRevokesTokens, "a token from before the new password was accepted")
+	mutanttest.Notices(t, mutant.IgnoreSkew, TestWrongClockIsReported, "a member with a wrong clock")
+	mutanttest.Notices(t, mutant.UnauditedChange, TestAudit, "ada CreateProject OK")
+}

@@ -1,0 +1,16 @@
+//go:build mutant
+
+package restapi
+
+import (
+	"testing"
+
+	"github.com/trivet-cloud/trivet/shared/mutant"
+	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
+)
+
+// The tests of this package fail if a rule of forwarded requests is broken.
+func TestMutants(t *testing.T) {
+	mutanttest.Notices(t, mutant.AcceptAnyForward, TestForwardedRequestsAreAuthenticated, "was accepted")
+	mutanttest.Notices(t, mutant.ReplayForward, TestForwardedRequestsAreAuthenticated, "a replay")
+}
