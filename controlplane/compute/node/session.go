@@ -151,7 +151,7 @@ func (s *Service) termOver() error {
 
 // batch is one result of the watch on Placed records.
 type batch struct {
-	changes  []store.Change[Placed]
+	changes  []store.PathChange
 	revision int64
 	err      error
 }
@@ -162,7 +162,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	if err != nil {
 		return err
 	}
-	w := PlacedVMs.Watch(s.opts.Store, from, string(me.node))
+	w := PlacedVMs.WatchPaths(s.opts.Store, from, string(me.node))
 	defer w.Close()
 	batches := make(chan batch)
 	work.Go(func() {
@@ -252,7 +252,7 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 // delta adds the current desired state of the changed VMs to the message say. The state may be newer than the change,
 // which is harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host
 // keeps nothing of them.
-func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.Change[Placed], say *agentv1.WatchResponse) error {
+func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.PathChange, say *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
 		touched[cloud.VMID(c.Path[1])] = true
