@@ -190,7 +190,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 			if len(b.changes) == 0 {
 				continue
 			}
-			if err := s.delta(ctx, me.node, b.changes, say); err != nil {
+			if err := s.delta(me.node, b.changes, say); err != nil {
 				return err
 			}
 		case <-me.ask:
@@ -249,15 +249,16 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	return from, nil
 }
 
-// delta adds the current desired state of the changed VMs to the message say. The state may be newer than the change,
-// which is harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host
-// keeps nothing of them.
-func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.PathChange, say *agentv1.WatchResponse) error {
+// delta adds the desired state of the changed VMs, as of this member's records, to the message say. The records contain
+// the changes, which the watch returned after they were applied here; a confirmation by the other members would not
+// make the message any newer. The state may be newer than the changes, which is harmless since generations only grow.
+// ReleasedVms lists VMs that are no longer placed on the host: the host keeps nothing of them.
+func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, say *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
 		touched[cloud.VMID(c.Path[1])] = true
 	}
-	return s.opts.Store.View(ctx, func(v *store.View) error {
+	return s.opts.Store.Local(func(v *store.View) error {
 		all, err := s.guests.Assigned(v, node, slices.Collect(maps.Keys(touched))...)
 		if err != nil {
 			return err
