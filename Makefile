@@ -2,20 +2,22 @@
 SHELL := /bin/bash
 PROTOS := $(shell find protos -name '*.proto' | sort)
 DIR := .trivet
+# Flags of bin/up, which a second cloud on the same host needs; see e2e/up.
+UP_FLAGS :=
 GUEST := .build/guest
 
 # Debian packages that are needed to run a cloud here, and more to test it.
 RUN_PACKAGES := qemu-system-x86 $(shell cat images/guest/packages)
-TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd
+TEST_PACKAGES := $(RUN_PACKAGES) protobuf-compiler libprotobuf-dev iproute2 iptables e2fsprogs util-linux systemd curl openssl
 
 .PHONY: up down wipe build guest gen check test sim soak compat robustness bench bench-kv bench-credit run-packages test-packages
 
 up: run-packages build guest
-	@bin/up $(DIR) bin $(GUEST)
+	@bin/up $(UP_FLAGS) $(DIR) bin $(GUEST)
 
 down:
-	@[ -x bin/up ] || CGO_ENABLED=0 go build -o bin/ ./e2e/up
-	@bin/up -down $(DIR)
+	@[ -x bin/up ] || CGO_ENABLED=0 go build -trimpath -o bin/up ./e2e/up
+	@bin/up -down $(UP_FLAGS) $(DIR)
 
 wipe: down
 	rm -rf $(DIR)
@@ -37,13 +39,14 @@ run-packages:
 test-packages:
 	@.ci/packages $(TEST_PACKAGES)
 
-# gen writes the .pb.go files beside their .proto.
+# gen writes the .pb.go files beside their .proto; .ci/check writes them elsewhere and compares.
+GEN_OUT := protos
 gen:
 	@mkdir -p .build/bin
 	@go build -o .build/bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	@PATH="$(CURDIR)/.build/bin:$$PATH" protoc -I protos \
-		--go_out=protos --go_opt=paths=source_relative \
-		--go-grpc_out=protos --go-grpc_opt=paths=source_relative \
+		--go_out=$(GEN_OUT) --go_opt=paths=source_relative \
+		--go-grpc_out=$(GEN_OUT) --go-grpc_opt=paths=source_relative \
 		$(PROTOS:protos/%=%)
 
 # check: generated code in step, vet, staticcheck, formatting, import arrows.

@@ -26,7 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// stage is where a story plays: a cloud, and a person's environment.
+// stage holds a fake cloud and the environment of the user who runs the program.
 type stage struct {
 	cloud   *fakeCloud
 	env     map[string]string
@@ -83,8 +83,8 @@ func newStage(t *testing.T, d *datadriven.TestData) *stage {
 	return s
 }
 
-// certified are the credentials of members that speak TLS. The file ca in the home is to be trusted, the file other is
-// another authority's.
+// certified returns the TLS credentials of members. It writes two certificate authorities to the home directory: ca, which
+// signed the members' certificate, and other, which did not.
 func (s *stage) certified(t *testing.T, hosts []string) credentials.TransportCredentials {
 	var all []*mtls.Authority
 	for seed, name := range []string{"ca", "other"} {
@@ -214,11 +214,11 @@ func script(t *testing.T, text string) (all []watched) {
 	return all
 }
 
-// secretWords are the words that stand for secrets in what a story writes.
+// secretWords maps the words that scripts write to the secrets that they replace.
 var secretWords = strings.NewReplacer("NEWPASSWORD", newPassword, "PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken,
 	"ISSUED", issuedToken, "SASECRET", saSecret)
 
-// file shows a file, or writes the input to it. Secrets are words of the test's in both directions.
+// file prints a file, or writes the input to it. Secrets are replaced by the words of secretWords in both directions.
 func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	var name string
 	d.ScanArgs(t, "name", &name)
@@ -235,7 +235,7 @@ func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	return fmt.Sprintf("%v\n%s", info.Mode(), strings.NewReplacer(tenantToken, "TENANT", issuedToken, "ISSUED", saSecret, "SASECRET").Replace(string(text)))
 }
 
-// trivet runs the program and shows what it printed and how it ended.
+// trivet runs the program and returns its output and exit status.
 func (s *stage) trivet(t *testing.T, line, until string) string {
 	var out, errs bytes.Buffer
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -282,12 +282,12 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	return text
 }
 
-// onWrite is called for whatever is written.
+// onWrite is a writer that calls the function for each write.
 type onWrite func()
 
 func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// words splits a command line at blanks, but not between quotes.
+// words splits a command line at spaces that are not between quotes.
 func words(line string) (all []string) {
 	var word strings.Builder
 	quote := rune(0)

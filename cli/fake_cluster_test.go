@@ -11,7 +11,7 @@ import (
 	faults "github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// saw notes what a call asked for.
+// saw records a request.
 func (c *fakeCloud) saw(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

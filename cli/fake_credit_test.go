@@ -16,7 +16,7 @@ import (
 	ourfault "github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// fakeCredits is the true ledger in memory, behind as much of credit.v1 as the commands use.
+// fakeCredits serves the methods of credit.v1 that the commands use, with the real ledger in memory.
 type fakeCredits struct {
 	creditv1.UnimplementedCreditServiceServer
 	mu   sync.Mutex

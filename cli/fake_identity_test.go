@@ -17,7 +17,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// More secrets: what the fake gives to whoever is not demo, and a service account's.
+// More secrets: the fake's tokens for users other than demo, and the credential of a service account.
 const (
 	issuedToken = "eyJpc3N1ZWQ.t0ken.sig"
 	// unprovenToken is a token that REST issues without a password.
@@ -27,7 +27,7 @@ const (
 	newPassword   = "another horse"
 )
 
-// fakeIdentity is as much of identity.v1 as the commands use: maps, and a list of what it was told.
+// fakeIdentity serves the methods of identity.v1 that the commands use, from maps, and records the requests.
 type fakeIdentity struct {
 	identityv1.UnimplementedIdentityServiceServer
 	cloud *fakeCloud
@@ -72,7 +72,7 @@ func newIdentity(c *fakeCloud) *fakeIdentity {
 	return f
 }
 
-// tokens is whom each token stands for.
+// tokens maps each token to its user.
 var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada", unprovenToken: "root"}
 
 func (f *fakeIdentity) note(format string, args ...any) {
@@ -91,7 +91,7 @@ func find[T interface{ GetId() string }](all []T, kind, id string) (T, error) {
 	return none, failed(codes.NotFound, "", "no %s %s", kind, id)
 }
 
-// remove is find, and takes it out.
+// remove is like find and removes the element.
 func remove[T interface{ GetId() string }](all *[]T, kind, id string) (*emptypb.Empty, error) {
 	if _, err := find(*all, kind, id); err != nil {
 		return nil, err

@@ -18,14 +18,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-// The users of the fake store; see fakeKeys.admit.
+// The user of the fake store; see fakeKeys.admit.
 const (
 	kvUser     = "ann"
 	kvPassword = "staple of a battery"
 	kvToken    = "ann's-kv-t0ken.1"
 )
 
-// fakeKeys is etcd's API over a map, as all members of the fake cloud serve it together.
+// fakeKeys serves etcd's API from a map that all members of the fake cloud share.
 type fakeKeys struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -52,7 +52,7 @@ func (f *fakeKeys) header() *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: 77, MemberId: 1, Revision: f.revision, RaftTerm: 2}
 }
 
-// admit refuses a token of the store's that is not its only user's.
+// admit refuses a token that does not belong to the store's only user.
 func (f *fakeKeys) admit(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if got := md.Get("token"); len(got) > 0 && got[0] != kvToken {
@@ -243,8 +243,8 @@ func (f *fakeKeys) Compact(_ context.Context, r *pb.CompactionRequest) (*pb.Comp
 	return &pb.CompactionResponse{Header: f.header()}, nil
 }
 
-// Watch serves one watch a stream: an answer for each change. It breaks off when the story's next fault of WatchEvent
-// says so.
+// Watch serves one watch per stream, with one response per change. It ends when the script's next fault of WatchEvent
+// applies.
 func (f *fakeKeys) Watch(stream pb.Watch_WatchServer) error {
 	in, err := stream.Recv()
 	if err != nil {
@@ -395,7 +395,7 @@ func (f *fakeKeys) Authenticate(_ context.Context, r *pb.AuthenticateRequest) (*
 	return &pb.AuthenticateResponse{Token: kvToken}, nil
 }
 
-// setAlarm raises one that a story names.
+// setAlarm raises the alarm that a script names.
 func (f *fakeKeys) setAlarm(name string) error {
 	kind, ok := pb.AlarmType_value[strings.ToUpper(name)]
 	if !ok {
@@ -407,7 +407,7 @@ func (f *fakeKeys) setAlarm(name string) error {
 	return nil
 }
 
-// snapshotOf is a snapshot file of KEY=VALUE lines; a key after a ! has a lease.
+// snapshotOf returns a snapshot file of KEY=VALUE lines; a key after ! has a lease.
 func snapshotOf(t *testing.T, text string) []byte {
 	c := snapfile.Contents{Revision: 1}
 	var all []*mvccpb.KeyValue

@@ -28,7 +28,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Secrets that no output may show.
+// Secrets that no output may contain.
 const (
 	tenantToken = "tenant-t0ken"
 	adminToken  = "admin-t0ken"
@@ -37,7 +37,7 @@ const (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// fakeCloud is what its members serve together: maps, and a list of what it was asked.
+// fakeCloud holds the data that its members serve, and records the requests.
 type fakeCloud struct {
 	vmv1.UnimplementedVmServiceServer
 	vmv1.UnimplementedImageServiceServer
@@ -70,7 +70,7 @@ type watched struct {
 	wait  bool
 }
 
-// fault makes calls fail: before they do anything, or after.
+// fault makes calls fail, before or after they take effect.
 type fault struct {
 	member, method string
 	code           codes.Code
@@ -116,12 +116,12 @@ func (c *fakeCloud) dial(ctx context.Context, endpoint string) (net.Conn, error)
 	return l.DialContext(ctx)
 }
 
-// id is the n-th id that the cloud makes.
+// id returns the n-th ID that the cloud generates.
 func id(n int) string { return fmt.Sprintf("00000000-0000-7000-8000-%012d", n) }
 
 func (c *fakeCloud) nextID() string { c.made++; return id(c.made) }
 
-// failed is a status with the details that a control plane gives.
+// failed returns a status with the details that a control plane adds.
 func failed(code codes.Code, field, format string, args ...any) error {
 	return failedFor(code, field, nil, format, args...)
 }
@@ -135,7 +135,7 @@ func failedFor(code codes.Code, field string, meta map[string]string, format str
 	return s.Err()
 }
 
-// refused is a PERMISSION_DENIED with a reason.
+// refused returns PERMISSION_DENIED with a reason.
 func refused(reason, format string, args ...any) error {
 	s, _ := status.New(codes.PermissionDenied, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
 	return s.Err()
@@ -151,10 +151,10 @@ func bearer(ctx context.Context) string {
 	return strings.TrimPrefix(strings.Join(md.Get("authorization"), ""), "Bearer ")
 }
 
-// open are the calls that ask for no token.
+// open lists the calls that need no token.
 var open = []string{"IssueToken", "ExchangeToken", "ListLoginProviders", "VerifyToken"}
 
-// admit notes the call and lets it in: who has no good token not, and the admin only for a tenant.
+// admit records the call. It refuses a caller without a valid token, and an administrator who names no tenant.
 func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token := bearer(ctx)
@@ -186,7 +186,7 @@ func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) e
 	return nil
 }
 
-// fault is the next failure of a call.
+// fault returns the next fault of a method.
 func (c *fakeCloud) fault(member, method string, after bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

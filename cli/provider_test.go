@@ -23,7 +23,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// browser is a person at a browser: whatever address is printed is opened.
+// browser opens each address that the program prints, like a user with a browser.
 type browser struct {
 	bytes.Buffer
 	page string
@@ -52,7 +52,8 @@ func (b *browser) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Somebody logs in by an outside provider, is somebody here, and the same again is the same login.
+// TestLoginAtAProvider logs in with an external OpenID provider, which gives a user of this cloud; a second login
+// replaces the first.
 func TestLoginAtAProvider(t *testing.T) {
 	p := openidtest.New(t, now)
 	cloud := newCloud(t, nil, "a")
@@ -120,8 +121,8 @@ func TestLoginAtAProvider(t *testing.T) {
 	require.Equal(t, b, again)
 }
 
-// A login that comes while another is ended is not ended with it.
-func TestALogoutEndsNoLoginButItsOwn(t *testing.T) {
+// TestLogoutKeepsNewerLogin checks that a logout keeps a login that was saved while the logout ran.
+func TestLogoutKeepsNewerLogin(t *testing.T) {
 	cloud := newCloud(t, nil, "a")
 	home := t.TempDir()
 	path := filepath.Join(home, ".config/trivet/config.yaml")

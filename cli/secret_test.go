@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// Others of the host see a program's arguments, so a secret is given by the name of a file. The one flag that does take a
-// secret says so.
+// TestNoFlagTakesASecret checks that flags name files instead of secrets, because other users of the host can read a
+// program's arguments. The only flag that takes a secret warns about it.
 func TestNoFlagTakesASecret(t *testing.T) {
 	_, root := commands(session.Shell{Env: func(string) string { return "" }})
 	secret := regexp.MustCompile(`token|password|secret|credential`)

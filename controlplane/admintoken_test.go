@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The token in the data directory is renewed a day before it ends, and not earlier.
-func TestAdminTokenIsKept(t *testing.T) {
+// The token in the data directory is renewed a day before it expires, and not earlier.
+func TestAdminTokenIsRenewed(t *testing.T) {
 	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), layout.AdminTokenFile)
 	now := time.Now()
 	read := func() string {

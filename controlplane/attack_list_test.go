@@ -63,7 +63,7 @@ func TestHostilePages(t *testing.T) {
 				ask("page_size", size)
 			}
 			for _, token := range []string{"A", "../..", all, changed} {
-				// The audit of the cloud did give the token of all.
+				// The list for the whole cloud did return a page token.
 				if e.name != identityService+"ListAuditRecords" || token != all {
 					ask("page_token", token)
 				}

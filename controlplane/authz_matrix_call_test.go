@@ -166,12 +166,12 @@ func (h *testMember) rest(v call) (result, message string) {
 	if got.StatusCode < 400 || v.method == http.MethodHead {
 		return fmt.Sprint(got.StatusCode), "" // no message: the response of the token endpoint contains a token
 	}
-	var said struct {
+	var reply struct {
 		Error struct{ Code, Message string }
 	}
-	require.NoError(h.t, json.Unmarshal(body, &said), "%s: %s", v.name, body)
+	require.NoError(h.t, json.Unmarshal(body, &reply), "%s: %s", v.name, body)
 	require.Equal(h.t, got.StatusCode == http.StatusUnauthorized, got.Header.Get("WWW-Authenticate") == "Bearer", v.name)
-	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", said.Error.Code)), said.Error.Message
+	return strings.TrimSpace(fmt.Sprint(got.StatusCode, " ", reply.Error.Code)), reply.Error.Message
 }
 
 func (h *testMember) rpc(v call) (result, message string) {
@@ -202,7 +202,7 @@ func (h *testMember) invoke(v call) error {
 	d := found.(protoreflect.MethodDescriptor)
 	in, out := dynamicpb.NewMessage(d.Input()), dynamicpb.NewMessage(d.Output())
 	require.NoError(h.t, protojson.Unmarshal([]byte(v.body), in), v.name)
-	// The cancellation ends streams that have no end.
+	// Canceling the context ends streams without an end.
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	if v.token != "" {

@@ -26,9 +26,9 @@ var onLoopback = []string{
 	etcdAuth + "Authenticate", etcdAuth + "AuthStatus", etcdAuth + "UserGet", etcdAuth + "UserList", etcdAuth + "RoleGet", etcdAuth + "RoleList",
 }
 
-// Before etcd's Auth is enabled, callers on loopback may use keys without a credential. Methods that change the cluster or
-// access require a token of the administrator, on every port that serves etcd's API.
-func TestGoverningTakesACredential(t *testing.T) {
+// Before etcd's Auth is enabled, callers on loopback may use keys without a credential. Methods that change the cluster
+// or access require a token of the administrator, on every port that serves etcd's API.
+func TestAdministrationRequiresACredential(t *testing.T) {
 	h := startMember(t)
 	h.resources["peer"] = "https://" + h.config.Address(h.config.Ports.Peers)
 	ports := 0
@@ -66,7 +66,7 @@ func TestGoverningTakesACredential(t *testing.T) {
 
 // Every change of the members is recorded in the audit, by whichever API it is made, and refused changes too. The
 // record has the principal or, for a caller without a credential, the address.
-func TestChangesOfMembersAreAudited(t *testing.T) {
+func TestMembershipChangesAreAudited(t *testing.T) {
 	h := startMember(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)
 	who := identityv1.NewIdentityServiceClient(h.public)

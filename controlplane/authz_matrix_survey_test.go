@@ -42,7 +42,7 @@ func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 		"vm GET /api/v1/vms has a row but is not served",
 		vms + "GetVm has a row but is not served",
 		vms + "GetVm has a rule but is not served",
-		identityService + "IssueToken is said to be open, but has a rule or is not served",
+		identityService + "IssueToken is listed as open, but has a rule or is not served",
 	} {
 		require.Contains(t, b.problems, complaint)
 	}

@@ -43,7 +43,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 	all, rows := listEndpoints(b, h.listeners)
 	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
 
-	// TestGoverningTakesACredential tests callers on loopback before etcd's Auth is enabled.
+	// TestAdministrationRequiresACredential tests callers on loopback before etcd's Auth is enabled.
 	tokens := &tokenCache{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
@@ -90,8 +90,8 @@ func (h *testMember) compareWithGolden(text string) {
 	require.Equal(h.t, string(want), text, "the authorization matrix has changed: check the difference, then run with -rewrite")
 }
 
-// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or rule
-// that lacks its counterpart.
+// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or
+// rule that lacks its counterpart.
 func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
 	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
@@ -137,7 +137,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 	}
 	for method := range auth.Open {
 		if _, too := auth.Rules()[method]; too || !used[string(method)] {
-			b.addProblem("%s is said to be open, but has a rule or is not served", method)
+			b.addProblem("%s is listed as open, but has a rule or is not served", method)
 		}
 	}
 	return all, rows
@@ -160,7 +160,8 @@ func refusals(e endpoint, r row) []string {
 	return []string{unauthenticated[false]}
 }
 
-// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the others.
+// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the
+// others.
 func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {
@@ -319,7 +320,7 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 		fmt.Fprintf(&b.text, "\n# %s, by certificate\n", d.name)
 		for _, e := range all[d.name] {
 			r := rows[e.row]
-			var said []string
+			var lines []string
 			for _, shown := range certificates {
 				b.cells++
 				v := call{endpoint: e, conn: h.dial(d.address, shown.creds(h)), body: h.fillPlaceholders(r.body, fillAsWritten)}
@@ -332,9 +333,9 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 					b.wrong++
 					b.addProblem("%s on %s with %s: got %s, want %s", e.name, d.name, shown.name, got, want)
 				}
-				said = append(said, fmt.Sprintf("    %s: %s\n", shown.name, got))
+				lines = append(lines, fmt.Sprintf("    %s: %s\n", shown.name, got))
 			}
-			fmt.Fprintf(&b.text, "%s\n%s", e.name, strings.Join(said, ""))
+			fmt.Fprintf(&b.text, "%s\n%s", e.name, strings.Join(lines, ""))
 			for _, x := range r.exceptions {
 				fmt.Fprintf(&b.text, "    (%s)\n", x.why)
 			}

@@ -69,7 +69,7 @@ type column struct {
 	kind        tokenKind
 	// user is the holder, for kinds that have one.
 	user testUser
-	// make makes an invalid token.
+	// make returns an invalid token.
 	make func(h *testMember) string
 }
 

@@ -138,12 +138,12 @@ func (m *member) joinCluster(ctx context.Context) error {
 	if len(seeds) == 0 {
 		return nil // the member joined long ago, or reads the others' addresses from its records
 	}
-	q := membership.JoinRequest{ID: m.config.NodeID, Birth: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
+	q := membership.JoinRequest{ID: m.config.NodeID, DirID: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
 	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)
 	if err != nil {
 		return err
 	}
-	m.log.Info("let in as a member", "id", m.config.NodeID)
+	m.log.Info("joined the cluster", "id", m.config.NodeID)
 	known := m.mesh.Members()
 	for id, a := range addresses {
 		known[id] = a

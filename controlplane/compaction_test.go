@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// past is a store of which a test says how fast it is written to.
+// past is a store to which a test writes at a given rate.
 type past struct {
 	elapsed           time.Duration
 	revision, written int64

@@ -39,8 +39,8 @@ var costCounters = []struct{ name, metric string }{
 }
 
 const (
-	// costSamples is how often each call is measured. Its cost is the lower quartile, because background jobs add work to
-	// some samples.
+	// costSamples is how often each call is measured. Its cost is the lower quartile, because background jobs add work
+	// to some samples.
 	costSamples = 31
 	// costTolerance is how far a cost may be from the expected one.
 	costTolerance = 0.05
@@ -59,8 +59,8 @@ type measuredCall struct {
 	prepare func(i int) func()
 	// pause is the time between two samples, for calls whose rate is limited.
 	pause time.Duration
-	// slow marks a call that is not measured with the race detector: it then takes so long that background jobs add work
-	// to every sample.
+	// slow marks a call that is not measured with the race detector: it then takes so long that background jobs add
+	// work to every sample.
 	slow bool
 }
 
@@ -272,7 +272,7 @@ func (h *testMember) readCounters() cost {
 	return out
 }
 
-// always is the prepare of a call that needs no preparation.
+// always is the prepare function of a call that needs no preparation.
 func always(call func()) func(int) func() { return func(int) func() { return call } }
 
 // measuredCalls are the commonest calls.
@@ -342,9 +342,9 @@ func (h *testMember) measuredCalls() []measuredCall {
 			stream, err := agents.Watch(ctx, &agentv1.WatchRequest{Protocol: 1})
 			must(err)
 			for complete := false; !complete; {
-				said, err := stream.Recv()
+				message, err := stream.Recv()
 				must(err)
-				complete = said.GetComplete()
+				complete = message.GetComplete()
 			}
 			return func() {
 				done := make(chan error, 1)
@@ -353,9 +353,9 @@ func (h *testMember) measuredCalls() []measuredCall {
 					done <- err
 				}()
 				for started := false; !started; {
-					said, err := stream.Recv()
+					message, err := stream.Recv()
 					must(err)
-					for _, a := range said.GetVms() {
+					for _, a := range message.GetVms() {
 						if a.GetVmId() == id && a.GetPower() == agentv1.Power_POWER_ON {
 							report(&agentv1.VmObservation{
 								VmId: id, Generation: a.GetGeneration(), Observed: agentv1.Observed_OBSERVED_RUNNING, StartsDone: a.GetStarts(), StartedAt: 1,

@@ -37,7 +37,7 @@ func (h *testMember) vms(token string, headers ...string) (code int, body string
 
 // The test runs a member. A role that the administrator of one org gives to users of another does not change what their
 // tokens may do. Calls name their tenant by metadata or headers, and their callers need a role in it.
-func TestAnotherOrgCannotReachIn(t *testing.T) {
+func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 	h := startMember(t)
 	who := identityv1.NewIdentityServiceClient(h.public)
 	machines := vmv1.NewVmServiceClient(h.public)

@@ -13,7 +13,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// user makes a user with a role.
+// user creates a user with a role.
 func (h *testMember) user(name string, b *identityv1.Binding) {
 	h.t.Helper()
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -22,7 +22,7 @@ func (h *testMember) user(name string, b *identityv1.Binding) {
 	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: name, Binding: b})
 }
 
-// as is the context of a call by a user whose token is scoped to an org and, when not empty, a project.
+// as returns the context of a call by a user whose token is scoped to an org and, when not empty, a project.
 func (h *testMember) as(name, org, project string) context.Context {
 	h.t.Helper()
 	out, err := identityv1.NewIdentityServiceClient(h.public).IssueToken(h.callContext(),
@@ -33,7 +33,7 @@ func (h *testMember) as(name, org, project string) context.Context {
 
 // The org:admin of one org attacks a running member: with VMs in a project without a quota, with too many projects, by
 // taking a project ID that another org wants, and with what a deleted project leaves.
-func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
+func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 	h := startMember(t)
 	who, credit := identityv1.NewIdentityServiceClient(h.public), creditv1.NewCreditServiceClient(h.public)
 	machines := vmv1.NewVmServiceClient(h.public)
@@ -76,16 +76,16 @@ func TestAnOrgAdminStaysWithinTheQuotaOfTheOrg(t *testing.T) {
 	require.NoError(t, err)
 	refused(project("root", "acme", "acme-production"), codes.AlreadyExists, "reserved")
 
-	// No wallet for a project that does not exist.
+	// A project that does not exist gets no wallet.
 	_, err = credit.CreateWallet(h.adminContext(), &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})
 	refused(err, codes.NotFound, "no project nope")
 
-	// What ada had in the first project p, she does not have in the second.
+	// ada's roles in the first project p do not apply in the second one.
 	require.NoError(t, project("root", "acme", "p"))
 	h.user("ada", &identityv1.Binding{Role: "project:admin", OrgId: "acme", ProjectId: "p"})
 	mustCall(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 100})
 	wallet := &creditv1.GetWalletRequest{OrgId: "acme", ProjectId: "p"}
-	// Tokens, not contexts, which end: one of each scope.
+	// One token of each scope; contexts would end.
 	scoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
 	unscoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret}).GetToken()
 	rootScoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "root", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()

@@ -54,12 +54,12 @@ type member struct {
 
 	// Set by openState.
 	engines   map[uint64]*mvcc.Engine
-	machines  map[uint64]*store.Machine
+	machines  map[uint64]*store.StateMachine
 	leaseFeed *kv.LeaseFeed
 	files     *image.Files
 
 	// Set by startConsensus.
-	mesh   *transport.Mesh
+	mesh   *transport.Transport
 	space  *diskspace.Monitor
 	host   *consensus.Host
 	runner *consensus.Runner
@@ -135,7 +135,7 @@ func (m *member) stop() error {
 // logStart logs the address of the member, and settings that are unsafe outside of tests.
 func (m *member) logStart() {
 	if m.config.Dev {
-		m.log.Warn("DEV: everybody who can reach this address acts in project default as its administrator")
+		m.log.Warn("DEV: every caller who can reach this address is the administrator of project default")
 	}
 	if m.config.KV.EtcdTrustLoopback {
 		m.log.Error("INSECURE: kv.etcd_trust_loopback lets every process of this host change the members of the cluster", "addresses", m.config.KV.EtcdListen)

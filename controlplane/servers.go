@@ -137,8 +137,8 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	creditHealth.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 
 	options.Credentials = m.tenantTLS.grpc()
-	options.Guest = &rpc.Guest{
-		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admits, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
+	options.Passthrough = &rpc.Passthrough{
+		Prefix: etcdrpc.Prefix, Admit: m.etcd.Admit, MaxMessage: m.config.KV.MaxRequestBytes + etcdOverhead, Unary: m.etcd.Unary, Stream: m.etcd.Stream,
 		Streams: m.etcd.Streams(),
 	}
 	server, health := rpc.New(options)

@@ -79,8 +79,8 @@ func (m *member) listServices(context.Context) error {
 			},
 		},
 		{ // members
-			tasks: []leader.Task{{Name: "settle members", Every: membership.SettleEvery, Run: m.memberships.Run}},
-			run:   []func(context.Context){m.memberships.Meet, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
+			tasks: []leader.Task{{Name: "reconcile members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
+			run:   []func(context.Context){m.memberships.ResolveUnknownMembers, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
 		},
 		{ // identity
 			rpc: m.identities.Register,
@@ -148,7 +148,7 @@ func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
 		Store: m.records, Commands: m.commands, Key: m.key, Log: m.log, Audit: m.audits, Issuer: m.config.IssuerURL(), Providers: m.config.Identity.Providers,
-		Holds:  []func(store.Reader, cloud.Tenant) error{vm.Holds, image.Holds, credit.Holds(walletProject)},
+		Holds:  []func(store.Reader, cloud.Tenant) error{vm.CheckNoVMs, image.CheckNoImages, credit.Holds(walletProject)},
 		Vacant: []func(store.Reader, cloud.ProjectID) error{credit.Vacant}, Dev: m.config.Dev, Skew: m.clock.Skew,
 	})
 	return nil
@@ -157,7 +157,7 @@ func (m *member) newAccounts(context.Context) error {
 // newCompute builds images, hosts and VMs, and the credit and billing of VMs, which depend on each other.
 func (m *member) newCompute(context.Context) error {
 	m.images = image.New(image.Options{
-		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Count: m.memberships.Count, Peers: m.mesh,
+		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.Count, Peers: m.mesh,
 		ImportDirs: importDirs(m.config), Log: m.log,
 	})
 	m.nodes = node.New(node.Options{
@@ -192,7 +192,7 @@ func (m *member) newKV(context.Context) error {
 	c := &m.config
 	m.kvRaft = kv.NewRaft(m.runner, layout.KVGroup, c.NodeID, m.kvLead)
 	m.keys = kv.New(kv.Options{
-		Engine: m.engines[layout.KVGroup], Agreement: m.kvRaft, Leases: m.leaseFeed, Peers: m.mesh,
+		Engine: m.engines[layout.KVGroup], Consensus: m.kvRaft, Leases: m.leaseFeed, Transport: m.mesh,
 		Tokens: users.NewTokens(m.key.Derive("kv-tokens"), c.KV.TokenTTL), Self: c.NodeID, Cluster: m.key.ClusterID(),
 		Transfer: func(ctx context.Context, to uint64) error { return m.memberships.Transfer(ctx, to, layout.KVGroup) },
 		Members:  m.snapshotMembers, Election: electionTicks * c.Tick, Quota: c.KV.Quota, Full: m.space.Full,

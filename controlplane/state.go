@@ -61,7 +61,7 @@ func (m *member) claimDataDir(ctx context.Context) error {
 
 // openState opens the storage engine of each raft group, and the directory of image files.
 func (m *member) openState(context.Context) (err error) {
-	m.engines, m.machines, m.leaseFeed = map[uint64]*mvcc.Engine{}, map[uint64]*store.Machine{}, &kv.LeaseFeed{}
+	m.engines, m.machines, m.leaseFeed = map[uint64]*mvcc.Engine{}, map[uint64]*store.StateMachine{}, &kv.LeaseFeed{}
 	for _, g := range layout.Groups() {
 		o := mvcc.Options{Logger: m.log.With("engine", g.Name), KeyIndex: true}
 		if g.ID == layout.KVGroup {
@@ -76,7 +76,7 @@ func (m *member) openState(context.Context) (err error) {
 		m.onStop(func() { engine.Close() })
 		// Writes of the key-value store are never proposed again under the same ID: clients get an error that the
 		// outcome of the write is unknown.
-		machine := store.NewMachine(engine, store.MachineOptions{NoIDs: g.ID == layout.KVGroup})
+		machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: g.ID == layout.KVGroup})
 		m.onStop(machine.Close)
 		m.engines[g.ID], m.machines[g.ID] = engine, machine
 	}
@@ -94,7 +94,7 @@ func (m *member) startConsensus(context.Context) (err error) {
 	// The callbacks run after servePeers, when the fields are set.
 	if m.mesh, err = transport.New(transport.Options{
 		Self: c.NodeID, Members: members.Addresses(c.Ports.Peers), Certificate: m.certificate, Authority: m.authority, Log: m.log, Now: m.clock.Now,
-		Stranger: func(id uint64) { m.memberships.Stranger(id) }, Removed: func() { m.runner.Removed() },
+		UnknownMember: func(id uint64) { m.memberships.UnknownMember(id) }, Removed: func() { m.runner.Removed() },
 	}); err != nil {
 		return err
 	}

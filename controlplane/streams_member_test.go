@@ -127,10 +127,10 @@ func heapInUse() uint64 {
 	return m.HeapInuse + m.StackInuse
 }
 
-// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all the
-// time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that read miss
-// nothing, and nothing is left when the streams have ended.
-func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
+// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all
+// the time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that
+// read miss nothing, and nothing is left when the streams have ended.
+func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
 	const projects, updates, readers = 4, 40, 4
@@ -139,8 +139,8 @@ func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 		all = append(all, newWatchers(h, cloud.Tenant{Org: []cloud.OrgID{web.Org, lab.Org}[i%2], Project: cloud.ProjectID(fmt.Sprint("load-", i))}, 3))
 	}
 	before := heapInUse()
-	ctx, hangUp := context.WithCancel(context.Background())
-	defer hangUp()
+	ctx, cancelWatches := context.WithCancel(context.Background())
+	defer cancelWatches()
 	for _, w := range all {
 		// One principal reaches its own limit, then others that of the project.
 		const each = rpc.MaxPrincipalStreams
@@ -177,7 +177,7 @@ func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 		require.NoError(t, <-missed)
 	}
 
-	// The others go on where they were, or are told to begin anew: their stream was ended, or its connection closed.
+	// The others continue from their revision or must start over, because their stream or connection was closed.
 	for _, w := range all {
 		for _, s := range w.streams[readers : 10*readers] {
 			switch err := w.read(s, updates); status.Code(err) {
@@ -188,7 +188,7 @@ func TestWatchesOfSlowClientsCostLittle(t *testing.T) {
 		}
 		w.streams = nil
 	}
-	hangUp()
+	cancelWatches()
 	require.Eventually(t, func() bool { return heapInUse() < before+128<<20 }, 30*time.Second, 500*time.Millisecond, "the memory is free after the streams have ended")
 	t.Logf("in use: %d MiB after", heapInUse()>>20)
 }

@@ -23,7 +23,7 @@ import (
 func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
 	case c.PlaintextBeyondLoopback():
-		log.Error("INSECURE: tenants' tokens and passwords cross the network in plaintext, for everybody on the way to read and use: give --tls-cert and --tls-key",
+		log.Error("INSECURE: tenants' tokens and passwords cross the network in plaintext, readable for everyone on the path: set --tls-cert and --tls-key",
 			"address", c.Listen)
 	case c.KV.PlaintextAddress() != "":
 		log.Error("INSECURE: the ports for etcd's clients are plaintext beyond loopback: give --kv-etcd-cert and --kv-etcd-key", "addresses", c.KV.EtcdListen)

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-func TestPlaintextIsSaid(t *testing.T) {
+func TestPlaintextIsLogged(t *testing.T) {
 	for says, change := range map[string]func(*config.Config){
 		"level=WARN": func(*config.Config) {},
 		"level=INFO": func(c *config.Config) { c.Dev = true },
@@ -90,7 +90,7 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	keys, rpcs = free(), free()
 	e := &listenerSet{log: slog.New(slog.DiscardHandler), failed: make(chan error, 4)}
 	t.Cleanup(func() { e.close(0) })
-	said := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	protocolHandler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id, member := mtls.PeerID(*r.TLS)
 		if member {
 			io.WriteString(w, id.String())
@@ -98,15 +98,15 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 			io.WriteString(w, r.Proto)
 		}
 	})
-	require.NoError(t, e.serve("kv", keys, nil, said, tenants.kvREST))
+	require.NoError(t, e.serve("kv", keys, nil, protocolHandler, tenants.kvREST))
 	public, _ := rpc.New(rpc.Options{Credentials: tenants.grpc(), Log: e.log, Metrics: grpcprom.NewServerMetrics(), Public: true})
 	require.NoError(t, e.serve("grpc", rpcs, public.Server, nil, nil))
 	return keys, rpcs, dir, authority
 }
 
-// Members hand requests on over mutual TLS of the cluster's own, on the port that tenants reach with the certificate
-// that they know; neither gets in the other's way.
-func TestForwardsAreBetweenMembers(t *testing.T) {
+// Members forward requests with mutual TLS and the cluster's certificates, on the same port that serves tenants with
+// the tenants' certificate.
+func TestForwardsRequireAMemberCertificate(t *testing.T) {
 	keys, _, dir, authority := serveTenantTLS(t)
 	get := func(config *tls.Config) (string, error) {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: config}}
@@ -123,21 +123,21 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 		text, err := io.ReadAll(resp.Body)
 		return string(text), err
 	}
-	said, err := get(&tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{"h2", "http/1.1"}})
+	body, err := get(&tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{"h2", "http/1.1"}})
 	require.NoError(t, err)
-	require.Equal(t, "HTTP/1.1", said)
+	require.Equal(t, "HTTP/1.1", body)
 	_, err = get(&tls.Config{})
-	var stranger x509.UnknownAuthorityError
-	require.ErrorAs(t, err, &stranger)
+	var unknown x509.UnknownAuthorityError
+	require.ErrorAs(t, err, &unknown)
 
 	forwards := func(own mtls.Source, a *mtls.Authority) *tls.Config {
 		config := mtls.Client(own, a.Certificate(), mtls.OnlyKind(mtls.Member))
 		config.NextProtos = []string{forwardProtocol, "http/1.1"}
 		return config
 	}
-	said, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
+	body, err = get(forwards(memberCertificate(authority, 2, time.Now), authority))
 	require.NoError(t, err)
-	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", said)
+	require.Equal(t, "spiffe://"+authority.Cluster()+"/member/2", body)
 
 	node, err := authority.IssueFor(mtls.Node, "n", time.Now(), time.Hour)
 	require.NoError(t, err)
@@ -159,7 +159,7 @@ func TestForwardsAreBetweenMembers(t *testing.T) {
 	require.ErrorContains(t, err, "want a member")
 }
 
-func TestGRPCAgreesOnHTTP2(t *testing.T) {
+func TestGRPCNegotiatesHTTP2(t *testing.T) {
 	_, rpcs, dir, _ := serveTenantTLS(t)
 	for offers, works := range map[string]bool{"h2": true, "spdy/3": false} {
 		conn, err := tls.Dial("tcp", rpcs, &tls.Config{RootCAs: tenantCAPool(t, dir), NextProtos: []string{offers}})
@@ -172,7 +172,7 @@ func TestGRPCAgreesOnHTTP2(t *testing.T) {
 	}
 }
 
-func TestTLSThatCannotBeRead(t *testing.T) {
+func TestUnreadableTLSFiles(t *testing.T) {
 	dir, key := runTenantCert(t, "localhost")
 	authority, err := key.Authority()
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// controlplane runs the program for a command that ends.
+// controlplane runs a command of trivet-controlplane, such as restore, and returns its output.
 func (w *world) controlplane(args ...string) (out string, err error) {
 	cmd := exec.CommandContext(w.t.Context(), w.trio.Bin.ControlPlane, args...)
 	cmd.Dir = string(w.dir)
@@ -30,7 +30,7 @@ func (w *world) controlplane(args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// renewKey makes the key of a new cluster.
+// renewKey writes the key of a new cluster.
 func (w *world) renewKey(name string) {
 	out, err := w.controlplane("keygen", "--renew", w.trio.KeyFile())
 	require.NoError(w.t, err, out)
@@ -38,7 +38,7 @@ func (w *world) renewKey(name string) {
 	require.NoError(w.t, os.Chown(w.dir.Path(name), lab.UID, lab.UID))
 }
 
-// own gives files to the user that members run as.
+// own changes the owner of files to the user that members run as.
 func (w *world) own(dir string) {
 	require.NoError(w.t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
@@ -48,7 +48,7 @@ func (w *world) own(dir string) {
 	}))
 }
 
-// startWith starts a member with these flags, and waits for its token.
+// startWith starts a member with additional flags and waits until its administrator's token exists.
 func (w *world) startWith(name, host, dir string, flags ...string) {
 	require.NoError(w.t, w.dir.Start(lab.Program{
 		Name: name, Binary: "./bin/" + filepath.Base(w.trio.Bin.ControlPlane), Work: string(w.dir), UID: lab.UID,
@@ -68,7 +68,7 @@ func (w *world) startWith(name, host, dir string, flags ...string) {
 	}))
 }
 
-// token is the administrator's of a data directory that works.
+// token returns a connection with the administrator's token of a data directory, when that token is accepted.
 func (w *world) token(host, dir string) *lab.GRPC {
 	var g *lab.GRPC
 	require.NoError(w.t, lab.Until(w.context(90*time.Second), "the administrator is known", func(ctx context.Context) error {
@@ -102,8 +102,8 @@ func (w *world) has(host, key string) bool {
 	return a.Status == http.StatusOK && strings.Contains(a.Raw, "v-"+key)
 }
 
-// A cloud is backed up, lost, and made again of the archive: records and keys are as of the backup, it is another
-// cluster, and it can grow. Broken archives and wrong keys are refused and leave nothing.
+// TestBackupAndRestore restores a lost cloud from a backup. Records and keys are as of the backup, the result is
+// another cluster, and members can be added. Damaged archives and wrong keys are refused and leave no files.
 func TestBackupAndRestore(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -178,7 +178,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.ErrorContains(t, err, "Unauthenticated", "tokens of the old cluster")
 	w.put("127.0.0.5", "again")
 
-	// A member of the old cluster that is still there is no member of this one, and it can grow by a new one.
+	// A remaining member of the old cluster cannot join this one; a new member can.
 	_, err = g.Operator.AddMember(ctx, &operatorv1.AddMemberRequest{Id: 6, RaftAddr: "127.0.0.6"})
 	require.NoError(t, err)
 	require.NoError(t, os.Mkdir(w.dir.Path("sixth"), 0o700))
@@ -195,7 +195,8 @@ func TestBackupAndRestore(t *testing.T) {
 	require.True(t, w.has("127.0.0.6", "again"))
 }
 
-// Two of three members are lost for good. The third makes a new cluster of what it has, and no other can come back.
+// TestForceNewCluster loses two of three members for good. The third makes a new cluster from its data, and the others
+// cannot return.
 func TestForceNewCluster(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -218,26 +219,26 @@ func TestForceNewCluster(t *testing.T) {
 			found++
 		}
 	}
-	// It may have missed the last ones, which the other two had agreed on.
+	// The member may lack the last writes, which the other two had committed.
 	require.GreaterOrEqual(t, found, 10)
 	w.put("127.0.0.3", "alone")
 	s, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 	require.NoError(t, err)
 	require.Len(t, s.GetMembers(), 1)
 
-	// The flag is for once, and the old key is for the old cluster.
+	// The flag is refused a second time, and so is the old key.
 	require.NoError(t, w.dir.Stop("survivor", 12*time.Second))
 	out, err = w.controlplane(append(flags, "--cluster-key", "new.key")...)
 	require.Error(t, err)
 	require.Contains(t, out, "without --force-new-cluster")
 	out, err = w.controlplane("--node-id", "3", "--listen", "127.0.0.3", "--data-dir", w.trio.Name(3), "--cluster-key", "cluster.key")
 	require.Error(t, err)
-	require.Contains(t, out, "take the key that belongs to it")
+	require.Contains(t, out, "use the key of the data's cluster")
 	w.own(w.dir.Path(w.trio.Name(3)))
 	w.startWith("survivor", "127.0.0.3", w.trio.Name(3), "--node-id", "3", "--cluster-key", "new.key")
 	require.True(t, w.has("127.0.0.3", "alone"))
 
-	// The lost ones turn up: they are two of their own cluster's three, and know nothing of this one.
+	// The lost members start again: they are two of three members of the old cluster and unknown to this one.
 	require.NoError(t, w.trio.Start(1))
 	require.NoError(t, w.trio.Start(2))
 	w.ready()

@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Bad input of every sort: the right status and code, a message that helps, and nothing changed.
+// TestBadInput sends invalid requests of each kind. Each gets the right status and code and a helpful message, and
+// changes nothing.
 func TestBadInput(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -113,7 +114,7 @@ func TestBadInput(t *testing.T) {
 	require.Equal(t, before, w.everything(ctx), "nothing changed")
 }
 
-// everything is what bad input must not change.
+// everything returns the state that invalid input must not change.
 func (w *world) everything(ctx context.Context) string {
 	vms, err := w.admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
 	require.NoError(w.t, err)
@@ -225,7 +226,7 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 	}
 }
 
-// badImages tries to read the host by way of images.
+// badImages tries to read files of the host by importing images.
 func (w *world) badImages(ctx context.Context, t *testing.T) {
 	dir := w.trio.ImportDir()
 	write := func(name string, content []byte) string {

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// beyond is an address that is not loopback's.
+// beyond is an address outside of loopback.
 const beyond = "10.9.8.7"
 
-// moved makes the trio one member beyond loopback.
+// moved replaces the trio by one member whose address is outside of loopback.
 func moved(w *world) {
 	out, err := exec.Command("ip", "address", "add", beyond+"/32", "dev", "lo").CombinedOutput()
 	require.NoError(w.t, err, "%s", out)
@@ -27,8 +27,8 @@ func moved(w *world) {
 	w.trio.Members = map[int]string{1: beyond}
 }
 
-// A member that other hosts can reach: over TLS as anywhere, on its loopback too; in plaintext only when that was forced at
-// both ends, and loudly.
+// TestBeyondLoopback runs a member that other hosts can reach. It serves over TLS, also on loopback. It serves
+// plaintext only if the operator and the client both force it, and logs a warning.
 func TestBeyondLoopback(t *testing.T) {
 	password := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(password, []byte("correct horse"), 0o600))

@@ -17,10 +17,11 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// shortHour is an hour of TestBilling; at its prices a VM of body costs 11 of them when it runs, and 1 when it is off.
+// shortHour is the length of a billing hour in TestBilling. Per hour a VM of body costs 11 while it runs and 1 while it
+// is stopped.
 const shortHour = 4 * time.Second
 
-// charges are what a VM was charged, oldest first, as the wallet shows it.
+// charges returns the charges for a VM in the wallet's transactions, oldest first.
 func (w *world) charges(ctx context.Context, member int, id string) (all []charged) {
 	data := w.credit(ctx, member, w.tenantToken, 200, http.MethodGet, "/api/v1/wallets/default/transactions", nil)
 	text, err := json.Marshal(data["transactions"])
@@ -42,8 +43,8 @@ type charged struct {
 	ResourceID  string `json:"resource_id"`
 }
 
-// A VM is paid for hour by hour, each hour once, while its leader is killed and while nobody leads for hours; when the
-// wallet has nothing to spend it is stopped, and starts again when it has.
+// TestBilling checks that each hour of a VM is charged once, also when the leader is killed and when there is no leader
+// for hours. When the wallet is empty the VM is stopped; it can be started again after a top-up.
 func TestBilling(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.trio.Extra = []string{
@@ -104,7 +105,7 @@ func TestBilling(t *testing.T) {
 	}
 	require.True(t, running())
 
-	// The leader is killed, and another leads on.
+	// The leader is killed, and another member becomes leader.
 	leader := w.leader(2)
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	if leader == 2 {
@@ -116,14 +117,14 @@ func TestBilling(t *testing.T) {
 	}
 	w.ready()
 
-	// Nobody leads for three hours; the guest runs on.
+	// There is no leader for three hours; the guest keeps running.
 	before := len(w.charges(ctx, 2, vm.ID))
 	for id := range w.trio.Members {
 		require.NoError(t, w.dir.Kill(w.trio.Name(id)))
 	}
 	down := time.Now()
 	select {
-	case <-time.After(3 * shortHour): // what is told is that this time passes
+	case <-time.After(3 * shortHour): // the test needs this time to pass
 	case <-ctx.Done():
 	}
 	require.NoError(t, w.trio.StartAll())
@@ -131,7 +132,7 @@ func TestBilling(t *testing.T) {
 	hours(before + int(time.Since(down)/shortHour))
 	require.True(t, running())
 
-	// Each hour stands there once, one after the other.
+	// Each hour was charged once, in order.
 	all := w.charges(ctx, 3, vm.ID)
 	t.Logf("%d hours are charged", len(all))
 	var last time.Time
@@ -151,7 +152,7 @@ func TestBilling(t *testing.T) {
 		last = at
 	}
 
-	// With everything reserved for something else, it is stopped, as its owner would, and not started.
+	// When all credit is reserved for other purposes, the VM is shut down and cannot be started.
 	var held struct{ ID string }
 	require.NoError(t, lab.Until(ctx, "all credit is reserved, between two hours", func(ctx context.Context) error {
 		a, err := w.rest(2, w.tenantToken).Do(ctx, creditPort, http.MethodPost, "/api/v1/reservations",

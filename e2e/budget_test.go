@@ -27,7 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// blank makes a stopped VM with an empty disk, once the host is known to have room, and returns its id.
+// blank creates a stopped VM with an empty disk, when the host has reported its capacity, and returns the VM's ID.
 func (w *world) blank(ctx context.Context, g *lab.GRPC, org, project string) (id string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, "a VM is made", func(ctx context.Context) error {
@@ -41,7 +41,7 @@ func (w *world) blank(ctx context.Context, g *lab.GRPC, org, project string) (id
 	return id
 }
 
-// fat is an update of a VM that makes its record as large as it may be, about 120 KiB which hardly compress.
+// fat returns an update that gives a VM the largest permitted record, about 120 KiB of data that hardly compresses.
 func fat(org, project, vm string) *vmv1.UpdateVmRequest {
 	out := &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: vm, Labels: map[string]string{}, Metadata: map[string]string{}}
 	text := func() string {
@@ -55,9 +55,9 @@ func fat(org, project, vm string) *vmv1.UpdateVmRequest {
 	return out
 }
 
-// One member of one project has its VM updated with 120 KiB as often as it can, at all three members at once. The members
-// write what the project's budget allows and no more, and other tenants and the operator notice nothing.
-func TestAFloodOfChangesIsRefused(t *testing.T) {
+// TestWriteBudgetOfAProject lets one user update a VM with 120 KiB as often as possible, at all three members at once.
+// The members write no more than the project's budget, and calls of other tenants and of the operator keep working.
+func TestWriteBudgetOfAProject(t *testing.T) {
 	const burst, calls = 4 << 20, 400
 	w := newWorld(t, func(w *world) {
 		w.trio.Extra = []string{
@@ -94,7 +94,7 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 		})
 	}
 	work.Wait()
-	// 60 labels and 60 metadata of 1,000 bytes are an update; the last may go into debt.
+	// An update has 60 labels and 60 metadata entries of 1,000 bytes each. The last update may exceed the budget.
 	const size = 120 * 1000
 	earned := int(time.Since(began).Seconds()) * 1024
 	t.Logf("%d of 240 updates were carried out", accepted)
@@ -144,9 +144,10 @@ func TestAFloodOfChangesIsRefused(t *testing.T) {
 	require.NoError(t, err, "an operator has no budget")
 }
 
-// A member's disk is filled: by users' keys, which stop in time, so that no member ends. While it is nearly full what adds
-// data is refused everywhere, deleting and operators' calls work, and when there is room all goes on by itself.
-func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
+// TestWritesStopBeforeTheDiskIsFull fills a member's disk with users' keys. Writes are refused before the disk is full,
+// so that no member ends. Until there is room, all members refuse calls that add data, and accept deletions and
+// operators' calls; afterwards they accept everything again.
+func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	const reserve = 300 << 20
 	s := newSick(t, map[int]int{1: 1000}, fmt.Sprint("--limits-disk-reserve=", reserve))
 	token := s.tenant("ada", "acme", "web", "project:member")
@@ -163,12 +164,12 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 	})
 	stop()
 	require.NoError(t, err)
-	// Removed files may give some room back by themselves: a foreign one keeps it, so that there are 200 MiB at most.
+	// Compactions may free space. A file of the test occupies it, so that at most 200 MiB are free.
 	foreign := filepath.Join(s.trio.DataDir(1), "foreign")
 	room, err := s.disks[1].Free()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(foreign, make([]byte, max(room-200<<20, 0)), 0o600))
-	// The others hear of it within a second.
+	// The other members learn of it within a second.
 	require.NoError(t, lab.Until(s.ctx, "every member knows", func(ctx context.Context) error {
 		for member := 1; member <= 3; member++ {
 			info, err := s.dial(member, s.adminToken).Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
@@ -209,7 +210,7 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 		require.Greater(t, m.GetDiskSizeBytes(), m.GetDiskFreeBytes())
 	}
 
-	// Users make room: they delete keys, and give the space back.
+	// Users delete keys and defragment.
 	got, err := c.Delete(s.ctx, "fill/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Positive(t, got.Deleted)
@@ -217,7 +218,7 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(foreign))
 	require.NoError(t, lab.Until(s.ctx, "there is room", func(ctx context.Context) error {
-		// What was compacted is removed on each member in its own time.
+		// Each member removes compacted revisions in the background.
 		if _, err := c.Defragment(ctx, s.trio.Members[1]+":50051"); err != nil {
 			return err
 		}
@@ -225,7 +226,7 @@ func TestChangesAreRefusedBeforeADiskIsFull(t *testing.T) {
 		return err
 	}))
 	s.goesOn(1, 2, 3)
-	// The leader of the records learns of the room about a second after the member that has it.
+	// The leader of the records learns of the free space about a second after the member.
 	require.NoError(t, lab.Until(s.ctx, "a tenant may change records again", func(ctx context.Context) error {
 		a, err := s.rest(2, token).Do(ctx, creditPort, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10})
 		if err == nil && a.Status != http.StatusCreated {

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// trivet runs the command line and returns what it printed and how it ended.
+// trivet runs the command line and returns its output and exit status.
 func (w *world) trivet(ctx context.Context, home string, args ...string) (out, errs string, code int) {
 	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, args...)
 	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
@@ -28,8 +28,8 @@ func (w *world) trivet(ctx context.Context, home string, args ...string) (out, e
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// A day with the command line: an operator imports an image and looks at the hosts, a tenant logs in and runs a VM,
-// also while a member is gone.
+// TestCommandLine uses the command line as an operator, who imports an image and lists hosts, and as a tenant, who logs
+// in and runs a VM, also while a member is down.
 func TestCommandLine(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
@@ -70,7 +70,7 @@ func TestCommandLine(t *testing.T) {
 		return nil
 	}))
 
-	// Whoever is asked first may be gone.
+	// The first endpoint may be down.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	must(ada, "vm", "reset", "web")
 	must(ada, "vm", "stop", "web", "--force")

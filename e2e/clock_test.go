@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newClocks starts a trio whose clocks can be set.
+// newClocks starts a trio whose members have clocks that the test can set.
 func newClocks(t *testing.T) *world {
 	t.Helper()
 	bin := faulty(t)
@@ -32,7 +32,7 @@ func newClocks(t *testing.T) *world {
 	})
 }
 
-// skew is what a member's metrics say of its clock, in seconds; ok is false when they say nothing.
+// skew returns a member's clock offset from its metrics, in seconds; ok is false if the metric is absent.
 func skew(ctx context.Context, host string) (seconds float64, ok bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+":8084/metrics", nil)
 	if err != nil {
@@ -52,7 +52,7 @@ func skew(ctx context.Context, host string) (seconds float64, ok bool, err error
 	return 0, false, nil
 }
 
-// off waits until a member says that its clock is so far ahead.
+// off waits until a member's metrics report that its clock is ahead by the given time.
 func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d knows that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
@@ -67,8 +67,9 @@ func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	}))
 }
 
-// Clocks that are a minute off are no trouble: a token of any member is good on every other. One that is ten minutes off is
-// named, by the member whose it is, and moves nobody else's time, whether it leads or not.
+// TestClocksThatDiffer checks that clocks may differ by a minute: every member accepts the tokens of every other. A
+// member whose clock is ten minutes off reports it and does not change the time of other members, whether it leads or
+// not.
 func TestClocksThatDiffer(t *testing.T) {
 	w := newClocks(t)
 	ctx := w.context(4 * time.Minute)
@@ -120,7 +121,8 @@ func TestClocksThatDiffer(t *testing.T) {
 	}
 }
 
-// refusesTokens wants a member whose clock is far off to say so to whoever shows a token, or asks for one.
+// refusesTokens checks that a member whose clock is far off refuses to verify and to issue tokens, and gives the
+// reason.
 func (w *world) refusesTokens(ctx context.Context, odd int, ahead time.Duration) {
 	w.t.Helper()
 	way := "ahead of"
@@ -135,14 +137,14 @@ func (w *world) refusesTokens(ctx context.Context, odd int, ahead time.Duration)
 	require.ErrorContains(w.t, err, says)
 }
 
-// log is what a member has written.
+// log returns a member's log.
 func (w *world) log(member int) string {
 	text, err := os.ReadFile(w.dir.LogFile(w.trio.Name(member)))
 	require.NoError(w.t, err)
 	return string(text)
 }
 
-// says waits until a member's log has a line that was not in it before.
+// says waits until a member's log has a line that was not in before.
 func (w *world) says(ctx context.Context, member int, before, line string) {
 	w.t.Helper()
 	pattern := regexp.MustCompile(line)
@@ -154,8 +156,8 @@ func (w *world) says(ctx context.Context, member int, before, line string) {
 	}))
 }
 
-// tokensTravel issues a token on every member that should, and uses it on every one that should: all of them, or all but
-// the one whose clock is off. A reservation lasts as long as it says, by the right time.
+// tokensTravel issues a token at each member and uses it at each member; the member odd is left out unless whole is
+// set. The deadline of a new reservation must be right by the correct time.
 func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	w.t.Helper()
 	for from := range w.trio.Members {
@@ -176,7 +178,7 @@ func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	}
 }
 
-// of is the world as a part of a story sees it.
+// of returns a copy of w that reports failures to t.
 func (w *world) of(t *testing.T) *world {
 	part := *w
 	part.t = t

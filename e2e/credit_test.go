@@ -23,10 +23,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// creditPort is that of credit's REST.
+// creditPort is the port of the credit REST API.
 const creditPort = 8086
 
-// credit asks a member's credit REST for something, and gives the answer's data. The status must be that.
+// credit calls a member's credit REST API and returns the data of the response, which must have the given status.
 func (w *world) credit(ctx context.Context, member int, token string, status int, method, path string, body any) map[string]any {
 	w.t.Helper()
 	a, err := w.rest(member, token).Do(ctx, creditPort, method, path, body)
@@ -39,14 +39,14 @@ func (w *world) credit(ctx context.Context, member int, token string, status int
 	return data
 }
 
-// payer is a client that says everything again, under the same key, until it is acknowledged.
+// payer is a client that repeats each request with the same idempotency key until it is acknowledged.
 type payer struct {
 	w     *world
 	token string
 	at    int
 }
 
-// post gives the data of the answer. Members that are dead, or without a leader, are left for the next one.
+// post returns the data of the response. It tries the next member if one is down or has no leader.
 func (p *payer) post(ctx context.Context, path, key string, body any) (data map[string]any, err error) {
 	err = lab.Until(ctx, key+" is acknowledged", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -64,8 +64,8 @@ func (p *payer) post(ctx context.Context, path, key string, body any) (data map[
 	return data, err
 }
 
-// The leader is killed, twice, while clients reserve and commit: every commit that was acknowledged is charged, once, and
-// the ledger adds up. Reservations that nobody commits expire, once, whoever leads.
+// TestCreditOutlivesItsLeader kills the leader twice while clients reserve and commit. Every acknowledged commit is
+// charged once, and the ledger's sums are right. Each reservation without a commit expires once, under any leader.
 func TestCreditOutlivesItsLeader(t *testing.T) {
 	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
 	ctx := w.context(4 * time.Minute)
@@ -133,7 +133,7 @@ func TestCreditOutlivesItsLeader(t *testing.T) {
 		require.NoError(t, err)
 	}
 
-	require.NoError(t, lab.Until(ctx, "what nobody commits has expired", func(ctx context.Context) error {
+	require.NoError(t, lab.Until(ctx, "all reservations without a commit have expired", func(ctx context.Context) error {
 		if held := w.credit(ctx, 1, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil)["reserved"].(float64); held != 0 {
 			return fmt.Errorf("%v is reserved", held)
 		}
@@ -149,7 +149,7 @@ func TestCreditOutlivesItsLeader(t *testing.T) {
 	w.badOrders(ctx, token)
 }
 
-// badOrders are refused with the right code and a message that helps, and change nothing.
+// badOrders sends invalid requests. Each is refused with the right code and a helpful message, and changes nothing.
 func (w *world) badOrders(ctx context.Context, token string) {
 	before := w.credit(ctx, 3, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil)
 	unproven, err := w.rest(3, "").IssueToken(ctx, "ada", "wrong", nil)
@@ -195,7 +195,7 @@ func (w *world) badOrders(ctx context.Context, token string) {
 	require.Equal(w.t, before, w.credit(ctx, 1, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil), "nothing changed")
 }
 
-// books looks at every transaction over credit's own gRPC port, and has the ledger audited.
+// books checks every transaction over the gRPC port of credit and has the members audit the ledger.
 func (w *world) books(ctx context.Context, committed map[string]bool, expired int) {
 	t := w.t
 	conn, err := grpc.NewClient("passthrough:///127.0.0.2:50057", grpc.WithTransportCredentials(insecure.NewCredentials()))

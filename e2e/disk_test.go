@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// A VM boots by its BIOS from a disk on every bus, with every cache mode. The small guest's kernel knows no AHCI, so that
-// a boot from SATA is the firmware's doing alone.
-func TestEveryBusBoots(t *testing.T) {
+// TestBootFromEveryBus boots a VM by BIOS from a disk on each bus, with each cache mode. The small guest's kernel has
+// no AHCI driver, so a boot from SATA uses only the firmware's.
+func TestBootFromEveryBus(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(4 * time.Minute)
 	var wg sync.WaitGroup
@@ -21,7 +21,7 @@ func TestEveryBusBoots(t *testing.T) {
 			b := body("boots-"+bus, images.Disk)
 			d := b["disks"].([]any)[0].(map[string]any)
 			d["bus"], d["cache"] = bus, cache
-			// A second disk, which must not be booted from whatever its place in the list.
+			// A second disk, which must not be booted from at any position in the list.
 			b["disks"] = []any{map[string]any{"id": "data", "source": map[string]any{"type": "blank"}, "size_gib": 1, "boot_index": 7}, d}
 			var vm lab.VM
 			if err := ada.Call(ctx, "POST", "/api/v1/vms", b, &vm); err != nil {

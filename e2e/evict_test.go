@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// A host is put out while it runs a guest, and comes back. The guest never notices: one process, booted once, from the
-// first day to the last.
+// TestEvictHost evicts a host that runs a guest and lets it join again. The guest keeps running: one process that
+// booted once.
 func TestEvictHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -44,7 +44,7 @@ func TestEvictHost(t *testing.T) {
 	require.Contains(t, errs, "1 VMs are placed on node "+first)
 	require.Contains(t, errs, "delete")
 
-	// Evicted with its guest: that runs on, under the agent and under the next one, and is nobody else's.
+	// The host is evicted. Its guest keeps running under this agent and the next, and no other host gets the VM.
 	restart := func() (said int) {
 		t.Helper()
 		require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
@@ -65,7 +65,7 @@ func TestEvictHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, first, vm.GetNodeId())
 
-	// A new token, and it is the host that it was, with its guest.
+	// With a new token it joins as the same host, with its guest.
 	give()
 	said = w.agentSays(ctx, said, "msg=connected", "node="+first)
 	eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
@@ -74,7 +74,7 @@ func TestEvictHost(t *testing.T) {
 	w.only(id, pid)
 	must("uncordon", first)
 
-	// Banned it is out whatever token it gets; unbanned it goes on, without one.
+	// While it is banned, no token lets it join. When the ban is lifted it works again without a token.
 	require.Contains(t, must("ban", w.agent.Name, "--reason", "a test"), "a test")
 	said = w.agentSays(ctx, said, "banned from its cluster")
 	give()
@@ -91,10 +91,10 @@ func TestEvictHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(text, banner), "it was never booted again")
 
-	// Without VMs it goes for good. The token that it could not use while it was banned is still good: with it, it comes at
-	// once, and as a new host.
+	// Without VMs it is evicted for good. The token that was refused during the ban is still valid: with it, the host
+	// joins as a new host.
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/stop", nil, nil))
-	// The leader, which refuses by what it has applied, may be behind the member that has just said that it is stopped.
+	// The leader refuses by its applied state and may be behind the member that has just reported the VM as stopped.
 	require.NoError(t, lab.Until(ctx, "it is deleted", func(ctx context.Context) error {
 		return ada.Call(ctx, "DELETE", "/api/v1/vms/"+id, nil, nil)
 	}))

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newLone starts a cloud of one member, to which others can be added.
+// newLone starts a cloud with one member, to which members can be added.
 func newLone(t *testing.T) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
@@ -49,7 +49,7 @@ func newLone(t *testing.T) *world {
 	return w
 }
 
-// join starts a member that joins through the first; with its id, or without.
+// join starts a member that joins through the first member, with or without knowing its own ID.
 func (w *world) join(id int, withID bool) {
 	args := []string{
 		"--listen", fmt.Sprintf("127.0.0.%d", id), "--data-dir", w.trio.Name(id), "--cluster-key", "cluster.key",
@@ -63,7 +63,7 @@ func (w *world) join(id int, withID bool) {
 	}))
 }
 
-// voters waits until both groups have these voters and no learner, as a member sees it.
+// voters waits until a member reports these voters and no learner in both groups.
 func (w *world) voters(via int, want ...uint64) {
 	w.t.Helper()
 	g := w.dial(via, w.adminToken)
@@ -82,7 +82,7 @@ func (w *world) voters(via int, want ...uint64) {
 	}))
 }
 
-// load writes keys through some members until stop, and keeps those that were acknowledged.
+// load writes keys through some members until stop is called, and records the acknowledged ones.
 type load struct {
 	mu    sync.Mutex
 	hosts []string
@@ -131,7 +131,7 @@ func (l *load) count() int {
 	return len(l.acked)
 }
 
-// more waits until so many further keys are acknowledged: the cluster works.
+// more waits until n further keys are acknowledged, which shows that the cluster works.
 func (w *world) more(l *load, n int) {
 	w.t.Helper()
 	want := l.count() + n
@@ -148,9 +148,9 @@ func (l *load) end() {
 	l.work.Wait()
 }
 
-// A cloud grows from one member to three and back to one, another than the first, under load: one joins before it is
-// added and one afterwards, without knowing its id; the first is killed on the way; strangers add three voters that do
-// not exist. Every key that was acknowledged is there in the end.
+// TestGrowAndShrink grows a cloud from one member to three and shrinks it to one other than the first, under load. One
+// member joins before it is added, one afterwards without knowing its ID. The first is killed on the way. Local
+// processes add three members that do not exist. No acknowledged key is lost.
 func TestGrowAndShrink(t *testing.T) {
 	w := newLone(t)
 	ctx := w.context(4 * time.Minute)
@@ -164,7 +164,8 @@ func TestGrowAndShrink(t *testing.T) {
 	w.voters(1, 1, 2)
 	w.more(l, 50)
 
-	// Anybody on the host may add an entry over REST; it is one when a process proves to be it.
+	// Any process of the host may add an entry over REST. It becomes a member when a process proves that it is that
+	// member.
 	a, err := w.rest(1, "").Do(ctx, 8081, http.MethodPost, "/api/v1/cluster/members", map[string]any{"node_id": 3, "raft_addr": "127.0.0.3:2380"})
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, a.Status, a.Raw)
@@ -189,17 +190,17 @@ func TestGrowAndShrink(t *testing.T) {
 		_, err := w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: id})
 		require.NoError(t, err)
 	}
-	// While the first is away, nobody else may go.
+	// While the first is down, no other may be removed.
 	_, err = w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: 3, Force: true})
 	require.ErrorContains(t, err, "too few")
 
-	w.trio.Members = map[int]string{1: "127.0.0.1"} // as it was started at first
+	w.trio.Members = map[int]string{1: "127.0.0.1"} // as at its first start
 	require.NoError(t, w.trio.Start(1))
 	w.ready()
 	w.trio.Members = map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}
 	w.voters(1, 1, 2, 3)
 
-	// Back to one, and that not the first.
+	// Back to one member, which is not the first.
 	ended := func(id int) {
 		t.Helper()
 		require.NoError(t, lab.Until(w.context(30*time.Second), fmt.Sprint("member ", id, " has ended"), func(context.Context) error {
@@ -227,7 +228,7 @@ func TestGrowAndShrink(t *testing.T) {
 	w.more(l, 50)
 	l.end()
 
-	// The last one is stopped and started again, alone, and has everything.
+	// The last one is restarted alone and has all data.
 	require.NoError(t, w.dir.Stop(w.trio.Name(3), 12*time.Second))
 	w.join(3, false)
 	w.trio.Members = map[int]string{3: "127.0.0.3"}
@@ -240,8 +241,8 @@ func TestGrowAndShrink(t *testing.T) {
 	t.Logf("%d keys acknowledged", len(l.acked))
 }
 
-// A member's disk is lost. It is refused until an operator replaces it, and then comes back with the flags that it
-// always had.
+// TestReplaceMember loses a member's disk. The member is refused until an operator replaces it, and then starts with
+// its old flags.
 func TestReplaceMember(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -266,7 +267,7 @@ func TestReplaceMember(t *testing.T) {
 	require.NoError(t, w.trio.Prepare())
 	require.NoError(t, w.trio.Start(2))
 	w.voters(2, 1, 2, 3)
-	// It counts: one of the others may go.
+	// The replacement is a voter: one of the others may be removed.
 	leader := w.leader(2)
 	w.dir.Signal(w.trio.Name(leader), syscall.SIGKILL)
 	require.NotEqual(t, leader, func() int {

@@ -20,21 +20,22 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// patience is how long a buyer waits for an answer, and lastNames how many reservations of a wallet are dealt with.
+// patience is the timeout of a call, and lastNames the number of recent reservations of a wallet that calls choose
+// from.
 const (
 	patience  = 3 * time.Second
 	lastNames = 30
 )
 
-// buyer is a client that makes one call after the other at one member, until that does not answer. A loyal one only reads,
-// and stays: it sees what a member tells that is cut off.
+// buyer is a client that calls one member, one call after the other, and moves to the next when it gets no answer. A
+// loyal buyer only reads and keeps its member, so that it reads from members that are cut off.
 type buyer struct {
 	s     *saga
 	n     int
 	r     *rand.Rand
 	at    int
 	loyal bool
-	// again is a call that had no answer and is said again, if it has a name.
+	// again is a call without an answer, to be repeated under the same name.
 	again  history.Op
 	wallet string
 }
@@ -54,7 +55,7 @@ func (b *buyer) run(ctx context.Context, permits <-chan struct{}) {
 	}
 }
 
-// draw makes up a call.
+// draw returns a random call.
 func (b *buyer) draw() history.Op {
 	b.wallet = walletNames[b.r.IntN(len(walletNames))]
 	o := history.Op{Client: b.n, Amount: 1 + b.r.Int64N(300)}
@@ -87,7 +88,7 @@ func (b *buyer) draw() history.Op {
 	return o
 }
 
-// remember keeps a reservation for others to deal with, also before it is there.
+// remember makes a reservation known to all buyers, before it exists.
 func (s *saga) remember(wallet, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +112,7 @@ func (s *saga) note(wallet string, o history.Op) {
 	s.ops[wallet] = append(s.ops[wallet], o)
 }
 
-// call makes a call and keeps what came of it.
+// call makes a call and records it.
 func (b *buyer) call(ctx context.Context, o history.Op) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -130,7 +131,7 @@ func (b *buyer) call(ctx context.Context, o history.Op) {
 		if b.r.IntN(2) == 0 {
 			b.again = asked
 		}
-		// Who is refused at once would use up all calls.
+		// Without this pause, a buyer that is refused at once would use up all calls.
 		hold(ctx, b.r, 50*time.Millisecond, 150*time.Millisecond)
 	}
 	b.s.note(b.wallet, o)
@@ -138,7 +139,7 @@ func (b *buyer) call(ctx context.Context, o history.Op) {
 
 func (b *buyer) send(ctx context.Context, o *history.Op) error {
 	c := b.s.credits[b.at]
-	if b.loyal { // it waits for a member that is down
+	if b.loyal { // a loyal buyer waits for a member that is down
 		w, err := c.GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: sagaOrg, ProjectId: b.wallet}, grpc.WaitForReady(true))
 		if err == nil {
 			o.Wallet = figures(w)
@@ -198,7 +199,7 @@ func reasonOf(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
-// refusal takes what the ledger says. What anybody else says leaves open what has happened.
+// refusal records an error of the ledger in o. It returns false for any other error, which leaves the outcome unknown.
 func refusal(err error, o *history.Op) bool {
 	info := reasonOf(err)
 	switch reason := info.GetReason(); reason {

@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// fault breaks something, holds it for a while, and mends it.
+// fault causes a fault, waits, and repairs it.
 type fault struct {
 	name string
 	act  func(ctx context.Context, s *saga, r *rand.Rand) error
 }
 
-// farOff is how far a clock is set that is set wrong.
+// farOff is the offset of a wrong clock.
 const farOff = 10 * time.Minute
 
 var faults = []fault{
@@ -51,7 +51,7 @@ func (s *saga) follower(ctx context.Context, r *rand.Rand) int {
 	return (s.sagaLeader(ctx)+r.IntN(2))%3 + 1
 }
 
-// hold waits for between least and most, or ctx.
+// hold waits for a random time between least and most, or until ctx ends.
 func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
 	select {
 	case <-time.After(least + time.Duration(r.Int64N(int64(most-least)))):
@@ -59,7 +59,7 @@ func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
 	}
 }
 
-// killed kills a member, starts it again, and waits until it takes part.
+// killed kills a member, starts it again, and waits until it serves.
 func (s *saga) killed(ctx context.Context, r *rand.Rand, id int) error {
 	if err := s.dir.Kill(s.trio.Name(id)); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (s *saga) killed(ctx context.Context, r *rand.Rand, id int) error {
 	return s.trio.Ready(ctx)
 }
 
-// cutOff keeps a member from the others, not from its clients.
+// cutOff separates a member from the other members, not from its clients.
 func (s *saga) cutOff(ctx context.Context, r *rand.Rand, id int) error {
 	var errs []error
 	for other := range s.trio.Members {
@@ -85,8 +85,7 @@ func (s *saga) cutOff(ctx context.Context, r *rand.Rand, id int) error {
 	return errors.Join(append(errs, s.hosts.Heal())...)
 }
 
-// jumped sets a member's clock forward or back, and sets it right after a while, in which something
-// else may happen.
+// jumped sets a member's clock forward or back, runs meanwhile if it is not nil, and corrects the clock.
 func (s *saga) jumped(ctx context.Context, r *rand.Rand, id int, meanwhile func(context.Context, *rand.Rand, int) error) error {
 	ahead := farOff
 	if r.IntN(2) == 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/history"
 )
 
-// Each rule that is broken on purpose is noticed by who only sees the answers. Not always at once: it takes a fault at the
-// right moment.
+// TestHistoryNoticesMutants checks that the history check notices each mutant from the responses alone. It repeats the
+// run, because a mutant shows only after a fault at the right moment.
 func TestHistoryNoticesMutants(t *testing.T) {
 	const most, ops = 6, 800
 	for name, faults := range map[string][]string{

@@ -26,32 +26,32 @@ import (
 )
 
 const (
-	// opsEnv is how many calls a history has, seedEnv what everything is drawn from.
+	// opsEnv names the environment variable with the number of calls, seedEnv the one with the random seed.
 	opsEnv  = "TRIVET_HISTORY_OPS"
 	seedEnv = "TRIVET_HISTORY_SEED"
-	// shortHistory is that of a plain run.
+	// shortHistory is the number of calls without opsEnv.
 	shortHistory = 3000
-	// pace is how many calls begin in a second, by buyers, of which loyal ones stay at their member.
+	// pace is the number of calls per second, by buyers clients, of which loyal ones keep their member.
 	pace, buyers, loyal = 100, 12, 3
-	// stampTolerance is how far a time in the books may be from when somebody wanted it there.
+	// stampTolerance is the permitted difference between a transaction's time and the time of its call.
 	stampTolerance = 5 * time.Second
 	checkTime      = 2 * time.Minute
 )
 
-// saga is a history in the making.
+// saga records a history.
 type saga struct {
 	*world
 	hosts *lab.Hosts
 	seed  uint64
 	began time.Time
-	// credits and operators are the administrator's ways to each member.
+	// credits and operators hold the administrator's connections to each member.
 	credits   map[int]creditv1.CreditServiceClient
 	operators map[int]operatorv1.OperatorServiceClient
 
 	mu    sync.Mutex
 	ops   map[string][]history.Op
-	names map[string][]string // of reservations, the last of each wallet
-	lost  map[string]int      // outcomes that are not known, by why
+	names map[string][]string // the last reservations of each wallet
+	lost  map[string]int      // the number of unknown outcomes by reason
 }
 
 func number(t *testing.T, env string, otherwise uint64) uint64 {
@@ -65,7 +65,7 @@ func number(t *testing.T, env string, otherwise uint64) uint64 {
 	return n
 }
 
-// newSaga starts a trio on hosts of its own, whose clocks can be set and which may have a mutant, with wallets.
+// newSaga starts a trio with its own hosts, clocks that can be set, a mutant unless the name is empty, and wallets.
 func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 	t.Helper()
 	hosts, err := lab.NewHosts(1, 2, 3)
@@ -80,7 +80,7 @@ func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 		}
 		w.trio.Env = func(id int) []string { return []string{lab.ClockEnv(id), "TRIVET_MUTANT=" + mutant} }
 	})
-	// What was cut is healed before the members are asked to stop.
+	// Partitions end before the members are stopped.
 	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
 	s.began = time.Now()
 	for id := range s.trio.Members {
@@ -99,7 +99,7 @@ const sagaOrg = "acme"
 
 var walletNames = []string{"w1", "w2", "w3", "w4"}
 
-// live lets buyers and faults loose until so many calls were made, and mends everything.
+// live runs buyers and faults until ops calls were made, and repairs all faults.
 func (s *saga) live(ctx context.Context, ops int, names ...string) {
 	s.t.Helper()
 	permits := make(chan struct{})
@@ -131,7 +131,8 @@ func (s *saga) live(ctx context.Context, ops int, names ...string) {
 	s.ready()
 }
 
-// Whatever is done to the members and their clocks, the buyers see one history of each wallet, and the books are it.
+// TestCreditHistory checks that the calls of each wallet are linearizable and agree with its journal, under faults of
+// members and clocks.
 func TestCreditHistory(t *testing.T) {
 	seed := number(t, seedEnv, uint64(time.Now().UnixNano()))
 	ops := int(number(t, opsEnv, shortHistory))
@@ -153,12 +154,12 @@ func TestCreditHistory(t *testing.T) {
 	s.audit(ctx)
 }
 
-// rest waits until everything that is to expire has, and reads each wallet once more at every member.
+// rest waits until all due reservations have expired, and reads each wallet once more at every member.
 func (s *saga) rest(ctx context.Context) {
 	s.t.Helper()
 	for id := range s.trio.Members {
 		for _, wallet := range walletNames {
-			require.NoError(s.t, lab.Until(ctx, "what nobody ends has expired", func(ctx context.Context) error {
+			require.NoError(s.t, lab.Until(ctx, "all reservations without an end have expired", func(ctx context.Context) error {
 				o := history.Op{Client: buyers + id, Kind: history.ReadWallet, Call: time.Since(s.began)}
 				w, err := s.credits[id].GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: sagaOrg, ProjectId: wallet})
 				if err != nil {
@@ -175,7 +176,7 @@ func (s *saga) rest(ctx context.Context) {
 	}
 }
 
-// judge reads the journals and has each wallet's history checked.
+// judge reads the journals and checks each wallet's history.
 func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
 	for _, wallet := range walletNames {
 		journal, err := s.journal(ctx, wallet)
@@ -197,8 +198,8 @@ func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
 	return total, nil
 }
 
-// once wants one charge for each commit that was acknowledged, and one end for each reservation. The check has said so
-// already; this says it without a model.
+// once checks that each acknowledged commit has one charge and each reservation one end. The history check implies
+// this; this check needs no model.
 func (s *saga) once(wallet string, journal []ledger.Transaction) {
 	charges, ends, made := map[string]int{}, map[string]int{}, 0
 	for _, tx := range journal {
@@ -242,7 +243,7 @@ func (s *saga) journal(ctx context.Context, wallet string) (out []ledger.Transac
 	}
 }
 
-// audit has every member recompute the books.
+// audit lets every member recompute the ledger's sums.
 func (s *saga) audit(ctx context.Context) {
 	s.t.Helper()
 	for id := range s.trio.Members {
@@ -262,8 +263,8 @@ func (s *saga) audit(ctx context.Context) {
 	}
 }
 
-// hurt lets faults happen until over is closed, each of the names once before any comes again. In the end everything is
-// mended, but for members that are still to be started.
+// hurt causes faults until over is closed, each name once before any is repeated. At the end all faults are repaired,
+// but members may still have to be started.
 func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) error {
 	r := rand.New(rand.NewPCG(s.seed, 1))
 	for {
@@ -285,7 +286,7 @@ func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) e
 	}
 }
 
-// sagaLeader is the member that leads the records, as far as one can tell; when nobody does, any.
+// sagaLeader returns the leader of the records, or any member if there is none.
 func (s *saga) sagaLeader(ctx context.Context) int {
 	leader, term := 1, uint64(0)
 	for id := range s.trio.Members {

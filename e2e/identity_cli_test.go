@@ -20,19 +20,19 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// everyMember is what a login names.
+// everyMember lists the endpoints of a login.
 const everyMember = "127.0.0.1,127.0.0.2,127.0.0.3"
 
-// somebody is a person at the command line, with a home directory.
+// somebody is a user of the command line with a home directory.
 type somebody struct {
 	w    *world
 	ctx  context.Context
 	home string
-	// as goes before every command.
+	// as holds arguments that precede every command.
 	as []string
 }
 
-// does runs the command line, which must do it.
+// does runs the command line, which must succeed.
 func (p *somebody) does(args ...string) string {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -40,7 +40,7 @@ func (p *somebody) does(args ...string) string {
 	return out
 }
 
-// cannot runs the command line, which must say why not.
+// cannot runs the command line, which must fail with an error that contains want.
 func (p *somebody) cannot(want string, args ...string) {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -48,14 +48,14 @@ func (p *somebody) cannot(want string, args ...string) {
 	require.Contains(p.w.t, errs, want)
 }
 
-// writes makes a file that nobody else may read, and gives its path.
+// writes creates a file that only its owner can read, and returns its path.
 func (p *somebody) writes(name, text string) string {
 	path := filepath.Join(p.home, name)
 	require.NoError(p.w.t, os.WriteFile(path, []byte(text+"\n"), 0o600))
 	return path
 }
 
-// browses logs in at an outside provider: the address that is printed is opened as a browser would.
+// browses logs in at an external provider: it opens the printed address like a browser.
 func (p *somebody) browses(args ...string) string {
 	cmd := exec.CommandContext(p.ctx, p.w.trio.Bin.CLI, append([]string{"login"}, args...)...)
 	cmd.Env = []string{"HOME=" + p.home, "XDG_CONFIG_HOME=" + p.home}
@@ -77,8 +77,8 @@ func (p *somebody) browses(args ...string) string {
 	return out.String()
 }
 
-// An administrator makes a tenant from nothing, with the command line alone; whoever is in it logs in, works within its
-// quota and its roles, and is put out again.
+// TestCommandLineIdentity creates a tenant with the command line alone. Its users log in, work within its quota and
+// their roles, and are removed.
 func TestCommandLineIdentity(t *testing.T) {
 	provider := openidtest.New(t, time.Now())
 	w := newWorld(t, func(w *world) {
@@ -101,7 +101,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.does("binding", "add", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
 	require.Regexp(t, `ada +project:admin +acme +web`, admin.does("binding", "list", "--org", "acme"))
 
-	// Ada looks around. What she may not do is refused, and written down.
+	// Ada reads. Calls that she lacks the role for are refused and recorded in the audit log.
 	require.Contains(t, ada.does("login", "--endpoint", everyMember, "--user", "ada", "--password-file", filepath.Join(ada.home, "password"), "--project", "web"),
 		"the context is ada/web@127.0.0.1")
 	me := ada.does("whoami")
@@ -119,7 +119,7 @@ func TestCommandLineIdentity(t *testing.T) {
 		return nil
 	}))
 
-	// A program of hers gets a name, a secret and a token of its own.
+	// A service account for a program gets a name, a secret and a token.
 	secret, token := filepath.Join(ada.home, "ci.secret"), filepath.Join(ada.home, "ci.token")
 	ci := strings.TrimSpace(ada.does("service-account", "create", "ci", "--role", "project:viewer", "--secret-file", secret, "-o", "name"))
 	ada.does("token", "issue", "--user", ci, "--password-file", secret, "--file", token)
@@ -134,7 +134,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	ada.cannot("the token is not valid", "token", "verify", "--file", token)
 	ada.does("sa", "delete", "ci")
 
-	// Keys are rotated beneath her, and a member goes.
+	// The signing keys are rotated while she is logged in, and a member goes down.
 	admin.does("key", "rotate", "--force")
 	require.Contains(t, admin.does("key", "list"), "secondary")
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
@@ -142,7 +142,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.NoError(t, w.trio.StartAll())
 	w.ready()
 
-	// A new password ends the tokens of before; a logout ends its own on each member, copies too.
+	// A new password revokes earlier tokens; a logout revokes its token on each member, also for copies of it.
 	ada.does("user", "password", "--current-password-file", ada.writes("old", "correct horse"), "--password-file", ada.writes("password", "another horse"))
 	for host := range strings.SplitSeq(everyMember, ",") {
 		refused(ctx, t, ada, "run `trivet login`", "whoami", "--endpoint", host)
@@ -158,7 +158,7 @@ func TestCommandLineIdentity(t *testing.T) {
 
 	w.rivals(admin, filepath.Join(ada.home, "password"))
 
-	// She logs in by an outside provider, once somebody said who she is there.
+	// She logs in with an external provider after an administrator linked her identity there.
 	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
 	require.Contains(t, ada.browses("--provider", "corp", "--project", "web", "--context", "outside"), "as ada until")
 	require.Regexp(t, `Proven by: +oidc`, ada.does("whoami"))
@@ -168,7 +168,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(ada.does("context", "list", "-o", "json")), &contexts))
 	require.Equal(t, "[{ada/web@127.0.0.1 LOGGED_OUT} {outside LOGGED_IN}]", fmt.Sprint(contexts.Contexts))
 
-	// Put out, and everything is gone.
+	// The tenant is deleted with all that belongs to it.
 	admin.does("binding", "remove", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
 	refused(ctx, t, ada, "no project web", "service-account", "list")
 	admin.does("user", "disable", "ada")
@@ -179,7 +179,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.does("org", "delete", "acme")
 }
 
-// rivals has another org's administrator offer ada a role, who takes it with a login that is for no single project.
+// rivals lets the administrator of another org invite ada to a role, which she accepts with a login without a project.
 func (w *world) rivals(admin *somebody, password string) {
 	mallory := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
 	ada := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
@@ -217,7 +217,7 @@ func (w *world) rivals(admin *somebody, password string) {
 	ada.cannot("no project lab", "quota", "show", "--project", "lab")
 }
 
-// refused waits until a member refuses: what it believed a moment ago may hold for a second more.
+// refused waits until a call is refused; a member may use cached data for one second.
 func refused(ctx context.Context, t *testing.T, p *somebody, want string, args ...string) {
 	t.Helper()
 	require.NoError(t, lab.Until(ctx, "it is refused", func(ctx context.Context) error {
@@ -229,7 +229,7 @@ func refused(ctx context.Context, t *testing.T, p *somebody, want string, args .
 	}))
 }
 
-// savedToken is the token of the current login.
+// savedToken returns the token of the current login.
 func savedToken(t *testing.T, p *somebody) string {
 	text, err := os.ReadFile(filepath.Join(p.home, "trivet", "config.yaml"))
 	require.NoError(t, err)

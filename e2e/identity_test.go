@@ -27,9 +27,9 @@ import (
 // seen is how soon every member must know of a revocation.
 const seen = time.Second
 
-// TestTakenAwayEverywhere takes a role from a user, revokes a token and disables the user. Every member refuses the calls
-// within a second, and open watches end.
-func TestTakenAwayEverywhere(t *testing.T) {
+// TestRevocationOnEveryMember takes a role from a user, revokes a token and disables the user. Every member refuses the
+// calls within a second, and open watches end.
+func TestRevocationOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
 	text := w.tenant("ada", "acme", "shop", "project:member")
@@ -95,9 +95,9 @@ func TestTakenAwayEverywhere(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 }
 
-// A program of others, which knows a member's URL and nothing else, checks tokens of that member. The keys rotate under
-// it: nobody refuses a good token for that, and a key that is revoked ends what it signed.
-func TestForeignProgramsCheckTokens(t *testing.T) {
+// TestOtherLibrariesVerifyTokens verifies tokens with another library that knows only a member's URL. Valid tokens stay
+// accepted while keys rotate, and tokens of a revoked key are refused.
+func TestOtherLibrariesVerifyTokens(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
 	w.tenant("ada", "acme", "shop", "project:member")
@@ -157,7 +157,8 @@ func TestForeignProgramsCheckTokens(t *testing.T) {
 		})
 	}
 	for range 3 {
-		// Forced: the staged key is younger than others may keep what is published, but nobody here keeps it.
+		// Forced: the staged key is younger than the time for which verifiers may cache the published keys. This test
+		// has no such cache.
 		keys, err := w.admin.Identity.RotateKeys(ctx, &identityv1.RotateKeysRequest{Force: true})
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, len(keys.GetKeys()), 3)
@@ -196,7 +197,8 @@ func TestForeignProgramsCheckTokens(t *testing.T) {
 	require.NoError(t, err, "what was staged signs now")
 }
 
-// A quota holds over REST, and nothing of the platform's own records is to be had through the key-value store's.
+// TestQuotaAndClosedRecords checks that quotas apply to REST, and that the key-value REST API gives no access to
+// records of the control plane.
 func TestQuotaAndClosedRecords(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -242,8 +244,8 @@ func TestQuotaAndClosedRecords(t *testing.T) {
 	}
 }
 
-// A member that is cut off from the others believes nobody for longer than a second: a token that was revoked meanwhile is
-// refused there too, and so is every other, until it is back.
+// TestRevocationBehindAPartition checks that a member which is cut off from the others refuses every token after a
+// second, including one that was revoked meanwhile, until the partition ends.
 func TestRevocationBehindAPartition(t *testing.T) {
 	hosts, err := lab.NewHosts(1, 2, 3)
 	require.NoError(t, err)
@@ -258,7 +260,7 @@ func TestRevocationBehindAPartition(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
 	ctx := w.context(3 * time.Minute)
 	text := w.tenant("ada", "acme", "shop", "project:member")
-	away := w.leader(1)%3 + 1 // one that follows
+	away := w.leader(1)%3 + 1 // a follower
 	near := away%3 + 1
 	ask := func(member int) (*identityv1.WhoAmIResponse, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

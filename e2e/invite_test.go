@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newcomer starts a process with an empty directory, that joins at a member with what more says.
+// newcomer starts a member with an empty directory and the additional flags.
 func (w *world) newcomer(name, host string, more ...string) {
 	require.NoError(w.t, os.MkdirAll(w.dir.Path(name), 0o700))
 	w.own(w.dir.Path(name))
@@ -33,7 +33,7 @@ func (w *world) newcomer(name, host string, more ...string) {
 	})
 }
 
-// endsSaying waits until a program has ended, and looks for its last words.
+// endsSaying waits until a program has ended, and checks that its log contains the words.
 func (w *world) endsSaying(ctx context.Context, name string, words ...string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, name+" ends", func(context.Context) error {
@@ -49,7 +49,7 @@ func (w *world) endsSaying(ctx context.Context, name string, words ...string) {
 	}
 }
 
-// A fourth member joins with a token and nothing else. The token is used up by it; afterwards it starts without one.
+// TestMemberToken lets a fourth member join with only a token. The token can be used once; later starts need none.
 func TestMemberToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -64,7 +64,8 @@ func TestMemberToken(t *testing.T) {
 	}
 	file("member.token", token)
 
-	// A host's token is none, one of another cluster is shown to nobody, and without any there is nothing to begin with.
+	// Refused are a host's token, the token of another cluster (which is not sent to any member), and a start without
+	// one.
 	nodeToken, err := w.admin.NodeToken(ctx)
 	require.NoError(t, err)
 	file("node.token", nodeToken)
@@ -72,7 +73,7 @@ func TestMemberToken(t *testing.T) {
 	w.endsSaying(ctx, "host", "trivet cluster token")
 	file("foreign.token", token[:len(token)-1-64]+fmt.Sprintf("%064d", 7))
 	w.newcomer("foreigner", "127.0.0.5", "--join-token", "foreign.token")
-	w.endsSaying(ctx, "foreigner", "another authority")
+	w.endsSaying(ctx, "foreigner", "another certificate authority")
 	w.newcomer("nobody", "127.0.0.5")
 	w.endsSaying(ctx, "nobody", "trivet cluster token")
 

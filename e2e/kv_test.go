@@ -19,10 +19,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// kvPort is that of the key-value store's REST.
+// kvPort is the port of the key-value REST API.
 const kvPort = 8081
 
-// keys asks one member's REST for something, and gives the answer's data. The status must be that.
+// keys calls a member's key-value REST API and returns the data of the response, which must have the given status.
 func (w *world) keys(ctx context.Context, member, status int, method, path string, body any) map[string]any {
 	w.t.Helper()
 	a, err := w.rest(member, "").Do(ctx, kvPort, method, path, body)
@@ -35,7 +35,7 @@ func (w *world) keys(ctx context.Context, member, status int, method, path strin
 	return data
 }
 
-// kvLeader is the member that leads the keys, as all members in running have it.
+// kvLeader waits until all members in running report the same leader of the key-value group, and returns it.
 func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, "one member leads the keys", func(ctx context.Context) error {
@@ -68,7 +68,8 @@ func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 	return leader
 }
 
-// Keys by every way in: REST at a member that does not lead, etcd's client, the command line; while the leader is killed too.
+// TestKeys uses the key-value store by REST at a follower, with etcd's client and the command line, also while the
+// leader is killed.
 func TestKeys(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -94,7 +95,7 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	}
-	// The watch stands once a change is seen.
+	// The watch is established when the first event arrives.
 	require.NoError(t, lab.Until(ctx, "the watch sees a change", func(ctx context.Context) error {
 		if _, err := client.Put(ctx, "/app/begin", "now"); err != nil {
 			return err
@@ -109,7 +110,7 @@ func TestKeys(t *testing.T) {
 		return errors.New("nothing seen")
 	}))
 
-	// Forwarded, and seen by all.
+	// A write at a follower is forwarded, and all members see it.
 	w.keys(ctx, follower, 200, http.MethodPut, "/api/v1/kv/app/config", map[string]string{"value": "größe"})
 	for member := range w.trio.Members {
 		require.Equal(t, "größe", w.keys(ctx, member, 200, http.MethodGet, "/api/v1/kv/app/config", nil)["value"])
@@ -123,13 +124,13 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, clientv3.EventTypeDelete, e.Type)
 	w.keys(ctx, follower, 404, http.MethodGet, "/api/v1/kv/app/config", nil)
 
-	// The leader is killed: reads that may be local go on, writes once there is another.
+	// The leader is killed: serializable reads continue, writes continue when there is another leader.
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	w.keys(ctx, follower, 200, http.MethodGet, "/api/v1/kv/app/begin?consistency=local", nil)
 	require.NoError(t, lab.Until(ctx, "a key can be written again", func(ctx context.Context) error {
 		a, err := w.rest(follower, "").Do(ctx, kvPort, http.MethodPut, "/api/v1/kv/app/again", map[string]string{"value": "1"})
 		if err == nil && a.Status != 200 {
-			// Without a leader, or while the dead one is still taken for it.
+			// There is no leader, or the member still takes the dead one for it.
 			require.Contains(t, []int{500, 502, 503}, a.Status, a.Raw)
 			err = errors.New(a.Raw)
 		}
@@ -143,7 +144,7 @@ func TestKeys(t *testing.T) {
 	newLeader := w.kvLeader(ctx, follower, third)
 	require.NotEqual(t, leader, newLeader)
 
-	// The leadership is handed over by whom it is asked of, and refused to whom it cannot go.
+	// Leadership is transferred on request, and refused for a target that cannot lead.
 	other := follower + third - newLeader
 	w.keys(ctx, other, 412, http.MethodPost, "/api/v1/cluster/leader/transfer", map[string]int{"target_id": 99})
 	w.keys(ctx, other, 400, http.MethodPost, "/api/v1/cluster/leader/transfer", map[string]int{"target_id": 0})
@@ -153,7 +154,7 @@ func TestKeys(t *testing.T) {
 	w.commandLineKeys(ctx, endpoint(follower)+","+endpoint(third))
 }
 
-// commandLineKeys goes through the commands with the real program.
+// commandLineKeys runs the kv commands of the real program.
 func (w *world) commandLineKeys(ctx context.Context, endpoints string) {
 	t := w.t
 	home := t.TempDir()

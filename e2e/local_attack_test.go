@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// plain is a connection to a gRPC port; source, when set, is the address that it is bound to.
+// plain connects to a gRPC port without TLS, from the address source unless it is empty.
 func plain(t *testing.T, address, source string) *grpc.ClientConn {
 	t.Helper()
 	dial := func(ctx context.Context, to string) (net.Conn, error) {
@@ -39,7 +39,7 @@ func plain(t *testing.T, address, source string) *grpc.ClientConn {
 	return conn
 }
 
-// changes are the calls of etcd's API that change the cluster, or who may. A process without a credential makes them.
+// changes makes the calls of etcd's API that change members or permissions, without a credential.
 func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]error {
 	cluster, maintenance, users := pb.NewClusterClient(conn), pb.NewMaintenanceClient(conn), pb.NewAuthClient(conn)
 	away := []string{fmt.Sprintf("https://127.9.9.%d:9", id)}
@@ -49,7 +49,7 @@ func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]e
 	_, out["MemberAdd"] = cluster.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: away})
 	_, out["MemberPromote"] = cluster.MemberPromote(ctx, &pb.MemberPromoteRequest{ID: id})
 	_, out["MoveLeader"] = maintenance.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: id})
-	// Who is root of etcd's Auth may do the above.
+	// With etcd's Auth enabled, its root user may make the calls above.
 	_, out["UserAdd"] = users.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "mine"})
 	_, out["AuthEnable"] = users.AuthEnable(ctx, &pb.AuthEnableRequest{})
 	file, err := maintenance.Snapshot(ctx, &pb.SnapshotRequest{})
@@ -60,9 +60,10 @@ func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]e
 	return out
 }
 
-// A process of a member's host, without a credential, moves and removes members: the trio stays whole, and the audit shows
-// what was tried. An administrator's change of an address takes the member's certificate there.
-func TestALocalProcessChangesNoMembers(t *testing.T) {
+// TestLocalProcessCannotChangeMembers checks that a process on a member's host cannot move or remove members without a
+// credential, and that the audit log has its attempts. An administrator can change an address only if the member's
+// certificate is presented there.
+func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
 	w.voters(1, 1, 2, 3)
@@ -88,7 +89,7 @@ func TestALocalProcessChangesNoMembers(t *testing.T) {
 			require.Contains(t, a.Error.Message, "would have 2 voters")
 		}
 	}
-	// What the key-value REST does admit is recorded, too.
+	// Calls that the key-value REST API accepts are recorded too.
 	a, err := w.rest(1, "").Do(ctx, kvPort, http.MethodPost, "/api/v1/cluster/members", map[string]any{"node_id": 7, "raft_addr": "127.0.0.7:2380"})
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, a.Status, a.Raw)
@@ -96,7 +97,7 @@ func TestALocalProcessChangesNoMembers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, a.Status, a.Raw)
 
-	// An administrator's mistake, which would cut member 2 off, and then one that is a third member's address.
+	// An administrator gives an address that would cut member 2 off, and then the address of another member.
 	operator := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+w.adminToken)
 	cluster := pb.NewClusterClient(plain(t, w.trio.Members[1]+":50051", ""))
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://127.9.9.2:9"}})
@@ -104,7 +105,7 @@ func TestALocalProcessChangesNoMembers(t *testing.T) {
 	require.ErrorContains(t, err, "member 2 did not show its certificate at https://127.9.9.2:9")
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://127.0.0.3:2380"}})
 	require.Error(t, err)
-	// The member does answer here, by the same address as ever.
+	// The member's present address is accepted.
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://" + w.trio.Members[2] + ":2380"}})
 	require.NoError(t, err)
 
@@ -120,7 +121,7 @@ func TestALocalProcessChangesNoMembers(t *testing.T) {
 	w.audited(ctx, service+"MemberUpdate", "OK", "admin", "id=2 ")
 }
 
-// audited waits until the audit has a record of a method, from loopback.
+// audited waits until the audit log has a record of a method called from loopback.
 func (w *world) audited(ctx context.Context, method, outcome, principal, target string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("the audit has %s, %s, by %q, of %s", method, outcome, principal, target), func(ctx context.Context) error {
@@ -137,8 +138,8 @@ func (w *world) audited(ctx context.Context, method, outcome, principal, target 
 	}))
 }
 
-// A local process binds its source to an address of loopback and calls a member by an address of another network: that is
-// not loopback, and grants nothing.
+// TestASourceOnLoopbackIsNotLoopback calls a member at an address outside of loopback, from a source address on
+// loopback. Such a call gets no rights of loopback callers.
 func TestASourceOnLoopbackIsNotLoopback(t *testing.T) {
 	w := newWorld(t, moved, func(w *world) { w.trio.Extra = []string{"--insecure-plaintext"} })
 	ctx := w.context(time.Minute)

@@ -1,5 +1,5 @@
-// Package e2e tells stories about the real programs: a trio, a node agent, real QEMU, real clients. They run in a network
-// and a mount namespace of their own, so that they work beside a running cloud, as root, and clean up after themselves.
+// Package e2e tests the real programs together: three members, a node agent, real QEMU, real clients. The tests run as
+// root in their own network and mount namespace, so that they work beside a running cloud, and remove what they made.
 package e2e
 
 import (
@@ -23,18 +23,15 @@ import (
 )
 
 const (
-	// binEnv and guestEnv name what is built already; see Makefile.
+	// binEnv and guestEnv name the environment variables with the directories of built programs; see Makefile.
 	binEnv   = "TRIVET_BIN"
 	guestEnv = "TRIVET_GUEST_DIR"
 )
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
-		fmt.Println("e2e needs root")
-		if os.Getenv("CI") == "true" {
-			os.Exit(1)
-		}
-		return
+		fmt.Println("the tests of e2e need root: run them with sudo, or leave out this package")
+		os.Exit(1)
 	}
 	if !lab.Inside() {
 		os.Exit(lab.Again(unix.CLONE_NEWNS))
@@ -46,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// binaries builds the programs, or takes those that were built.
+// binaries returns the programs of binEnv, or builds them.
 func binaries(t *testing.T) lab.Binaries {
 	t.Helper()
 	if dir := os.Getenv(binEnv); dir != "" {
@@ -63,7 +60,7 @@ func binaries(t *testing.T) lab.Binaries {
 	return lab.In(dir)
 }
 
-// faulty is the programs with a control plane that can be made to break rules, and whose clock can be set.
+// faulty builds the programs with mutants and a clock that can be set.
 func faulty(t *testing.T) lab.Binaries {
 	t.Helper()
 	bin := binaries(t).Faulty()
@@ -74,7 +71,7 @@ func faulty(t *testing.T) lab.Binaries {
 	return bin
 }
 
-// guest is the directory of the small guest.
+// guest returns the directory of the small guest.
 func guest(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv(guestEnv)
@@ -86,22 +83,22 @@ func guest(t *testing.T) string {
 	return dir
 }
 
-// world is a cloud of one test.
+// world holds the cloud of one test.
 type world struct {
 	t     *testing.T
 	dir   lab.Dir
 	trio  *lab.Trio
 	agent *lab.Agent
-	// admin is the administrator's connection to member 1; adminToken its token.
+	// admin is the administrator's connection to member 1, and adminToken its token.
 	admin      *lab.GRPC
 	adminToken string
-	// tenantToken is the last that tenant made.
+	// tenantToken is the last token that tenant returned.
 	tenantToken string
-	// https is the HTTP client where the members speak TLS.
+	// https is the HTTP client, if the members use TLS.
 	https *http.Client
 }
 
-// newWorld starts a trio; before is done when its directories are there.
+// newWorld starts three members; it calls before when their directories exist.
 func newWorld(t *testing.T, before ...func(*world)) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
@@ -140,7 +137,7 @@ func (w *world) showLogs() {
 	}
 }
 
-// context ends a story that hangs.
+// context returns a context that ends after d, so that no test hangs.
 func (w *world) context(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(w.t.Context(), d)
 	w.t.Cleanup(cancel)
@@ -160,7 +157,7 @@ func (w *world) rest(member int, token string) *lab.REST {
 	return &lab.REST{Host: w.trio.Members[member], Token: token, HTTP: w.https, Secure: w.https != nil}
 }
 
-// tenant makes a user with a role in a project and gives its token.
+// tenant creates a user with a role in a project and returns the user's token.
 func (w *world) tenant(name, org, project, role string) string {
 	ctx := w.context(30 * time.Second)
 	binding := &identityv1.Binding{Role: role, OrgId: org, ProjectId: project}
@@ -171,13 +168,13 @@ func (w *world) tenant(name, org, project, role string) string {
 	return token
 }
 
-// uids is a range that other runs of these tests on this host do not use, most likely.
+// uids returns a random range of uids, so that concurrent runs on this host hardly collide.
 func uids() string {
 	first := 640_000 + os.Getpid()%1000*1000
 	return fmt.Sprintf("%d-%d", first, first+999)
 }
 
-// startAgent joins a host.
+// startAgent starts a node agent and waits until its host has joined.
 func (w *world) startAgent() {
 	ctx := w.context(time.Minute)
 	w.agent = &lab.Agent{
@@ -190,7 +187,7 @@ func (w *world) startAgent() {
 		if w.dir.Running(w.agent.Name) != 0 {
 			require.NoError(w.t, w.dir.Stop(w.agent.Name, 12*time.Second))
 		}
-		// Not the test's context, which is over by now.
+		// The test's context has ended by now.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		_, err := w.agent.EndGuests(ctx)
@@ -202,7 +199,7 @@ func (w *world) startAgent() {
 	require.NoError(w.t, err)
 }
 
-// leader is the member that leads the records.
+// leader returns the leader of the records.
 func (w *world) leader(via int) int {
 	g := w.dial(via, w.adminToken)
 	var leader int

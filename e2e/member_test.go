@@ -12,8 +12,8 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// All three are killed and started again: what was acknowledged is there. One member's disk is wiped: it may not vote
-// again, and says why, while the other two go on.
+// TestMembersRememberAndRefuse kills and restarts all three members: no acknowledged write is lost. Then it wipes one
+// member's disk: that member refuses to vote and gives the reason, while the other two continue.
 func TestMembersRememberAndRefuse(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -43,7 +43,7 @@ func TestMembersRememberAndRefuse(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The leader is killed: the others serve again, and nothing that was acknowledged is lost.
+// TestLeaderIsKilled checks that the other members serve again and no acknowledged write is lost.
 func TestLeaderIsKilled(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -54,7 +54,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	killed := time.Now()
 	g := w.dial(other, w.adminToken)
-	// A call that may be repeated without harm: whether the dead leader carried out any other cannot be known.
+	// An idempotent call, because the outcome of a call to the dead leader is unknown.
 	_, err = g.Identity.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "before", Password: "correct horse"})
 	require.NoError(t, err, "the call waits for the new leader by itself")
 	t.Logf("written again %.1f s after the kill", time.Since(killed).Seconds())
@@ -67,7 +67,8 @@ func TestLeaderIsKilled(t *testing.T) {
 		names = append(names, u.GetId())
 	}
 	require.Equal(t, "admin after before", strings.Join(names, " "))
-	// Unreachable is who was silent for longer than an election takes: a tick may be missing right after one.
+	// A member is unreachable if it was silent for longer than an election takes: right after an election, a heartbeat
+	// may be missing.
 	require.Eventually(t, func() bool {
 		status, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 		if err != nil {
@@ -79,10 +80,10 @@ func TestLeaderIsKilled(t *testing.T) {
 			}
 		}
 		return true
-	}, 10*time.Second, 50*time.Millisecond, "the dead member, and no other, is told to be unreachable")
+	}, 10*time.Second, 50*time.Millisecond, "only the dead member is reported as unreachable")
 }
 
-// SIGTERM ends a member cleanly and within ten seconds, whoever leads.
+// TestMembersStopCleanly checks that SIGTERM ends a leader and a follower cleanly within ten seconds.
 func TestMembersStopCleanly(t *testing.T) {
 	w := newWorld(t)
 	leader := w.leader(1)

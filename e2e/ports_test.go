@@ -24,7 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Certificates of every kind at every port: each port lets in what it is for, and each call behind it whom it is for.
+// TestCertificatesAtPorts tries each kind of certificate at each internal port. Each port accepts only its kinds, and
+// each call only the kinds that may make it.
 func TestCertificatesAtPorts(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -70,7 +71,7 @@ func TestCertificatesAtPorts(t *testing.T) {
 	calls := []struct {
 		name, port string
 		call       func(context.Context, *grpc.ClientConn) error
-		// gets is the answer to who is let in at all; everybody else must fail at the handshake.
+		// gets maps the accepted kinds of certificate to the status of the call; all others must fail in the handshake.
 		gets map[string]codes.Code
 	}{
 		{"a command of the leader", "2380", func(ctx context.Context, c *grpc.ClientConn) error {
@@ -102,12 +103,12 @@ func TestCertificatesAtPorts(t *testing.T) {
 			err := c.call(ctx, dial(c.port, own))
 			want, letIn := c.gets[name]
 			if !letIn {
-				want = codes.Unavailable // no connection comes about
+				want = codes.Unavailable // the handshake fails
 			}
 			require.Equal(t, want, status.Code(err), "%s by %s: %v", c.name, name, err)
 		}
 	}
-	// Neither port speaks without TLS.
+	// Neither port serves plaintext.
 	for _, port := range []string{"2380", "7443"} {
 		conn, err := grpc.NewClient("passthrough:///127.0.0.1:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		require.NoError(t, err)

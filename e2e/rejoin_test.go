@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// made makes a VM, and starts it when it is to run.
+// made creates a VM and starts it if run is set.
 func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, image string, run bool) (id string, pid uint32) {
 	var vm lab.VM
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms", body(name, image), &vm))
@@ -35,7 +35,7 @@ func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, imag
 	return vm.ID, started(ctx, t, w, ada, vm.ID)
 }
 
-// started starts a VM until its guest has said that it is up.
+// started starts a VM, waits for its guest's banner, and returns the PID of QEMU.
 func started(ctx context.Context, t *testing.T, w *world, ada *lab.REST, id string) (pid uint32) {
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/start", nil, nil))
 	require.NoError(t, consoleSays(ctx, w, id, banner, 1))
@@ -43,7 +43,7 @@ func started(ctx context.Context, t *testing.T, w *world, ada *lab.REST, id stri
 	return vm.GetStatus().GetHostPid()
 }
 
-// only says that one process runs a VM, and that it is this one.
+// only checks that exactly one process runs a VM, and that its PID is pid.
 func (w *world) only(id string, pid uint32) {
 	w.t.Helper()
 	tree, err := cgroup.Open(w.agent.Cgroup)
@@ -53,7 +53,7 @@ func (w *world) only(id string, pid uint32) {
 	require.Equal(w.t, []int{int(pid)}, procs)
 }
 
-// agentSays waits until the agent has said a text since from, and returns how much it has said.
+// agentSays waits until the agent's log contains the texts after offset from, and returns the log's length.
 func (w *world) agentSays(ctx context.Context, from int, texts ...string) int {
 	w.t.Helper()
 	var log []byte
@@ -75,7 +75,7 @@ func (w *world) agentSays(ctx context.Context, from int, texts ...string) int {
 	return len(log)
 }
 
-// rejoin brings the host into the cluster that g speaks for, as its operator would, and back to work as the node it was.
+// rejoin lets the host join the cluster of g as an operator would, and waits until it is ready under its old node ID.
 func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string) {
 	t := w.t
 	now, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
@@ -83,7 +83,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	said := w.agentSays(ctx, 0, "--leave-cluster "+old, "trivet node token", "here is a member of cluster "+now.GetCluster())
 	require.NotZero(t, w.dir.Running(w.agent.Name))
 
-	// A token alone does not move a host.
+	// A token alone does not move a host to another cluster.
 	token, err := g.NodeToken(ctx)
 	require.NoError(t, err)
 	credential, err := os.ReadFile(filepath.Join(w.agent.DataDir(), "identity", "credential.pb"))
@@ -95,7 +95,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	require.NoError(t, err)
 	require.Equal(t, credential, still)
 
-	// With the word it does, and the word may stay where it is.
+	// With leave_cluster it does, and the setting may stay in the configuration.
 	w.agent.Leave = old
 	for range 2 {
 		require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
@@ -110,9 +110,9 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	require.Equal(t, node, nodes.GetNodes()[0].GetId())
 }
 
-// The cloud is lost while its host runs guests, and made again of a backup. The guests live on; the agent says what to
-// do; the host joins as the node it was, and the records and the guests are one again. What the backup cannot know is
-// neither killed nor hidden: a guest that was started since, and one that was made since.
+// TestRestoreWithAHost loses the control plane while a host runs guests, and restores it from a backup. The guests keep
+// running, the agent's log says what to do, and the host joins with its old node ID and takes over the guests. Guests
+// that were started or created after the backup are reported and keep running.
 func TestRestoreWithAHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(6 * time.Minute)
@@ -136,7 +136,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	out, err := w.controlplane("restore", "--from", file, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "--leave-cluster "+was.GetCluster())
-	// The bytes of images are no part of a backup.
+	// A backup does not contain the data of images.
 	require.NoError(t, os.CopyFS(w.dir.Path("restored", "images"), os.DirFS(filepath.Join(w.trio.DataDir(1), "images"))))
 	w.own(w.dir.Path("restored"))
 	w.startWith("restored", "127.0.0.1", "restored")
@@ -151,11 +151,11 @@ func TestRestoreWithAHost(t *testing.T) {
 
 	ref := func(id string) (string, string, string) { return "default", "default", id }
 	org, project, id := ref(late)
-	vm = eventually(ctx, t, g, late, "it is told that it runs", func(vm *vmv1.VirtualMachine) bool {
+	vm = eventually(ctx, t, g, late, "the record says that it runs", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetStatus().GetActualState() == vmv1.VmState_VM_STATE_RUNNING
 	})
 	require.Equal(t, vmv1.VmState_VM_STATE_STOPPED, vm.GetState())
-	require.Contains(t, vm.GetStatus().GetLastError(), "started after the backup")
+	require.Contains(t, vm.GetStatus().GetLastError(), "restored backup says it is stopped")
 	vm, err = g.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: org, ProjectId: project, VmId: id})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
@@ -164,12 +164,12 @@ func TestRestoreWithAHost(t *testing.T) {
 
 	_, err = g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: org, ProjectId: project, VmId: young})
 	require.Equal(t, codes.NotFound, status.Code(err))
-	w.agentSays(ctx, 0, "no record knows this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
+	w.agentSays(ctx, 0, "no record of this VM", "vm="+young, fmt.Sprint("pid=", youngPID))
 	log, err := os.ReadFile(w.dir.LogFile("restored"))
 	require.NoError(t, err)
 	require.Contains(t, string(log), young, "the control plane names it too")
 
-	// Never a second QEMU, and none booted again.
+	// No VM has a second QEMU, and no guest booted again.
 	for id, pid := range map[string]uint32{kept: keptPID, late: latePID, young: youngPID} {
 		w.only(id, pid)
 	}
@@ -179,7 +179,7 @@ func TestRestoreWithAHost(t *testing.T) {
 		require.Equal(t, 1, strings.Count(text, banner))
 	}
 
-	// Both obey again, and start again, although the records count fewer starts than there were.
+	// Both accept commands and start again, although the restored records count fewer starts than the host.
 	for id, pid := range map[string]uint32{kept: keptPID, late: latePID} {
 		vm, err = g.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: project, VmId: id, Force: true})
 		require.NoError(t, err)
@@ -191,14 +191,14 @@ func TestRestoreWithAHost(t *testing.T) {
 		w.only(id, vm.GetStatus().GetHostPid())
 	}
 
-	// The one without a record ends when it ends. Its disks stay.
+	// The guest without a record runs until it ends by itself. Its disks remain.
 	require.NoError(t, syscall.Kill(int(youngPID), syscall.SIGKILL))
 	w.agentSays(ctx, 0, "step=\"record exit\"", "vm="+young)
 	require.DirExists(t, filepath.Join(w.agent.DataDir(), "vms", young))
 	w.tenantOf(ctx, t, g, images)
 }
 
-// tenantOf makes one more VM in a restored cloud, of an image of before.
+// tenantOf creates another VM in a restored cloud, from an image of the backup.
 func (w *world) tenantOf(ctx context.Context, t *testing.T, g *lab.GRPC, images lab.GuestImages) {
 	ada := &lab.REST{Host: "127.0.0.1"}
 	token, err := ada.IssueToken(ctx, "ada", "correct horse", nil)
@@ -212,8 +212,8 @@ func (w *world) tenantOf(ctx context.Context, t *testing.T, g *lab.GRPC, images 
 	eventually(ctx, t, g, vm.ID, "it is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 }
 
-// Two members are lost for good, and the third makes a new cluster of what it has. The host joins that one as the node it
-// was, with its guest.
+// TestForceNewClusterWithAHost loses two members for good, and the third makes a new cluster from its data. The host
+// joins the new cluster with its old node ID and its guest.
 func TestForceNewClusterWithAHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)

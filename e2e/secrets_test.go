@@ -29,10 +29,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// secrets are what must be found nowhere, by what they are: random, so that no compression takes them apart.
+// secrets maps descriptions to secrets that no file may contain. They are random, so that compression keeps them
+// intact.
 type secrets map[string][]byte
 
-// found names the secrets that a text holds.
+// found returns the descriptions of the secrets that a text contains.
 func (s secrets) found(text []byte) (what []string) {
 	for _, name := range slices.Sorted(maps.Keys(s)) {
 		if bytes.Contains(text, s[name]) {
@@ -42,7 +43,7 @@ func (s secrets) found(text []byte) (what []string) {
 	return what
 }
 
-// addKey adds bytes in the forms in which somebody could have written them.
+// addKey adds a binary key in its possible encodings.
 func (s secrets) addKey(name string, key []byte) {
 	s[name] = key
 	s[name+" in hex"] = []byte(hex.EncodeToString(key))
@@ -56,7 +57,7 @@ func random() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// commandLines are those of all programs of the cloud.
+// commandLines returns the command lines of all programs of the cloud.
 func (w *world) commandLines() (out []byte) {
 	names := []string{w.agent.Name}
 	for id := range w.trio.Members {
@@ -90,7 +91,7 @@ func (w *world) metrics() (out []byte) {
 	return out
 }
 
-// records are those of a directory as a reader gets them, decompressed, each version that is kept.
+// records returns all versions of all records in a data directory, decompressed.
 func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	engine, err := mvcc.Open(vfs.Default, dir, mvcc.Options{})
 	require.NoError(t, err)
@@ -111,9 +112,9 @@ func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	return all, ring
 }
 
-// TestNothingSecretIsWritten gives a cloud every sort of secret. None of them is in the files of a member, a backup, a log,
-// the metrics or a command line, and only the member's user can read its files.
-func TestNothingSecretIsWritten(t *testing.T) {
+// TestNoSecretInFiles gives a cloud each kind of secret. No file of a member, backup, log, metric or command line
+// contains one of them, and only the member's user can read its files.
+func TestNoSecretInFiles(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
 	ctx := w.context(3 * time.Minute)
@@ -175,7 +176,7 @@ func TestNothingSecretIsWritten(t *testing.T) {
 	key, err := clusterkey.Load(w.trio.KeyFile())
 	require.NoError(t, err)
 	hidden.addKey("the key that secrets are sealed with", key.Derive("secrets"))
-	// Members may have the newest records only in their logs; what is restored of a backup has all in one place.
+	// A member may have its newest records only in its log; a restored backup has all of them in its state.
 	w.renewKey("new.key")
 	out, err := w.controlplane("restore", "--from", backup, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
 	require.NoError(t, err, out)
@@ -211,8 +212,8 @@ func TestNothingSecretIsWritten(t *testing.T) {
 	}
 }
 
-// scan looks at every file of a member's data directory: what is in it, and who may read it. The administrator's token is
-// there for root and the member's user.
+// scan checks the contents and mode of every file in a member's data directory. Root and the member's user may read the
+// administrator's token.
 func (w *world) scan(dir string, hidden secrets) {
 	visible := 0
 	require.NoError(w.t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -239,7 +240,8 @@ func (w *world) scan(dir string, hidden secrets) {
 	require.NotZero(w.t, visible, "what is not secret is found")
 }
 
-// scanAgent looks at every file of the agent's data directory: none holds a secret of hidden, and only root can read them.
+// scanAgent checks every file of the agent's data directory: none contains a secret of hidden, and only root can read
+// them.
 func (w *world) scanAgent(hidden secrets) {
 	files := 0
 	require.NoError(w.t, filepath.WalkDir(w.agent.DataDir(), func(path string, d fs.DirEntry, err error) error {
@@ -259,8 +261,8 @@ func (w *world) scanAgent(hidden secrets) {
 	require.NotZero(w.t, files)
 }
 
-// The scan finds what is there to be found.
-func TestSecretsAreFound(t *testing.T) {
+// TestScanFindsSecrets checks that the scan finds secrets in files.
+func TestScanFindsSecrets(t *testing.T) {
 	hidden := secrets{"password": []byte("correct horse")}
 	hidden.addKey("key", []byte{1, 2, 3, 250, 251, 252})
 	require.Equal(t, []string{"password"}, hidden.found([]byte("a correct horse b")))

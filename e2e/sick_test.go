@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// sick is a trio whose members each have a small disk.
+// sick is a trio of members with small disks.
 type sick struct {
 	*world
 	ctx   context.Context
@@ -33,8 +33,8 @@ type sick struct {
 	count  int              // of what was acknowledged
 }
 
-// newSick starts a trio; these members have a disk of their own, of so many MiB. No room is reserved on it, unless further
-// flags say so: these stories are about disks that are full.
+// newSick starts a trio. The members in mib have their own disk of that size in MiB. No space is reserved on it unless
+// flags say so, because these tests fill disks.
 func newSick(t *testing.T, mib map[int]int, flags ...string) *sick {
 	s := &sick{disks: map[int]*lab.Disk{}, codes: map[int]chan int{}, acked: map[string]int{}}
 	s.world = newWorld(t, func(w *world) {
@@ -65,7 +65,7 @@ func (s *sick) client(members ...int) *clientv3.Client {
 	return c
 }
 
-// write puts large values until stop is closed, and remembers what was acknowledged.
+// write puts large values until stop is called, and records the acknowledged ones.
 func (s *sick) write(c *clientv3.Client, size int) (stop func()) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var work sync.WaitGroup
@@ -95,7 +95,7 @@ func (s *sick) write(c *clientv3.Client, size int) (stop func()) {
 	return func() { cancel(); work.Wait() }
 }
 
-// acknowledged waits for so many further keys.
+// acknowledged waits until n further keys are acknowledged.
 func (s *sick) acknowledged(n int) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -111,7 +111,7 @@ func (s *sick) acknowledged(n int) {
 	}))
 }
 
-// ended waits until a member has ended by itself.
+// ended waits until a member has ended, and returns its exit status and log.
 func (s *sick) ended(id int) (code int, log string) {
 	s.t.Helper()
 	select {
@@ -124,7 +124,7 @@ func (s *sick) ended(id int) (code int, log string) {
 	return code, string(text)
 }
 
-// whole waits until the members hold the same, and looks for everything that was acknowledged.
+// whole waits until all members have the same data, and checks that it includes all acknowledged keys.
 func (s *sick) whole() {
 	s.t.Helper()
 	require.NoError(s.t, lab.Until(s.ctx, "all hold the same", func(ctx context.Context) error {
@@ -157,7 +157,7 @@ func (s *sick) whole() {
 	}
 }
 
-// lead makes a member lead the keys.
+// lead makes a member the leader of the key-value group.
 func (s *sick) lead(id int) {
 	s.t.Helper()
 	if s.kvLeader(s.ctx, 1, 2, 3) != id {
@@ -166,7 +166,7 @@ func (s *sick) lead(id int) {
 	}
 }
 
-// goesOn wants members to take writes.
+// goesOn checks that members accept writes.
 func (s *sick) goesOn(members ...int) {
 	s.t.Helper()
 	c := s.client(members...)
@@ -181,7 +181,7 @@ func (s *sick) goesOn(members ...int) {
 	}
 }
 
-// back starts members as they were started before.
+// back starts members with their old flags.
 func (s *sick) back(ids ...int) {
 	s.t.Helper()
 	for _, id := range ids {
@@ -190,7 +190,8 @@ func (s *sick) back(ids ...int) {
 	s.ready()
 }
 
-// last is the only line that a member has to say about its end.
+// last waits until a member has ended with status 1 and without a crash, returns the last line of its log, and empties
+// the log.
 func (s *sick) last(id int) string {
 	s.t.Helper()
 	code, text := s.ended(id)
@@ -202,8 +203,9 @@ func (s *sick) last(id int) string {
 	return lines[len(lines)-1]
 }
 
-// A disk runs full: that of a member that follows by something else, that of the leader by what is written, then all. Who has no
-// room ends and says so, the others go on, and when there is room everybody starts as before and all hold the same.
+// TestDiskRunsFull fills a follower's disk with a foreign file, then the leader's disk with writes, then all disks. A
+// member without space ends with that reason, and the others continue. With space again, each member starts and all
+// have the same data.
 func TestDiskRunsFull(t *testing.T) {
 	s := newSick(t, map[int]int{1: 260, 2: 900, 3: 900})
 	full := func(id int) {
@@ -238,7 +240,7 @@ func TestDiskRunsFull(t *testing.T) {
 	for id, d := range s.disks {
 		require.NoError(t, d.Fill(filepath.Join(s.trio.DataDir(id), "foreign")))
 	}
-	// Two end, by what they have to write; then there is nothing to write for the third.
+	// Two members end because of their writes. Without a quorum the third has nothing to write.
 	stop = s.write(s.client(1, 2, 3), 256<<10)
 	var over []int
 	require.NoError(t, lab.Until(s.ctx, "two have ended", func(context.Context) error {
@@ -263,10 +265,10 @@ func TestDiskRunsFull(t *testing.T) {
 			<-codes
 		}
 	}
-	// There is not even room to start.
+	// A member without space cannot start.
 	require.NoError(t, s.trio.Start(over[0]))
 	full(over[0])
-	// What was written until then may have taken most of the room itself.
+	// Writes may have used most of the space by now.
 	for id, d := range s.disks {
 		require.NoError(t, os.Remove(filepath.Join(s.trio.DataDir(id), "foreign")))
 		require.NoError(t, d.Grow(2000))
@@ -276,8 +278,8 @@ func TestDiskRunsFull(t *testing.T) {
 	s.whole()
 }
 
-// A disk fails: that of a member that follows, then that of the leader. Nothing that was acknowledged is lost, and when the disk
-// is sound again the member starts as before.
+// TestDiskFails makes a follower's disk fail, then the leader's. No acknowledged write is lost, and the member starts
+// again when its disk works.
 func TestDiskFails(t *testing.T) {
 	s := newSick(t, map[int]int{1: 300})
 	for _, leader := range []int{2, 1} {
@@ -298,7 +300,7 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// replace makes room for a member with an empty directory, as an operator does, and starts it.
+// replace replaces a member by one with an empty directory, as an operator does.
 func (s *sick) replace(id int) {
 	s.t.Helper()
 	home := s.t.TempDir()
@@ -312,8 +314,8 @@ func (s *sick) replace(id int) {
 	s.voters(1, 1, 2, 3)
 }
 
-// One bit flips on the disk of a member that is down: in its log, in the tables of its keys. It does not start with that, says what
-// is damaged and what to do, and when that is done all hold the same.
+// TestDataIsDamaged flips one bit in the log and in the tables of a stopped member. The member refuses to start, and
+// names the damaged file and the remedy. After the remedy all members have the same data.
 func TestDataIsDamaged(t *testing.T) {
 	s := newSick(t, nil)
 	s.voters(1, 1, 2, 3)
@@ -327,7 +329,7 @@ func TestDataIsDamaged(t *testing.T) {
 		home := t.TempDir()
 		token := filepath.Join(home, "token")
 		require.NoError(t, os.WriteFile(token, []byte(s.adminToken), 0o600))
-		// A backup of a member brings its state into tables.
+		// A backup makes the member write its state to tables.
 		_, errs, code := s.trivet(s.ctx, home, "--endpoint", "127.0.0.2", "--token-file", token, "cluster", "backup", filepath.Join(home, "backup"))
 		require.Zero(t, code, errs)
 		require.NoError(t, s.dir.Stop(s.trio.Name(2), 12*time.Second))
@@ -352,7 +354,7 @@ func TestDataIsDamaged(t *testing.T) {
 	}
 }
 
-// largest is the file with the most in it.
+// largest returns the name of the largest file.
 func largest(t *testing.T, pattern string) (name string) {
 	files, err := filepath.Glob(pattern)
 	require.NoError(t, err)

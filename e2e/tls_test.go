@@ -35,13 +35,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Ports of tenants.
+// The ports for tenants.
 var (
 	restPorts = []int{8081, 8083, 8084, 8086}
 	rpcPorts  = []int{50051, 50057}
 )
 
-// secured gives the trio a certificate before it starts, and clients that trust its authority.
+// secured gives the trio a certificate before it starts, and makes clients that trust its authority.
 func secured(w *world) {
 	require.NoError(w.t, os.Mkdir(w.dir.Path("tls"), 0o755))
 	w.renew()
@@ -50,7 +50,7 @@ func secured(w *world) {
 	w.speakTLS()
 }
 
-// speakTLS makes clients speak TLS from now on.
+// speakTLS makes clients use TLS from now on.
 func (w *world) speakTLS() {
 	roots := x509.NewCertPool()
 	text, err := os.ReadFile(w.caFile())
@@ -63,13 +63,13 @@ func (w *world) speakTLS() {
 
 func (w *world) caFile() string { return w.dir.Path("tls", "tls-ca.crt") }
 
-// renew makes a new certificate in the place of the one before.
+// renew replaces the certificate.
 func (w *world) renew() {
 	out, err := w.controlplane("tenant-cert", "--cluster-key", "cluster.key", "--hosts", "localhost,127.0.0.1,127.0.0.2,127.0.0.3,"+beyond, "--dir", "tls")
 	require.NoError(w.t, err, out)
 }
 
-// serials are those of the certificates that each port of each member shows.
+// serials returns the serial numbers of the certificates that the ports of all members present.
 func (w *world) serials(ctx context.Context) (map[string]bool, error) {
 	all := map[string]bool{}
 	for _, host := range w.trio.Members {
@@ -87,7 +87,7 @@ func (w *world) serials(ctx context.Context) (map[string]bool, error) {
 	return all, nil
 }
 
-// shows waits until all ports of all members show what the file has.
+// shows waits until all ports of all members present the certificate in the file.
 func (w *world) shows(ctx context.Context) {
 	pair, err := tls.LoadX509KeyPair(w.dir.Path("tls", "tls.crt"), w.dir.Path("tls", "tls.key"))
 	require.NoError(w.t, err)
@@ -100,8 +100,9 @@ func (w *world) shows(ctx context.Context) {
 	}))
 }
 
-// Every port of tenants speaks TLS and nothing else; real clients of each kind get through with the authority named.
-func TestTenantsSpeakTLS(t *testing.T) {
+// TestTenantPortsUseTLS checks that each port for tenants serves TLS only, and that each real client succeeds with the
+// authority's certificate.
+func TestTenantPortsUseTLS(t *testing.T) {
 	w := newWorld(t, secured)
 	ctx := w.context(3 * time.Minute)
 	for member, host := range w.trio.Members {
@@ -148,7 +149,7 @@ func TestTenantsSpeakTLS(t *testing.T) {
 	w.keysOverTLS(ctx)
 	w.commandsOverTLS(ctx)
 
-	// What would be plaintext beyond this host is not even begun.
+	// A client does not connect to another host in plaintext.
 	out, err := w.controlplane("--listen", beyond, "--data-dir", "never")
 	require.Error(t, err)
 	require.Contains(t, out, "--insecure-plaintext")
@@ -159,7 +160,7 @@ func TestTenantsSpeakTLS(t *testing.T) {
 	require.Contains(t, out, "chmod 600")
 }
 
-// keysOverTLS: members hand requests on to the leader, and etcd's clients are served.
+// keysOverTLS checks that members forward requests to the leader over TLS and serve etcd's clients.
 func (w *world) keysOverTLS(ctx context.Context) {
 	t := w.t
 	leader := w.kvLeader(ctx, 1, 2, 3)
@@ -181,21 +182,18 @@ func (w *world) keysOverTLS(ctx context.Context) {
 		require.True(t, strings.HasPrefix(m.ClientURLs[0], "https://"), m.ClientURLs)
 	}
 
+	// build does nothing if the programs of .build/etcd are those that it would build.
+	out, err := exec.Command("../controlplane/kv/compat/build").CombinedOutput()
+	require.NoError(t, err, "%s", out)
 	etcdctl, err := filepath.Abs("../.build/etcd/etcdctl")
 	require.NoError(t, err)
-	if _, err := os.Stat(etcdctl); err != nil {
-		if etcdctl, err = exec.LookPath("etcdctl"); err != nil {
-			t.Log("no etcdctl here: its library stands for it")
-			return
-		}
-	}
 	for _, args := range [][]string{{"put", "b", "2"}, {"get", "b"}, {"endpoint", "health", "--cluster"}} {
 		out, err := exec.CommandContext(ctx, etcdctl, append([]string{"--endpoints", endpoint, "--cacert", w.caFile()}, args...)...).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
 }
 
-// commandsOverTLS: the command line logs in over TLS, and goes on speaking it.
+// commandsOverTLS checks that the command line logs in over TLS and keeps using it.
 func (w *world) commandsOverTLS(ctx context.Context) {
 	t := w.t
 	w.tenant("ada", "default", "default", "project:member")
@@ -217,8 +215,8 @@ func (w *world) commandsOverTLS(ctx context.Context) {
 	require.Contains(t, errs, "the token would be sent to "+beyond+":50051 in plaintext")
 }
 
-// A cloud that was plaintext becomes TLS member by member. Until all are, one that speaks TLS does not hand requests on in
-// plaintext, and says why; then the members' records name the new URLs by themselves.
+// TestTLSIsTurnedOn turns on TLS member by member. Until all have it, a member with TLS does not forward requests in
+// plaintext and gives the reason. Then the members' records have the new URLs.
 func TestTLSIsTurnedOn(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -260,8 +258,8 @@ func TestTLSIsTurnedOn(t *testing.T) {
 	}))
 }
 
-// The certificate is replaced again and again under requests of all kinds, once by a pair that is broken: none fails, and
-// what stands goes on.
+// TestCertificateIsReplacedUnderRequests replaces the certificate repeatedly under requests of all kinds, once by an
+// invalid pair. No request fails, and open connections continue.
 func TestCertificateIsReplacedUnderRequests(t *testing.T) {
 	w := newWorld(t, secured)
 	ctx := w.context(3 * time.Minute)
@@ -337,7 +335,7 @@ func TestCertificateIsReplacedUnderRequests(t *testing.T) {
 		hurry()
 		w.shows(ctx)
 	}
-	w.renew() // nobody tells them
+	w.renew() // the members notice it by themselves
 	w.shows(ctx)
 	before, err := w.serials(ctx)
 	require.NoError(t, err)

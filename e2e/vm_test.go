@@ -23,14 +23,14 @@ import (
 
 const banner = "TRIVET GUEST READY"
 
-// body is a small VM that boots from the guest's disk.
+// body returns the request for a small VM that boots from the guest's disk.
 func body(name, image string) map[string]any {
 	return map[string]any{"name": name, "memory_mib": 192, "disks": []any{
 		map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
 	}}
 }
 
-// cloud is a world with a host, the guest's images and a tenant.
+// cloud starts a world with a host, the guest's images and a tenant.
 func cloud(t *testing.T) (w *world, images lab.GuestImages, tenant *lab.REST) {
 	w = newWorld(t)
 	w.startAgent()
@@ -39,7 +39,7 @@ func cloud(t *testing.T) (w *world, images lab.GuestImages, tenant *lab.REST) {
 	return w, images, w.rest(2, w.tenant("ada", "default", "default", "project:member"))
 }
 
-// eventually waits for the record of a VM to be as wished.
+// eventually waits until ok accepts the record of a VM.
 func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string, ok func(*vmv1.VirtualMachine) bool) *vmv1.VirtualMachine {
 	t.Helper()
 	var vm *vmv1.VirtualMachine
@@ -53,7 +53,7 @@ func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string,
 	return vm
 }
 
-// The life of a VM over REST, by the spec's part 4.3, and what its guest says meanwhile.
+// TestVMOverREST uses all VM calls of REST (docs/api.md) and checks the guest's output.
 func TestVMOverREST(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -113,7 +113,8 @@ func TestVMOverREST(t *testing.T) {
 	}))
 }
 
-// Power over gRPC: events in order, reboot and reset by the guest's own word, the guest switching itself off.
+// TestPowerAndEvents uses the power calls of gRPC. It checks the order of events, that the guest rebooted or was reset,
+// and a guest that powers itself off.
 func TestPowerAndEvents(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(4 * time.Minute)
@@ -166,7 +167,7 @@ func TestPowerAndEvents(t *testing.T) {
 	require.NoError(t, consoleSays(ctx, w, id, banner, 3))
 	require.NoError(t, consoleSays(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
 
-	// Usage comes with the reports.
+	// The host's reports include usage.
 	eventually(ctx, t, g, id, "usage is shown", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetStatus().GetResourceUsage().GetMemoryUsedMib() > 0
 	})
@@ -217,13 +218,13 @@ func TestPowerAndEvents(t *testing.T) {
 	require.Contains(t, text, "STARTING RUNNING STOPPING STOPPED STARTING RUNNING DELETED")
 }
 
-// consoleSays waits until a line stands so many times on the console.
+// consoleSays waits until the console log contains a line the given number of times.
 func consoleSays(ctx context.Context, w *world, id, line string, times int) error {
 	_, err := w.admin.Console(ctx, id, line, times)
 	return err
 }
 
-// runningVMs makes n VMs that run their guest to its banner.
+// runningVMs creates and starts n VMs and waits for their guests' banners.
 func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, image string, n int) []string {
 	ids := make([]string, n)
 	var wg sync.WaitGroup
@@ -249,8 +250,8 @@ func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, imag
 	return ids
 }
 
-// The leader is killed while a client makes 20 VMs and repeats what got no answer, with a key each: every VM that was
-// acknowledged exists once, none twice, and the guests that ran never notice.
+// TestLeaderIsKilledUnderCreates kills the leader while a client creates 20 VMs and repeats calls without an answer
+// under their idempotency keys. Every acknowledged VM exists once, and running guests are not interrupted.
 func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -299,7 +300,7 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	now := eventually(ctx, t, g, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 	require.Equal(t, boot.GetStatus().GetHostPid(), now.GetStatus().GetHostPid())
 
-	// The one that was killed comes back and knows everything.
+	// The killed member starts again and has all VMs.
 	require.NoError(t, w.trio.Start(leader))
 	w.ready()
 	require.NoError(t, w.rest(leader, token).Call(ctx, "GET", "/api/v1/vms", nil, &list))
@@ -311,8 +312,8 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	}
 }
 
-// The agent is killed with ten VMs running: the same processes and guests afterwards. A guest that died meanwhile is
-// told, and so is a QEMU that is killed under the agent's eyes.
+// TestAgentIsKilled kills the agent while ten VMs run. The restarted agent has the same processes and guests. It
+// reports a guest that died meanwhile, and a QEMU that is killed while the agent runs.
 func TestAgentIsKilled(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -329,7 +330,7 @@ func TestAgentIsKilled(t *testing.T) {
 	require.NoError(t, syscall.Kill(int(pids[victim]), syscall.SIGKILL))
 	require.NoError(t, w.agent.Start(""))
 	began := time.Now()
-	vm := eventually(ctx, t, w.admin, victim, "its death is told", func(vm *vmv1.VirtualMachine) bool {
+	vm := eventually(ctx, t, w.admin, victim, "its death is reported", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
 	})
 	require.NotEmpty(t, vm.GetStatus().GetLastError())
@@ -346,19 +347,19 @@ func TestAgentIsKilled(t *testing.T) {
 	second := ids[1]
 	require.NoError(t, syscall.Kill(int(pids[second]), syscall.SIGKILL))
 	began = time.Now()
-	vm = eventually(ctx, t, w.admin, second, "its death is told", func(vm *vmv1.VirtualMachine) bool {
+	vm = eventually(ctx, t, w.admin, second, "its death is reported", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetState() == vmv1.VmState_VM_STATE_ERROR
 	})
 	t.Logf("told %.2f s after the kill: %s", time.Since(began).Seconds(), vm.GetStatus().GetLastError())
 	require.NotEmpty(t, vm.GetStatus().GetLastError())
-	// It can be started again.
+	// The VM can be started again.
 	vm, err := w.admin.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: "default", ProjectId: "default", VmId: second})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
 	require.Empty(t, vm.GetStatus().GetLastError())
 }
 
-// cgroupRoot is the tree that a guest's process is in.
+// cgroupRoot returns the root of the cgroup tree that contains a guest's process.
 func cgroupRoot(t *testing.T, pid uint32) string {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/cgroup")
 	require.NoError(t, err)

@@ -17,9 +17,9 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// Everything that goes over the wire is recorded while a tenant logs in, asks and is answered, and one member hands a
-// request on to another. In plaintext all of it can be read; over TLS nothing.
-func TestNothingSecretIsOnTheWire(t *testing.T) {
+// TestNoSecretOnTheWire records all packets while a tenant logs in and makes calls, and one member forwards a request
+// to another. In plaintext the secrets are found; over TLS none is.
+func TestNoSecretOnTheWire(t *testing.T) {
 	const password, value = "a password on the wire 7d1f", "a value on the wire 93ab"
 	for name, prepare := range map[string][]func(*world){"plaintext": nil, "TLS": {secured}} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestNothingSecretIsOnTheWire(t *testing.T) {
 	}
 }
 
-// tape records what goes over lo of this network namespace, with headers and all.
+// tape records all packets on lo of this network namespace, including headers.
 type tape struct {
 	t    *testing.T
 	fd   int
@@ -87,7 +87,7 @@ func record(t *testing.T) *tape {
 	return p
 }
 
-// stop gives what was recorded, when all of it was; once.
+// stop ends the recording and returns it. Call it once.
 func (p *tape) stop() (wire []byte) {
 	p.once.Do(func() { wire = p.cut() })
 	return wire

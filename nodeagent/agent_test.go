@@ -22,7 +22,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// asAgent in the environment makes this test's program the agent.
+// asAgent, set in the environment, makes the test program run as the agent.
 const asAgent = "TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a host with a control plane.
+// rig is a host with a fake control plane.
 type rig struct {
 	*testing.T
 	*controlPlane
@@ -88,7 +88,7 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// command is an agent of this host.
+// command returns the command that starts an agent on this host.
 func (r *rig) command() *exec.Cmd {
 	token := filepath.Join(r.dir, "token")
 	require.NoError(r, os.WriteFile(token, []byte(r.token()+"\n"), 0o600))
@@ -107,7 +107,7 @@ func (r *rig) start() {
 	require.NoError(r, r.process.Start())
 }
 
-// kill sends the agent a signal and waits for its end.
+// kill sends a signal to the agent and waits until it has ended.
 func (r *rig) kill(signal syscall.Signal) error {
 	_ = r.process.Process.Signal(signal)
 	err := r.process.Wait()
@@ -152,14 +152,14 @@ func started(w *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return next(w, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_ON; w.Starts++ })
 }
 
-// alive says whether a process runs; one that is dead and waits for its parent does not.
+// alive reports whether a process runs. A zombie does not.
 func alive(pid uint32) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// The agent's whole life beside a small control plane, with real QEMU: join, build, start, kill -9 of the agent and of a
-// QEMU, an orderly stop, destroy.
+// The agent's life cycle with a fake control plane and real QEMU: join, build, start, kill -9 of the agent and of a
+// QEMU, a regular stop, destroy.
 func TestAgent(t *testing.T) {
 	r := newRig(t)
 	r.start()
@@ -189,12 +189,12 @@ func TestAgent(t *testing.T) {
 	require.Contains(t, metrics, `trivet_agent_vms{observed="running"} 2`)
 	require.Contains(t, metrics, `trivet_agent_uplink_connected 1`)
 
-	// A second agent is refused; one that would read garbage too.
+	// A second agent on the same data directory is refused.
 	out, err := r.command().CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "another agent")
 
-	// kill -9: the guests do not notice, and the next agent has them before it says its first word.
+	// The guests survive kill -9 of the agent, and the next agent has adopted them before it sends its first message.
 	r.kill(syscall.SIGKILL)
 	require.True(t, alive(pidA))
 	r.change(func() { clear(r.seen); r.present = nil })
@@ -204,7 +204,7 @@ func TestAgent(t *testing.T) {
 	require.Equal(t, []string{a.GetVmId(), b.GetVmId()}, r.present)
 	require.Contains(t, r.get("/metrics"), `trivet_agent_launches_total{result="ok"} 0`)
 
-	// kill -9 of a QEMU, whose parent is no longer the agent.
+	// kill -9 of a QEMU whose parent is no longer the agent.
 	require.NoError(t, syscall.Kill(int(pidA), syscall.SIGKILL))
 	o := r.sees(a, agentv1.Observed_OBSERVED_ENDED)
 	require.Equal(t, agentv1.Exit_EXIT_FAILED, o.GetExit())
@@ -213,7 +213,7 @@ func TestAgent(t *testing.T) {
 	r.assign(a)
 	require.NotEqual(t, pidA, r.sees(a, agentv1.Observed_OBSERVED_RUNNING).GetPid())
 
-	// An orderly stop leaves guests running. Meanwhile the control plane wants one of them gone.
+	// A regular stop leaves guests running. Meanwhile the control plane wants one of them destroyed.
 	require.NoError(t, r.kill(syscall.SIGTERM))
 	require.True(t, alive(pidB))
 	b = next(b, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
@@ -241,7 +241,7 @@ func TestAgent(t *testing.T) {
 	require.NoError(t, r.kill(syscall.SIGTERM))
 }
 
-// Wrong use ends at once with a sentence.
+// Invalid arguments end the agent at once with an error of one sentence.
 func TestRefusals(t *testing.T) {
 	for _, args := range [][]string{{}, {"--controlplane", "a", "--accel", "fast"}, {"--config", "/nowhere"}} {
 		cmd := exec.Command(os.Args[0], args...)
@@ -253,7 +253,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A directory of another version is left alone.
+// The agent refuses a data directory of another format version and does not change it.
 func TestFormat(t *testing.T) {
 	dir := t.TempDir()
 	release, err := claim(dir)

@@ -250,7 +250,7 @@ func (c *Config) Validate() error {
 	case !validHost.MatchString(c.Name):
 		return fmt.Errorf("name: %q is not a host name", c.Name)
 	case !slices.Contains([]facts.Mode{facts.Auto, facts.WantKVM, facts.WantTCG}, c.Accel):
-		return fmt.Errorf("accel: %q is none of auto, kvm, tcg", c.Accel)
+		return fmt.Errorf("accel: %q must be auto, kvm or tcg", c.Accel)
 	case over.Validate() != nil:
 		return fmt.Errorf("overcommit: %w", over.Validate())
 	case err != nil:
@@ -274,7 +274,7 @@ func (c *Config) Validate() error {
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {
 		if strings.HasPrefix(k, "trivet/") {
-			return fmt.Errorf("labels: %q: names under trivet/ are the agent's own", k)
+			return fmt.Errorf("labels: %q: names under trivet/ are reserved for the agent", k)
 		}
 	}
 	all := maps.Clone(c.Labels)

@@ -26,7 +26,7 @@ func configFile(t *testing.T, text string) string {
 	return path
 }
 
-// Each of the three sources can say everything, and the nearer one wins.
+// Each of file, environment and flags can set every key, and the later one in this list takes precedence.
 func TestPrecedence(t *testing.T) {
 	file := configFile(t, `
 controlplane: [10.0.0.1, "cp2.example:9999", "[fd00::1]:7443", "fd00::2"]
@@ -101,7 +101,7 @@ func TestBadConfig(t *testing.T) {
 	require.True(t, errors.Is(err, flag.ErrHelp))
 }
 
-// A field of the file that no flag and no variable sets would be forgotten in one of the three.
+// A field of the file without a flag and variable would be missing from two of the three sources.
 func TestEveryFieldIsASetting(t *testing.T) {
 	var walk func(reflect.Type, string)
 	names := map[string]bool{}

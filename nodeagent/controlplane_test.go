@@ -26,10 +26,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// within bounds every wait. It is never reached but by a failure.
+// within limits every wait. It passes only if a test fails.
 const within = 60 * time.Second
 
-// controlPlane is a small one: one member, which always leads, and whose records are what the test says.
+// controlPlane is a fake control plane: one member that always leads, and whose records the test sets.
 type controlPlane struct {
 	agentv1.UnimplementedAgentServiceServer
 	vmv1.UnimplementedNodeServiceServer
@@ -89,7 +89,7 @@ func (c *controlPlane) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1
 	}, nil
 }
 
-// change lets f change what mu guards, and wakes those who wait.
+// change calls f, which may change the fields that mu guards, and wakes all waiters.
 func (c *controlPlane) change(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +98,7 @@ func (c *controlPlane) change(f func()) {
 	c.moved = make(chan struct{})
 }
 
-// until waits for ok, which may look at what mu guards.
+// until waits until ok returns true. ok may read the fields that mu guards.
 func (c *controlPlane) until(what string, ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(within)
@@ -119,7 +119,7 @@ func (c *controlPlane) until(what string, ok func() bool) {
 	}
 }
 
-// assign changes a VM's record and tells the agent, if one watches.
+// assign changes a VM's record and notifies the agent if it is connected.
 func (c *controlPlane) assign(vm *agentv1.AssignedVm) {
 	c.change(func() {
 		c.revision++
@@ -128,7 +128,7 @@ func (c *controlPlane) assign(vm *agentv1.AssignedVm) {
 	})
 }
 
-// tell sends a delta. mu is held.
+// tell sends a delta. The caller must hold mu.
 func (c *controlPlane) tell(m *agentv1.WatchResponse) {
 	m.Term, m.Revision, m.Complete = 1, c.revision, true
 	if c.watch != nil {
@@ -208,7 +208,7 @@ func (c *controlPlane) sum() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sees waits for a report on the newest wish, at a level.
+// sees waits for an observation of the newest desired state.
 func (c *controlPlane) sees(vm *agentv1.AssignedVm, level agentv1.Observed) *agentv1.VmObservation {
 	c.t.Helper()
 	var o *agentv1.VmObservation

@@ -54,11 +54,11 @@ func start(args []string) int {
 	context.AfterFunc(ctx, func() {
 		stop() // a second signal ends the program at once
 		time.Sleep(stopWithin)
-		log.Warn("something under way did not end in time; it is left as it is")
+		log.Warn("work in progress did not end in time and was abandoned")
 		os.Exit(0)
 	})
 	if err := run(ctx, config, log); err != nil {
-		log.Error("the agent ends", "err", err)
+		log.Error("agent failed", "err", err)
 		return 1
 	}
 	return 0

@@ -68,7 +68,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	}
 	self := describe(c, host, accel)
 	if !self.ready {
-		log.Warn("this host takes no guests: it has no real KVM, and allow_tcg is not set")
+		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
 
 	// The link, the loop and the machines refer to each other. None of these callbacks is called before all of them
@@ -123,7 +123,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		return err
 	}
 	loop = reconcile.New(reconcile.Options{
-		Open: machines.Open, Report: link.Observe, Forget: link.Forget, Log: log, Launches: launches, Builds: builds,
+		Open: machines.Open, Report: link.Observe, Removed: link.Forget, Log: log, Launches: launches, Builds: builds,
 	})
 	defer loop.Close()
 	if err := adopt(ctx, machines, loop, log); err != nil {
@@ -138,7 +138,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	group.Go(func() error {
 		return every(ctx, pruneEvery, func() {
 			if err := prune(c.DataDir, images, machines, assigned.Load()); err != nil {
-				log.Warn("images not pruned", "err", err)
+				log.Warn("cannot prune images", "err", err)
 			}
 		})
 	})
@@ -150,7 +150,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	log.Info("stopped; guests run on")
+	log.Info("stopped; guests keep running")
 	return nil
 }
 
@@ -273,7 +273,7 @@ func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 		},
 		VMs: func() []metrics.VM {
 			var out []metrics.VM
-			for _, s := range machines.Seen() {
+			for _, s := range machines.LastReports() {
 				out = append(out, metrics.VM(s))
 			}
 			return out

@@ -1,5 +1,5 @@
-// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its tables
-// do not list is not allowed.
+// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its
+// tables do not list is not allowed.
 package shared
 
 import (
@@ -207,7 +207,7 @@ func covers(allowed, imported string) bool {
 	return allowed == imported
 }
 
-// The files that translate between messages and a service call the service, and do not use its records.
+// Files that translate messages call the service, and do not use its records.
 func TestHandlersDoNotUseTheStore(t *testing.T) {
 	handlers := regexp.MustCompile(`^(rest|rpc).*\.go$`)
 	packages := []string{"controlplane/kv/etcdrpc", "controlplane/kv/restapi"} // these consist of such files
@@ -229,7 +229,7 @@ func TestHandlersDoNotUseTheStore(t *testing.T) {
 	require.Greater(t, checked, 20, "the files were not found")
 }
 
-// What a program does at its start is written in main.
+// No package has an init function: main states what a program does at its start.
 func TestNoInitFunctions(t *testing.T) {
 	walk(t, func(pkg string, p *build.Package) {
 		if strings.HasPrefix(pkg, "protos/") {
@@ -256,11 +256,11 @@ func TestEveryPackageHasAComment(t *testing.T) {
 	})
 }
 
-func TestNoDrawers(t *testing.T) {
-	drawers := []string{"util", "utils", "common", "types", "models", "pkg", "cmd", "helpers"}
+func TestNoUtilityPackages(t *testing.T) {
+	names := []string{"util", "utils", "common", "types", "models", "pkg", "cmd", "helpers"}
 	walk(t, func(pkg string, _ *build.Package) {
 		for _, part := range strings.Split(pkg, "/") {
-			require.NotContains(t, drawers, part, pkg)
+			require.NotContains(t, names, part, pkg)
 		}
 	})
 }

@@ -1,5 +1,5 @@
-// Package systemd_test checks the unit files beside it: with systemd's own tools where they are installed, and for what
-// those do not know, such as that stopping the agent spares its guests.
+// Package systemd_test checks the unit files of this directory with systemd's own tools where they are installed, and
+// checks settings that those tools do not judge, such as that stopping the agent keeps its guests running.
 package systemd_test
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tool finds a program of systemd's. It is not everywhere, but where everything must be checked it has to be.
+// tool returns the path of one of systemd's programs. Without it the test is skipped, or fails if CI is true.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -45,7 +45,7 @@ func write(t *testing.T, mode os.FileMode, text string, path ...string) string {
 	return file
 }
 
-// root is a file system with the units, the targets that they stand among, and stand-ins for the programs.
+// root creates a directory tree with the units, the targets that they refer to, and empty programs.
 func root(t *testing.T, change func(unit, text string) string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,7 +66,7 @@ func root(t *testing.T, change func(unit, text string) string) string {
 
 func asIs(_, text string) string { return text }
 
-// verify says what systemd has to say about the units.
+// verify returns the output of systemd-analyze verify.
 func verify(t *testing.T, root string) string {
 	t.Helper()
 	cmd := exec.Command(tool(t, "systemd-analyze"), append([]string{"verify", "--man=no", "--generators=no", "--root=" + root}, units(t)...)...)
@@ -79,12 +79,12 @@ func verify(t *testing.T, root string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestSystemdUnderstandsTheUnits(t *testing.T) {
+func TestSystemdAcceptsTheUnits(t *testing.T) {
 	require.Empty(t, verify(t, root(t, asIs)))
 }
 
-// A check that finds nothing must be one that can.
-func TestSystemdWouldSayWhatIsWrong(t *testing.T) {
+// TestSystemdReportsInvalidUnits checks that the check above can fail.
+func TestSystemdReportsInvalidUnits(t *testing.T) {
 	for want, change := range map[string]func(unit, text string) string{
 		"Unknown key": func(_, text string) string { return strings.ReplaceAll(text, "KillMode=", "KilMode=") },
 		"Failed to parse": func(_, text string) string {
@@ -102,8 +102,8 @@ func TestSystemdWouldSayWhatIsWrong(t *testing.T) {
 	}
 }
 
-// The whole of what the control plane can still do to its host, as systemd rates it: 0 is nothing, 10 everything.
-func TestTheControlPlaneIsShutIn(t *testing.T) {
+// TestControlPlaneExposure checks systemd's rating of the privileges that the control plane keeps: 0 is none, 10 is all.
+func TestControlPlaneExposure(t *testing.T) {
 	// It listens on the network and may use the system calls of an ordinary service.
 	const threshold = "20" // in tenths
 	cmd := exec.Command(tool(t, "systemd-analyze"), "security", "--no-pager", "--offline=true", "--threshold="+threshold,
@@ -112,7 +112,7 @@ func TestTheControlPlaneIsShutIn(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-// settings are a unit's KEY=VALUE lines, in order, by key.
+// settings returns the values of a unit's keys, in order.
 func settings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
 	f, err := os.Open(unit)
@@ -129,7 +129,7 @@ func settings(t *testing.T, unit string) map[string][]string {
 	return all
 }
 
-func TestWhatTheUnitsPromise(t *testing.T) {
+func TestSettingsOfUnits(t *testing.T) {
 	for unit, promises := range map[string]map[string]string{
 		"trivet-controlplane.service": {
 			"User": "trivet", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "NoNewPrivileges": "yes",
@@ -160,7 +160,7 @@ func TestWhatTheUnitsPromise(t *testing.T) {
 	require.Contains(t, strings.Fields(agent["After"][0]), "trivet-guests.service")
 }
 
-// Each capability is there by name, for a reason that stands beside it.
+// TestEachCapabilityHasAReason checks that the unit grants exactly these capabilities and gives a reason for each.
 func TestEachCapabilityHasAReason(t *testing.T) {
 	text, err := os.ReadFile("trivet-nodeagent.service")
 	require.NoError(t, err)
@@ -168,7 +168,7 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	require.Equal(t, []string{
 		"CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_CHOWN", "CAP_SETUID", "CAP_SETGID", "CAP_DAC_OVERRIDE", "CAP_KILL", "CAP_SETPCAP",
 	}, granted)
-	above, refused, ok := strings.Cut(string(text), "# Not here")
+	above, refused, ok := strings.Cut(string(text), "# Capabilities that one might expect")
 	require.True(t, ok)
 	refused, _, _ = strings.Cut(refused, "CapabilityBoundingSet=")
 	for _, c := range granted {
@@ -177,7 +177,7 @@ func TestEachCapabilityHasAReason(t *testing.T) {
 	}
 }
 
-func TestSysusersMakesTheUser(t *testing.T) {
+func TestSysusersCreatesTheUser(t *testing.T) {
 	conf, err := filepath.Abs("sysusers.d/trivet.conf")
 	require.NoError(t, err)
 	dir := t.TempDir()
@@ -194,7 +194,7 @@ func TestSysusersMakesTheUser(t *testing.T) {
 	require.Contains(t, user[6], "nologin")
 }
 
-func TestTmpfilesKeepsSecretsToTheirOwners(t *testing.T) {
+func TestTmpfilesSetsModesOfSecrets(t *testing.T) {
 	if os.Getuid() != 0 && os.Getenv("CI") != "true" {
 		t.Skip("changes owners: run as root")
 	}

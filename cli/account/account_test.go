@@ -31,7 +31,7 @@ func TestPath(t *testing.T) {
 	require.ErrorContains(t, err, "HOME")
 }
 
-func TestASecretDoesNotShowItself(t *testing.T) {
+func TestSecretIsHiddenWhenFormatted(t *testing.T) {
 	l := Login{Token: "hunter2"}
 	for _, text := range []string{fmt.Sprint(l.Token), fmt.Sprintf("%v %+v %#v %s %q", l, l, l, l.Token, l.Token), fmt.Sprint(&l)} {
 		require.NotContains(t, text, "hunter2")
@@ -115,7 +115,7 @@ func FuzzEndpoints(f *testing.F) {
 	})
 }
 
-// A secret goes into a file of its owner's alone, and never into one that is there.
+// TestSecretFile checks that a secret is written to a new file that only its owner can read, never to an existing one.
 func TestSecretFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	f, err := NewSecretFile(path)

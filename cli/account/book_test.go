@@ -21,7 +21,7 @@ func put(name string, l *Login) func(*Book) error {
 	}
 }
 
-func TestLoginsAreKept(t *testing.T) {
+func TestSavedLogins(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "trivet", "config.yaml")
 	b, err := Load(path)
 	require.NoError(t, err)
@@ -46,8 +46,8 @@ func TestLoginsAreKept(t *testing.T) {
 	}
 }
 
-// A file of before there were contexts is read as one, and written as one the next time.
-func TestAFileOfOneLoginIsConverted(t *testing.T) {
+// TestFileWithoutContextsIsConverted reads a file of the format before contexts; the next write uses the present format.
+func TestFileWithoutContextsIsConverted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	const before = "endpoints:\n    - a:1\nuser: demo\norg: o\nproject: p\ntoken: eyJ.x.y\nexpires_at: 2026-03-02T00:00:00Z\n"
 	require.NoError(t, os.WriteFile(path, []byte(before), 0o600))
@@ -66,7 +66,7 @@ func TestAFileOfOneLoginIsConverted(t *testing.T) {
 	require.Equal(t, &Book{Current: "other", Contexts: map[string]*Login{Before: was, "other": other}}, b)
 }
 
-func TestAFileThatCannotBeUsedSaysWhyShowsNoTokenAndStays(t *testing.T) {
+func TestUnusableFileIsReportedAndKept(t *testing.T) {
 	const token = "eyJ.very.secret"
 	for name, tc := range map[string]struct {
 		text string
@@ -103,7 +103,7 @@ func TestAFileThatCannotBeUsedSaysWhyShowsNoTokenAndStays(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeWrittenStaysAsItIs(t *testing.T) {
+func TestFailedWriteKeepsFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.yaml")
 	require.NoError(t, Update(t.Context(), path, put("a", &Login{Endpoints: []string{"a:1"}})))
@@ -129,8 +129,8 @@ func TestAFileThatCannotBeWrittenStaysAsItIs(t *testing.T) {
 	require.Len(t, entries, 2)
 }
 
-// However many log in at once, each is kept.
-func TestNoUpdateIsLost(t *testing.T) {
+// TestConcurrentLogins checks that concurrent writers lose none of their logins.
+func TestConcurrentLogins(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	var wg sync.WaitGroup
 	for n := range 8 {
@@ -152,7 +152,7 @@ func TestNoUpdateIsLost(t *testing.T) {
 	require.Len(t, b.Contexts, 24)
 }
 
-func TestALockThatIsHeldIsWaitedForAsLongAsTheCallerLikes(t *testing.T) {
+func TestLockWaitEndsWithContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	f, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	require.NoError(t, err)

@@ -23,7 +23,7 @@ func filtered(t *testing.T, chunks ...string) string {
 	return out.String()
 }
 
-func TestWhatIsLeftOfAConsole(t *testing.T) {
+func TestFilterRemovesTerminalControls(t *testing.T) {
 	for name, tc := range map[string]struct{ in, want string }{
 		"text passes":                        {"Linux version 6.1\n\tüñ世\n", "Linux version 6.1\n\tüñ世\n"},
 		"serial line ends":                   {"a\r\nb\r\r\nc\r\n", "a\nb\nc\n"},
@@ -58,12 +58,12 @@ var errBroken = errors.New("pipe broken")
 
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
-func TestTheWritersErrorIsTold(t *testing.T) {
+func TestFilterReturnsWriteError(t *testing.T) {
 	_, err := NewFilter(broken{}).Write([]byte("text"))
 	require.ErrorIs(t, err, errBroken)
 }
 
-// What comes out can do nothing to a terminal, and does not depend on how the bytes were cut.
+// The output has no terminal controls and does not depend on how the input was split into writes.
 func FuzzFilter(f *testing.F) {
 	for _, s := range []string{"plain\n", "\x1b[31mred\x1b[0m\r\n", "\x1b]0;t\x07", "\u009b1m", "\xe4\xb8\x96\x9b", "a\rb\r\n", "\x1bP\n\x1b"} {
 		f.Add([]byte(s), 3)

@@ -23,7 +23,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// fleet is some members in memory, by endpoint.
+// fleet holds in-memory members by endpoint.
 type fleet struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -116,19 +116,19 @@ func (f *fleet) members() (names []string) {
 	return names
 }
 
-func TestTheNextEndpointIsUsedWhenOneCannotBeReached(t *testing.T) {
+func TestUnreachableEndpointIsSkipped(t *testing.T) {
 	f := newFleet(t, "b:1", "c:1")
 	c := f.open("a:1", "b:1", "c:1")
 	for range 2 {
 		_, err := vmv1.NewVmServiceClient(c).RebootVm(t.Context(), &vmv1.RebootVmRequest{})
-		require.NoError(t, err, "what was sent to nobody may be sent to the next, whatever it is")
+		require.NoError(t, err, "a request that was not sent may be sent to the next endpoint, even if it is not idempotent")
 	}
 	require.Equal(t, []string{"b:1", "b:1"}, f.members(), "and one that serves is kept")
 	require.Equal(t, "Bearer t0k", f.calls[0].token)
 	require.Empty(t, f.calls[0].key)
 }
 
-func TestAnEndpointThatIsUnavailableIsLeft(t *testing.T) {
+func TestUnavailableEndpointIsSkipped(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable}
 	_, err := vmv1.NewVmServiceClient(f.open("a:1", "b:1")).GetVm(t.Context(), &vmv1.GetVmRequest{})
@@ -136,11 +136,11 @@ func TestAnEndpointThatIsUnavailableIsLeft(t *testing.T) {
 	require.Equal(t, []string{"a:1", "b:1"}, f.members())
 }
 
-func TestACreateIsSaidAgainWithItsKey(t *testing.T) {
+func TestCreateIsRetriedWithItsIdempotencyKey(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable, codes.Unavailable}
 	f.answers["b:1"] = []codes.Code{codes.Unavailable}
-	f.dials["a:1"] = []error{refused()} // nobody at first
+	f.dials["a:1"] = []error{refused()} // unreachable at first
 	f.dials["b:1"] = []error{refused()}
 	create := func() {
 		_, err := vmv1.NewVmServiceClient(f.open("a:1", "b:1")).CreateVm(t.Context(), &vmv1.CreateVmRequest{})
@@ -157,7 +157,7 @@ func TestACreateIsSaidAgainWithItsKey(t *testing.T) {
 	require.NotEqual(t, key, f.calls[4].key, "another create is another")
 }
 
-func TestOtherCallsAreSaidOnce(t *testing.T) {
+func TestCallsThatAreNotIdempotentAreNotRetried(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable}
 	_, err := vmv1.NewVmServiceClient(f.open("a:1", "b:1")).RebootVm(t.Context(), &vmv1.RebootVmRequest{})
@@ -168,7 +168,7 @@ func TestOtherCallsAreSaidOnce(t *testing.T) {
 	require.Len(t, f.calls, 1)
 }
 
-func TestAnAnswerIsNotAskedForTwice(t *testing.T) {
+func TestNoRetryAfterTheFirstAnswer(t *testing.T) {
 	for _, code := range []codes.Code{codes.Internal, codes.NotFound, codes.DeadlineExceeded, codes.ResourceExhausted} {
 		f := newFleet(t, "a:1", "b:1")
 		f.answers["a:1"] = []codes.Code{code}
@@ -178,7 +178,7 @@ func TestAnAnswerIsNotAskedForTwice(t *testing.T) {
 	}
 }
 
-func TestACreateGivesUp(t *testing.T) {
+func TestCreateRetriesEnd(t *testing.T) {
 	f := newFleet(t, "a:1")
 	for range 1000 {
 		f.answers["a:1"] = append(f.answers["a:1"], codes.Unavailable)
@@ -196,7 +196,7 @@ func TestACreateGivesUp(t *testing.T) {
 	require.Empty(t, f.calls[0].token)
 }
 
-func TestACallerThatHangsUpEndsTheWait(t *testing.T) {
+func TestCanceledContextEndsRetries(t *testing.T) {
 	f := newFleet(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	c, err := Open(Options{Endpoints: []string{"a:1"}, Dialer: func(ctx context.Context, endpoint string) (net.Conn, error) {
@@ -209,8 +209,8 @@ func TestACallerThatHangsUpEndsTheWait(t *testing.T) {
 	require.Equal(t, codes.Canceled, status.Code(err))
 }
 
-// Each way in which an endpoint is not a member, over TCP.
-func TestNobodyCanBeReached(t *testing.T) {
+// TestNoEndpointIsReachable tries each way in which an endpoint may fail to be a member, over TCP.
+func TestNoEndpointIsReachable(t *testing.T) {
 	listen := func(serve func(net.Conn)) string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -262,7 +262,7 @@ func TestNobodyCanBeReached(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
-func TestWhy(t *testing.T) {
+func TestReasonOfFailure(t *testing.T) {
 	for want, err := range map[string]error{
 		"no such host":        &net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", Name: "x", IsNotFound: true}},
 		"no answer within 3s": &net.OpError{Op: "dial", Err: context.DeadlineExceeded},
@@ -272,7 +272,7 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-func TestPoliciesAreAboutRealMethods(t *testing.T) {
+func TestRetryPoliciesNameExistingMethods(t *testing.T) {
 	for method, p := range policies {
 		name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
@@ -285,8 +285,8 @@ func TestPoliciesAreAboutRealMethods(t *testing.T) {
 	}
 }
 
-// The tenant that a connection is for goes with each call.
-func TestTenantOfCalls(t *testing.T) {
+// TestCallsCarryTheTenant checks that each call carries the connection's org and project.
+func TestCallsCarryTheTenant(t *testing.T) {
 	for _, o := range []Options{{Org: "acme", Project: "web"}, {Project: "web"}, {}} {
 		o.Endpoints = []string{"127.0.0.1:1"}
 		c, err := Open(o)

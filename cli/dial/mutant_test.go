@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A token that would go to another host in plaintext is noticed.
+// TestMutants checks that TestSecretsNeedLoopbackOrTLS notices a token that is sent to another host in plaintext.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for name, refused := range map[string]bool{"": true, mutant.SecretInPlaintext: false} {

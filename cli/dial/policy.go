@@ -107,10 +107,10 @@ var policies = map[string]policy{
 
 // worthAnother reports whether the call should be retried after err.
 func worthAnother(err error, p policy) bool {
-	var nobody *Unreachable
+	var unreachableErr *Unreachable
 	var answered *Unavailable
 	switch {
-	case errors.As(err, &nobody):
+	case errors.As(err, &unreachableErr):
 		return p.create
 	case errors.As(err, &answered):
 		return p.create || p.patience > 0

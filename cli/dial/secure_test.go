@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Where a secret may go without TLS: this host, and nowhere that a name may lead.
-func TestSecretsStayOnThisHost(t *testing.T) {
+// TestSecretsNeedLoopbackOrTLS checks that secrets are sent without TLS only to loopback addresses, never to host names.
+func TestSecretsNeedLoopbackOrTLS(t *testing.T) {
 	for endpoint, here := range map[string]bool{
 		"127.0.0.1:1": true, "127.3.2.1:1": true, "[::1]:1": true, "localhost:1": true, "[::ffff:127.0.0.1]:1": true,
 		"10.0.0.1:1": false, "0.0.0.0:1": false, "[::]:1": false, "localhost.example.org:1": false, "host:1": false, "127.0.0.1.example.org:1": false,
@@ -48,7 +48,7 @@ func TestSecretsStayOnThisHost(t *testing.T) {
 	}
 }
 
-// A person is told what is wrong with the other side's certificate.
+// TestHandshakes checks that the error says what is wrong with the server's certificate.
 func TestHandshakes(t *testing.T) {
 	authority := func(seed byte) (*mtls.Authority, *x509.CertPool) {
 		a, err := mtls.NewAuthority("c", bytes.Repeat([]byte{seed}, 32))
@@ -87,14 +87,14 @@ func TestHandshakes(t *testing.T) {
 				require.Equal(t, codes.Unimplemented, status.Code(err), "%v", err)
 				return
 			}
-			var nobody *Unreachable
-			require.ErrorAs(t, err, &nobody)
-			require.Contains(t, nobody.Tried[0].Why, c.says)
+			var unreachableErr *Unreachable
+			require.ErrorAs(t, err, &unreachableErr)
+			require.Contains(t, unreachableErr.Tried[0].Why, c.says)
 		})
 	}
 }
 
-// listening serves nothing on a port of its own.
+// listening opens a port that accepts connections and serves nothing.
 func listening(t *testing.T, opts ...grpc.ServerOption) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

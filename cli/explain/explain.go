@@ -39,14 +39,14 @@ const SavedLogin = "trivet login"
 
 // Error returns the text for err: the message, followed by hints on further lines.
 func Error(err error, f Facts) string {
-	var nobody *dial.Unreachable
+	var unreachableErr *dial.Unreachable
 	var lost *dial.Unavailable
 	var st interface{ GRPCStatus() *status.Status }
 	switch {
 	case errors.Is(err, context.Canceled):
 		return "interrupted"
-	case errors.As(err, &nobody):
-		return unreachable(nobody)
+	case errors.As(err, &unreachableErr):
+		return unreachable(unreachableErr)
 	case errors.As(err, &lost):
 		return unavailable(lost)
 	case errors.As(err, &st):

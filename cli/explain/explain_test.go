@@ -19,7 +19,7 @@ import (
 
 // A case is "status CODE [field=] [reason=] [info] [NODE=reason]" with the message as input, or "unreachable", "unavailable",
 // "other"; the facts are flags of any of them: source=, login, timeout=.
-func TestWhatToDo(t *testing.T) {
+func TestExplain(t *testing.T) {
 	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, d *datadriven.TestData) string {
 		facts := Facts{Timeout: 30 * time.Second}
 		if d.HasArg("source") {

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhereAnImageIsReadFrom(t *testing.T) {
+func TestSourceURL(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	for source, want := range map[string]string{

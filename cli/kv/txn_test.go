@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever is said, a transaction is what etcd's client can make of it, or an error that names the line.
+// FuzzTxn checks that each input gives a transaction that etcd's client can send, or an error that names the line.
 func FuzzTxn(f *testing.F) {
 	for _, text := range []string{
 		"mod(\"k\") > \"0\"\n\nput k v\nget k --prefix\n\ndel k --prev-kv\n", "value(k) = v", "lease(\"k\") != \"ff\"\n\nput a 'b c' --lease 1\n", "\n\n\n\n",

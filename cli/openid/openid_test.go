@@ -17,7 +17,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// browser opens an address, as a person would, and gives the last page and where it is.
+// browser opens an address like a user's browser, and returns the last page and its address.
 func browser(t *testing.T, address string) (page string, resp *http.Response) {
 	resp, err := http.Get(address)
 	if !assertNoError(t, err) {
@@ -36,7 +36,7 @@ func assertNoError(t *testing.T, err error) bool {
 	return err == nil
 }
 
-// prove runs a login in which person gets the address that is shown.
+// prove runs a login and calls person with the address that is shown to the user.
 func prove(t *testing.T, p *openidtest.Provider, person func(ctx context.Context, address string)) (*Proof, error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -47,7 +47,7 @@ func prove(t *testing.T, p *openidtest.Provider, person func(ctx context.Context
 	})
 }
 
-func TestSomebodyLogsIn(t *testing.T) {
+func TestLogin(t *testing.T) {
 	p := openidtest.New(t, now)
 	var page string
 	var resp *http.Response
@@ -73,8 +73,9 @@ func TestSomebodyLogsIn(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A page that sends the browser to us with a state of its own neither logs anybody in nor ends the login.
-func TestARedirectThatIsNotOursIsNotListenedTo(t *testing.T) {
+// TestRedirectWithForeignStateIsIgnored checks that a page which redirects the browser to the program with another state
+// neither completes nor ends the login.
+func TestRedirectWithForeignStateIsIgnored(t *testing.T) {
 	p := openidtest.New(t, now)
 	proof, err := prove(t, p, func(_ context.Context, address string) {
 		u, err := url.Parse(address)
@@ -96,7 +97,7 @@ func TestARedirectThatIsNotOursIsNotListenedTo(t *testing.T) {
 	require.Equal(t, p.Issued(), []string{string(proof.IDToken)})
 }
 
-func TestALoginThatComesToNothingSaysWhyAndShowsNoToken(t *testing.T) {
+func TestFailedLoginShowsReasonAndNoToken(t *testing.T) {
 	const leak = "eyJ.leaked.token"
 	for name, tc := range map[string]struct {
 		change func(*openidtest.Provider)
@@ -172,11 +173,11 @@ func say(status int, text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_, _ = io.WriteString(w, text) // whoever asked may have had enough
+		_, _ = io.WriteString(w, text) // the client may have closed the connection
 	}
 }
 
-func TestNobodyComes(t *testing.T) {
+func TestLoginTimesOut(t *testing.T) {
 	p := openidtest.New(t, now)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Prove(ctx, Provider{Issuer: p.Issuer, ClientID: p.ClientID}, Options{Show: func(string) { cancel() }})
@@ -189,7 +190,7 @@ func TestNobodyComes(t *testing.T) {
 	require.ErrorContains(t, err, "--timeout gives it longer")
 }
 
-func TestOnlySafeAddresses(t *testing.T) {
+func TestUnsafeAddressesAreRefused(t *testing.T) {
 	for _, good := range []string{"https://login.example.com/realms/x", "http://127.0.0.1:5556/dex", "http://[::1]:1", "http://localhost:5556"} {
 		require.NoError(t, safe("it", good), good)
 	}

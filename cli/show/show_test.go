@@ -11,7 +11,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-func TestATableIsAlignedAndHarmless(t *testing.T) {
+func TestTableIsAlignedWithoutControlCharacters(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, Rows(&b, []string{"NAME", "STATE", "ERROR"}, [][]string{
 		{"web", "RUNNING", ""},
@@ -26,7 +26,7 @@ func TestFields(t *testing.T) {
 	require.Equal(t, "Name:        web\nLast error:  -\n", b.String())
 }
 
-func TestJSONIsTheSameEachTime(t *testing.T) {
+func TestJSONIsDeterministic(t *testing.T) {
 	vm := &vmv1.VmEvent{VmId: "1", EventType: vmv1.VmEventType_VM_EVENT_TYPE_CREATED, Timestamp: 5}
 	for range 5 {
 		var b bytes.Buffer
@@ -42,7 +42,7 @@ func TestJSONIsTheSameEachTime(t *testing.T) {
 	}
 }
 
-func TestAnEmptyListIsAList(t *testing.T) {
+func TestEmptyListIsJSONArray(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, Line(&b, &vmv1.ListVmsResponse{}))
 	require.Equal(t, `{"vms":[],"next_page_token":""}`+"\n", b.String())
@@ -63,7 +63,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-func TestProgressIsShownAfterASecondAndTakenAway(t *testing.T) {
+func TestProgressAppearsAfterASecondAndIsErased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b bytes.Buffer
 		p := Start(&b, "starting web")

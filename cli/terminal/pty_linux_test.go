@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pty opens a pseudo-terminal: what a person types goes into keys, what they see comes out of it.
+// pty opens a pseudo-terminal: the test writes the user's input to keys and reads the output from it.
 func pty(t *testing.T) (keys, terminal *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -38,7 +38,7 @@ func echoes(t *testing.T, terminal *os.File) bool {
 	return a.Lflag&unix.ECHO != 0
 }
 
-// asked is where a question is written to; after is what happens then.
+// asked is a writer for prompts; it calls after when a prompt was written.
 type asked struct{ after func() }
 
 func (a asked) Write(p []byte) (int, error) {
@@ -46,7 +46,7 @@ func (a asked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestASecretIsNotEchoed(t *testing.T) {
+func TestPasswordIsNotEchoed(t *testing.T) {
 	keys, terminal := pty(t)
 	require.True(t, Is(terminal))
 	require.True(t, echoes(t, terminal))
@@ -78,7 +78,7 @@ func TestASecretIsNotEchoed(t *testing.T) {
 	require.Equal(t, "\r\n", string(seen[:n]))
 }
 
-func TestANameIsAskedFor(t *testing.T) {
+func TestPromptForName(t *testing.T) {
 	keys, terminal := pty(t)
 	var out bytes.Buffer
 	_, err := keys.WriteString("demo\nnext\n")
@@ -92,7 +92,7 @@ func TestANameIsAskedFor(t *testing.T) {
 	require.Equal(t, "next", next)
 }
 
-func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
+func TestInterruptedPromptRestoresTerminal(t *testing.T) {
 	_, terminal := pty(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := Ask(ctx, terminal, asked{cancel}, "Password: ", true)
@@ -100,7 +100,7 @@ func TestAnInterruptedQuestionLeavesTheTerminalAsItWas(t *testing.T) {
 	require.True(t, echoes(t, terminal))
 }
 
-func TestTheEndOfInputIsNoAnswer(t *testing.T) {
+func TestEndOfInputIsAnError(t *testing.T) {
 	keys, terminal := pty(t)
 	_, err := keys.WriteString("\x04") // ^D
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestTheEndOfInputIsNoAnswer(t *testing.T) {
 	require.True(t, errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
 }
 
-func TestAFileIsNoTerminal(t *testing.T) {
+func TestFileIsNotATerminal(t *testing.T) {
 	f, err := os.Open("/dev/null")
 	require.NoError(t, err)
 	defer f.Close()

@@ -58,8 +58,8 @@ func (w *watch) run(ctx context.Context) error {
 		err := w.stream(ctx, &heard)
 		switch status.Code(err) {
 		case codes.Unavailable:
-			var nobody *dial.Unreachable
-			if w.last == nil && errors.As(err, &nobody) {
+			var unreachableErr *dial.Unreachable
+			if w.last == nil && errors.As(err, &unreachableErr) {
 				return err
 			}
 			w.conn.Next()

@@ -1,8 +1,9 @@
-// Package config holds the configuration of a member. Load reads it from a YAML file, from environment variables and from
-// flags, Config.Validate and Config.ValidateTLS check it, and the other methods of Config derive addresses and URLs.
+// Package config holds the configuration of a member. Load reads it from a YAML file, from environment variables and
+// from flags, Config.Validate and Config.ValidateTLS check it, and the other methods of Config derive addresses and
+// URLs.
 //
-// Each flag, such as --kv-etcd-listen, has an environment variable, TRIVET_KV_ETCD_LISTEN, and a key in the file, for which
-// see the structs. identity.providers has only the key. Package config starts nothing and opens no file but the
+// Each flag, such as --kv-etcd-listen, has an environment variable, TRIVET_KV_ETCD_LISTEN, and a key in the file, for
+// which see the structs. identity.providers has only the key. Package config starts nothing and opens no file but the
 // configuration file.
 package config
 
@@ -31,14 +32,14 @@ type Config struct {
 	DataDir string `yaml:"data_dir"`
 	// Cluster lists the addresses of all members of a new cluster, this one included. It is empty for a single member.
 	Cluster Members `yaml:"cluster"`
-	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. It excludes Cluster.
-	// It has an effect only until the member has joined.
+	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. It excludes
+	// Cluster. It has an effect only until the member has joined.
 	Join []string `yaml:"join"`
 	// ClusterKey is the file with the key that all members share. It is required with Cluster, and with Join unless
 	// JoinToken is set.
 	ClusterKey string `yaml:"cluster_key"`
-	// JoinToken is a file with a token by which a joining member gets the cluster key. It is needed once. The setting is
-	// never the token itself, because every user of the host can read command lines.
+	// JoinToken is a file with a token by which a joining member gets the cluster key. It is needed once. The setting
+	// is never the token itself, because every user of the host can read command lines.
 	JoinToken string `yaml:"join_token"`
 	// Dev gives every caller the rights of an administrator in the project default. It requires a single member on
 	// loopback.
@@ -92,7 +93,7 @@ func Default() Config {
 		Ports: Ports{KV: 8081, Identity: 8083, VM: 8084, GRPC: 50051, Credit: 8086, CreditGRPC: 50057, Agents: 7443, Peers: 2380},
 		KV: KV{
 			Quota: kv.DefaultQuota, MaxRequestBytes: kv.DefaultRequestBytes, MaxTxnOps: kv.DefaultTxnOps, WatchProgress: kv.DefaultProgress,
-			TokenTTL: users.DefaultTokenLife, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
+			TokenTTL: users.DefaultTokenTTL, BcryptCost: users.DefaultCost, CorruptCheck: kv.DefaultCorruptCheck, StrictReconfig: true,
 		},
 		Limits: Limits{Limits: budget.Default},
 	}
@@ -126,7 +127,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if c.Dev && (len(c.Cluster) > 1 || len(c.Join) > 0 || !net.ParseIP(c.Listen).IsLoopback()) {
-		return errors.New("dev is for one member on a loopback address: it lets everybody in")
+		return errors.New("dev is for one member on a loopback address: it accepts every caller")
 	}
 	return c.validateCluster()
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Flags win over the environment, which wins over the file, which wins over the defaults.
-func TestConfigurationFrom(t *testing.T) {
+// Flags override environment variables, which override the file, which overrides the defaults.
+func TestPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(`
 node_id: 2
@@ -41,8 +41,8 @@ images:
 	require.Equal(t, want, c)
 }
 
-// Lists come from any of the three, the later one wins whole.
-func TestListsOfConfiguration(t *testing.T) {
+// Lists can be set in the file, in the environment and by flags. A source replaces the whole list.
+func TestLists(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("kv: {etcd_listen: ['127.0.0.1:1'], open: true}\nrest: {open: [kv]}\n"), 0o600))
 	parsed := func(args ...string) *pflag.FlagSet {
@@ -87,7 +87,7 @@ func TestBadConfigurations(t *testing.T) {
 		"does not list this member, 9": func(c *Config) { c.Cluster, c.ClusterKey, c.NodeID = trio, "k", 9 },
 		"have the same address":        func(c *Config) { c.Cluster, c.ClusterKey = Members{1: "127.0.0.1", 2: "127.0.0.1"}, "k" },
 		"ports must be":                func(c *Config) { c.Ports.VM = c.Ports.GRPC },
-		"lets everybody in":            func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
+		"accepts every caller":         func(c *Config) { c.Dev, c.Cluster, c.ClusterKey = true, trio, "k" },
 		"one member on a loopback":     func(c *Config) { c.Dev, c.Listen = true, "10.0.0.1" },
 		"tick must be":                 func(c *Config) { c.Tick = time.Millisecond },
 		"log_format must be":           func(c *Config) { c.LogFormat = "xml" },
@@ -107,7 +107,7 @@ func TestBadConfigurations(t *testing.T) {
 		"must be https": func(c *Config) {
 			c.Identity.Providers = []oidc.Provider{{Name: "corp", Issuer: "http://idp.example", ClientID: "x"}}
 		},
-		"corp stands twice": func(c *Config) {
+		"corp is listed twice": func(c *Config) {
 			p := oidc.Provider{Name: "corp", Issuer: "https://idp.example", ClientID: "x"}
 			c.Identity.Providers = []oidc.Provider{p, p}
 		},
@@ -149,11 +149,11 @@ func TestMembersFlag(t *testing.T) {
 	}
 }
 
-// A member that joins may have no id yet; every other one has, 1 unless it is said.
+// Only a member that joins may have no ID. The default ID of the others is 1.
 func TestJoinConfig(t *testing.T) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
-	said := Default()
-	said.BindFlags(flags)
+	parsed := Default()
+	parsed.BindFlags(flags)
 	require.NoError(t, flags.Parse([]string{"--join", "10.0.0.1,10.0.0.2:9999", "--cluster-key", "k", "--listen", "10.0.0.4"}))
 	c, err := Load("", nil, flags)
 	require.NoError(t, err)

@@ -13,8 +13,8 @@ import (
 
 // Identity configures tokens and external identity providers.
 type Identity struct {
-	// Issuer is the issuer URL of ID tokens, under which verifiers find the signing keys. It should name all members, for
-	// example by a load balancer. Empty means each member's own address.
+	// Issuer is the issuer URL of ID tokens, under which verifiers find the signing keys. It should name all members,
+	// for example by a load balancer. Empty means each member's own address.
 	Issuer string `yaml:"issuer"`
 	// Providers are the OpenID providers whose users may log in after they were linked with users of Trivet.
 	Providers []oidc.Provider `yaml:"providers"`
@@ -33,7 +33,7 @@ func (i *Identity) validate() error {
 			return fmt.Errorf("identity.providers: %w", err)
 		}
 		if seen[p.Name] {
-			return fmt.Errorf("identity.providers: %s stands twice", p.Name)
+			return fmt.Errorf("identity.providers: %s is listed twice", p.Name)
 		}
 		seen[p.Name] = true
 	}

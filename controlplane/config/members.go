@@ -85,7 +85,7 @@ func (m *Members) Set(text string) error {
 			return fmt.Errorf("want ID=ADDRESS,…, got %q", pair)
 		}
 		if out[n] != "" {
-			return fmt.Errorf("member %d stands twice", n)
+			return fmt.Errorf("member %d is listed twice", n)
 		}
 		out[n] = host
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Beyond loopback there is a certificate, or somebody has said that there need not be one.
-func TestPlaintextIsForLoopback(t *testing.T) {
+// An address beyond loopback requires a certificate or insecure_plaintext.
+func TestPlaintextBeyondLoopbackIsRefused(t *testing.T) {
 	const refused = "--insecure-plaintext to do it all the same"
 	for name, c := range map[string]struct {
 		change func(*Config)

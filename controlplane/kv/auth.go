@@ -13,60 +13,60 @@ import (
 
 // administer executes an Auth request that changes the records. The caller needs the role root.
 func administer[Q, A any](
-	ctx context.Context, s *Service, r Q, decide func(*users.State, Q) ([]command.Step, A, error),
-) (answer A, header int64, err error) {
-	p, err := s.fresh(ctx)
+	ctx context.Context, s *Service, r Q, change func(*users.State, Q) ([]command.Step, A, error),
+) (response A, header int64, err error) {
+	p, err := s.linearizablePolicy(ctx)
 	for err == nil {
-		if err = s.allowed(ctx, p, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
-			p, err = s.retry(ctx, p, err)
+		if err = s.authorizeWith(ctx, p, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
+			p, err = s.newerPolicy(ctx, p, err)
 			continue
 		}
 		var steps []command.Step
-		if steps, answer, err = decide(p.users, r); err != nil || len(steps) == 0 {
-			return answer, s.opts.Engine.Revision(), err
+		if steps, response, err = change(p.users, r); err != nil || len(steps) == 0 {
+			return response, s.opts.Engine.Revision(), err
 		}
 		var found command.Result
 		if found, err = s.propose(ctx, p.epoch, steps); err != nil {
 			break
 		}
 		if found.Refused != command.RefusedEpoch {
-			return answer, found.Revision, refusal(&found)
+			return response, found.Revision, refusalError(&found)
 		}
-		p, err = s.newest()
+		p, err = s.localPolicy()
 	}
-	return answer, 0, failure(ctx, err)
+	return response, 0, clientError(ctx, err)
 }
 
-// fresh returns the policy as of everything acknowledged before the call.
-func (s *Service) fresh(ctx context.Context) (*policy, error) {
-	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-		return nil, failure(ctx, err)
+// linearizablePolicy returns the policy as of everything acknowledged before the call.
+func (s *Service) linearizablePolicy(ctx context.Context) (*policy, error) {
+	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+		return nil, clientError(ctx, err)
 	}
-	return s.newest()
+	return s.localPolicy()
 }
 
 // inspect serves a read-only Auth request, as of everything acknowledged before the call.
-func inspect[A any](ctx context.Context, s *Service, c check, read func(*users.State) (A, error)) (answer A, err error) {
-	p, err := s.fresh(ctx)
+func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.State) (A, error)) (response A, err error) {
+	p, err := s.linearizablePolicy(ctx)
 	if err != nil {
-		return answer, err
+		return response, err
 	}
-	if err := s.allowed(ctx, p, c); err != nil {
-		return answer, err
+	if err := s.authorizeWith(ctx, p, c); err != nil {
+		return response, err
 	}
-	return read(p.users)
+	return query(p.users)
 }
 
 // Limits of the password hashing that a client can cause, which is slow on purpose: maxHashing passwords are hashed at
-// once, and up to maxQueue more requests wait for at most hashWait.
+// once, and up to maxQueue more requests wait for at most hashTimeout.
 const (
-	maxHashing = 4
-	maxQueue   = 256
-	hashWait   = 10 * time.Second
+	maxHashing  = 4
+	maxQueue    = 256
+	hashTimeout = 10 * time.Second
 )
 
 // hash runs f, which hashes a password, within the limits above. It fails with ErrGRPCRequestTooManyRequests if the
-// queue is full or the wait exceeds hashWait.
+// queue is full or the wait exceeds hashTimeout.
 func (s *Service) hash(ctx context.Context, f func() error) error {
 	select {
 	case s.queue <- struct{}{}:
@@ -74,16 +74,16 @@ func (s *Service) hash(ctx context.Context, f func() error) error {
 	default:
 		return rpctypes.ErrGRPCRequestTooManyRequests
 	}
-	patience := time.NewTimer(hashWait)
-	defer patience.Stop()
+	timeout := time.NewTimer(hashTimeout)
+	defer timeout.Stop()
 	select {
 	case s.hashing <- struct{}{}:
 		defer func() { <-s.hashing }()
 		return f()
-	case <-patience.C:
+	case <-timeout.C:
 		return rpctypes.ErrGRPCRequestTooManyRequests
 	case <-ctx.Done():
-		return failure(ctx, ctx.Err())
+		return clientError(ctx, ctx.Err())
 	}
 }
 
@@ -91,7 +91,7 @@ func mustBeAdmin(p *policy, user string) error { return p.users.CanAdmin(user) }
 
 // Authenticate checks a user's password and returns a token.
 func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (*pb.AuthenticateResponse, error) {
-	p, err := s.fresh(ctx)
+	p, err := s.linearizablePolicy(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -138,14 +138,14 @@ func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.
 
 // AuthEnabled reports whether Auth is enabled, according to this member's records.
 func (s *Service) AuthEnabled() bool {
-	p, err := s.current()
+	p, err := s.currentPolicy()
 	return err != nil || p.users.Enabled() // if the records cannot be read, assume that Auth is enabled
 }
 
 // UserAdd adds a user.
 func (s *Service) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the slow hash
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil { // before the slow hash
+		return nil, clientError(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashAdd(r, s.opts.BcryptCost) }); err != nil {
 		return nil, err
@@ -170,8 +170,8 @@ func (s *Service) UserDelete(ctx context.Context, r *pb.AuthUserDeleteRequest) (
 
 // UserChangePassword changes a user's password.
 func (s *Service) UserChangePassword(ctx context.Context, r *pb.AuthUserChangePasswordRequest) (*pb.AuthUserChangePasswordResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil { // before the slow hash
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil { // before the slow hash
+		return nil, clientError(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashChange(r, s.opts.BcryptCost) }); err != nil {
 		return nil, err
@@ -286,25 +286,25 @@ func (s *Service) RoleRevokePermission(ctx context.Context, r *pb.AuthRoleRevoke
 	return out, nil
 }
 
-// MustBeKnown returns an error if Auth is enabled and the caller is not authenticated.
-func (s *Service) MustBeKnown(ctx context.Context) error {
-	return failure(ctx, s.checked(ctx, mustBeKnown))
+// MustBeAuthenticated returns an error if Auth is enabled and the caller is not authenticated.
+func (s *Service) MustBeAuthenticated(ctx context.Context) error {
+	return clientError(ctx, s.authorize(ctx, mustBeAuthenticated))
 }
 
 // MustBeAdmin returns an error if Auth is enabled and the caller does not have the role root.
 func (s *Service) MustBeAdmin(ctx context.Context) error {
-	return failure(ctx, s.checked(ctx, mustBeAdmin))
+	return clientError(ctx, s.authorize(ctx, mustBeAdmin))
 }
 
 // RootUser returns the caller's name if Auth is enabled and the caller has the role root, and an error otherwise.
 // Unlike MustBeAdmin it also returns an error while Auth is disabled.
 func (s *Service) RootUser(ctx context.Context) (name string, err error) {
-	err = s.checked(ctx, func(p *policy, user string) error {
+	err = s.authorize(ctx, func(p *policy, user string) error {
 		if !p.users.Enabled() {
 			return rpctypes.ErrGRPCPermissionDenied
 		}
 		name = user
 		return p.users.CanAdmin(user)
 	})
-	return name, failure(ctx, err)
+	return name, clientError(ctx, err)
 }

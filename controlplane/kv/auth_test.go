@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// A service of its own for what Auth decides; what its rules are is tested in package users.
+// TestAuthAdministration enables Auth and checks that the service applies it. The rules are tested in package users.
 func TestAuthAdministration(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
@@ -54,13 +54,14 @@ func TestAuthAdministration(t *testing.T) {
 	require.False(t, w.AuthEnabled())
 }
 
-// Whoever may not write what is tied to a lease may not end it, nor tie more to it.
-func TestLeasesOfOthers(t *testing.T) {
+// TestLeasePermissions checks that revoking or renewing a lease, and reading its keys, requires permission on all its
+// keys.
+func TestLeasePermissions(t *testing.T) {
 	ctx := t.Context()
 	root := As(ctx, users.Root)
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	for _, f := range []func() error{
 		func() error {
 			_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "p"})
@@ -85,19 +86,16 @@ func TestLeasesOfOthers(t *testing.T) {
 	_, err = w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	ttl, err := w.LeaseTimeToLive(u, &pb.LeaseTimeToLiveRequest{ID: 7})
-	require.NoError(t, err, "how long it lives anybody may know")
+	require.NoError(t, err, "the TTL needs no permission on the keys")
 	require.EqualValues(t, 60, ttl.GrantedTTL)
 	_, err = w.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
-	// A key that was attached elsewhere, and is not known here yet, counts.
-	w.raft.set(func() {
-		w.raft.behind = func() {
-			w.raft.set(func() { w.raft.behind = nil })
-			_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
-			require.NoError(t, err)
-		}
+	// A key that was attached through another member, and that this member has not applied yet, counts.
+	w.raft.BeforeNextReadIndex(func() {
+		_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
+		require.NoError(t, err)
 	})
 	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
@@ -107,9 +105,9 @@ func TestLeasesOfOthers(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// Between the check of a lease's keys and the lease's end others may attach keys to it: these do not go unless whoever ends
-// it may write them too.
-func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
+// TestKeyAttachedDuringRevoke attaches a key to a lease between the permission check of a revocation and its commit.
+// The revocation succeeds only if the caller may write that key too.
+func TestKeyAttachedDuringRevoke(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
 	w := newWorld(t)
@@ -139,16 +137,13 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 	} {
 		require.NoError(t, f())
 	}
-	meanwhile := func(key string, lease int64) {
-		w.raft.set(func() {
-			w.raft.before = func([]byte) {
-				w.raft.set(func() { w.raft.before = nil })
-				_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
-				require.NoError(t, err)
-			}
+	putBeforePropose := func(key string, lease int64) {
+		w.raft.BeforeNextPropose(func() {
+			_, err := w.Put(root, &pb.PutRequest{Key: []byte(key), Lease: lease})
+			require.NoError(t, err)
 		})
 	}
-	meanwhile("theirs", 7)
+	putBeforePropose("theirs", 7)
 	_, err := w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 7})
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 	theirs, err := w.Range(root, &pb.RangeRequest{Key: []byte("theirs")})
@@ -157,20 +152,20 @@ func TestAKeyAttachedWhileItsLeaseEnds(t *testing.T) {
 
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
-	meanwhile("own", 8)
+	putBeforePropose("own", 8)
 	_, err = w.LeaseRevoke(u, &pb.LeaseRevokeRequest{ID: 8})
 	require.NoError(t, err)
 	own, err := w.Range(u, &pb.RangeRequest{Key: []byte("own")})
 	require.NoError(t, err)
 	require.Empty(t, own.Kvs)
-	meanwhile("theirs", 0)
+	putBeforePropose("theirs", 0)
 	_, err = w.LeaseRevoke(root, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
 }
 
-// A stream that nobody was asked about when it began is asked as soon as Auth is enabled, though no other call has shown
-// this member the new records.
-func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
+// TestWatchOnStreamOpenedBeforeAuth checks that a stream opened while Auth was disabled needs a user for new watches
+// once Auth is enabled, although no other call has loaded the new records.
+func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []func() error{
 		func() error {
@@ -225,34 +220,35 @@ func TestAWatchOnAnOldStreamIsAskedWhoItIs(t *testing.T) {
 	require.Contains(t, refused.CancelReason, "user name is empty")
 }
 
-// Everybody may try passwords, so what waits to be hashed is bounded, in number and in time.
-func TestTooManyPasswords(t *testing.T) {
+// TestPasswordHashingIsLimited checks that the requests that wait for a hash are limited in number and in time, because
+// unauthenticated callers can cause hashes.
+func TestPasswordHashingIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Leases: &LeaseFeed{}})
 		release := make(chan struct{})
 		results := make(chan error)
-		ask := func(ctx context.Context) {
+		startHash := func(ctx context.Context) {
 			go func() { results <- s.hash(ctx, func() error { <-release; return nil }) }()
 			synctest.Wait()
 		}
 		for range maxHashing {
-			ask(t.Context())
+			startHash(t.Context())
 		}
-		impatient, cancel := context.WithCancel(t.Context())
-		ask(impatient)
+		canceled, cancel := context.WithCancel(t.Context())
+		startHash(canceled)
 		cancel()
 		require.Error(t, <-results)
 		began := time.Now()
 		for range maxQueue {
-			ask(t.Context())
+			startHash(t.Context())
 		}
-		ask(t.Context())
+		startHash(t.Context())
 		require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
-		require.Zero(t, time.Since(began), "at once")
+		require.Zero(t, time.Since(began), "the request must be refused without waiting")
 		for range maxQueue {
 			require.Equal(t, rpctypes.ErrGRPCRequestTooManyRequests, <-results)
 		}
-		require.Equal(t, hashWait, time.Since(began))
+		require.Equal(t, hashTimeout, time.Since(began))
 		close(release)
 		for range maxHashing {
 			require.NoError(t, <-results)

@@ -10,10 +10,11 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/kvtest"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// benchWorld is a service with keys in it.
+// benchWorld returns a service whose store has the given number of keys.
 func benchWorld(b *testing.B, keys int) *Service {
 	feed := &LeaseFeed{}
 	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, KeyIndex: true})
@@ -22,7 +23,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	}
 	b.Cleanup(func() { engine.Close() })
 	s := New(Options{
-		Engine: engine, Agreement: newAlone(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: kvtest.NewSingleMember(engine), Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: time.Second, Log: slog.New(slog.DiscardHandler),
 	})
 	for i := range keys {
@@ -33,7 +34,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	return s
 }
 
-// What the service itself costs: agreement and transport are not in these.
+// The benchmarks measure the service without consensus and transport.
 
 func BenchmarkRangeOfOne(b *testing.B) {
 	s := benchWorld(b, 10_000)

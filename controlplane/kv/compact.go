@@ -8,38 +8,38 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// ager determines which revisions are older than age, from samples of the current revision.
-type ager struct {
-	age   time.Duration
-	marks []mark
+// ageCompactor determines which revisions are older than age, from samples of the current revision.
+type ageCompactor struct {
+	age     time.Duration
+	samples []revisionSample
 }
 
-type mark struct {
+type revisionSample struct {
 	at       time.Duration
 	revision int64
 }
 
 // due records that revision is current at now. It returns the newest recorded revision that was current at least age
 // ago, or 0 if there is none that was not returned before.
-func (a *ager) due(now time.Duration, revision int64) (old int64) {
-	a.marks = append(a.marks, mark{now, revision})
+func (a *ageCompactor) due(now time.Duration, revision int64) (old int64) {
+	a.samples = append(a.samples, revisionSample{now, revision})
 	last := -1
-	for i, m := range a.marks {
+	for i, m := range a.samples {
 		if now-m.at >= a.age {
 			last, old = i, m.revision
 		}
 	}
-	a.marks = a.marks[last+1:]
+	a.samples = a.samples[last+1:]
 	return old
 }
 
 // compactByAge compacts history that is older than Options.CompactAge while this member leads. The recorded ages are
 // lost with leadership, so a new leader keeps more history for a while, as in etcd.
 func (s *Service) compactByAge(ctx context.Context) {
-	const marksPerAge = 10
-	tick := time.NewTicker(max(s.opts.CompactAge/marksPerAge, time.Second))
+	const samplesPerAge = 10
+	tick := time.NewTicker(max(s.opts.CompactAge/samplesPerAge, time.Second))
 	defer tick.Stop()
-	a := ager{age: s.opts.CompactAge}
+	a := ageCompactor{age: s.opts.CompactAge}
 	for {
 		select {
 		case <-tick.C:
@@ -47,7 +47,7 @@ func (s *Service) compactByAge(ctx context.Context) {
 			return
 		}
 		if s.Leader() != s.opts.Self {
-			a.marks = nil
+			a.samples = nil
 			continue
 		}
 		revision := a.due(s.opts.Clock(), s.opts.Engine.Revision())

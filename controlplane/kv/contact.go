@@ -18,13 +18,14 @@ import (
 type Contacts struct {
 	Leader uint64
 	Voters []uint64
-	// Heard maps each other member to how long the leader has received messages from it without interruption. The time
-	// counts from the start of the leader's term, with a precision of ContactLook. Members without contact are absent.
-	Heard map[uint64]time.Duration
+	// ContactTimes maps each other member to how long the leader has received messages from it without interruption.
+	// The time counts from the start of the leader's term, with a precision of ContactInterval. Members without contact
+	// are absent.
+	ContactTimes map[uint64]time.Duration `cbor:"Heard"`
 }
 
-// ContactLook is the interval at which the leader records which members it is in contact with.
-const ContactLook = 250 * time.Millisecond
+// ContactInterval is the interval at which the leader records which members it is in contact with.
+const ContactInterval = 250 * time.Millisecond
 
 // contactCommand is the name of the request for the leader's Contacts.
 const contactCommand = "kv.contacts"
@@ -36,8 +37,8 @@ type contacts struct {
 	since map[uint64]time.Duration
 }
 
-// look updates the record from the group's status at the time now.
-func (c *contacts) look(now time.Duration, self uint64, g *consensus.GroupStatus) {
+// update updates the record from the group's status at the time now.
+func (c *contacts) update(now time.Duration, self uint64, g *consensus.GroupStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if g.Leader != self || g.Term != c.term || c.since == nil {
@@ -47,22 +48,22 @@ func (c *contacts) look(now time.Duration, self uint64, g *consensus.GroupStatus
 		return
 	}
 	maps.DeleteFunc(c.since, func(id uint64, _ time.Duration) bool { return !g.Active[id] })
-	for id, heard := range g.Active {
-		if _, known := c.since[id]; heard && !known && id != self {
+	for id, active := range g.Active {
+		if _, recorded := c.since[id]; active && !recorded && id != self {
 			c.since[id] = now
 		}
 	}
 }
 
-// keepContacts updates the contacts regularly while this member leads, until ctx ends.
-func (s *Service) keepContacts(ctx context.Context) {
-	tick := time.NewTicker(ContactLook)
+// trackContacts updates the contacts regularly while this member leads, until ctx ends.
+func (s *Service) trackContacts(ctx context.Context) {
+	tick := time.NewTicker(ContactInterval)
 	defer tick.Stop()
 	for {
-		changed := s.opts.Agreement.Changed()
+		changed := s.opts.Consensus.Changed()
 		if s.Leader() == s.opts.Self {
-			if g, err := s.opts.Agreement.Status(ctx); err == nil {
-				s.contacts.look(s.opts.Clock(), s.opts.Self, &g)
+			if g, err := s.opts.Consensus.Status(ctx); err == nil {
+				s.contacts.update(s.opts.Clock(), s.opts.Self, &g)
 			}
 		}
 		select {
@@ -81,41 +82,41 @@ func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 	case leader == 0:
 		return out, rpctypes.ErrGRPCNoLeader
 	case leader == s.opts.Self:
-		return s.ownContacts(ctx)
-	case s.opts.Peers == nil:
+		return s.localContacts(ctx)
+	case s.opts.Transport == nil:
 		return out, rpctypes.ErrGRPCLeaderChanged
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
-	answer, err := s.opts.Peers.Direct(ctx, leader, contactCommand, nil)
+	responseBody, err := s.opts.Transport.Direct(ctx, leader, contactCommand, nil)
 	if err != nil {
-		return out, fmt.Errorf("ask member %d for its contacts: %w", leader, err)
+		return out, fmt.Errorf("request the contacts of member %d: %w", leader, err)
 	}
-	return out, cbor.Unmarshal(answer, &out)
+	return out, cbor.Unmarshal(responseBody, &out)
 }
 
-func (s *Service) ownContacts(ctx context.Context) (Contacts, error) {
-	g, err := s.opts.Agreement.Status(ctx)
+func (s *Service) localContacts(ctx context.Context) (Contacts, error) {
+	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
-		return Contacts{}, failure(ctx, err)
+		return Contacts{}, clientError(ctx, err)
 	}
 	if g.Leader != s.opts.Self {
 		return Contacts{}, rpctypes.ErrGRPCLeaderChanged
 	}
 	now := s.opts.Clock()
-	s.contacts.look(now, s.opts.Self, &g)
-	out := Contacts{Leader: g.Leader, Voters: slices.Clone(g.Voters), Heard: map[uint64]time.Duration{}}
+	s.contacts.update(now, s.opts.Self, &g)
+	out := Contacts{Leader: g.Leader, Voters: slices.Clone(g.Voters), ContactTimes: map[uint64]time.Duration{}}
 	s.contacts.mu.Lock()
 	defer s.contacts.mu.Unlock()
 	for id, since := range s.contacts.since {
-		out.Heard[id] = now - since
+		out.ContactTimes[id] = now - since
 	}
 	return out, nil
 }
 
 func (s *Service) handleContacts() {
-	s.opts.Peers.HandleDirect(contactCommand, func(ctx context.Context, _ uint64, _ []byte) ([]byte, error) {
-		out, err := s.ownContacts(ctx)
+	s.opts.Transport.HandleDirect(contactCommand, func(ctx context.Context, _ uint64, _ []byte) ([]byte, error) {
+		out, err := s.localContacts(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -30,60 +30,60 @@ import (
 const DefaultCorruptCheck = 10 * time.Minute
 
 const (
-	rememberedCheck = time.Minute
-	// hashPause is the pause after a hash, as a multiple of the time that the hash took, before jitter.
-	hashPause = 50
-	// damageLook is the interval at which the engine's count of damaged data is polled.
-	damageLook = time.Second
+	compactionHashInterval = time.Minute
+	// hashPauseFactor is the pause after a hash, as a multiple of the time that the hash took, before jitter.
+	hashPauseFactor = 50
+	// damageInterval is the interval at which the engine's count of damaged data is polled.
+	damageInterval = time.Second
 )
 
 // hashCommand is the name of the request for a member's hash.
 const hashCommand = "kv.hash"
 
-// hashAsk is the leader's request for a hash.
-type hashAsk struct {
+// hashRequest is the leader's request for a hash.
+type hashRequest struct {
 	Revision int64
 	// Remembered requests the hash remembered from a compaction at Revision, and no other.
 	Remembered bool
 }
 
-// hashTold is a member's response to hashAsk.
-type hashTold struct {
-	Hash  uint32
-	Floor int64
+// hashResponse is a member's response to hashRequest.
+type hashResponse struct {
+	Hash            uint32
+	CompactRevision int64 `cbor:"Floor"`
 	// Unknown means that no such hash is remembered, or that the revision was compacted.
 	Unknown bool
 	// Behind means that the member executed everything the leader had acknowledged, and did not reach the revision.
 	Behind bool
 }
 
-// differing returns the members whose data differs from the majority's, or member 0 (all members) if no majority has
-// the same data. Members without a response are not compared; all reports whether every member could be compared.
-func differing(self uint64, told map[uint64]hashTold, members int) (who []uint64, all bool) {
-	same := map[hashTold][]uint64{}
+// findDiffering returns the members whose data differs from the majority's, or member 0 (all members) if no majority
+// has the same data. Members without a response are not compared; all reports whether every member could be compared.
+func findDiffering(self uint64, responses map[uint64]hashResponse, members int) (differing []uint64, all bool) {
+	byHash := map[hashResponse][]uint64{}
 	compared := 0
-	for member, h := range told {
+	for member, h := range responses {
 		if h.Behind {
-			h = hashTold{Behind: true}
-		} else if h.Unknown || h.Floor != told[self].Floor {
+			h = hashResponse{Behind: true}
+		} else if h.Unknown || h.CompactRevision != responses[self].CompactRevision {
 			continue // hashes after compactions at different revisions cannot be compared
 		}
 		compared++
-		same[h] = append(same[h], member)
+		byHash[h] = append(byHash[h], member)
 	}
 	all = compared == members
-	if len(same) <= 1 {
+	if len(byHash) <= 1 {
 		return nil, all
 	}
-	for _, group := range same {
+	for _, group := range byHash {
 		if len(group) > members/2 {
-			for _, other := range same {
+			for _, other := range byHash {
 				if !slices.Equal(other, group) {
-					who = append(who, other...)
+					differing = append(differing, other...)
 				}
 			}
-			slices.Sort(who)
-			return who, all
+			slices.Sort(differing)
+			return differing, all
 		}
 	}
 	return []uint64{0}, all
@@ -100,85 +100,85 @@ func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, erro
 	return h, err
 }
 
-// tellHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time.
-func (s *Service) tellHash(ctx context.Context, ask hashAsk) (hashTold, error) {
-	if ask.Remembered {
-		h, ok := s.opts.Engine.CompactionHash(ask.Revision)
-		return hashTold{Hash: h.Hash, Floor: h.CompactRevision, Unknown: !ok}, nil
+// serveHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time.
+func (s *Service) serveHash(ctx context.Context, request hashRequest) (hashResponse, error) {
+	if request.Remembered {
+		h, ok := s.opts.Engine.CompactionHash(request.Revision)
+		return hashResponse{Hash: h.Hash, CompactRevision: h.CompactRevision, Unknown: !ok}, nil
 	}
-	if !s.telling.TryLock() {
-		return hashTold{}, errors.New("a hash is being computed")
+	if !s.hashMu.TryLock() {
+		return hashResponse{}, errors.New("another hash is being computed")
 	}
-	defer s.telling.Unlock()
-	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-		return hashTold{}, err
+	defer s.hashMu.Unlock()
+	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+		return hashResponse{}, err
 	}
-	h, err := s.hashKeys(ctx, ask.Revision)
+	h, err := s.hashKeys(ctx, request.Revision)
 	switch {
 	case errors.Is(err, mvcc.ErrCompacted):
-		return hashTold{Unknown: true}, nil
+		return hashResponse{Unknown: true}, nil
 	case errors.Is(err, mvcc.ErrFutureRevision):
-		return hashTold{Behind: true}, nil
+		return hashResponse{Behind: true}, nil
 	}
-	return hashTold{Hash: h.Hash, Floor: h.CompactRevision}, err
+	return hashResponse{Hash: h.Hash, CompactRevision: h.CompactRevision}, err
 }
 
 func (s *Service) handleHash() {
-	s.opts.Peers.HandleDirect(hashCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
-		var ask hashAsk
-		if err := cbor.Unmarshal(body, &ask); err != nil {
+	s.opts.Transport.HandleDirect(hashCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+		var request hashRequest
+		if err := cbor.Unmarshal(body, &request); err != nil {
 			return nil, fmt.Errorf("decode %s: %w", hashCommand, err)
 		}
-		told, err := s.tellHash(ctx, ask)
+		response, err := s.serveHash(ctx, request)
 		if err != nil {
 			return nil, err
 		}
-		return cbor.Marshal(told)
+		return cbor.Marshal(response)
 	})
 }
 
 // compare requests a hash from all other members, compares them with mine, and raises the alarm for members that
 // differ. all reports whether every member could be compared.
-func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, patience time.Duration) (all bool, err error) {
-	g, err := s.opts.Agreement.Status(ctx)
+func (s *Service) compare(ctx context.Context, request hashRequest, mine mvcc.Hash, timeout time.Duration) (all bool, err error) {
+	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
 		return false, err
 	}
 	members := slices.Compact(slices.Sorted(slices.Values(slices.Concat(g.Voters, g.Learners, g.Outgoing))))
-	body, err := cbor.Marshal(ask)
+	body, err := cbor.Marshal(request)
 	if err != nil {
 		return false, fmt.Errorf("encode %s: %w", hashCommand, err)
 	}
-	told := map[uint64]hashTold{s.opts.Self: {Hash: mine.Hash, Floor: mine.CompactRevision}}
-	var mu sync.Mutex // guards told
+	responses := map[uint64]hashResponse{s.opts.Self: {Hash: mine.Hash, CompactRevision: mine.CompactRevision}}
+	var mu sync.Mutex // guards responses
 	var work sync.WaitGroup
 	for _, member := range members {
-		if member == s.opts.Self || s.opts.Peers == nil {
+		if member == s.opts.Self || s.opts.Transport == nil {
 			continue
 		}
 		work.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, patience)
+			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			var h hashTold
-			answer, err := s.opts.Peers.Direct(ctx, member, hashCommand, body)
+			var h hashResponse
+			responseBody, err := s.opts.Transport.Direct(ctx, member, hashCommand, body)
 			if err == nil {
-				err = cbor.Unmarshal(answer, &h)
+				err = cbor.Unmarshal(responseBody, &h)
 			}
 			if err != nil {
-				s.opts.Log.Debug("no hash", "of", member, "revision", ask.Revision, "err", err)
+				s.opts.Log.Debug("no hash", "of", member, "revision", request.Revision, "err", err)
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			told[member] = h
+			responses[member] = h
 		})
 	}
 	work.Wait()
-	who, all := differing(s.opts.Self, told, len(members))
-	for _, member := range who {
-		s.opts.Log.Error("members have different data", "differs", member, "revision", ask.Revision, "told", told)
-		if _, failed := s.setAlarm(ctx, &pb.AlarmMember{MemberID: member, Alarm: pb.AlarmType_CORRUPT}, true); failed != nil {
-			err = errors.Join(err, fmt.Errorf("raise alarm of member %d: %w", member, failed))
+	differing, all := findDiffering(s.opts.Self, responses, len(members))
+	for _, member := range differing {
+		s.opts.Log.Error("members have different data", "differs", member, "revision", request.Revision, "hashes", responses)
+		if _, alarmErr := s.setAlarm(ctx, &pb.AlarmMember{MemberID: member, Alarm: pb.AlarmType_CORRUPT}, true); alarmErr != nil {
+			err = errors.Join(err, fmt.Errorf("raise alarm of member %d: %w", member, alarmErr))
 		}
 	}
 	if err == nil {
@@ -187,9 +187,9 @@ func (s *Service) compare(ctx context.Context, ask hashAsk, mine mvcc.Hash, pati
 	return all, err
 }
 
-// compareNow compares the current keyspace of all members, and returns how long hashing it took on this member.
-func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error) {
-	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
+// compareKeyspace compares the current keyspace of all members, and returns how long hashing it took on this member.
+func (s *Service) compareKeyspace(ctx context.Context) (took time.Duration, err error) {
+	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return 0, err
 	}
 	began := s.opts.Clock()
@@ -199,18 +199,18 @@ func (s *Service) compareNow(ctx context.Context) (took time.Duration, err error
 		return took, err
 	}
 	const slower = 10 // how many times slower than this member another one may be
-	_, err = s.compare(ctx, hashAsk{Revision: mine.Revision}, mine, s.requestTime()+slower*took)
+	_, err = s.compare(ctx, hashRequest{Revision: mine.Revision}, mine, s.requestTimeout()+slower*took)
 	return took, err
 }
 
-// compareRemembered compares hashes of compactions, from the newest on, until all members could be compared. It returns
-// the revision up to which nothing is left to compare; checked is the result of the previous call.
-func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, error) {
+// compareCompactionHashes compares hashes of compactions, from the newest on, until all members could be compared. It
+// returns the revision up to which nothing is left to compare; checked is the result of the previous call.
+func (s *Service) compareCompactionHashes(ctx context.Context, checked int64) (int64, error) {
 	for _, mine := range s.opts.Engine.CompactionHashes() {
 		if mine.Revision <= checked {
 			break
 		}
-		all, err := s.compare(ctx, hashAsk{Revision: mine.Revision, Remembered: true}, mine, s.requestTime())
+		all, err := s.compare(ctx, hashRequest{Revision: mine.Revision, Remembered: true}, mine, s.requestTimeout())
 		if err != nil {
 			return checked, err
 		}
@@ -224,11 +224,11 @@ func (s *Service) compareRemembered(ctx context.Context, checked int64) (int64, 
 // compareHashes compares members' data regularly while this member leads, until ctx ends.
 func (s *Service) compareHashes(ctx context.Context) {
 	interval := cmp.Or(s.opts.CorruptCheck, DefaultCorruptCheck)
-	tick := time.NewTicker(min(rememberedCheck, interval))
+	tick := time.NewTicker(min(compactionHashInterval, interval))
 	defer tick.Stop()
 	// The jitter keeps clusters that share hosts and were started together from hashing at the same time.
 	pause := func(took time.Duration) time.Duration {
-		return time.Duration(float64(max(interval, hashPause*took)) * (3 + 2*rand.Float64()) / 4)
+		return time.Duration(float64(max(interval, hashPauseFactor*took)) * (3 + 2*rand.Float64()) / 4)
 	}
 	next := s.opts.Clock() + pause(0)
 	var checked int64
@@ -243,9 +243,9 @@ func (s *Service) compareHashes(ctx context.Context) {
 			continue
 		}
 		var err error
-		if checked, err = s.compareRemembered(ctx, checked); err == nil && s.opts.Clock() >= next {
+		if checked, err = s.compareCompactionHashes(ctx, checked); err == nil && s.opts.Clock() >= next {
 			var took time.Duration
-			took, err = s.compareNow(ctx)
+			took, err = s.compareKeyspace(ctx)
 			next = s.opts.Clock() + pause(took)
 		}
 		if err != nil && ctx.Err() == nil {
@@ -254,10 +254,10 @@ func (s *Service) compareHashes(ctx context.Context) {
 	}
 }
 
-// reportDamage raises this member's alarm when its engine has found data with a wrong checksum. After the alarm is
+// watchDamage raises this member's alarm when its engine has found data with a wrong checksum. After the alarm is
 // disarmed, further damage raises it again.
-func (s *Service) reportDamage(ctx context.Context) {
-	tick := time.NewTicker(damageLook)
+func (s *Service) watchDamage(ctx context.Context) {
+	tick := time.NewTicker(damageInterval)
 	defer tick.Stop()
 	var reported int64
 	for {

@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// told maps errors of lower layers to etcd's client errors; the first match applies. Errors that are not in the table
-// are internal, and are logged by the RPC layer.
-var told = []struct{ is, as error }{
+// clientErrors maps errors of lower layers to etcd's client errors; the first match applies. Errors that are not in the
+// table are internal, and are logged by the RPC layer.
+var clientErrors = []struct{ is, as error }{
 	{consensus.ErrOverloaded, rpctypes.ErrGRPCRequestTooManyRequests},
 	{consensus.ErrTooLarge, rpctypes.ErrGRPCRequestTooLarge},
 	{consensus.ErrNoLeader, rpctypes.ErrGRPCNoLeader},
@@ -37,9 +37,9 @@ var told = []struct{ is, as error }{
 	{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 }
 
-// failure converts an error to the one for the client. Errors that already are a gRPC status, and internal errors, are
-// returned unchanged.
-func failure(ctx context.Context, err error) error {
+// clientError converts an error to the error that the client gets. Errors that already are a gRPC status, and internal
+// errors, are returned unchanged.
+func clientError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -56,7 +56,7 @@ func failure(ctx context.Context, err error) error {
 		}
 		return rpctypes.ErrGRPCLeaderChanged
 	}
-	for _, t := range told {
+	for _, t := range clientErrors {
 		if errors.Is(err, t.is) {
 			return t.as
 		}
@@ -67,9 +67,9 @@ func failure(ctx context.Context, err error) error {
 	return err
 }
 
-// refusals maps refusals of commands that changed nothing to client errors. RefusedEpoch is handled before this table
-// is used.
-var refusals = map[command.Refusal]error{
+// refusalErrors maps refusals of commands that changed nothing to client errors. RefusedEpoch is handled before this
+// table is used.
+var refusalErrors = map[command.Refusal]error{
 	command.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
 	command.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
 	command.RefusedTooMany:       status.Error(codes.InvalidArgument, "etcdserver: too many keys in delete request"),
@@ -78,12 +78,12 @@ var refusals = map[command.Refusal]error{
 	command.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
 }
 
-// refusal returns the client error for a result, or nil if the command was not refused.
-func refusal(r *command.Result) error {
+// refusalError returns the client error for a result, or nil if the command was not refused.
+func refusalError(r *command.Result) error {
 	if r.Refused == command.RefusedNot {
 		return nil
 	}
-	if err := refusals[r.Refused]; err != nil {
+	if err := refusalErrors[r.Refused]; err != nil {
 		return err
 	}
 	return r.Err()

@@ -5,8 +5,8 @@
 // work. A write becomes a program that the raft group commits and every member executes (packages translate, command
 // and mvcc). A read uses a snapshot of the local engine, after a ReadIndex unless the client asked for a serializable
 // read. Only the leader of the group decides when leases expire (package lessor). The package must not know about
-// transports, TLS or ports. It stores nothing of its own: the keyspace's records (users and alarms) and leases are in
-// the engine.
+// transports, TLS or ports. It has no storage besides the engine: the keyspace's records (users and alarms) and leases
+// are in the engine.
 //
 // # Authorization
 //
@@ -19,9 +19,9 @@
 //
 //   - A proposal whose outcome is unknown returns the same error as in etcd and is not proposed again. A proposal that
 //     was dropped before it was committed (no leader, a change of leaders) fails at once; etcd lets it time out.
-//   - The engine rejects lease revocations by a leader that does not know yet that it is deposed: a new leader writes
-//     its term as a record, which increments the epoch, and revokes expired leases under that epoch only. Proposals
-//     that the old leader still has in flight are therefore refused.
+//   - The engine rejects lease revocations by a leader that was deposed but has not been notified yet: a new leader
+//     writes its term as a record, which increments the epoch, and revokes expired leases under that epoch only.
+//     Proposals that the old leader still has in flight are therefore refused.
 //   - The leader runs ReadIndex before it acknowledges a lease renewal, every time.
 //   - Under Auth, a lease may be revoked by a user who may write all its keys. The proposal carries a digest of those
 //     keys: if the lease has other keys when the proposal is executed, the engine refuses it, and the keys are checked
@@ -51,11 +51,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Agreement commits commands through one raft group. Its errors are those of package consensus.
-type Agreement interface {
-	// Propose returns the result of a command and of its steps, after this member has executed it. With alone, the
+// Consensus commits commands through one raft group. Its errors are those of package consensus.
+type Consensus interface {
+	// Propose returns the result of a command and of its steps, after this member has executed it. With exclusive, the
 	// command does not share its raft index with other commands; see command.Command.
-	Propose(ctx context.Context, data []byte, alone bool) (command.Result, error)
+	Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error)
 	// ReadIndex returns when this member has executed everything that was acknowledged before the call.
 	ReadIndex(ctx context.Context) error
 	// Status returns the state of the group as this member knows it.
@@ -65,8 +65,8 @@ type Agreement interface {
 	leader.Leadership
 }
 
-// Peers sends requests to a given member; *transport.Mesh implements it. Errors are the same as of leader.Caller.
-type Peers interface {
+// Transport sends requests to a given member; *transport.Transport implements it. Errors are the same as of leader.Caller.
+type Transport interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 }
@@ -84,19 +84,19 @@ const (
 	DefaultTxnOps       = 128
 	DefaultProgress     = 10 * time.Minute
 	DefaultQuota        = 2 << 30
-	leastProgress       = 100 * time.Millisecond
+	minProgress         = 100 * time.Millisecond
 )
 
 // Options configures a Service. Fields are required unless their comment says otherwise.
 type Options struct {
 	Engine    *mvcc.Engine
-	Agreement Agreement
+	Consensus Consensus
 	// Leases receives the lease changes from the engine's OnLeases.
 	Leases *LeaseFeed
 	// Tokens issues and verifies the tokens of etcd's Auth.
 	Tokens *users.Tokens
-	// Peers may be nil in a cluster of one member.
-	Peers Peers
+	// Transport may be nil in a cluster of one member.
+	Transport Transport
 	// Transfer transfers leadership of the group to a member; nil if that is not possible.
 	Transfer func(ctx context.Context, to uint64) error
 	// Members returns the members of the cluster, for snapshot files; if nil, snapshot files list no members.
@@ -114,8 +114,8 @@ type Options struct {
 	Full func() bool
 	// CompactAge is how long history is kept; with 0, history is kept until a client compacts it.
 	CompactAge time.Duration
-	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace. 0
-	// means DefaultCorruptCheck; with a negative value, members are never compared.
+	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace.
+	// 0 means DefaultCorruptCheck; with a negative value, members are never compared.
 	CorruptCheck time.Duration
 	// BcryptCost is the bcrypt cost of passwords; 0 means users.DefaultCost.
 	BcryptCost int
@@ -128,17 +128,17 @@ type Options struct {
 
 // Service serves the keyspace on one member. Its Run method must be running.
 type Service struct {
-	opts  Options
-	watch watch.Options
-	grant int64 // minimum TTL of a lease, seconds
+	opts   Options
+	watch  watch.Options
+	minTTL int64 // minimum TTL of a lease, seconds
 
 	policy   atomic.Pointer[policy]
-	reloads  sync.Mutex    // held while a policy is loaded
-	raising  sync.Mutex    // held while an alarm is raised
-	telling  sync.Mutex    // held while the keyspace is hashed for the leader
+	loadMu   sync.Mutex    // held while a policy is loaded
+	raiseMu  sync.Mutex    // held while an alarm is raised
+	hashMu   sync.Mutex    // held while the keyspace is hashed for the leader
 	queue    chan struct{} // semaphore: passwords being hashed or waiting to be hashed
 	hashing  chan struct{} // semaphore: passwords being hashed
-	lessor   tenure
+	lessor   leaseExpiry
 	contacts contacts
 	counters counters
 }
@@ -155,7 +155,7 @@ func New(opts Options) *Service {
 	if l.Progress <= 0 {
 		l.Progress = DefaultProgress
 	}
-	l.Progress = max(l.Progress, leastProgress)
+	l.Progress = max(l.Progress, minProgress)
 	if opts.Quota == 0 {
 		opts.Quota = DefaultQuota
 	}
@@ -170,7 +170,7 @@ func New(opts Options) *Service {
 		opts.Clock = func() time.Duration { return time.Since(began) }
 	}
 	s := &Service{
-		opts: opts, grant: leastTTL(opts.Election),
+		opts: opts, minTTL: minTTL(opts.Election),
 		queue: make(chan struct{}, maxHashing+maxQueue), hashing: make(chan struct{}, maxHashing),
 	}
 	s.counters.histograms()
@@ -178,18 +178,18 @@ func New(opts Options) *Service {
 		Engine: opts.Engine, Header: s.header, Permit: s.permitWatch, Progress: l.Progress, FragmentBytes: l.RequestBytes,
 	}
 	opts.Leases.attach(&s.lessor, opts.Clock)
-	if opts.Peers != nil {
-		s.handlePeers()
+	if opts.Transport != nil {
+		s.handleLeases()
 		s.handleHash()
 		s.handleContacts()
 	}
 	return s
 }
 
-// leastTTL returns the minimum TTL of a lease as in etcd: 1.5 election timeouts, rounded up to whole seconds.
-func leastTTL(election time.Duration) int64 {
-	least := election * 3 / 2
-	return int64((least + time.Second - 1) / time.Second)
+// minTTL returns the minimum TTL of a lease as in etcd: 1.5 election timeouts, rounded up to whole seconds.
+func minTTL(election time.Duration) int64 {
+	ttl := election * 3 / 2
+	return int64((ttl + time.Second - 1) / time.Second)
 }
 
 // Run runs the background work until ctx ends: lease expiry and hash comparison on the leader, compaction by age,
@@ -197,10 +197,10 @@ func leastTTL(election time.Duration) int64 {
 func (s *Service) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
-	work.Go(func() { leader.While(ctx, s.opts.Agreement, s.opts.Self, s.endLeases) })
-	work.Go(func() { s.counters.follow(ctx, s.opts.Agreement) })
-	work.Go(func() { s.reportDamage(ctx) })
-	work.Go(func() { s.keepContacts(ctx) })
+	work.Go(func() { leader.While(ctx, s.opts.Consensus, s.opts.Self, s.expireLeases) })
+	work.Go(func() { s.counters.track(ctx, s.opts.Consensus) })
+	work.Go(func() { s.watchDamage(ctx) })
+	work.Go(func() { s.trackContacts(ctx) })
 	if s.opts.CorruptCheck >= 0 {
 		work.Go(func() { s.compareHashes(ctx) })
 	}
@@ -215,13 +215,13 @@ func (s *Service) Self() uint64 { return s.opts.Self }
 
 // Leader returns the ID of the group's leader, or 0 if none is known.
 func (s *Service) Leader() uint64 {
-	leaderID, _ := s.opts.Agreement.Leader()
+	leaderID, _ := s.opts.Consensus.Leader()
 	return leaderID
 }
 
 // LeaderChanged returns a channel that is closed at the next change of Leader. Call LeaderChanged before Leader, so
 // that no change is missed.
-func (s *Service) LeaderChanged() <-chan struct{} { return s.opts.Agreement.Changed() }
+func (s *Service) LeaderChanged() <-chan struct{} { return s.opts.Consensus.Changed() }
 
 // Limits returns the limits in force.
 func (s *Service) Limits() Limits { return s.opts.Limits }
@@ -235,7 +235,7 @@ func (s *Service) Header() *pb.ResponseHeader { return s.header(s.opts.Engine.Re
 func (s *Service) header(revision int64) *pb.ResponseHeader {
 	term := s.counters.term.Load()
 	if term == 0 {
-		_, term = s.opts.Agreement.Leader()
+		_, term = s.opts.Consensus.Leader()
 	}
 	return &pb.ResponseHeader{ClusterId: s.opts.Cluster, MemberId: s.opts.Self, Revision: revision, RaftTerm: term}
 }
@@ -247,5 +247,5 @@ func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, e
 
 // permitWatch checks whether the caller may read the range of a watch.
 func (s *Service) permitWatch(ctx context.Context, key, end []byte) error {
-	return s.checked(ctx, func(p *policy, user string) error { return p.users.CanRange(user, key, end) })
+	return s.authorize(ctx, func(p *policy, user string) error { return p.users.CanRange(user, key, end) })
 }

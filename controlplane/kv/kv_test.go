@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-func TestAnEmptyKeyspaceIsAtRevisionOne(t *testing.T) {
+func TestEmptyKeyspaceHasRevisionOne(t *testing.T) {
 	w := newWorld(t)
 	r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
@@ -27,7 +27,7 @@ func TestAnEmptyKeyspaceIsAtRevisionOne(t *testing.T) {
 	require.EqualValues(t, 2, w.put(t, "a", "1"))
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestPutRangeDelete(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	w.put(t, "b", "2")
@@ -61,18 +61,18 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, one.Count)
 
-	gone, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, PrevKv: true})
+	deletion, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a"), RangeEnd: []byte{0}, PrevKv: true})
 	require.NoError(t, err)
-	require.EqualValues(t, 2, gone.Deleted)
-	require.Len(t, gone.PrevKvs, 2)
-	require.EqualValues(t, 5, gone.Header.Revision)
-	again, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a")})
+	require.EqualValues(t, 2, deletion.Deleted)
+	require.Len(t, deletion.PrevKvs, 2)
+	require.EqualValues(t, 5, deletion.Header.Revision)
+	repeated, err := w.DeleteRange(t.Context(), &pb.DeleteRangeRequest{Key: []byte("a")})
 	require.NoError(t, err)
-	require.Zero(t, again.Deleted)
-	require.EqualValues(t, 5, again.Header.Revision, "nothing happened")
+	require.Zero(t, repeated.Deleted)
+	require.EqualValues(t, 5, repeated.Header.Revision, "the revision is unchanged")
 }
 
-func TestPutsThatKeepSomething(t *testing.T) {
+func TestPutIgnoreValue(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), IgnoreValue: true})
 	require.Equal(t, rpctypes.ErrGRPCKeyNotFound, err)
@@ -119,26 +119,27 @@ func TestTransactions(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, second.Succeeded)
 	require.Equal(t, "me", string(second.Responses[0].GetResponseRange().Kvs[0].Value))
-	require.EqualValues(t, 2, second.Header.Revision, "it only read")
+	require.EqualValues(t, 2, second.Header.Revision, "the revision is unchanged")
 
 	nested, err := w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{
 		op(&pb.PutRequest{Key: []byte("x"), Value: []byte("1")}),
 		op(&pb.TxnRequest{
-			Compare: []*pb.Compare{versionIs("x", pb.Compare_EQUAL, 0)}, // conditions see what was before the transaction
+			Compare: []*pb.Compare{versionIs("x", pb.Compare_EQUAL, 0)}, // compares are evaluated on the state before the transaction
 			Success: []*pb.RequestOp{op(&pb.RangeRequest{Key: []byte("x")})},
 		}),
 		op(&pb.DeleteRangeRequest{Key: []byte("lock")}),
 	}})
 	require.NoError(t, err)
-	inner := nested.Responses[1].GetResponseTxn()
-	require.True(t, inner.Succeeded)
-	require.Equal(t, "1", string(inner.Responses[0].GetResponseRange().Kvs[0].Value), "steps see those before them")
+	nestedTxn := nested.Responses[1].GetResponseTxn()
+	require.True(t, nestedTxn.Succeeded)
+	require.Equal(t, "1", string(nestedTxn.Responses[0].GetResponseRange().Kvs[0].Value), "operations read the results of earlier ones")
 	require.EqualValues(t, 1, nested.Responses[2].GetResponseDeleteRange().Deleted)
 	require.EqualValues(t, 3, nested.Header.Revision)
 }
 
-// A condition over a range holds when it holds for every key, and of no key when it holds for one that does not exist.
-func TestConditionsOverRanges(t *testing.T) {
+// TestRangeCompares checks that a compare with a range is true if it is true for every key in the range. For an empty
+// range it is evaluated as for a key that does not exist.
+func TestRangeCompares(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a1", "x")
 	w.put(t, "a2", "x")
@@ -146,37 +147,37 @@ func TestConditionsOverRanges(t *testing.T) {
 		compare *pb.Compare
 		want    bool
 	}{
-		"value of all":          {&pb.Compare{Key: []byte("a"), RangeEnd: []byte("b"), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{Value: []byte("x")}}, true},
-		"value of none":         {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{}}, false},
-		"created, one is later": {&pb.Compare{Key: []byte("a"), RangeEnd: []byte("b"), Target: pb.Compare_CREATE, Result: pb.Compare_LESS, TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 3}}, false},
-		"nothing is there":      {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_CREATE, TargetUnion: &pb.Compare_CreateRevision{}}, true},
-		"something is there":    {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_CREATE, Result: pb.Compare_GREATER, TargetUnion: &pb.Compare_CreateRevision{}}, false},
-		"another value":         {&pb.Compare{Key: []byte("a1"), Target: pb.Compare_VALUE, Result: pb.Compare_NOT_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte("y")}}, true},
-		"no lease":              {&pb.Compare{Key: []byte("a1"), Target: pb.Compare_LEASE, TargetUnion: &pb.Compare_Lease{}}, true},
+		"value of all keys":                     {&pb.Compare{Key: []byte("a"), RangeEnd: []byte("b"), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{Value: []byte("x")}}, true},
+		"value in an empty range":               {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_VALUE, TargetUnion: &pb.Compare_Value{}}, false},
+		"create revision, false for one key":    {&pb.Compare{Key: []byte("a"), RangeEnd: []byte("b"), Target: pb.Compare_CREATE, Result: pb.Compare_LESS, TargetUnion: &pb.Compare_CreateRevision{CreateRevision: 3}}, false},
+		"create revision 0 in an empty range":   {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_CREATE, TargetUnion: &pb.Compare_CreateRevision{}}, true},
+		"create revision > 0 in an empty range": {&pb.Compare{Key: []byte("q"), RangeEnd: []byte("r"), Target: pb.Compare_CREATE, Result: pb.Compare_GREATER, TargetUnion: &pb.Compare_CreateRevision{}}, false},
+		"another value":                         {&pb.Compare{Key: []byte("a1"), Target: pb.Compare_VALUE, Result: pb.Compare_NOT_EQUAL, TargetUnion: &pb.Compare_Value{Value: []byte("y")}}, true},
+		"no lease":                              {&pb.Compare{Key: []byte("a1"), Target: pb.Compare_LEASE, TargetUnion: &pb.Compare_Lease{}}, true},
 	} {
 		read, err := w.Txn(t.Context(), &pb.TxnRequest{Compare: []*pb.Compare{c.compare}, Success: []*pb.RequestOp{op(&pb.RangeRequest{Key: []byte("a1")})}})
 		require.NoError(t, err)
-		require.Equal(t, c.want, read.Succeeded, "%s, read", name)
+		require.Equal(t, c.want, read.Succeeded, "%s, read-only transaction", name)
 		written, err := w.Txn(t.Context(), &pb.TxnRequest{Compare: []*pb.Compare{c.compare}, Success: []*pb.RequestOp{op(&pb.DeleteRangeRequest{Key: []byte("zzz")})}})
 		require.NoError(t, err)
-		require.Equal(t, c.want, written.Succeeded, "%s, agreed on", name)
+		require.Equal(t, c.want, written.Succeeded, "%s, writing transaction", name)
 	}
 }
 
-func TestATransactionThatOnlyReadsIsNotAgreedOn(t *testing.T) {
+func TestReadOnlyTxnIsNotProposed(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() { w.raft.before = func([]byte) { t.Error("proposed") } })
+	w.raft.BeforeNextPropose(func() { t.Error("proposed") })
 	r, err := w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.RangeRequest{Key: []byte("a")})}})
 	require.NoError(t, err)
 	require.Equal(t, "1", string(r.Responses[0].GetResponseRange().Kvs[0].Value))
 }
 
-// Reads that may be old need nobody.
-func TestSerializableReadsNeedNoLeader(t *testing.T) {
+// TestSerializableReadWithoutLeader checks that only linearizable reads need a leader.
+func TestSerializableReadWithoutLeader(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() { w.raft.fail = consensus.ErrNoLeader })
+	w.raft.SetError(consensus.ErrNoLeader)
 	_, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 	require.Equal(t, rpctypes.ErrGRPCNoLeader, err)
 	r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a"), Serializable: true})
@@ -208,11 +209,11 @@ func TestCompaction(t *testing.T) {
 	}
 	b, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("b")})
 	require.NoError(t, err)
-	require.Empty(t, b.Kvs, "a transaction that fails writes nothing")
+	require.Empty(t, b.Kvs, "a failed transaction writes nothing")
 }
 
-// What consensus says, in the words that clients know.
-func TestWhatClientsAreToldOfConsensus(t *testing.T) {
+// TestConsensusErrors checks the client errors for errors of package consensus and the engine.
+func TestConsensusErrors(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ is, want error }{
 		{consensus.ErrNoLeader, rpctypes.ErrGRPCNoLeader},
@@ -224,40 +225,40 @@ func TestWhatClientsAreToldOfConsensus(t *testing.T) {
 		{consensus.ErrStopped, rpctypes.ErrGRPCStopped},
 		{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 	} {
-		w.raft.set(func() { w.raft.fail = c.is })
+		w.raft.SetError(c.is)
 		_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
 		require.Equal(t, c.want, err, "put, %v", c.is)
 		_, err = w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 		require.Equal(t, c.want, err, "range, %v", c.is)
 	}
-	ours := errors.New("disk on fire")
-	w.raft.set(func() { w.raft.fail = ours })
+	internal := errors.New("disk error")
+	w.raft.SetError(internal)
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a")})
-	require.ErrorIs(t, err, ours, "the edge logs it")
+	require.ErrorIs(t, err, internal, "internal errors are returned unchanged, for the log")
 }
 
-func TestRequestsThatAreTooLarge(t *testing.T) {
+func TestTooLargeRequests(t *testing.T) {
 	w := newWorld(t, func(o *Options) { o.Limits.RequestBytes = 64 << 10; o.Limits.TxnOps = 2 })
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: make([]byte, 64<<10+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
-	half := func(key string) *pb.RequestOp {
+	putOp := func(key string) *pb.RequestOp {
 		return op(&pb.PutRequest{Key: []byte(key), Value: make([]byte, 48<<10)})
 	}
-	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{half("a"), half("b")}})
+	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putOp("a"), putOp("b")}})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
-	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{half("a"), half("b"), half("c")}})
+	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{putOp("a"), putOp("b"), putOp("c")}})
 	require.Equal(t, rpctypes.ErrGRPCTooManyOps, err)
 	_, err = w.Put(t.Context(), &pb.PutRequest{Key: make([]byte, command.MaxKeyBytes+1)})
 	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err)
 	_, err = w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a"), Value: make([]byte, 64<<10)})}})
-	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err, "all of it counts")
+	require.Equal(t, rpctypes.ErrGRPCRequestTooLarge, err, "the size of the whole request counts")
 	got, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
 	require.NoError(t, err)
 	require.Empty(t, got.Kvs)
 }
 
-// A value of just the limit passes, under the longest key too.
-func TestTheLargestValue(t *testing.T) {
+// TestLargestValue writes a value of exactly the size limit, with a short key and with the longest key.
+func TestLargestValue(t *testing.T) {
 	w := newWorld(t)
 	for _, key := range [][]byte{[]byte("a"), make([]byte, command.MaxKeyBytes)} {
 		_, err := w.Put(t.Context(), &pb.PutRequest{Key: key, Value: make([]byte, DefaultRequestBytes)})
@@ -267,17 +268,15 @@ func TestTheLargestValue(t *testing.T) {
 	}
 }
 
-// A request is decided by the records under which it is carried out.
-func TestARequestIsCheckedAgainWhenTheRecordsChange(t *testing.T) {
+// TestWriteIsRecheckedAfterRecordsChange raises an alarm between the check of a put and its commit, and checks that the
+// put is refused.
+func TestWriteIsRecheckedAfterRecordsChange(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			// Between the check and the log somebody raises an alarm.
-			_, err := w.Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE})
-			require.NoError(t, err)
-		}
+	w.raft.BeforeNextPropose(func() {
+		// This alarm is raised after the check of the put and before its commit.
+		_, err := w.Alarm(t.Context(), &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE})
+		require.NoError(t, err)
 	})
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte("a"), Value: []byte("2")})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
@@ -286,8 +285,9 @@ func TestARequestIsCheckedAgainWhenTheRecordsChange(t *testing.T) {
 	require.Equal(t, "1", string(got.Kvs[0].Value))
 }
 
-// Whatever a client sends, it is answered in etcd's words, never with an error of ours.
-func TestOddRequests(t *testing.T) {
+// TestInvalidRequestsGetStatusErrors checks that errors of invalid requests are gRPC statuses with a code other than
+// Unknown.
+func TestInvalidRequestsGetStatusErrors(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	ctx := t.Context()
@@ -300,16 +300,16 @@ func TestOddRequests(t *testing.T) {
 			return err
 		},
 		"negative revision": func() error { _, err := w.Range(ctx, &pb.RangeRequest{Key: []byte("a"), Revision: -1}); return err },
-		"backwards range": func() error {
+		"range with end before key": func() error {
 			_, err := w.Range(ctx, &pb.RangeRequest{Key: []byte("b"), RangeEnd: []byte("a")})
 			return err
 		},
-		"backwards delete": func() error {
+		"delete with end before key": func() error {
 			_, err := w.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte("b"), RangeEnd: []byte("a"), PrevKv: true})
 			return err
 		},
 		"negative compaction": func() error { _, err := w.Compact(ctx, &pb.CompactionRequest{Revision: -1}); return err },
-		"key of zero bytes in all": func() error {
+		"range of all keys": func() error {
 			_, err := w.Range(ctx, &pb.RangeRequest{Key: []byte{0}, RangeEnd: []byte{0}})
 			return err
 		},
@@ -318,27 +318,27 @@ func TestOddRequests(t *testing.T) {
 			_, err := w.Range(ctx, &pb.RangeRequest{Key: []byte("a"), RangeEnd: make([]byte, 1<<20)})
 			return err
 		},
-		"long key of a condition": func() error {
+		"compare with a long key": func() error {
 			_, err := w.Txn(ctx, &pb.TxnRequest{Compare: []*pb.Compare{versionIs(string(make([]byte, 1<<16)), pb.Compare_EQUAL, 0)}, Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a")})}})
 			return err
 		},
-		"backwards condition": func() error {
+		"compare with end before key": func() error {
 			_, err := w.Txn(ctx, &pb.TxnRequest{
 				Compare: []*pb.Compare{{Key: []byte("b"), RangeEnd: []byte("a"), Target: pb.Compare_VALUE}}, Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a")})},
 			})
 			return err
 		},
-		"negative number of a condition": func() error {
+		"compare with a negative version": func() error {
 			_, err := w.Txn(ctx, &pb.TxnRequest{Compare: []*pb.Compare{versionIs("a", pb.Compare_GREATER, -1)}, Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a")})}})
 			return err
 		},
-		"an unknown alarm": func() error {
+		"unknown alarm": func() error {
 			_, err := w.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: 77})
 			return err
 		},
-		"an unknown action": func() error { _, err := w.Alarm(ctx, &pb.AlarmRequest{Action: 77}); return err },
-		"a negative hash":   func() error { _, err := w.HashKV(ctx, &pb.HashKVRequest{Revision: -1}); return err },
-		"a deep transaction": func() error {
+		"unknown alarm action":        func() error { _, err := w.Alarm(ctx, &pb.AlarmRequest{Action: 77}); return err },
+		"hash of a negative revision": func() error { _, err := w.HashKV(ctx, &pb.HashKVRequest{Revision: -1}); return err },
+		"deeply nested transaction": func() error {
 			r := &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("a")})}}
 			for range 100 {
 				r = &pb.TxnRequest{Success: []*pb.RequestOp{op(r)}}
@@ -351,8 +351,8 @@ func TestOddRequests(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		_, told := err.(interface{ GRPCStatus() *status.Status })
-		require.True(t, told, "%s: %v", name, err)
+		_, isStatus := err.(interface{ GRPCStatus() *status.Status })
+		require.True(t, isStatus, "%s: %v", name, err)
 		require.NotEqual(t, codes.Unknown, status.Code(err), "%s: %v", name, err)
 		t.Log(name, err)
 	}

@@ -26,10 +26,10 @@ func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.
 	if r.TTL > lessor.MaxTTL {
 		return nil, rpctypes.ErrGRPCLeaseTTLTooLarge
 	}
-	ttl := max(r.TTL, s.grant)
+	ttl := max(r.TTL, s.minTTL)
 	for {
 		id := cmp.Or(r.ID, newLeaseID())
-		found, err := s.write(ctx, []command.Step{{Kind: command.StepGrant, Lease: id, TTL: ttl}}, translate.LeaseCost, mustBeKnown)
+		found, err := s.write(ctx, []command.Step{{Kind: command.StepGrant, Lease: id, TTL: ttl}}, translate.LeaseCost, mustBeAuthenticated)
 		if r.ID == 0 && errors.Is(err, rpctypes.ErrGRPCLeaseExist) {
 			continue
 		}
@@ -40,7 +40,7 @@ func (s *Service) LeaseGrant(ctx context.Context, r *pb.LeaseGrantRequest) (*pb.
 	}
 }
 
-func mustBeKnown(p *policy, user string) error { return p.users.MustBeKnown(user) }
+func mustBeAuthenticated(p *policy, user string) error { return p.users.MustBeAuthenticated(user) }
 
 func newLeaseID() int64 {
 	var b [8]byte
@@ -56,14 +56,14 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 	}
 	if s.AuthEnabled() {
 		// Without ReadIndex the check would miss keys that were attached through other members.
-		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-			return nil, failure(ctx, err)
+		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+			return nil, clientError(ctx, err)
 		}
 	}
 	steps := []command.Step{{Kind: command.StepRevoke, Lease: r.ID}}
 	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
 		steps[0].Value = nil // CanWriteLease calls its function neither for root nor while Auth is disabled
-		if err := p.users.MustBeKnown(user); err != nil {
+		if err := p.users.MustBeAuthenticated(user); err != nil {
 			return err
 		}
 		return p.users.CanWriteLease(user, r.ID, func(id int64) ([][]byte, error) {
@@ -83,20 +83,20 @@ func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveReques
 	// The header is taken before the renewal: if the response reports the lease as alive, the lease existed at its
 	// revision.
 	out := &pb.LeaseKeepAliveResponse{Header: s.Header(), ID: r.ID}
-	if err := s.checked(ctx, func(p *policy, user string) error {
-		if err := p.users.MustBeKnown(user); err != nil {
+	if err := s.authorize(ctx, func(p *policy, user string) error {
+		if err := p.users.MustBeAuthenticated(user); err != nil {
 			return err
 		}
 		return p.users.CanWriteLease(user, r.ID, s.leaseKeys)
 	}); err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
-	told, err := s.askLessor(ctx, leaseAsk{ID: r.ID, Renew: true})
+	response, err := s.callLessor(ctx, leaseRequest{ID: r.ID, Renew: true})
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
-	if told.Found {
-		out.TTL = told.TTL
+	if response.Found {
+		out.TTL = response.TTL
 	}
 	return out, nil
 }
@@ -104,14 +104,14 @@ func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveReques
 // LeaseTimeToLive returns the remaining TTL of a lease, or -1 if the lease does not exist. As in etcd, every user may
 // read the TTL; the keys of the lease are returned only to users who may read them.
 func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequest) (*pb.LeaseTimeToLiveResponse, error) {
-	if err := s.checked(ctx, mustBeKnown); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAuthenticated); err != nil {
+		return nil, clientError(ctx, err)
 	}
-	told, err := s.askLessor(ctx, leaseAsk{ID: r.ID})
+	response, err := s.callLessor(ctx, leaseRequest{ID: r.ID})
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
-	if !told.Found {
+	if !response.Found {
 		return &pb.LeaseTimeToLiveResponse{Header: s.Header(), ID: r.ID, TTL: -1}, nil
 	}
 	snap, err := s.snapshot(ctx, false)
@@ -119,16 +119,16 @@ func (s *Service) LeaseTimeToLive(ctx context.Context, r *pb.LeaseTimeToLiveRequ
 		return nil, err
 	}
 	defer snap.Close()
-	out := &pb.LeaseTimeToLiveResponse{Header: s.header(snap.Revision()), ID: r.ID, TTL: told.TTL, GrantedTTL: told.Granted}
+	out := &pb.LeaseTimeToLiveResponse{Header: s.header(snap.Revision()), ID: r.ID, TTL: response.TTL, GrantedTTL: response.Granted}
 	if !r.Keys {
 		return out, nil
 	}
 	if out.Keys, err = snap.LeaseKeys(r.ID); err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	shown := func(int64) ([][]byte, error) { return out.Keys, nil }
-	if err := s.checked(ctx, func(p *policy, user string) error { return p.users.CanReadLease(user, r.ID, shown) }); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, func(p *policy, user string) error { return p.users.CanReadLease(user, r.ID, shown) }); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	return out, nil
 }
@@ -142,12 +142,12 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 	defer snap.Close()
 	all, err := snap.Leases()
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out := &pb.LeaseLeasesResponse{Header: s.header(snap.Revision())}
 	// A user must be allowed to read the keys of every lease.
-	if err := s.checked(ctx, func(p *policy, user string) error {
-		if err := p.users.MustBeKnown(user); err != nil || p.users.CanAdmin(user) == nil {
+	if err := s.authorize(ctx, func(p *policy, user string) error {
+		if err := p.users.MustBeAuthenticated(user); err != nil || p.users.CanAdmin(user) == nil {
 			return err
 		}
 		for _, l := range all {
@@ -157,7 +157,7 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 		}
 		return nil
 	}); err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	for _, l := range all {
 		out.Leases = append(out.Leases, &pb.LeaseStatus{ID: l.ID})
@@ -166,50 +166,51 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 	return out, nil
 }
 
-// leaseAsk is a member's request about a lease to the leader.
-type leaseAsk struct {
+// leaseRequest is a member's request about a lease to the leader.
+type leaseRequest struct {
 	ID    int64
 	Renew bool
 }
 
-// leaseTold is the leader's response; times are in seconds.
-type leaseTold struct {
+// leaseResponse is the leader's response; times are in seconds.
+type leaseResponse struct {
 	Found        bool
 	TTL, Granted int64
 }
 
-// leaseCommand is the name of the leaseAsk request between members.
+// leaseCommand is the name of the leaseRequest between members.
 const leaseCommand = "kv.lease"
 
-func (s *Service) handlePeers() {
-	s.opts.Peers.HandleDirect(leaseCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
-		var ask leaseAsk
-		if err := cbor.Unmarshal(body, &ask); err != nil {
+func (s *Service) handleLeases() {
+	s.opts.Transport.HandleDirect(leaseCommand, func(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
+		var request leaseRequest
+		if err := cbor.Unmarshal(body, &request); err != nil {
 			return nil, fmt.Errorf("decode %s: %w", leaseCommand, err)
 		}
-		told, err := s.lessorSays(ctx, ask)
+		response, err := s.serveLease(ctx, request)
 		if err != nil {
 			return nil, err
 		}
-		return cbor.Marshal(told)
+		return cbor.Marshal(response)
 	})
 }
 
-// askLessor sends a request to the leader, and to the next leader after a change. Both kinds of request are idempotent.
-func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error) {
-	limit := s.requestTime()
+// callLessor sends a request to the leader, and to the next leader after a change. Both kinds of request are
+// idempotent.
+func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseResponse, error) {
+	limit := s.requestTimeout()
 	deadline := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	for {
-		changed := s.opts.Agreement.Changed()
-		leaderID, _ := s.opts.Agreement.Leader()
-		told, err := s.askLeader(ctx, leaderID, ask)
+		changed := s.opts.Consensus.Changed()
+		leaderID, _ := s.opts.Consensus.Leader()
+		response, err := s.callLeader(ctx, leaderID, request)
 		if err == nil {
-			return told, nil
+			return response, nil
 		}
-		if leaderID != 0 && !again(err, leaderID != s.opts.Self) && ctx.Err() == nil {
-			return told, err
+		if leaderID != 0 && !retryable(err, leaderID != s.opts.Self) && ctx.Err() == nil {
+			return response, err
 		}
 		select {
 		case <-changed:
@@ -217,64 +218,64 @@ func (s *Service) askLessor(ctx context.Context, ask leaseAsk) (leaseTold, error
 		case <-ctx.Done():
 			switch {
 			case time.Now().Before(deadline):
-				return told, ctx.Err()
+				return response, ctx.Err()
 			case leaderID == 0:
-				return told, rpctypes.ErrGRPCNoLeader
+				return response, rpctypes.ErrGRPCNoLeader
 			}
-			return told, rpctypes.ErrGRPCTimeout
+			return response, rpctypes.ErrGRPCTimeout
 		}
 	}
 }
 
-// requestTime returns the timeout of a request, as in etcd.
-func (s *Service) requestTime() time.Duration { return 5*time.Second + 2*s.opts.Election }
+// requestTimeout returns the timeout of a request, as in etcd.
+func (s *Service) requestTimeout() time.Duration { return 5*time.Second + 2*s.opts.Election }
 
-func (s *Service) askLeader(ctx context.Context, leaderID uint64, ask leaseAsk) (told leaseTold, err error) {
+func (s *Service) callLeader(ctx context.Context, leaderID uint64, request leaseRequest) (response leaseResponse, err error) {
 	switch {
 	case leaderID == 0:
-		return told, leader.ErrNotLeader
+		return response, leader.ErrNotLeader
 	case leaderID == s.opts.Self:
-		return s.lessorSays(ctx, ask)
-	case s.opts.Peers == nil:
-		return told, leader.ErrNotSent
+		return s.serveLease(ctx, request)
+	case s.opts.Transport == nil:
+		return response, leader.ErrNotSent
 	}
-	body, err := cbor.Marshal(ask)
+	body, err := cbor.Marshal(request)
 	if err != nil {
-		return told, fmt.Errorf("encode %s: %w", leaseCommand, err)
+		return response, fmt.Errorf("encode %s: %w", leaseCommand, err)
 	}
 	// A leader that is partitioned away would never respond.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
-	answer, err := s.opts.Peers.Direct(ctx, leaderID, leaseCommand, body)
+	responseBody, err := s.opts.Transport.Direct(ctx, leaderID, leaseCommand, body)
 	if err != nil {
-		return told, err
+		return response, err
 	}
-	return told, cbor.Unmarshal(answer, &told)
+	return response, cbor.Unmarshal(responseBody, &response)
 }
 
-// again reports whether a failed request may succeed if it is sent again. A remote member's own failure (RemoteError)
-// is final. Other errors of remote requests are retried; of local ones, only ErrNotLeader and ErrNotSent.
-func again(err error, remote bool) bool {
-	var failed *leader.RemoteError
-	if errors.As(err, &failed) {
+// retryable reports whether a failed request may succeed if it is sent again. A remote member's own failure
+// (RemoteError) is final. Other errors of remote requests are retried; of local ones, only ErrNotLeader and ErrNotSent.
+func retryable(err error, remote bool) bool {
+	var remoteErr *leader.RemoteError
+	if errors.As(err, &remoteErr) {
 		return false
 	}
 	return remote || errors.Is(err, leader.ErrNotLeader) || errors.Is(err, leader.ErrNotSent)
 }
 
-// lessorSays serves a leaseAsk request on the leader.
-func (s *Service) lessorSays(ctx context.Context, ask leaseAsk) (leaseTold, error) {
-	// A renewal promises that the lease stays alive, so this member must still lead: every later leader then restarts all
-	// TTLs after this renewal.
-	if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-		return leaseTold{}, fmt.Errorf("%w: %w", leader.ErrNotLeader, err)
+// serveLease serves a leaseRequest on the leader.
+func (s *Service) serveLease(ctx context.Context, request leaseRequest) (leaseResponse, error) {
+	// A renewal promises that the lease stays alive, so this member must still lead: every later leader then restarts
+	// all TTLs after this renewal.
+	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+		return leaseResponse{}, fmt.Errorf("%w: %w", leader.ErrNotLeader, err)
 	}
-	leaderID, term := s.opts.Agreement.Leader()
+	leaderID, term := s.opts.Consensus.Leader()
 	if leaderID != s.opts.Self {
-		return leaseTold{}, leader.ErrNotLeader
+		return leaseResponse{}, leader.ErrNotLeader
 	}
-	if !ask.Renew {
-		return s.lessor.remaining(ask.ID, term, s.opts.Clock())
+	if !request.Renew {
+		return s.lessor.remaining(request.ID, term, s.opts.Clock())
 	}
-	return s.lessor.renew(ctx, ask.ID, term, s.opts.Clock())
+	return s.lessor.renew(ctx, request.ID, term, s.opts.Clock())
 }

@@ -3,12 +3,14 @@ package kv
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
@@ -21,14 +23,14 @@ func (w *world) grant(t *testing.T, id, ttl int64) *pb.LeaseGrantResponse {
 	return r
 }
 
-func (w *world) putLeased(t *testing.T, key string, lease int64) error {
+func (w *world) putWithLease(t *testing.T, key string, lease int64) error {
 	t.Helper()
 	_, err := w.Put(t.Context(), &pb.PutRequest{Key: []byte(key), Lease: lease})
 	return err
 }
 
-// reigned waits until the service looks after leases.
-func (w *world) reigned(t *testing.T, term uint64) {
+// waitForLessor waits until the service expires leases as the leader of term.
+func (w *world) waitForLessor(t *testing.T, term uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
@@ -40,22 +42,22 @@ func (w *world) reigned(t *testing.T, term uint64) {
 func TestLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
-	made := w.grant(t, 7, 100)
-	require.EqualValues(t, 7, made.ID)
-	require.EqualValues(t, 100, made.TTL)
+	w.waitForLessor(t, 2)
+	lease := w.grant(t, 7, 100)
+	require.EqualValues(t, 7, lease.ID)
+	require.EqualValues(t, 100, lease.TTL)
 	_, err := w.LeaseGrant(t.Context(), &pb.LeaseGrantRequest{ID: 7, TTL: 100})
 	require.Equal(t, rpctypes.ErrGRPCLeaseExist, err)
 	_, err = w.LeaseGrant(t.Context(), &pb.LeaseGrantRequest{TTL: lessor.MaxTTL + 1})
 	require.Equal(t, rpctypes.ErrGRPCLeaseTTLTooLarge, err)
 	short := w.grant(t, 0, 0)
-	require.EqualValues(t, 2, short.TTL, "one and a half election time-outs, in whole seconds")
+	require.EqualValues(t, 2, short.TTL, "1.5 election timeouts, rounded up to seconds")
 	require.Positive(t, short.ID)
 	require.Less(t, short.ID, int64(1)<<53)
 
-	require.NoError(t, w.putLeased(t, "a", 7))
-	require.NoError(t, w.putLeased(t, "b", 7))
-	require.Equal(t, rpctypes.ErrGRPCLeaseNotFound, w.putLeased(t, "c", 8))
+	require.NoError(t, w.putWithLease(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "b", 7))
+	require.Equal(t, rpctypes.ErrGRPCLeaseNotFound, w.putWithLease(t, "c", 8))
 
 	left, err := w.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7, Keys: true})
 	require.NoError(t, err)
@@ -69,9 +71,9 @@ func TestLeases(t *testing.T) {
 	alive, err := w.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 	require.NoError(t, err)
 	require.EqualValues(t, 100, alive.TTL)
-	gone, err := w.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 8})
+	ended, err := w.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 8})
 	require.NoError(t, err)
-	require.Zero(t, gone.TTL)
+	require.Zero(t, ended.TTL)
 
 	all, err := w.LeaseLeases(t.Context(), &pb.LeaseLeasesRequest{})
 	require.NoError(t, err)
@@ -88,8 +90,8 @@ func TestLeases(t *testing.T) {
 	require.Empty(t, r.Kvs)
 }
 
-// hurry makes the service's clock run ahead.
-func (w *world) hurry(by time.Duration) {
+// advanceClock moves the service's clock forward.
+func (w *world) advanceClock(by time.Duration) {
 	w.lessor.mu.Lock()
 	defer w.lessor.mu.Unlock()
 	w.ahead.Add(int64(by))
@@ -99,15 +101,15 @@ func (w *world) hurry(by time.Duration) {
 	}
 }
 
-func TestTheLeaderEndsLeases(t *testing.T) {
+func TestLeaderRevokesExpiredLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	w.grant(t, 8, 120)
-	require.NoError(t, w.putLeased(t, "a", 7))
-	require.NoError(t, w.putLeased(t, "b", 8))
-	w.hurry(61 * time.Second)
+	require.NoError(t, w.putWithLease(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "b", 8))
+	w.advanceClock(61 * time.Second)
 	require.Eventually(t, func() bool {
 		r, err := w.Range(t.Context(), &pb.RangeRequest{Key: []byte("a")})
 		return err == nil && len(r.Kvs) == 0
@@ -118,13 +120,13 @@ func TestTheLeaderEndsLeases(t *testing.T) {
 	require.EqualValues(t, 1, w.counters.expired.Load())
 }
 
-// Whoever does not lead ends nothing, however late it is.
-func TestAFollowerEndsNoLeases(t *testing.T) {
+// TestFollowerRevokesNoLeases checks that a follower does not revoke leases that have expired.
+func TestFollowerRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
-	w.raft.lead(2, 3)
+	w.raft.SetLeader(2, 3)
 	w.run(t)
 	w.grant(t, 7, 60)
-	w.hurry(time.Hour)
+	w.advanceClock(time.Hour)
 	require.Zero(t, w.lessor.count())
 	require.Error(t, func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -137,34 +139,31 @@ func TestAFollowerEndsNoLeases(t *testing.T) {
 	require.Len(t, all.Leases, 1)
 }
 
-// A leader that was stuck while another one took over comes back with leases that it believes expired: what it proposes
-// then is forwarded, and must be refused (etcd#15247).
-func TestAnOldLeaderEndsNothing(t *testing.T) {
+// TestDeposedLeaderRevokesNoLeases checks that the engine refuses revocations of a leader that was paused while another
+// member became the leader. Its proposals are forwarded to the new leader (etcd#15247).
+func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
-	// While the old leader's wish to end the lease is under way, another member takes over.
+	// Another member becomes the lessor while the old leader's revocation is in flight.
 	asked := make(chan struct{})
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			p, err := w.newest()
-			require.NoError(t, err)
-			other := lessorRecord{term: 3, member: 2}
-			data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
-				{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
-			}})
-			require.NoError(t, err)
-			r, err := w.raft.apply(data)
-			require.NoError(t, err)
-			require.Equal(t, command.RefusedNot, r.Refused)
-			close(asked)
-		}
+	w.raft.BeforeNextPropose(func() {
+		p, err := w.localPolicy()
+		require.NoError(t, err)
+		other := lessorRecord{term: 3, member: 2}
+		data, err := command.EncodeProgram(command.Program{Epoch: p.epoch, Steps: []command.Step{
+			{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: other.encode()},
+		}})
+		require.NoError(t, err)
+		r, err := w.raft.Apply(data)
+		require.NoError(t, err)
+		require.Equal(t, command.RefusedNot, r.Refused)
+		close(asked)
 	})
-	w.hurry(61 * time.Second)
+	w.advanceClock(61 * time.Second)
 	<-asked
-	// It finds out that it is not the one any more, and does not try again.
+	// The old leader stops expiring leases.
 	require.Eventually(t, func() bool {
 		w.lessor.mu.Lock()
 		defer w.lessor.mu.Unlock()
@@ -178,98 +177,115 @@ func TestAnOldLeaderEndsNothing(t *testing.T) {
 	require.Zero(t, w.counters.expired.Load())
 }
 
-func TestANewLeaderGivesLeasesTheirWholeTime(t *testing.T) {
+func TestNewLeaderRestartsTTLs(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
-	w.hurry(50 * time.Second)
-	w.raft.lead(2, 3)
+	w.advanceClock(50 * time.Second)
+	w.raft.SetLeader(2, 3)
 	require.Eventually(t, func() bool { return w.lessor.count() == 0 }, 10*time.Second, time.Millisecond)
-	w.hurry(50 * time.Second)
-	w.raft.lead(1, 4)
-	w.reigned(t, 4)
+	w.advanceClock(50 * time.Second)
+	w.raft.SetLeader(1, 4)
+	w.waitForLessor(t, 4)
 	left, err := w.LeaseTimeToLive(t.Context(), &pb.LeaseTimeToLiveRequest{ID: 7})
 	require.NoError(t, err)
 	require.Greater(t, left.TTL, int64(55))
 }
 
-// A renewal that comes when the lease is about to be ended waits for that, and is told so.
-func TestARenewalTooLate(t *testing.T) {
+// TestRenewalWaitsForRevocation checks that a renewal of an expired lease returns after the lease was revoked, and
+// reports that the lease does not exist.
+func TestRenewalWaitsForRevocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := leaseExpiry{wake: make(chan struct{}, 1)}
+		now := time.Duration(0)
+		require.NoError(t, e.start(2, func() ([]command.Lease, error) { return []command.Lease{{ID: 7, TTL: 60}}, nil },
+			func() time.Duration { return now }))
+		now = 61 * time.Second
+		type result struct {
+			leaseResponse
+			err error
+		}
+		renewed := make(chan result, 1)
+		go func() {
+			r, err := e.renew(t.Context(), 7, 2, now)
+			renewed <- result{r, err}
+		}()
+		synctest.Wait()
+		require.Empty(t, renewed, "the lease is not revoked yet")
+		e.observe(mvcc.LeaseChanges{Revoked: []int64{7}}, now)
+		require.Equal(t, result{}, <-renewed)
+	})
+}
+
+// TestRenewalDuringRevocation checks that LeaseKeepAlive returns TTL 0 for a lease whose revocation is in flight.
+func TestRenewalDuringRevocation(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
-	w.reigned(t, 2)
+	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
 	release := make(chan struct{})
-	asked := make(chan struct{})
-	w.raft.set(func() {
-		w.raft.before = func([]byte) {
-			w.raft.set(func() { w.raft.before = nil })
-			close(asked)
-			<-release
-		}
+	proposed := make(chan struct{})
+	w.raft.BeforeNextPropose(func() {
+		close(proposed)
+		<-release
 	})
-	w.hurry(61 * time.Second)
-	<-asked
-	told := make(chan int64)
+	w.advanceClock(61 * time.Second)
+	<-proposed
+	ttl := make(chan int64)
 	go func() {
 		r, err := w.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 		if err != nil {
-			told <- -1
+			ttl <- -1
 			return
 		}
-		told <- r.TTL
+		ttl <- r.TTL
 	}()
-	select {
-	case ttl := <-told:
-		t.Fatalf("answered %d before the lease has ended", ttl)
-	case <-time.After(10 * time.Millisecond): // not enough to be sure, but enough to notice
-	}
 	close(release)
-	require.Zero(t, <-told)
+	require.Zero(t, <-ttl)
 }
 
-// Members ask the leader.
-func TestKeepAlivesTravelToTheLeader(t *testing.T) {
-	peers := &way{}
-	follower := newWorld(t, func(o *Options) { o.Peers = peers })
-	leading := newWorld(t, func(o *Options) { o.Peers = &peers.other })
-	follower.raft.lead(9, 2)
-	leading.run(t)
-	leading.reigned(t, 2)
-	leading.grant(t, 7, 60)
+// TestKeepAliveIsForwardedToLeader checks that a follower sends a renewal to the leader, and again after ErrNotLeader.
+func TestKeepAliveIsForwardedToLeader(t *testing.T) {
+	peers := &followerPeers{}
+	follower := newWorld(t, func(o *Options) { o.Transport = peers })
+	leaderWorld := newWorld(t, func(o *Options) { o.Transport = &peers.leader })
+	follower.raft.SetLeader(9, 2)
+	leaderWorld.run(t)
+	leaderWorld.waitForLessor(t, 2)
+	leaderWorld.grant(t, 7, 60)
 	peers.refusals = 2
 	r, err := follower.LeaseKeepAlive(t.Context(), &pb.LeaseKeepAliveRequest{ID: 7})
 	require.NoError(t, err)
 	require.EqualValues(t, 60, r.TTL)
-	require.Zero(t, peers.refusals, "it asks again when nothing can have happened")
+	require.Zero(t, peers.refusals, "the request is repeated after ErrNotLeader")
 }
 
-// way is the way from one member to another.
-type way struct {
-	other    end
+// followerPeers is a Transport whose requests reach leader. The first refusals requests fail with ErrNotLeader.
+type followerPeers struct {
+	leader   leaderPeers
 	refusals int
 }
 
-type end struct {
+type leaderPeers struct {
 	f func(ctx context.Context, from uint64, body []byte) ([]byte, error)
 }
 
-func (w *way) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]byte, error) {
+func (w *followerPeers) Direct(ctx context.Context, _ uint64, _ string, body []byte) ([]byte, error) {
 	if w.refusals > 0 {
 		w.refusals--
 		return nil, leader.ErrNotLeader
 	}
-	return w.other.f(ctx, 1, body)
+	return w.leader.f(ctx, 1, body)
 }
 
-func (w *way) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
+func (w *followerPeers) HandleDirect(string, func(context.Context, uint64, []byte) ([]byte, error)) {}
 
-func (e *end) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
+func (e *leaderPeers) Direct(context.Context, uint64, string, []byte) ([]byte, error) {
 	return nil, leader.ErrNotSent
 }
 
-func (e *end) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+func (e *leaderPeers) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	if name == leaseCommand {
 		e.f = f
 	}

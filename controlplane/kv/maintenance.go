@@ -26,12 +26,12 @@ import (
 func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
 	switch r.Action {
 	case pb.AlarmRequest_GET:
-		p, err := s.fresh(ctx)
+		p, err := s.linearizablePolicy(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if err := s.allowed(ctx, p, mustBeKnown); err != nil {
-			return nil, failure(ctx, err)
+		if err := s.authorizeWith(ctx, p, mustBeAuthenticated); err != nil {
+			return nil, clientError(ctx, err)
 		}
 		out := &pb.AlarmResponse{Header: s.Header()}
 		for _, a := range p.alarms {
@@ -44,12 +44,12 @@ func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmRespo
 	default:
 		return nil, status.Error(codes.InvalidArgument, "etcdserver: unknown alarm action")
 	}
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	changed, err := s.setAlarm(ctx, &pb.AlarmMember{MemberID: r.MemberID, Alarm: r.Alarm}, r.Action == pb.AlarmRequest_ACTIVATE)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out := &pb.AlarmResponse{Header: s.Header()}
 	if changed != nil {
@@ -71,7 +71,7 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	if on {
 		step = command.Step{Kind: command.StepSetRecord, Key: name, Value: value}
 	}
-	p, err := s.fresh(ctx)
+	p, err := s.linearizablePolicy(ctx)
 	for err == nil {
 		active := slices.ContainsFunc(p.alarms, func(b *pb.AlarmMember) bool { return b.Alarm == a.Alarm && b.MemberID == a.MemberID })
 		switch {
@@ -85,31 +85,31 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 			break
 		}
 		if r.Refused != command.RefusedEpoch {
-			if err = refusal(&r); err == nil {
+			if err = refusalError(&r); err == nil {
 				s.opts.Log.Warn("alarm", "type", a.Alarm.String(), "member", a.MemberID, "active", on)
 			}
 			return a, err
 		}
-		p, err = s.newest()
+		p, err = s.localPolicy()
 	}
 	return nil, err
 }
 
-// raise raises an alarm of this member, unless another goroutine is raising one, and returns told.
-func (s *Service) raise(ctx context.Context, kind pb.AlarmType, told error) error {
-	if !s.raising.TryLock() {
-		return told
+// raise raises an alarm of this member, unless another goroutine is raising one, and returns cause.
+func (s *Service) raise(ctx context.Context, kind pb.AlarmType, cause error) error {
+	if !s.raiseMu.TryLock() {
+		return cause
 	}
-	defer s.raising.Unlock()
+	defer s.raiseMu.Unlock()
 	if _, err := s.setAlarm(ctx, &pb.AlarmMember{MemberID: s.opts.Self, Alarm: kind}, true); err != nil && ctx.Err() == nil {
 		s.opts.Log.Warn("raise alarm", "type", kind.String(), "err", err)
 	}
-	return told
+	return cause
 }
 
 // Alarms returns the active alarms according to this member's records.
 func (s *Service) Alarms() []*pb.AlarmMember {
-	p, err := s.newest()
+	p, err := s.localPolicy()
 	if err != nil {
 		return nil
 	}
@@ -121,12 +121,12 @@ const emptyBytes = 16 << 10
 
 // Status returns the status of this member.
 func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
-	if err := s.checked(ctx, mustBeKnown); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAuthenticated); err != nil {
+		return nil, clientError(ctx, err)
 	}
-	g, err := s.opts.Agreement.Status(ctx)
+	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out := &pb.StatusResponse{
 		Header: s.Header(), Version: version.Version, StorageVersion: snapfile.StorageVersion,
@@ -146,8 +146,8 @@ func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusRe
 // Defragment releases the space that compactions have freed on this member, and returns when done. No other request
 // waits for it.
 func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	began := time.Now()
 	s.counters.defragmenting.Add(1)
@@ -157,7 +157,7 @@ func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.
 	}
 	s.counters.defragmenting.Add(-1)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	s.counters.defragments.Observe(time.Since(began).Seconds())
 	return &pb.DefragmentResponse{Header: s.Header()}, nil
@@ -165,12 +165,12 @@ func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.
 
 // HashKV hashes the keyspace up to a revision. Members with the same history return the same hash.
 func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	h, err := s.hashKeys(ctx, max(r.Revision, 0))
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	const none = -1 // etcd's value for no compaction
 	return &pb.HashKVResponse{
@@ -180,20 +180,20 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 
 // Hash hashes this member's current keyspace.
 func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	h, err := s.hashKeys(ctx, 0)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	return &pb.HashResponse{Header: s.header(h.Current), Hash: h.Hash}, nil
 }
 
 // MoveLeader transfers leadership to another member. Members other than the leader return ErrGRPCNotLeader.
 func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	if s.Leader() != s.opts.Self {
 		return nil, rpctypes.ErrGRPCNotLeader
@@ -208,7 +208,7 @@ func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.
 	case fault.Is(err, fault.FailedPrecondition):
 		return nil, rpctypes.ErrGRPCTimeout
 	default:
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	return &pb.MoveLeaderResponse{Header: s.Header()}, nil
 }
@@ -222,32 +222,32 @@ func timedOut(err error) bool {
 
 // Snapshot writes the current keyspace to a file in dir, a directory for temporary files. The caller must close the
 // result.
-func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.Made, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.TempFile, error) {
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
-	g, err := s.opts.Agreement.Status(ctx)
+	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
-	c, err := contents(snap)
+	c, err := snapshotContents(snap)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	c.Index, c.Term = g.Applied, g.Term
 	if s.opts.Members != nil {
 		if c.Members, err = s.opts.Members(ctx); err != nil {
-			return nil, failure(ctx, err)
+			return nil, clientError(ctx, err)
 		}
 	}
-	return snapfile.Make(ctx, dir, c)
+	return snapfile.Create(ctx, dir, c)
 }
 
-// contents returns what a snapshot file of snap must hold. Its keys are read while the file is written. Leases are the
-// current ones: if a lease has ended since, its keys in the file mark it as about to expire.
-func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
+// snapshotContents returns what a snapshot file of snap must hold. Its keys are read while the file is written. Leases
+// are the current ones: if a lease has ended since, its keys in the file mark it as about to expire.
+func snapshotContents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	p, err := loadPolicy(snap)
 	if err != nil {
 		return c, err
@@ -285,8 +285,8 @@ func contents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 
 // Downgrade always fails: it returns the same errors as an etcd that cannot downgrade.
 func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
-	if err := s.checked(ctx, mustBeAdmin); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, mustBeAdmin); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	if r.Action == pb.DowngradeRequest_CANCEL {
 		return nil, rpctypes.ErrGRPCNoInflightDowngrade
@@ -294,13 +294,13 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
 }
 
-// Warm fails while the key index is not loaded, for example shortly after a start; until then counting keys reads them
-// all.
-func (s *Service) Warm() error {
-	now, end := context.WithCancel(context.Background())
-	end()
-	if err := s.opts.Engine.AwaitKeyIndex(now); err != nil {
-		return errors.New("KEYS NOT COUNTED YET")
+// CheckKeyIndex fails while the key index is not loaded, for example shortly after a start; until then counting keys
+// reads them all.
+func (s *Service) CheckKeyIndex() error {
+	canceled, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.opts.Engine.AwaitKeyIndex(canceled); err != nil {
+		return errors.New("KEY INDEX NOT LOADED")
 	}
 	return nil
 }
@@ -316,7 +316,7 @@ func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.A
 	if !serializable && s.Leader() == 0 {
 		return errors.New("RAFT NO LEADER")
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.requestTime())
+	ctx, cancel := context.WithTimeout(ctx, s.requestTimeout())
 	defer cancel()
 	snap, err := s.snapshot(ctx, serializable)
 	if err != nil {

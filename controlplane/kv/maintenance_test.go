@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// scrub removes what was compacted, as the member's background does.
+// scrub removes compacted data, as the member's background task does.
 func (w *world) scrub(t *testing.T) {
 	t.Helper()
 	for done := false; !done; {
@@ -35,8 +35,9 @@ func (w *world) alarms(t *testing.T) []*pb.AlarmMember {
 	return r.Alarms
 }
 
-// The way into the alarm, and out of it: compaction, defragmentation, disarming.
-func TestWhenTheQuotaIsReached(t *testing.T) {
+// TestNoSpaceAlarm fills the store until the quota raises the alarm, checks which requests are refused then, and
+// recovers by compaction, defragmentation and disarming.
+func TestNoSpaceAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, func(o *Options) { o.Quota = 256 << 10 })
 	value := string(make([]byte, 16<<10))
@@ -52,14 +53,14 @@ func TestWhenTheQuotaIsReached(t *testing.T) {
 	require.Equal(t, pb.AlarmType_NOSPACE, alarms[0].Alarm)
 	require.EqualValues(t, 1, alarms[0].MemberID)
 
-	// Nothing that costs goes, however small.
+	// Requests that add data are refused, however small.
 	_, err = w.Put(ctx, &pb.PutRequest{Key: []byte("b")})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
 	_, err = w.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: 60})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
 	_, err = w.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.PutRequest{Key: []byte("b")})}})
 	require.Equal(t, rpctypes.ErrGRPCNoSpace, err)
-	// What frees does, and reads.
+	// Deletes and reads are served.
 	_, err = w.Txn(ctx, &pb.TxnRequest{Success: []*pb.RequestOp{op(&pb.DeleteRangeRequest{Key: []byte("b")})}})
 	require.NoError(t, err)
 	_, err = w.Range(ctx, &pb.RangeRequest{Key: []byte("a")})
@@ -71,7 +72,7 @@ func TestWhenTheQuotaIsReached(t *testing.T) {
 	require.ErrorContains(t, w.Check(ctx, true, func(pb.AlarmType) bool { return false }), "ALARM NOSPACE")
 	require.NoError(t, w.Check(ctx, false, func(a pb.AlarmType) bool { return a == pb.AlarmType_NOSPACE }))
 
-	// To disarm alone does not help.
+	// Disarming without freeing space does not help.
 	disarm := &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE}
 	_, err = w.Alarm(ctx, disarm)
 	require.NoError(t, err)
@@ -99,7 +100,7 @@ func TestNoQuota(t *testing.T) {
 	require.Zero(t, status.DbSizeQuota)
 }
 
-func TestACorruptMemberTakesNoWrites(t *testing.T) {
+func TestCorruptAlarmRefusesWrites(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.put(t, "a", "1")
@@ -132,13 +133,13 @@ func TestAlarmsByMember(t *testing.T) {
 	_, err = w.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE})
 	require.NoError(t, err)
 	_, err = w.Put(ctx, &pb.PutRequest{Key: []byte("a")})
-	require.Equal(t, rpctypes.ErrGRPCNoSpace, err, "the other one is still there")
+	require.Equal(t, rpctypes.ErrGRPCNoSpace, err, "the alarm of member 1 is still active")
 	none, err := w.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 3, Alarm: pb.AlarmType_NOSPACE})
 	require.NoError(t, err)
 	require.Empty(t, none.Alarms)
 }
 
-func TestPhysicalCompactionWaits(t *testing.T) {
+func TestPhysicalCompactionWaitsForScrub(t *testing.T) {
 	w := newWorld(t)
 	for i := range 10 {
 		w.put(t, "a", fmt.Sprint(i))
@@ -146,7 +147,7 @@ func TestPhysicalCompactionWaits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err := w.Compact(ctx, &pb.CompactionRequest{Revision: 5, Physical: true})
-	require.Error(t, err, "nobody scrubs")
+	require.Error(t, err, "no scrub runs")
 	done := make(chan error, 1)
 	go func() {
 		_, err := w.Compact(t.Context(), &pb.CompactionRequest{Revision: 6, Physical: true})
@@ -157,7 +158,7 @@ func TestPhysicalCompactionWaits(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestHashes(t *testing.T) {
+func TestHashKV(t *testing.T) {
 	ctx := t.Context()
 	one, two := newWorld(t), newWorld(t)
 	for _, w := range []*world{one, two} {
@@ -179,35 +180,35 @@ func TestHashes(t *testing.T) {
 
 func TestMoveLeader(t *testing.T) {
 	ctx := t.Context()
-	var answer error
-	w := newWorld(t, func(o *Options) { o.Transfer = func(context.Context, uint64) error { return answer } })
+	var transferErr error
+	w := newWorld(t, func(o *Options) { o.Transfer = func(context.Context, uint64) error { return transferErr } })
 	move := func() error {
 		_, err := w.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 2})
 		return err
 	}
 	require.NoError(t, move())
-	answer = fault.New(fault.FailedPrecondition, "no").WithReason("MEMBER_NOT_FOUND")
+	transferErr = fault.New(fault.FailedPrecondition, "no").WithReason("MEMBER_NOT_FOUND")
 	require.Equal(t, rpctypes.ErrGRPCBadLeaderTransferee, move())
-	answer = fault.New(fault.FailedPrecondition, "no").WithReason("TRANSFER_FAILED")
+	transferErr = fault.New(fault.FailedPrecondition, "no").WithReason("TRANSFER_FAILED")
 	require.Equal(t, rpctypes.ErrGRPCTimeout, move())
-	w.raft.lead(2, 3)
+	w.raft.SetLeader(2, 3)
 	require.Equal(t, rpctypes.ErrGRPCNotLeader, move())
 }
 
-func TestASnapshotHoldsAllThatThereIs(t *testing.T) {
+func TestSnapshot(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.grant(t, 7, 60)
 	w.put(t, "a", "1")
-	require.NoError(t, w.putLeased(t, "b", 7))
+	require.NoError(t, w.putWithLease(t, "b", 7))
 	_, err := w.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "u", Password: "p"})
 	require.NoError(t, err)
-	made, err := w.Snapshot(ctx, t.TempDir())
+	file, err := w.Snapshot(ctx, t.TempDir())
 	require.NoError(t, err)
-	defer made.Close()
-	w.put(t, "c", "too late")
+	defer file.Close()
+	w.put(t, "c", "after the snapshot")
 	var b bytes.Buffer
-	require.NoError(t, made.Stream(ctx, &b))
+	require.NoError(t, file.Stream(ctx, &b))
 	path := filepath.Join(t.TempDir(), "db")
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
 	f, err := snapfile.Open(path)
@@ -215,17 +216,18 @@ func TestASnapshotHoldsAllThatThereIs(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
-// A lease that ends while its keys are on their way into the file must not leave them there for good.
-func TestAKeyOfALeaseThatEndedMeanwhile(t *testing.T) {
+// TestSnapshotKeyOfEndedLease checks that a key in a snapshot whose lease was revoked after the engine's snapshot was
+// taken gets a lease with a TTL of one second in the file.
+func TestSnapshotKeyOfEndedLease(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	w.grant(t, 7, 60)
-	require.NoError(t, w.putLeased(t, "a", 7))
+	require.NoError(t, w.putWithLease(t, "a", 7))
 	snap := w.engine.Snapshot()
 	defer snap.Close()
 	_, err := w.LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: 7})
 	require.NoError(t, err)
-	c, err := contents(snap)
+	c, err := snapshotContents(snap)
 	require.NoError(t, err)
 	require.Empty(t, c.Leases)
 	var b bytes.Buffer
@@ -245,7 +247,7 @@ func TestAKeyOfALeaseThatEndedMeanwhile(t *testing.T) {
 	require.EqualValues(t, 1, f.Counts.Keys)
 }
 
-func TestMetricsInEtcdsWords(t *testing.T) {
+func TestMetricsHaveEtcdNames(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
 	registry := prometheus.NewRegistry()
@@ -267,9 +269,9 @@ func TestMetricsInEtcdsWords(t *testing.T) {
 	require.Positive(t, values["etcd_mvcc_db_total_size_in_bytes"])
 }
 
-func TestHistoryIsCompactedByAge(t *testing.T) {
+func TestAgeCompactor(t *testing.T) {
 	w := newWorld(t)
-	c := ager{age: time.Hour}
+	c := ageCompactor{age: time.Hour}
 	w.put(t, "a", "1")
 	require.Zero(t, c.due(0, w.engine.Revision()))
 	w.put(t, "a", "2")

@@ -30,21 +30,21 @@ type counters struct {
 // histograms creates etcd's histograms, with etcd's buckets.
 func (c *counters) histograms() {
 	c.hashes = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "The latency distribution of storage hash by revision operation.",
+		Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "Time to hash the keyspace up to a revision, in seconds.",
 		Buckets: prometheus.ExponentialBuckets(.01, 2, 15),
 	})
 	c.defragments = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "etcd_disk_backend_defrag_duration_seconds", Help: "The latency distribution of backend defragmentation.",
+		Name: "etcd_disk_backend_defrag_duration_seconds", Help: "Time of a completed Defragment call on this member, in seconds.",
 		Buckets: prometheus.ExponentialBuckets(.1, 2, 13),
 	})
 }
 
-// learnerEvery is the interval at which the value of IsLearner is updated.
-const learnerEvery = time.Second
+// learnerInterval is the interval at which the value of IsLearner is updated.
+const learnerInterval = time.Second
 
-// follow counts leader changes, and polls whether this member is a learner.
-func (c *counters) follow(ctx context.Context, a Agreement) {
-	tick := time.NewTicker(learnerEvery)
+// track counts leader changes, and polls whether this member is a learner.
+func (c *counters) track(ctx context.Context, a Consensus) {
+	tick := time.NewTicker(learnerInterval)
 	defer tick.Stop()
 	var last uint64
 	for {
@@ -73,71 +73,71 @@ func (s *Service) IsLearner() bool { return s.counters.learner.Load() }
 // Collector exports the service's metrics to Prometheus, under etcd's names where etcd has the same metric.
 type Collector struct {
 	s     *Service
-	table []figure
+	table []metric
 }
 
-// figures holds the values of one collection.
-type figures struct {
+// sample holds the values of one collection.
+type sample struct {
 	group  consensus.GroupStatus
 	engine mvcc.Stats
 	s      *Service
 }
 
-type figure struct {
+type metric struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
-	value func(*figures) float64
+	value func(*sample) float64
 }
 
 // NewCollector creates a Collector. Values are read only in Collect.
 func NewCollector(s *Service) *Collector {
 	c := &Collector{s: s}
-	add := func(name, help string, kind prometheus.ValueType, value func(*figures) float64) {
-		c.table = append(c.table, figure{prometheus.NewDesc(name, help, nil, nil), kind, value})
+	add := func(name, help string, kind prometheus.ValueType, value func(*sample) float64) {
+		c.table = append(c.table, metric{prometheus.NewDesc(name, help, nil, nil), kind, value})
 	}
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
-	add("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", gauge,
-		func(f *figures) float64 { return truth(f.group.Leader != 0) })
-	add("etcd_server_is_leader", "Whether or not this member is a leader. 1 if is, 0 otherwise.", gauge,
-		func(f *figures) float64 { return truth(f.group.Leader == f.s.opts.Self) })
-	add("etcd_server_is_learner", "Whether or not this member is a learner. 1 if is, 0 otherwise.", gauge,
-		func(f *figures) float64 { return truth(f.s.IsLearner()) })
-	add("etcd_server_leader_changes_seen_total", "The number of leader changes seen.", counter,
-		func(f *figures) float64 { return float64(f.s.counters.leaders.Load()) })
-	add("etcd_server_proposals_committed_total", "The total number of consensus proposals committed.", gauge,
-		func(f *figures) float64 { return float64(f.group.Commit) })
-	add("etcd_server_proposals_applied_total", "The total number of consensus proposals applied.", gauge,
-		func(f *figures) float64 { return float64(f.group.Applied) })
-	add("etcd_server_proposals_pending", "The current number of pending proposals to commit.", gauge,
-		func(f *figures) float64 { return float64(f.s.counters.pending.Load()) })
-	add("etcd_server_proposals_failed_total", "The total number of failed proposals seen.", counter,
-		func(f *figures) float64 { return float64(f.s.counters.failed.Load()) })
-	add("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", gauge,
-		func(f *figures) float64 { return float64(max(f.s.opts.Quota, 0)) })
-	add("etcd_mvcc_db_total_size_in_bytes", "Total size of the keyspace with its history in bytes.", gauge,
-		func(f *figures) float64 { return float64(f.s.opts.Engine.Size()) })
-	add("etcd_mvcc_db_total_size_in_use_in_bytes", "Size of the keys as they are now in bytes.", gauge,
-		func(f *figures) float64 { return float64(f.s.opts.Engine.SizeInUse()) })
-	add("etcd_debugging_mvcc_keys_total", "Total number of keys.", gauge, func(f *figures) float64 { return float64(f.engine.Keys) })
-	add("etcd_debugging_mvcc_current_revision", "The current revision of store.", gauge,
-		func(f *figures) float64 { return float64(f.engine.Revision) })
-	add("etcd_debugging_mvcc_compact_revision", "The revision of the last compaction in store.", gauge,
-		func(f *figures) float64 { return float64(f.engine.CompactRevision) })
-	add("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", gauge, func(f *figures) float64 { return float64(f.engine.Watchers) })
-	add("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", counter,
-		func(f *figures) float64 { return float64(f.s.counters.expired.Load()) })
-	add("trivet_kv_leases", "Leases that this member looks after; 0 unless it leads.", gauge,
-		func(f *figures) float64 { return float64(f.s.lessor.count()) })
-	add("etcd_disk_defrag_inflight", "Whether or not defrag is active on the member. 1 means active, 0 means not.", gauge,
-		func(f *figures) float64 { return truth(f.s.counters.defragmenting.Load() > 0) })
-	add("trivet_kv_hash_checks_total", "Comparisons of members' hashes that this member has made as the leader.", counter,
-		func(f *figures) float64 { return float64(f.s.counters.compared.Load()) })
-	add("trivet_kv_alarms", "Active alarms.", gauge, func(f *figures) float64 { return float64(len(f.s.Alarms())) })
-	add("trivet_kv_auth_enabled", "Whether etcd's Auth is enabled.", gauge, func(f *figures) float64 { return truth(f.s.AuthEnabled()) })
+	add("etcd_server_has_leader", "1 if this member knows a leader of the raft group kv, otherwise 0.", gauge,
+		func(f *sample) float64 { return boolValue(f.group.Leader != 0) })
+	add("etcd_server_is_leader", "1 if this member leads the raft group kv, otherwise 0.", gauge,
+		func(f *sample) float64 { return boolValue(f.group.Leader == f.s.opts.Self) })
+	add("etcd_server_is_learner", "1 if this member is a learner of the raft group kv, otherwise 0.", gauge,
+		func(f *sample) float64 { return boolValue(f.s.IsLearner()) })
+	add("etcd_server_leader_changes_seen_total", "Leader elections that this member has noticed since its start.", counter,
+		func(f *sample) float64 { return float64(f.s.counters.leaders.Load()) })
+	add("etcd_server_proposals_committed_total", "Index of the last raft entry that this member knows to be committed.", gauge,
+		func(f *sample) float64 { return float64(f.group.Commit) })
+	add("etcd_server_proposals_applied_total", "Index of the last raft entry that this member has applied.", gauge,
+		func(f *sample) float64 { return float64(f.group.Applied) })
+	add("etcd_server_proposals_pending", "Proposals of this member that have no result yet.", gauge,
+		func(f *sample) float64 { return float64(f.s.counters.pending.Load()) })
+	add("etcd_server_proposals_failed_total", "Proposals of this member that ended with an error since its start.", counter,
+		func(f *sample) float64 { return float64(f.s.counters.failed.Load()) })
+	add("etcd_server_quota_backend_bytes", "Configured limit of the size of the keyspace, in bytes; 0 means no limit.", gauge,
+		func(f *sample) float64 { return float64(max(f.s.opts.Quota, 0)) })
+	add("etcd_mvcc_db_total_size_in_bytes", "Size of the keyspace with its history, in bytes.", gauge,
+		func(f *sample) float64 { return float64(f.s.opts.Engine.Size()) })
+	add("etcd_mvcc_db_total_size_in_use_in_bytes", "Size of the current keys and values without history, in bytes.", gauge,
+		func(f *sample) float64 { return float64(f.s.opts.Engine.SizeInUse()) })
+	add("etcd_debugging_mvcc_keys_total", "Keys that exist at the current revision.", gauge, func(f *sample) float64 { return float64(f.engine.Keys) })
+	add("etcd_debugging_mvcc_current_revision", "Revision of the last change that this member has applied.", gauge,
+		func(f *sample) float64 { return float64(f.engine.Revision) })
+	add("etcd_debugging_mvcc_compact_revision", "Oldest revision that can be read; 0 if nothing was compacted.", gauge,
+		func(f *sample) float64 { return float64(f.engine.CompactRevision) })
+	add("etcd_debugging_mvcc_watcher_total", "Watches that clients have open on this member.", gauge, func(f *sample) float64 { return float64(f.engine.Watchers) })
+	add("etcd_debugging_server_lease_expired_total", "Expired leases that this member has revoked as the leader.", counter,
+		func(f *sample) float64 { return float64(f.s.counters.expired.Load()) })
+	add("trivet_kv_leases", "Leases whose expiry this member schedules; 0 unless it is the leader.", gauge,
+		func(f *sample) float64 { return float64(f.s.lessor.count()) })
+	add("etcd_disk_defrag_inflight", "1 while a Defragment call runs on this member, otherwise 0.", gauge,
+		func(f *sample) float64 { return boolValue(f.s.counters.defragmenting.Load() > 0) })
+	add("trivet_kv_hash_checks_total", "Comparisons of the hashes of all members that this member has completed as the leader.", counter,
+		func(f *sample) float64 { return float64(f.s.counters.compared.Load()) })
+	add("trivet_kv_alarms", "Active alarms, of all members.", gauge, func(f *sample) float64 { return float64(len(f.s.Alarms())) })
+	add("trivet_kv_auth_enabled", "1 if etcd's Auth is enabled, otherwise 0.", gauge, func(f *sample) float64 { return boolValue(f.s.AuthEnabled()) })
 	return c
 }
 
-func truth(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}
@@ -157,9 +157,9 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	f := figures{s: c.s, engine: c.s.opts.Engine.Stats()}
+	f := sample{s: c.s, engine: c.s.opts.Engine.Stats()}
 	// On an error the group's metrics are those of a group without a leader.
-	f.group, _ = c.s.opts.Agreement.Status(ctx)
+	f.group, _ = c.s.opts.Consensus.Status(ctx)
 	for i := range c.table {
 		g := &c.table[i]
 		out <- prometheus.MustNewConstMetric(g.desc, g.kind, g.value(&f))

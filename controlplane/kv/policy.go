@@ -35,7 +35,7 @@ type policy struct {
 // recordFormat is the first byte of a record's value.
 const recordFormat = 1
 
-var errRecord = errors.New("unknown or broken record")
+var errRecord = errors.New("unknown or corrupt record")
 
 func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
 	name = fmt.Appendf(nil, "%s%s/%d", prefixAlarm, a.Alarm, a.MemberID)
@@ -97,38 +97,39 @@ func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	return p, nil
 }
 
-// current returns the policy of this member's records. The records may change after the call.
-func (s *Service) current() (*policy, error) {
+// currentPolicy returns the policy of this member's records. The records may change after the call.
+func (s *Service) currentPolicy() (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
 		return p, nil
 	}
-	return s.newest()
+	return s.localPolicy()
 }
 
-// newest returns the policy of a new local snapshot.
-func (s *Service) newest() (*policy, error) {
+// localPolicy returns the policy of a new local snapshot.
+func (s *Service) localPolicy() (*policy, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
-	return s.policyOf(snap)
+	return s.policyAt(snap)
 }
 
-// policyOf returns the policy as of a snapshot, from the cache if possible.
-func (s *Service) policyOf(snap *mvcc.Snapshot) (*policy, error) {
+// policyAt returns the policy as of a snapshot, from the cache if possible.
+func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == snap.Epoch() {
 		return p, nil
 	}
-	s.reloads.Lock()
-	defer s.reloads.Unlock()
-	known := s.policy.Load()
-	if known != nil && known.epoch == snap.Epoch() {
-		return known, nil
+	s.loadMu.Lock()
+	defer s.loadMu.Unlock()
+	cached := s.policy.Load()
+	if cached != nil && cached.epoch == snap.Epoch() {
+		return cached, nil
 	}
 	p, err := loadPolicy(snap)
 	if err != nil {
 		return nil, err
 	}
-	// After a restore the epoch may be lower, so it is compared with the engine's epoch rather than with the cached one.
-	if known == nil || p.epoch == s.opts.Engine.Epoch() {
+	// After a restore the epoch may be lower, so it is compared with the engine's epoch rather than with the cached
+	// one.
+	if cached == nil || p.epoch == s.opts.Engine.Epoch() {
 		s.policy.Store(p)
 	}
 	return p, nil
@@ -162,14 +163,14 @@ func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err er
 		return claim, true, nil
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
-	given := md[rpctypes.TokenFieldNameGRPC]
-	if len(given) == 0 {
-		given = md[rpctypes.TokenFieldNameSwagger]
+	values := md[rpctypes.TokenFieldNameGRPC]
+	if len(values) == 0 {
+		values = md[rpctypes.TokenFieldNameSwagger]
 	}
-	if len(given) == 0 {
+	if len(values) == 0 {
 		return users.Claim{}, false, nil
 	}
-	claim, err = s.opts.Tokens.Open(strings.TrimPrefix(given[0], bearer), s.opts.Now())
+	claim, err = s.opts.Tokens.Open(strings.TrimPrefix(values[0], bearer), s.opts.Now())
 	return claim, true, err
 }
 
@@ -194,7 +195,7 @@ func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 // Caller returns the user who makes the call of ctx: "" while etcd's Auth is disabled, and for a call whose token is
 // missing or not valid.
 func (s *Service) Caller(ctx context.Context) string {
-	p, err := s.current()
+	p, err := s.currentPolicy()
 	if err != nil {
 		return ""
 	}
@@ -206,13 +207,13 @@ func (s *Service) Caller(ctx context.Context) string {
 }
 
 // errBehind means that a token is newer than this member's records. Clients see it as an invalid token.
-var errBehind = fmt.Errorf("the records here are old: %w", rpctypes.ErrGRPCInvalidAuthToken)
+var errBehind = fmt.Errorf("the token is newer than this member's records: %w", rpctypes.ErrGRPCInvalidAuthToken)
 
 // check returns an error if a policy forbids a user's request.
 type check func(p *policy, user string) error
 
-// allowed authenticates the caller and runs c; a nil c permits every caller.
-func (s *Service) allowed(ctx context.Context, p *policy, c check) error {
+// authorizeWith authenticates the caller and runs c; a nil c permits every caller.
+func (s *Service) authorizeWith(ctx context.Context, p *policy, c check) error {
 	user, err := s.user(ctx, p)
 	if err != nil || c == nil {
 		return err
@@ -220,19 +221,19 @@ func (s *Service) allowed(ctx context.Context, p *policy, c check) error {
 	return c(p, user)
 }
 
-// checked runs c with the cached policy. If that fails and the records have changed, it repeats c with the newest
+// authorize runs c with the cached policy. If that fails and the records have changed, it repeats c with the newest
 // policy.
-func (s *Service) checked(ctx context.Context, c check) error {
-	p, err := s.current()
+func (s *Service) authorize(ctx context.Context, c check) error {
+	p, err := s.currentPolicy()
 	if err != nil {
 		return err
 	}
 	for {
-		err := s.allowed(ctx, p, c)
+		err := s.authorizeWith(ctx, p, c)
 		if err == nil {
 			return nil
 		}
-		newer, err := s.retry(ctx, p, err)
+		newer, err := s.newerPolicy(ctx, p, err)
 		if err != nil {
 			return err
 		}
@@ -240,40 +241,41 @@ func (s *Service) checked(ctx context.Context, c check) error {
 	}
 }
 
-// retry returns the newer policy for repeating a failed check, or the error to return to the client.
-func (s *Service) retry(ctx context.Context, p *policy, failed error) (*policy, error) {
-	if errors.Is(failed, errBehind) {
-		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-			return nil, failure(ctx, err)
+// newerPolicy returns the newer policy for repeating a failed check, or the error to return to the client.
+func (s *Service) newerPolicy(ctx context.Context, p *policy, cause error) (*policy, error) {
+	if errors.Is(cause, errBehind) {
+		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+			return nil, clientError(ctx, err)
 		}
-		failed = rpctypes.ErrGRPCInvalidAuthToken
+		cause = rpctypes.ErrGRPCInvalidAuthToken
 	}
-	newer, err := s.newest()
+	newer, err := s.localPolicy()
 	if err != nil {
 		return nil, err
 	}
 	if newer.epoch == p.epoch {
-		return nil, failed
+		return nil, cause
 	}
 	return newer, nil
 }
 
 // permitRead checks a read against the policy of the snapshot that the response is read from.
 func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) error {
-	p, err := s.policyOf(snap)
+	p, err := s.policyAt(snap)
 	if err != nil {
 		return err
 	}
 	if !p.users.Enabled() {
 		return nil
 	}
-	if err := s.allowed(ctx, p, c); err != nil {
-		newer, err := s.retry(ctx, p, err)
+	if err := s.authorizeWith(ctx, p, c); err != nil {
+		newer, err := s.newerPolicy(ctx, p, err)
 		if err != nil {
 			return err
 		}
-		// The snapshot may be older than the records that permit the read, for example if the token was issued just now.
-		if err := s.allowed(ctx, newer, c); err != nil {
+		// The snapshot may be older than the records that permit the read, for example if the token was issued just
+		// now.
+		if err := s.authorizeWith(ctx, newer, c); err != nil {
 			if errors.Is(err, errBehind) {
 				return rpctypes.ErrGRPCInvalidAuthToken
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Raft implements Agreement with one group of a Runner. The group's state machine must return command.Results.
+// Raft implements Consensus with one group of a Runner. The group's state machine must return command.Results.
 // Followers forward proposals to the leader.
 type Raft struct {
 	runner  *consensus.Runner
@@ -20,43 +20,43 @@ type Raft struct {
 	self    uint64
 	changes leader.Leadership
 
-	// Proposal IDs, used only for proposals with alone set: a random prefix for each process start, and a counter.
-	begin   [8]byte
-	counted atomic.Uint64
+	// Proposal IDs, used only for proposals with exclusive set: a random prefix for each process start, and a counter.
+	idPrefix  [8]byte
+	idCounter atomic.Uint64
 }
 
-var _ Agreement = (*Raft)(nil)
+var _ Consensus = (*Raft)(nil)
 
 // NewRaft creates a Raft for the member self. changes reports new leaders; *store.Group implements it.
 func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leadership) *Raft {
 	r := &Raft{runner: runner, group: group, self: self, changes: changes}
-	rand.Read(r.begin[:]) // never fails
+	rand.Read(r.idPrefix[:]) // never fails
 	return r
 }
 
-// Propose implements Agreement. It proposes once: after a refusal by the engine the caller proposes again, and that
+// Propose implements Consensus. It proposes once: after a refusal by the engine the caller proposes again, and that
 // proposal gets another ID.
-func (r *Raft) Propose(ctx context.Context, data []byte, alone bool) (command.Result, error) {
+func (r *Raft) Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error) {
 	var id [16]byte
-	if alone {
-		copy(id[:], r.begin[:])
-		binary.LittleEndian.PutUint64(id[8:], r.counted.Add(1))
+	if exclusive {
+		copy(id[:], r.idPrefix[:])
+		binary.LittleEndian.PutUint64(id[8:], r.idCounter.Add(1))
 	}
-	answer, err := r.runner.Propose(ctx, r.group, id, data)
+	applied, err := r.runner.Propose(ctx, r.group, id, data)
 	if err != nil {
 		return command.Result{}, err
 	}
-	result, ok := answer.(command.Result)
+	result, ok := applied.(command.Result)
 	if !ok {
-		return command.Result{}, fmt.Errorf("the state machine answered a %T", answer)
+		return command.Result{}, fmt.Errorf("the state machine returned a %T, not a command.Result", applied)
 	}
 	return result, nil
 }
 
-// ReadIndex implements Agreement.
+// ReadIndex implements Consensus.
 func (r *Raft) ReadIndex(ctx context.Context) error { return r.runner.ReadIndex(ctx, r.group) }
 
-// Status implements Agreement.
+// Status implements Consensus.
 func (r *Raft) Status(ctx context.Context) (consensus.GroupStatus, error) {
 	s, err := r.runner.Status(ctx)
 	if err != nil {
@@ -70,7 +70,7 @@ func (r *Raft) Status(ctx context.Context) (consensus.GroupStatus, error) {
 	return consensus.GroupStatus{}, consensus.ErrNoGroup
 }
 
-// Self implements Agreement.
+// Self implements Consensus.
 func (r *Raft) Self() uint64 { return r.self }
 
 // Leader implements leader.Leadership. It reads the runner's current state, because the notification of a new leader

@@ -18,8 +18,8 @@ import (
 // state.
 func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapshot, error) {
 	if !serializable {
-		if err := s.opts.Agreement.ReadIndex(ctx); err != nil {
-			return nil, failure(ctx, err)
+		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+			return nil, clientError(ctx, err)
 		}
 	}
 	return s.opts.Engine.Snapshot(), nil
@@ -36,11 +36,11 @@ func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespo
 	}
 	defer snap.Close()
 	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out, err := readRange(snap, r)
 	if err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out.Header = s.header(snap.Revision())
 	return out, nil
@@ -60,24 +60,24 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 				found.KVs = []mvcc.KV{kv}
 			}
 		}
-		return translate.RangeAnswer(r, &found), nil
+		return translate.RangeResponse(r, &found), nil
 	}
 	o := translate.RangeOptions(r)
-	o.MaxBytes = answerBytes
+	o.MaxBytes = maxResponseBytes
 	found, err := snap.Range(o)
 	switch {
 	case err != nil:
 		return nil, err
 	case found.More && (o.Limit == 0 || len(found.KVs) < o.Limit):
-		return nil, errAnswerTooLarge
+		return nil, errResponseTooLarge
 	}
-	return translate.RangeAnswer(r, &found), nil
+	return translate.RangeResponse(r, &found), nil
 }
 
-// answerBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
-const answerBytes = 1 << 30
+// maxResponseBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
+const maxResponseBytes = 1 << 30
 
-var errAnswerTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: answer is too large: ask for less with a limit, or by RangeStream")
+var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: the response is too large: set a limit, or use RangeStream")
 
 // streamBytes is the approximate size of the keys and values in one message of a streamed range.
 const streamBytes = 1 << 20
@@ -94,9 +94,9 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	}
 	defer snap.Close()
 	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanRange(user, r.Key, r.RangeEnd) }); err != nil {
-		return failure(ctx, err)
+		return clientError(ctx, err)
 	}
-	if !translate.Plain(r) && !r.CountOnly {
+	if !translate.EngineSorts(r) && !r.CountOnly {
 		return s.streamSorted(ctx, snap, r, send)
 	}
 	o := translate.RangeOptions(r)
@@ -104,11 +104,11 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	total, limit := int64(0), o.Limit
 	for {
 		if err := ctx.Err(); err != nil {
-			return failure(ctx, err)
+			return clientError(ctx, err)
 		}
 		found, err := snap.Range(o)
 		if err != nil {
-			return failure(ctx, err)
+			return clientError(ctx, err)
 		}
 		total += found.Count
 		out := &pb.RangeResponse{Kvs: translate.KeyValues(found.KVs)}
@@ -128,7 +128,7 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 			after := append(bytes.Clone(found.KVs[len(found.KVs)-1].Key), 0)
 			rest, err := snap.Range(mvcc.RangeOptions{Key: after, End: o.End, Revision: o.Revision, CountOnly: true})
 			if err != nil {
-				return failure(ctx, err)
+				return clientError(ctx, err)
 			}
 			out.Count += rest.Count
 		}
@@ -140,7 +140,7 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	all, err := readRange(snap, r)
 	if err != nil {
-		return failure(ctx, err)
+		return clientError(ctx, err)
 	}
 	for kvs := all.Kvs; ; {
 		n, size := 0, 0
@@ -153,7 +153,7 @@ func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.R
 			return send(all)
 		}
 		if err := ctx.Err(); err != nil {
-			return failure(ctx, err)
+			return clientError(ctx, err)
 		}
 		if err := send(&pb.RangeResponse{Kvs: kvs[:n]}); err != nil {
 			return err
@@ -170,15 +170,15 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 	}
 	defer snap.Close()
 	if err := s.permitRead(ctx, snap, func(p *policy, user string) error { return p.users.CanTxn(user, r, s.leaseKeys) }); err != nil {
-		return nil, failure(ctx, err)
+		return nil, clientError(ctx, err)
 	}
 	out := &pb.TxnResponse{Header: s.header(snap.Revision()), Succeeded: true}
 	for _, c := range translate.Compares(r.Compare) {
-		holds, err := compare(snap, &c)
+		met, err := compare(snap, &c)
 		if err != nil {
-			return nil, failure(ctx, err)
+			return nil, clientError(ctx, err)
 		}
-		if !holds {
+		if !met {
 			out.Succeeded = false
 			break
 		}
@@ -190,7 +190,7 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 	for _, op := range ops {
 		found, err := readRange(snap, op.GetRequestRange())
 		if err != nil {
-			return nil, failure(ctx, err)
+			return nil, clientError(ctx, err)
 		}
 		found.Header = &pb.ResponseHeader{Revision: snap.Revision()}
 		out.Responses = append(out.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: found}})
@@ -205,17 +205,17 @@ func compare(snap *mvcc.Snapshot, c *command.Compare) (bool, error) {
 		return false, err
 	}
 	if len(found.KVs) == 0 {
-		return c.Target != command.CompareValue && holds(c, &mvcc.KV{}), nil
+		return c.Target != command.CompareValue && matches(c, &mvcc.KV{}), nil
 	}
 	for i := range found.KVs {
-		if !holds(c, &found.KVs[i]) {
+		if !matches(c, &found.KVs[i]) {
 			return false, nil
 		}
 	}
 	return true, nil
 }
 
-func holds(c *command.Compare, kv *mvcc.KV) bool {
+func matches(c *command.Compare, kv *mvcc.KV) bool {
 	var order int
 	switch c.Target {
 	case command.CompareVersion:

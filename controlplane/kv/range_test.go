@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-func TestAStreamedRangeIsOneRevision(t *testing.T) {
+func TestRangeStreamReadsOneRevision(t *testing.T) {
 	w := newWorld(t)
 	value := string(make([]byte, 300<<10))
 	for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
@@ -59,8 +59,8 @@ func TestAStreamedRangeIsOneRevision(t *testing.T) {
 	require.Equal(t, codes.Unimplemented, status.Code(err))
 }
 
-// A target without an order is ascending, as in etcd, though such a stream must be held at once.
-func TestAStreamedRangeByValue(t *testing.T) {
+// TestRangeStreamSortedByValue checks that a sort target without a sort order sorts ascending, as in etcd.
+func TestRangeStreamSortedByValue(t *testing.T) {
 	w := newWorld(t)
 	large := make([]byte, 700<<10)
 	for i, key := range []string{"a", "b", "c", "d"} {

@@ -14,13 +14,13 @@ import (
 // write proposes a program that the check c permits, and repeats check and proposal when the records changed meanwhile.
 // cost is the maximum number of bytes that the program may add to the keyspace.
 func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c check) (command.Result, error) {
-	p, err := s.current()
+	p, err := s.currentPolicy()
 	for err == nil {
-		if err = s.allowed(ctx, p, c); err == nil {
+		if err = s.authorizeWith(ctx, p, c); err == nil {
 			err = p.writable(cost)
 		}
 		if err != nil {
-			p, err = s.retry(ctx, p, err)
+			p, err = s.newerPolicy(ctx, p, err)
 			continue
 		}
 		if cost > 0 && s.opts.Full != nil && s.opts.Full() {
@@ -34,25 +34,25 @@ func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c
 			return r, err
 		}
 		if r.Refused != command.RefusedEpoch {
-			return r, refusal(&r)
+			return r, refusalError(&r)
 		}
-		p, err = s.newest()
+		p, err = s.localPolicy()
 	}
-	return command.Result{}, failure(ctx, err)
+	return command.Result{}, clientError(ctx, err)
 }
 
 // propose commits a program through the raft group. It does not retry.
 func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
 	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
-		return command.Result{}, failure(ctx, err)
+		return command.Result{}, clientError(ctx, err)
 	}
 	s.counters.pending.Add(1)
-	r, err := s.opts.Agreement.Propose(ctx, data, command.ReadsRevision(steps))
+	r, err := s.opts.Consensus.Propose(ctx, data, command.ReadsRevision(steps))
 	s.counters.pending.Add(-1)
 	if err != nil {
 		s.counters.failed.Add(1)
-		return command.Result{}, failure(ctx, err)
+		return command.Result{}, clientError(ctx, err)
 	}
 	return r, nil
 }
@@ -87,7 +87,7 @@ func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, e
 	if err != nil {
 		return nil, err
 	}
-	out := translate.PutAnswer(&found.Steps[0])
+	out := translate.PutResponse(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
@@ -103,7 +103,7 @@ func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	out := translate.DeleteAnswer(&found.Steps[0])
+	out := translate.DeleteResponse(&found.Steps[0])
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
@@ -125,41 +125,41 @@ func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, e
 	if err != nil {
 		return nil, err
 	}
-	out := translate.TxnAnswer(r, &found.Steps[0], found.Revision)
+	out := translate.TxnResponse(r, &found.Steps[0], found.Revision)
 	out.Header = s.header(found.Revision)
 	return out, nil
 }
 
 // Compact discards history before a revision. With Physical it waits until this member has removed the data.
 func (s *Service) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
-	if err := s.checked(ctx, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
-		return nil, failure(ctx, err)
+	if err := s.authorize(ctx, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
+		return nil, clientError(ctx, err)
 	}
 	if err := s.compact(ctx, r.Revision); err != nil {
 		return nil, err
 	}
 	if r.Physical {
 		if err := s.opts.Engine.AwaitScrub(ctx, r.Revision); err != nil {
-			return nil, failure(ctx, err)
+			return nil, clientError(ctx, err)
 		}
 	}
 	return &pb.CompactionResponse{Header: s.Header()}, nil
 }
 
 func (s *Service) compact(ctx context.Context, revision int64) error {
-	p, err := s.current()
+	p, err := s.currentPolicy()
 	if err != nil {
 		return err
 	}
 	if p.corrupt {
 		return rpctypes.ErrGRPCCorrupt
 	}
-	found, err := s.opts.Agreement.Propose(ctx, command.EncodeCompact(revision), false)
+	found, err := s.opts.Consensus.Propose(ctx, command.EncodeCompact(revision), false)
 	if err != nil {
 		s.counters.failed.Add(1)
-		return failure(ctx, err)
+		return clientError(ctx, err)
 	}
-	return refusal(&found)
+	return refusalError(&found)
 }
 
 // leaseKeys returns the keys of a lease, for permission checks.

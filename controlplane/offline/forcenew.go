@@ -75,15 +75,15 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	return nil
 }
 
-// replayLogs applies every entry in the logs to the states and makes the result durable. It returns where the new raft log
-// of each group must begin.
+// replayLogs applies every entry in the logs to the states and makes the result durable. It returns where the new raft
+// log of each group must begin.
 func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
 		if err != nil {
 			return nil, err
 		}
-		machine := store.NewMachine(engine, store.MachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
+		machine := store.NewStateMachine(engine, store.StateMachineOptions{Inline: true, NoIDs: id == layout.KVGroup})
 		term, err := consensus.Salvage(consensus.Options{
 			ID: c.NodeID, Members: c.MemberIDs(), Dir: filepath.Join(c.DataDir, layout.RaftDir),
 		}, id, machine)

@@ -26,7 +26,7 @@ func run(args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestKeygenMakesAKey(t *testing.T) {
+func TestKeygen(t *testing.T) {
 	out, err := run("keygen")
 	require.NoError(t, err)
 	_, err = clusterkey.Parse(out)

@@ -28,13 +28,13 @@ func restore() *cobra.Command {
 	var from string
 	c := config.Default()
 	cmd := &cobra.Command{
-		Use: "restore --from FILE", Short: "Make a member's data directory of a backup", Args: cobra.NoArgs,
-		Long: `Make a new data directory of an archive that ` + "`trivet cluster backup`" + ` wrote. What starts from it is a new cluster with the
-old one's records and keys: make its key first, with keygen --renew, so that members and hosts of the old one are refused.
-With --cluster, do this on each of the listed hosts, with the same archive and key.
+		Use: "restore --from FILE", Short: "Create a member's data directory from a backup", Args: cobra.NoArgs,
+		Long: `Create a data directory from an archive that ` + "`trivet cluster backup`" + ` wrote. The result is a new cluster with the records and
+keys of the old one. Create its cluster key first, with keygen --renew, so that members and hosts of the old cluster are
+refused. With --cluster, do this on each of the listed members, with the same archive and key.
 
-The bytes of images are not in it: copy the directory images of a member of before into the new data directory.
-Hypervisor hosts run their guests on and join the new cluster when they are told to, as what is printed says.`,
+The archive has no image files: copy the directory images of an old member into the new data directory.
+Hosts keep running their VMs. They join the new cluster when an operator follows the printed instructions.`,
 		Example: "  trivet-controlplane keygen --renew old.key > new.key; chmod 600 new.key\n" +
 			"  trivet-controlplane restore --from cloud.backup --cluster-key new.key --data-dir /var/lib/trivet/1",
 	}

@@ -25,10 +25,10 @@ func tenantCert() *cobra.Command {
 	var hosts []string
 	var life time.Duration
 	c := &cobra.Command{
-		Use: "tenant-cert", Short: "Make a certificate for tenants' ports, on a host that holds the cluster key", Args: cobra.NoArgs,
-		Long: `Write tls.crt and tls.key, for --tls-cert and --tls-key, and tls-ca.crt, which clients are told to trust
-(trivet --tls-ca, curl --cacert, etcdctl --cacert). The cluster's own authority signs. Members that run take a new
-certificate from the same files without a restart. Browsers do not know the authority's kind of key, Ed25519.`,
+		Use: "tenant-cert", Short: "Create a certificate for tenants' ports, signed with the cluster key", Args: cobra.NoArgs,
+		Long: `Write tls.crt and tls.key, for --tls-cert and --tls-key, and tls-ca.crt, which clients must trust
+(trivet --tls-ca, curl --cacert, etcdctl --cacert). The cluster's certificate authority signs it. Running members load a new
+certificate from the same files without a restart. Browsers do not support the authority's key type, Ed25519.`,
 		Example: "  trivet-controlplane tenant-cert --cluster-key cluster.key --hosts cloud.example.org,10.0.0.1,10.0.0.2,10.0.0.3 --dir /etc/trivet",
 	}
 	c.Flags().StringVar(&file, "cluster-key", "", "file with the cluster key")

@@ -13,12 +13,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each way to break a safety rule is caught within so many schedules.
+// Each mutant of a safety rule is caught within a bounded number of schedules.
 func TestMutantsRingA(t *testing.T) {
 	const bound = 60
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{
-		mutant.SkipLogSync, mutant.AckBeforeSync, mutant.DropVoteSync, mutant.ForgetBirths, mutant.AckBeforeCommit, mutant.StaleRead, mutant.DropGuards, mutant.ForgetProposalIDs,
+		mutant.SkipLogSync, mutant.AckBeforeSync, mutant.DropVoteSync, mutant.ForgetDirIDs, mutant.AckBeforeCommit, mutant.StaleRead, mutant.DropGuards, mutant.ForgetProposalIDs,
 	} {
 		t.Run(name, func(t *testing.T) {
 			mutant.Set(name)

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim/steps"
 )
 
-// ringASeeds is how many schedules a run has when nobody says otherwise.
+// ringASeeds returns the default number of schedules of a run.
 func ringASeeds() uint64 {
 	switch {
 	case raceEnabled:
@@ -31,8 +31,8 @@ var needed = []string{
 	"network cut from all", "network cut one way", "slow disks", "frozen members", "clock jumps",
 }
 
-// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs that one only, unless TRIVET_SIM_SEEDS says
-// how many from there.
+// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs only that seed, or as many seeds from
+// there as TRIVET_SIM_SEEDS says.
 func TestRingA(t *testing.T) {
 	first, one := setting(t, sim.SeedVariable)
 	count, given := setting(t, sim.SeedsVariable)
@@ -65,7 +65,7 @@ func TestRingA(t *testing.T) {
 	}
 }
 
-// A seed replays byte for byte.
+// Two runs of a seed have the same trace.
 func TestReplay(t *testing.T) {
 	seeds := uint64(20)
 	if raceEnabled || testing.Short() {
@@ -84,7 +84,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// differ is where two traces part, each from a little before.
+// differ returns the parts of two traces around their first difference.
 func differ(a, b string) (string, string) {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {

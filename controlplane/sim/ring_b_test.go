@@ -18,8 +18,8 @@ var happened = []string{
 	"launches", "commits", "agent sessions", "snapshots",
 }
 
-// TestRingB runs seed after seed, for 20 seconds or for what TRIVET_SIM_SECONDS says. With TRIVET_SIM_SEED it begins
-// there, and runs that one only unless it was told how long.
+// TestRingB runs one seed after the other for 20 seconds or for TRIVET_SIM_SECONDS. With TRIVET_SIM_SEED it begins with
+// that seed, and runs only that seed unless TRIVET_SIM_SECONDS is set.
 func TestRingB(t *testing.T) {
 	first, one := setting(t, sim.SeedVariable)
 	seconds, given := setting(t, sim.SecondsVariable)

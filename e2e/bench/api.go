@@ -271,13 +271,13 @@ func (r *recorded) measure(ctx context.Context, b *bench) error {
 		defer stop()
 	}
 	for range pairs {
-		if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+		if err := b.calm.Await(ctx); err != nil {
 			return err
 		}
 		if err := r.run(ctx, b.load, &well, &used); err != nil {
 			return err
 		}
-		if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+		if err := b.calm.Await(ctx); err != nil {
 			return err
 		}
 		if err := r.hang(ctx, func() error { return r.run(ctx, b.load, &hanging, &usedHanging) }); err != nil {

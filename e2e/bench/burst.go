@@ -18,7 +18,6 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
-	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 const (
@@ -85,7 +84,7 @@ func burst(ctx context.Context, b *bench) (err error) {
 			slices.Reverse(order)
 		}
 		for _, f := range order {
-			if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+			if err := b.calm.Await(ctx); err != nil {
 				return err
 			}
 			if err := f(i); err != nil {

@@ -55,13 +55,14 @@ type bench struct {
 
 	rounds, vms, hosts int
 	load               time.Duration
-	patience           time.Duration // what is left of it; see usage.AwaitCalm
+	calm               *usage.Calm
 	profiles           string
 }
 
 func (b *bench) row(r figure.Row) {
 	b.rows = append(b.rows, r)
-	fmt.Print(figure.Markdown(b.rows[len(b.rows)-1:]))
+	// The verdict comes at the end of the run, when it is known whether the run was disturbed.
+	fmt.Print(figure.Markdown(figure.WithoutTargets(b.rows[len(b.rows)-1:])))
 }
 
 func say(format string, args ...any) {
@@ -74,6 +75,7 @@ func main() {
 	}
 	var b bench
 	var bin, work, out, run string
+	var patience time.Duration
 	flag.StringVar(&bin, "bin", "bin", "`directory` of the programs")
 	flag.StringVar(&b.guest, "guest", ".build/guest", "`directory` of the small guest")
 	flag.StringVar(&work, "work", ".build", "`directory` on the disk to measure on")
@@ -83,14 +85,18 @@ func main() {
 	flag.IntVar(&b.vms, "vms", 20_000, "VMs recorded for api")
 	flag.IntVar(&b.hosts, "hosts", 20, "simulated hosts for api")
 	flag.DurationVar(&b.load, "load", 30*time.Second, "length of one run of load")
-	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
+	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profiles, "perf", "", "write a perf profile of the members under load to this `file`")
 	flag.Parse()
 	b.bin = lab.In(bin)
 	if !lab.Inside() {
 		os.Exit(again())
 	}
-	if err := b.main(work, out, strings.Split(run, ",")); err != nil {
+	err := error(nil)
+	if b.calm, err = usage.NewCalm(patience); err == nil {
+		err = b.main(work, out, strings.Split(run, ","))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -143,10 +149,21 @@ func (b *bench) main(work, out string, wanted []string) (err error) {
 		}
 		say("%s took %.0f s", p.name, time.Since(began).Seconds())
 	}
-	if b.patience <= 0 {
-		say("others used this machine all the while: the figures say more about them than about us")
+	disturbed, err := b.calm.Disturbed()
+	if err != nil {
+		return err
 	}
-	table := figure.Markdown(b.rows)
+	rows, remark := b.rows, ""
+	if disturbed != "" {
+		rows, remark = figure.WithoutTargets(rows), "\n**No verdict: "+disturbed+". The figures must not be used.**\n"
+	}
+	table := figure.Markdown(rows) + remark
 	fmt.Print("\n", table)
-	return os.WriteFile(out, []byte(facts+"\n\n"+table), 0o644)
+	if err := os.WriteFile(out, []byte(facts+"\n\n"+table), 0o644); err != nil {
+		return err
+	}
+	if disturbed != "" {
+		return fmt.Errorf("no verdict: %s", disturbed)
+	}
+	return nil
 }

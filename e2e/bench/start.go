@@ -18,7 +18,6 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 	"github.com/trivet-cloud/trivet/e2e/bench/libvirt"
 	"github.com/trivet-cloud/trivet/e2e/lab"
-	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
 // cmdline returns the kernel command line in the manifest of the small guest.
@@ -299,7 +298,7 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 	for round := -1; round < rounds; round++ {
 		for i := range ways {
 			way := (i + round + len(ways)) % len(ways)
-			if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+			if err := b.calm.Await(ctx); err != nil {
 				return err
 			}
 			t, err := ways[way](ctx)

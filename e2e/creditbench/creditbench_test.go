@@ -16,12 +16,12 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// purse is a bank in memory. Its CPU is a microsecond a pair.
+// purse is an in-memory bank that reports one microsecond of CPU time per pair.
 type purse struct {
 	mu       sync.Mutex
 	books    books.Books
 	asked    map[string]int // by wallet
-	callers  []int          // that Connect was told
+	callers  []int          // the arguments of Connect
 	fail     bool
 	loseOnce bool // a pair
 }
@@ -74,8 +74,8 @@ func small() *bench {
 	}
 }
 
-// The whole load, with every figure of a bank whose use of the machine is known.
-func TestATurnMeasuresWhatABankDoes(t *testing.T) {
+// TestTurnMeasuresBank runs the whole load against a bank whose resource usage is known, and checks each figure.
+func TestTurnMeasuresBank(t *testing.T) {
 	b, p := small(), &purse{}
 	require.NoError(t, b.measure(t.Context(), ours, 0, p))
 	for _, row := range []string{"hot", "many", "open"} {
@@ -97,7 +97,7 @@ func TestATurnMeasuresWhatABankDoes(t *testing.T) {
 	require.Len(t, b.results[key("hot", rate, ours)], 2)
 }
 
-func TestATurnWhoseBooksDoNotAddUpCountsNothing(t *testing.T) {
+func TestTurnWithWrongSumsDoesNotCount(t *testing.T) {
 	b := small()
 	require.ErrorContains(t, b.measure(t.Context(), peer, 0, &purse{loseOnce: true}), "do not add up: transactions")
 	require.Empty(t, b.results)
@@ -108,18 +108,18 @@ func TestATurnWhoseBooksDoNotAddUpCountsNothing(t *testing.T) {
 	require.ErrorIs(t, b.measure(ctx, peer, 0, &purse{}), context.Canceled)
 }
 
-func TestBestAreTheFewestWithEnoughOfTheHighestRate(t *testing.T) {
+func TestFewestCallersNearTheHighestRate(t *testing.T) {
 	require.Equal(t, 16, best(map[int]float64{4: 189, 16: 191, 64: 200, 256: 150}))
 	require.Equal(t, 256, best(map[int]float64{4: 10, 256: 150}))
 }
 
-func TestRateCountsFromTheFirstQuestionToTheLastAnswer(t *testing.T) {
+func TestRateCountsFromFirstRequestToLastAnswer(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(0, 0).Add(time.Duration(ms) * time.Millisecond) }
 	require.InDelta(t, 6, rateOf(load.Answers{{Due: at(100), Done: at(500)}, {Due: at(0), Done: at(200)}, {Due: at(200), Done: at(400)}}), 1e-9)
 	require.Zero(t, rateOf(nil))
 }
 
-func TestVerifyIsReadFromTheBenchmark(t *testing.T) {
+func TestParseVerify(t *testing.T) {
 	found, err := parseVerify(`goos: linux
 BenchmarkVerify/seen           	   58806	     12684 ns/op	     78843 tokens/s
 BenchmarkVerify/new-2          	   10000	     57951 ns/op	     17256.5 tokens/s
@@ -133,29 +133,34 @@ PASS
 	require.ErrorContains(t, err, "printed no rates")
 }
 
-func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
+func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	b := small()
 	b.results.add("hot", rate, ours, 3000)
 	b.results.add("hot", rate, peer, 1000)
 	b.results.add("hot", rate, trio, 500)
 	b.callers[key("hot", ours)], b.callers[key("hot", peer)] = 64, 16
-	text := b.text()
+	text := b.text("")
 	require.Contains(t, text, "| pairs on one wallet | 3000 /s | 1000 /s | 3.00 × | ≥ 2000 /s | aim met | 64 callers, PostgreSQL 16 |")
 	require.Contains(t, text, "| three members: pairs on one wallet | 500 /s |  |  |  |  |  |")
-	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target that nobody measured is not passed over")
+	require.Contains(t, text, "| 500 pairs a second on 1,000 wallets: p99 |  |  |  | ≤ 20 ms | not measured |  |", "a target without a measurement is shown")
 	b.parts = []string{"trio"}
-	require.NotContains(t, b.text(), "not measured |")
+	require.NotContains(t, b.text(""), "not measured |")
 	b.failures = []string{"it broke"}
-	require.True(t, strings.HasSuffix(b.text(), "- failed: it broke"))
+	require.True(t, strings.HasSuffix(b.text(""), "- failed: it broke"))
+	b.parts = []string{"pairs"}
+	text = b.text("other processes used 90 % of a core during the run")
+	require.Contains(t, text, "| pairs on one wallet | 3000 /s | 1000 /s | 3.00 × |  |  | 64 callers, PostgreSQL 16 |")
+	require.NotRegexp(t, "met|missed|not measured", text)
+	require.Contains(t, text, "**No verdict: other processes used 90 % of a core during the run. The figures must not be used.**")
 }
 
-func TestEveryLineIsThereOnceAndOfAPart(t *testing.T) {
+func TestLinesAreUniqueAndOfAPart(t *testing.T) {
 	seen := map[string]bool{}
 	for _, table := range tables {
 		for _, l := range table.lines {
 			require.True(t, slices.Contains(partNames, l.part), l.part)
 			k := key(l.row, l.metric, l.kind, l.peer)
-			require.False(t, seen[k], "%s %s of %s stands twice", l.row, l.metric, l.kind)
+			require.False(t, seen[k], "%s %s of %s is listed twice", l.row, l.metric, l.kind)
 			seen[k] = true
 		}
 	}

@@ -41,13 +41,13 @@ type bench struct {
 	bin, postgres, identity string // programs
 	extra                   []string
 	// dir holds all files of this run and is removed at its end.
-	dir      string
-	parts    []string
-	kinds    []string // of banks
-	rounds   int
-	quick    bool
-	patience time.Duration // what is left of it; see usage.AwaitCalm
-	profile  string
+	dir     string
+	parts   []string
+	kinds   []string // of banks
+	rounds  int
+	quick   bool
+	calm    *usage.Calm
+	profile string
 
 	size     size
 	callers  map[string]int // by row and kind; see turn.sweep
@@ -62,6 +62,7 @@ func say(format string, args ...any) {
 func main() {
 	b := bench{results: results{}, callers: map[string]int{}}
 	var work, out, run, only, extra string
+	var patience time.Duration
 	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
 	flag.StringVar(&b.postgres, "postgres", "/usr/lib/postgresql/15/bin", "`directory` of PostgreSQL's programs")
 	flag.StringVar(&b.identity, "identity", ".build/identity.test", "`file` with the tests of controlplane/accounts/identity")
@@ -72,7 +73,7 @@ func main() {
 	flag.StringVar(&only, "only", strings.Join(kindNames, ","), "`kinds` of banks to measure")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds")
 	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
-	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
+	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
 	flag.Parse()
 	if !lab.Inside() {
@@ -83,7 +84,11 @@ func main() {
 	if b.quick {
 		b.rounds = 1
 	}
-	if err := b.main(work, out); err != nil {
+	err := error(nil)
+	if b.calm, err = usage.NewCalm(patience); err == nil {
+		err = b.main(work, out)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "creditbench:", err)
 		os.Exit(1)
 	}
@@ -151,7 +156,11 @@ func (b *bench) main(work, out string) (err error) {
 	if err := b.run(ctx); err != nil {
 		return err
 	}
-	text := facts + "\n" + b.text()
+	unusable, err := b.unusable()
+	if err != nil {
+		return err
+	}
+	text := facts + "\n" + b.text(unusable)
 	fmt.Print("\n", text)
 	if err := os.WriteFile(out, []byte(text), 0o644); err != nil {
 		return err
@@ -159,25 +168,38 @@ func (b *bench) main(work, out string) (err error) {
 	if len(b.failures) > 0 {
 		return fmt.Errorf("%d turns failed", len(b.failures))
 	}
+	if unusable != "" && !b.quick {
+		return fmt.Errorf("no verdict: %s", unusable)
+	}
 	return nil
 }
 
-// text returns the tables, the summary and the failures.
-func (b *bench) text() string {
+// unusable returns why the figures of the run must not be used, or "" if they may.
+func (b *bench) unusable() (string, error) {
+	if b.quick {
+		return "a quick run does a tenth of the work that the lines name", nil
+	}
+	return b.calm.Disturbed()
+}
+
+// text returns the tables, the failures, and the verdicts' summary, or no verdicts if there is a reason that the figures
+// are unusable.
+func (b *bench) text(unusable string) string {
 	var all []verdict.Row
 	text := ""
 	for _, t := range tables {
 		if rows := b.results.rows(t, b.parts, b.callers); len(rows) > 0 {
+			if unusable != "" {
+				rows = verdict.WithoutTargets(rows)
+			}
 			text += "\n" + verdict.Markdown(t.peer, rows)
 			all = append(all, rows...)
 		}
 	}
-	text += "\n" + verdict.Summary(all) + "\n"
-	if b.quick {
-		text += "\n**A quick run: a tenth of what the lines say. The figures are not to be used.**\n"
-	}
-	if b.patience <= 0 {
-		text += "\n**Others used this machine all the while: the figures say more about them than about us.**\n"
+	if unusable == "" {
+		text += "\n" + verdict.Summary(all) + "\n"
+	} else {
+		text += "\n**No verdict: " + unusable + ". The figures must not be used.**\n"
 	}
 	for _, f := range b.failures {
 		text += "\n- failed: " + f

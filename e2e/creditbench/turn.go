@@ -88,7 +88,7 @@ func (b *bench) run(ctx context.Context) error {
 				slices.Reverse(kinds)
 			}
 			for _, kind := range kinds {
-				if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+				if err := b.calm.Await(ctx); err != nil {
 					return err
 				}
 				say("%s, round %d of %d, %s; load %s", part.name, round+1, part.rounds, kind, usage.Load())

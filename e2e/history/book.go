@@ -113,7 +113,7 @@ func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.C
 	case tx.Type == ledger.Hold:
 		o := asked[tx.Reservation]
 		if o == nil {
-			return c, kind, fmt.Errorf("nobody has asked for reservation %s", tx.Reservation)
+			return c, kind, fmt.Errorf("no call created reservation %s", tx.Reservation)
 		}
 		c.Op, c.TTL, kind = ledger.DoReserve, o.TTL, Reserve
 	case tx.Type == ledger.Charge:
@@ -123,7 +123,7 @@ func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.C
 	case tx.Type == ledger.Release:
 		c.Op, kind = ledger.DoRelease, Release
 	default:
-		return c, kind, fmt.Errorf("nobody makes a %s here", tx.Type)
+		return c, kind, fmt.Errorf("unexpected transaction type %s", tx.Type)
 	}
 	return c, kind, nil
 }

@@ -167,7 +167,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 			c := &call{Op: Op{Client: sweeper, Kind: expire, Name: e.name, Call: began[e.name], Return: Never}, did: e}
 			out = append(out, porcupine.Operation{ClientId: sweeper, Input: c, Call: int64(c.Call), Return: math.MaxInt64})
 		case !done[e] && !late[e]:
-			return nil, violation("wallet %s: transaction %d, %s %s, is nobody's", w.Project, e.to, e.kind, e.name)
+			return nil, violation("wallet %s: no call made transaction %d, %s %s", w.Project, e.to, e.kind, e.name)
 		case !done[e]:
 			s.Late++
 		}

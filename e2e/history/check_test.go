@@ -18,7 +18,7 @@ import (
 
 const project = cloud.ProjectID("p")
 
-// scribe makes a history that can be: each call takes effect at one moment within it.
+// scribe generates a linearizable history: each call takes effect at one time within its duration.
 type scribe struct {
 	r     *rand.Rand
 	book  *ledgertest.Memory
@@ -40,7 +40,7 @@ func (s *scribe) id() string {
 	return fmt.Sprintf("00000000-0000-7000-8000-%012d", s.made)
 }
 
-// do carries a command out now.
+// do executes a command now.
 func (s *scribe) do(c ledger.Command) (ledger.Outcome, string) {
 	c.At, c.IDs = s.began.Add(s.now).UnixMilli(), [2]string{s.id(), s.id()}
 	if c.By == "" {
@@ -60,7 +60,7 @@ func (s *scribe) do(c ledger.Command) (ledger.Outcome, string) {
 	return out, Done
 }
 
-// write makes n calls, of which some get no answer, and lets the sweep come now and then.
+// write makes n calls, some of which get no response, and runs the expiry sweep occasionally.
 func (s *scribe) write(n int) {
 	var ids []string
 	for range n {
@@ -91,7 +91,7 @@ func (s *scribe) call(ids *[]string) {
 		o.Kind = ReadWallet
 	}
 	lost := s.r.IntN(15) == 0
-	if lost && s.r.IntN(2) == 0 { // it never arrives
+	if lost && s.r.IntN(2) == 0 { // the call is lost before it takes effect
 		o.Return = Never
 		s.w.Ops = append(s.w.Ops, o)
 		return
@@ -103,7 +103,7 @@ func (s *scribe) call(ids *[]string) {
 	s.w.Ops = append(s.w.Ops, o)
 }
 
-// answer carries a call out.
+// answer executes a call and records its response.
 func (s *scribe) answer(o *Op) {
 	var out ledger.Outcome
 	ops := map[Kind]ledger.Op{TopUp: ledger.DoTopUp, Reserve: ledger.DoReserve, Commit: ledger.DoCommit, Release: ledger.DoRelease}
@@ -135,7 +135,7 @@ func (s *scribe) answer(o *Op) {
 	}
 }
 
-// find is a call that is good for a lie.
+// find returns a call with a known outcome, in the second half of the history, that satisfies good.
 func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 	t.Helper()
 	for i := len(s.w.Ops) / 2; i < len(s.w.Ops); i++ {
@@ -147,7 +147,7 @@ func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 	return nil
 }
 
-// A history that can be is found to be one.
+// TestTrueHistories checks that linearizable histories are accepted.
 func TestTrueHistories(t *testing.T) {
 	for seed := range uint64(20) {
 		s := newScribe(seed)
@@ -161,8 +161,8 @@ func TestTrueHistories(t *testing.T) {
 	}
 }
 
-// A member that loses the leader sends a release again. The release took effect before the leader was lost, other calls took
-// effect meanwhile, and the second answer shows their results too.
+// TestAnswerOfRepeatedRelease covers a member that loses the leader and sends a release again. The release took effect
+// before, other calls took effect meanwhile, and the second response shows their results too.
 func TestAnswerOfRepeatedRelease(t *testing.T) {
 	s := newScribe(1)
 	id := s.id()
@@ -187,12 +187,12 @@ func TestAnswerOfRepeatedRelease(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 }
 
-// Each lie is found out.
-func TestLies(t *testing.T) {
+// TestImpossibleHistories checks that each wrong response is detected.
+func TestImpossibleHistories(t *testing.T) {
 	done := func(k Kind) func(*Op) bool { return func(o *Op) bool { return o.Kind == k && o.Refused == Done } }
 	for name, lie := range map[string]func(t *testing.T, s *scribe){
 		"a stale read": func(t *testing.T, s *scribe) {
-			// What another read saw that had ended long before, when much has happened since.
+			// The result of another read that ended long before, with many changes since.
 			last := s.find(t, func(o *Op) bool { return o.Kind == ReadWallet })
 			for i := range s.w.Ops {
 				if o := &s.w.Ops[i]; o.Kind == ReadWallet && o.Return != Never && o.Wallet.Sequence+10 < last.Wallet.Sequence {
@@ -240,7 +240,7 @@ func TestLies(t *testing.T) {
 			s.w.Journal = append(s.w.Journal, again)
 		},
 		"an expiry before its time": func(_ *testing.T, s *scribe) {
-			// The hold is there, and it goes at once.
+			// The reservation exists and is released at once.
 			id := s.id()
 			s.w.Ops = append(s.w.Ops, Op{Kind: Reserve, Name: id, Amount: 1, TTL: 100, Call: s.now, Return: s.now + 1, Status: ledger.Pending})
 			s.do(ledger.Command{Op: ledger.DoTopUp, Amount: 5, Description: "room"})
@@ -262,13 +262,13 @@ func TestLies(t *testing.T) {
 		"want of credit that there was": func(_ *testing.T, s *scribe) {
 			s.w.Ops = append(s.w.Ops, Op{Kind: Reserve, Name: s.id(), Amount: 1, TTL: 1, Call: s.now, Return: s.now + 1, Refused: Insufficient})
 		},
-		"a reservation that nobody asked for": func(t *testing.T, s *scribe) {
+		"a reservation without a call": func(t *testing.T, s *scribe) {
 			o := s.find(t, done(Reserve))
 			name := o.Name
 			s.w.Ops = slices.DeleteFunc(s.w.Ops, func(o Op) bool { return o.Name == name })
 		},
 		"an answer before the effect": func(t *testing.T, s *scribe) {
-			// Two calls of one client, one after the other, that took effect the other way round.
+			// Two consecutive calls of one client that took effect in the reverse order.
 			o := s.find(t, done(TopUp))
 			after := s.find(t, func(p *Op) bool { return p.Kind == TopUp && p.Refused == Done && p.Call > o.Return+time.Second/2 })
 			o.Call, o.Return, after.Call, after.Return = after.Call, after.Return, o.Call, o.Return

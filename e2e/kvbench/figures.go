@@ -144,7 +144,7 @@ func (r results) add(row, metric, kind string, v float64) {
 
 // rows returns the measured lines of the wanted rows, and their lines with a target even if those were not measured.
 func (r results) rows(wanted []string) (rows []verdict.Row) {
-	subject := "" // what … stands for
+	subject := "" // replaces …
 	for _, l := range table {
 		what, more := strings.CutPrefix(l.what, "… ")
 		if more {

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-func TestEveryRowHasAGroupAndEveryGroupItsRows(t *testing.T) {
+func TestRowsMatchGroups(t *testing.T) {
 	var grouped []string
 	for _, g := range groups {
 		grouped = append(grouped, g.rows...)
@@ -17,7 +17,7 @@ func TestEveryRowHasAGroupAndEveryGroupItsRows(t *testing.T) {
 	seen := map[string]bool{}
 	for _, l := range table {
 		k := key(l.row, l.metric)
-		require.False(t, seen[k], "%s %s stands twice", l.row, l.metric)
+		require.False(t, seen[k], "%s %s is listed twice", l.row, l.metric)
 		seen[k] = true
 	}
 }
@@ -29,7 +29,7 @@ func whats(rows []verdict.Row) (texts []string) {
 	return texts
 }
 
-func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
+func TestRowsIncludeUnmeasuredTargets(t *testing.T) {
 	r := results{}
 	r.add("put", rate, ours, 140)
 	r.add("put", rate, etcd, 100)
@@ -41,10 +41,10 @@ func TestRowsAreWhatWasMeasuredAndEveryTarget(t *testing.T) {
 	require.Equal(t, []string{title, title + ": p50", title + ": server CPU a put", title + ": bytes written a put"}, whats(rows))
 	require.Equal(t, []float64{140, 150}, rows[0].Ours)
 	require.Equal(t, []float64{100}, rows[0].Peer)
-	require.Equal(t, "not measured", rows[2].Verdict(), "a target that nobody measured is not passed over")
+	require.Equal(t, "not measured", rows[2].Verdict(), "a target without a measurement is shown")
 }
 
-func TestLinesNameTheirSubject(t *testing.T) {
+func TestDescriptionsNameTheirSubject(t *testing.T) {
 	r := results{}
 	r.add("growth", "10M rss", etcd, 1)
 	r.add("stall", "gap", etcd, 1)

@@ -45,13 +45,13 @@ type bench struct {
 	bin, etcd string // directories of programs
 	extra     []string
 	// dir holds all files of this run and is removed at its end.
-	dir      string
-	wanted   []string // rows; see figures
-	kinds    []string
-	rounds   int
-	quick    bool
-	patience time.Duration // what is left of it; see usage.AwaitCalm
-	profile  string
+	dir     string
+	wanted  []string // rows; see figures
+	kinds   []string
+	rounds  int
+	quick   bool
+	calm    *usage.Calm
+	profile string
 
 	results  results
 	failures []string
@@ -64,6 +64,7 @@ func say(format string, args ...any) {
 func main() {
 	b := bench{results: results{}}
 	var work, out, run, only, extra string
+	var patience time.Duration
 	flag.StringVar(&b.bin, "bin", "bin", "`directory` of our programs")
 	flag.StringVar(&b.etcd, "etcd", ".build/etcd", "`directory` of etcd and benchmark")
 	flag.StringVar(&extra, "flags", "", "more `flags` of our members, separated by spaces")
@@ -73,7 +74,7 @@ func main() {
 	flag.StringVar(&only, "only", ours+","+etcd, "`kinds` to measure")
 	flag.IntVar(&b.rounds, "rounds", 5, "rounds of the rows that take seconds; those that load gigabytes have their own number, at most this")
 	flag.BoolVar(&b.quick, "quick", false, "one round, a tenth of the work: to see that everything works, not for figures")
-	flag.DurationVar(&b.patience, "patience", 2*time.Minute, "how long to wait, in all, for others on this machine to leave it alone")
+	flag.DurationVar(&patience, "patience", 2*time.Minute, "how long to wait, over all rounds, for the machine to be idle")
 	flag.StringVar(&b.profile, "perf", "", "write perf profiles of the servers in the first round to `file`.ROW.KIND")
 	flag.Parse()
 	if !lab.Inside() {
@@ -83,7 +84,11 @@ func main() {
 	if b.quick {
 		b.rounds = 1
 	}
-	if err := b.main(work, out); err != nil {
+	err := error(nil)
+	if b.calm, err = usage.NewCalm(patience); err == nil {
+		err = b.main(work, out)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvbench:", err)
 		os.Exit(1)
 	}
@@ -147,12 +152,15 @@ func (b *bench) main(work, out string) (err error) {
 		}
 	}
 	rows := b.results.rows(b.wanted)
-	text := facts + "\n\n" + verdict.Markdown(etcd, rows) + "\n" + verdict.Summary(rows) + "\n"
-	if b.quick {
-		text += "\n**A quick run: a tenth of what the lines say. The figures are not to be used.**\n"
+	unusable, err := b.unusable()
+	if err != nil {
+		return err
 	}
-	if b.patience <= 0 {
-		text += "\n**Others used this machine all the while: the figures say more about them than about us.**\n"
+	text := facts + "\n\n"
+	if unusable == "" {
+		text += verdict.Markdown(etcd, rows) + "\n" + verdict.Summary(rows) + "\n"
+	} else {
+		text += verdict.Markdown(etcd, verdict.WithoutTargets(rows)) + "\n**No verdict: " + unusable + ". The figures must not be used.**\n"
 	}
 	for _, f := range b.failures {
 		text += "\n- failed: " + f
@@ -164,7 +172,18 @@ func (b *bench) main(work, out string) (err error) {
 	if len(b.failures) > 0 {
 		return fmt.Errorf("%d turns failed", len(b.failures))
 	}
+	if unusable != "" && !b.quick {
+		return fmt.Errorf("no verdict: %s", unusable)
+	}
 	return nil
+}
+
+// unusable returns why the figures of the run must not be used, or "" if they may.
+func (b *bench) unusable() (string, error) {
+	if b.quick {
+		return "a quick run does a tenth of the work that the lines name", nil
+	}
+	return b.calm.Disturbed()
 }
 
 // version returns the first line of `etcd --version`.

@@ -72,7 +72,7 @@ func (b *bench) runGroup(ctx context.Context, g group) error {
 			slices.Reverse(kinds)
 		}
 		for _, kind := range kinds {
-			if err := usage.AwaitCalm(ctx, &b.patience); err != nil {
+			if err := b.calm.Await(ctx); err != nil {
 				return err
 			}
 			t := &turn{bench: b, kind: kind, round: round}

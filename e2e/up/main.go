@@ -2,8 +2,11 @@
 // small guest image, a tenant, and a VM that has booted. It does only what is missing, and restarts programs that were
 // rebuilt; guests keep running.
 //
-//	up DIR BIN GUEST    start or repair it
-//	up -down DIR        end guests and processes
+//	up [FLAG...] DIR BIN GUEST    start or repair it
+//	up -down [FLAG...] DIR        end guests and processes
+//
+// Two clouds on one host need different directories, cgroups and uid ranges, and each its own network namespace: the
+// addresses and ports are fixed.
 package main
 
 import (
@@ -26,18 +29,21 @@ import (
 
 func main() {
 	down := flag.Bool("down", false, "end guests and processes")
+	c := &cloud{began: time.Now()}
+	flag.StringVar(&c.cgroup, "cgroup", "trivet-up", "name of the guests' cgroup tree")
+	flag.StringVar(&c.uids, "uid-range", "600000-629999", "uids for guests")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	if err := run(ctx, *down, flag.Args()); err != nil {
+	if err := run(ctx, c, *down, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "up:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, down bool, args []string) error {
+func run(ctx context.Context, c *cloud, down bool, args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("run me as root: the node agent makes control groups and users of their own for guests")
 	}
@@ -46,13 +52,13 @@ func run(ctx context.Context, down bool, args []string) error {
 		want = 1
 	}
 	if len(args) != want {
-		return errors.New("usage: up DIR BIN GUEST | up -down DIR")
+		return errors.New("usage: up [FLAG...] DIR BIN GUEST | up -down [FLAG...] DIR")
 	}
 	dir, err := filepath.Abs(args[0])
 	if err != nil {
 		return err
 	}
-	c := &cloud{dir: lab.Dir(dir), began: time.Now()}
+	c.dir = lab.Dir(dir)
 	if down {
 		return c.down(ctx)
 	}
@@ -64,10 +70,12 @@ func run(ctx context.Context, down bool, args []string) error {
 }
 
 type cloud struct {
-	dir   lab.Dir
-	began time.Time
-	trio  *lab.Trio
-	agent *lab.Agent
+	dir lab.Dir
+	// cgroup and uids are the cgroup tree and the uid range of the guests.
+	cgroup, uids string
+	began        time.Time
+	trio         *lab.Trio
+	agent        *lab.Agent
 }
 
 func (c *cloud) say(format string, args ...any) {
@@ -77,8 +85,8 @@ func (c *cloud) say(format string, args ...any) {
 func (c *cloud) describe(bin lab.Binaries) {
 	c.trio = lab.NewTrio(c.dir, bin)
 	c.agent = &lab.Agent{
-		Dir: c.dir, Bin: bin, Name: "nodeagent", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, Cgroup: "trivet-up",
-		UIDRange: "600000-629999", Metrics: "127.0.0.1:7444",
+		Dir: c.dir, Bin: bin, Name: "nodeagent", Members: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, Cgroup: c.cgroup,
+		UIDRange: c.uids, Metrics: "127.0.0.1:7444",
 	}
 }
 

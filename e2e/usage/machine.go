@@ -1,7 +1,6 @@
 package usage
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -31,8 +31,24 @@ func blocksOf(e fs.DirEntry) (uint64, bool) {
 	return uint64(st.Blocks), true
 }
 
-// Machine describes in one line what the results of a benchmark depend on: processor, memory, kernel, the given
-// versions of the measured programs, the disk of dir, and the load.
+// Commit returns the commit that this program was built from, with a remark if files were changed after it.
+func Commit() string {
+	revision, changed := "unknown", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision" && len(s.Value) >= 7:
+				revision = s.Value[:7]
+			case s.Key == "vcs.modified" && s.Value == "true":
+				changed = " with uncommitted changes"
+			}
+		}
+	}
+	return "commit " + revision + changed
+}
+
+// Machine describes in one line what the results of a benchmark depend on: the commit, processor, memory, kernel, the
+// given versions of the measured programs, the disk of dir, and the load.
 func Machine(dir string, versions ...string) string {
 	model := "unknown processor"
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -44,7 +60,7 @@ func Machine(dir string, versions ...string) string {
 	_ = unix.Sysinfo(&info)
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	what := append([]string{runtime.Version()}, versions...)
+	what := append([]string{Commit(), runtime.Version()}, versions...)
 	return fmt.Sprintf("%s. %d × %s, %d MiB, Linux %s; %s; %s; write and fsync of 4 KiB on this disk: median %s. Load before: %s.",
 		time.Now().UTC().Format("2006-01-02 15:04 UTC"), runtime.NumCPU(), model, uint64(info.Totalram)*uint64(info.Unit)>>20,
 		unix.ByteSliceToString(u.Release[:]), strings.Join(what, "; "), filesystem(dir), fsync(dir), Load())
@@ -121,33 +137,4 @@ func parseBusy(text string) (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * tick, nil
-}
-
-// calm is the largest share of one CPU that an idle machine may use, and calmFor the time over which it is measured.
-const calm, calmFor = 0.25, 500 * time.Millisecond
-
-// AwaitCalm waits until the machine is idle, and subtracts the time from patience; if none is left, AwaitCalm returns
-// at once.
-func AwaitCalm(ctx context.Context, patience *time.Duration) error {
-	for *patience > 0 {
-		began := time.Now()
-		before, err := Busy()
-		if err != nil {
-			return err
-		}
-		select {
-		case <-time.After(calmFor):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		after, err := Busy()
-		if err != nil {
-			return err
-		}
-		if (after - before).Seconds() < calm*time.Since(began).Seconds() {
-			return nil
-		}
-		*patience -= time.Since(began)
-	}
-	return nil
 }

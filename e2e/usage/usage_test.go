@@ -12,7 +12,7 @@ import (
 )
 
 func TestStat(t *testing.T) {
-	// The name holds what a careless parser would take for fields.
+	// The name contains text that a careless parser would take for fields.
 	got, err := parseStat([]byte("4242 (a ) b 1 2) S 1 4242 4242 0 -1 4194560 1 2 3 4 150 50 9 9 20 0 12 0 100 1 1\n"))
 	require.NoError(t, err)
 	require.Equal(t, 2*time.Second, got)
@@ -36,7 +36,7 @@ func TestField(t *testing.T) {
 	require.EqualError(t, err, "no VmRSS")
 }
 
-func TestBusyLeavesOutIdleAndGuests(t *testing.T) {
+func TestBusyExcludesIdleAndGuestTime(t *testing.T) {
 	got, err := parseBusy("cpu  100 10 20 9999 9999 1 2 3 50 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
 	require.NoError(t, err)
 	require.Equal(t, 136*tick, got)
@@ -44,7 +44,7 @@ func TestBusyLeavesOutIdleAndGuests(t *testing.T) {
 	require.ErrorContains(t, err, "no line cpu")
 }
 
-func TestOfThisProcess(t *testing.T) {
+func TestUsageOfThisProcess(t *testing.T) {
 	before, err := Of(os.Getpid())
 	require.NoError(t, err)
 	after, err := Of(os.Getpid(), os.Getpid())
@@ -57,7 +57,7 @@ func TestOfThisProcess(t *testing.T) {
 	require.ErrorContains(t, err, "read CPU time")
 }
 
-func TestTreeHasChildrenThatRunAndThatAreGone(t *testing.T) {
+func TestTreeIncludesRunningAndEndedChildren(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	require.NoError(t, err)
 	defer reader.Close()

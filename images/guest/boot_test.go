@@ -37,7 +37,8 @@ func TestManifestDescribesTheFiles(t *testing.T) {
 	require.True(t, os.SameFile(before, after))
 }
 
-// From the disk, on each kind of controller: firmware, syslinux, kernel, banner, data partition, power button.
+// TestGuestBootsFromItsDisk boots from the disk on each kind of controller and checks the banner, the data partition and
+// the power button.
 func TestGuestBootsFromItsDisk(t *testing.T) {
 	img := build(t)
 	for name, c := range map[string]struct {
@@ -56,7 +57,7 @@ func TestGuestBootsFromItsDisk(t *testing.T) {
 	}
 }
 
-// The same with Debian's full kernel, which is larger, slower to start, and the one that knows SATA.
+// TestFullKernelBootsFromSATA does the same with Debian's full kernel, which has a driver for SATA.
 func TestFullKernelBootsFromSATA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a second image takes time")
@@ -80,12 +81,13 @@ func bootFromDisk(t *testing.T, img image, machine string, device []string, disk
 	m.do("system_powerdown", nil)
 	m.hear("POWERBUTTON")
 	require.NoError(t, m.ended())
-	require.Equal(t, 1, m.said("READY"), "one banner a boot")
-	require.Zero(t, m.said("ERROR"))
+	require.Equal(t, 1, m.count("READY"), "one banner a boot")
+	require.Zero(t, m.count("ERROR"))
 }
 
-// By direct kernel boot: a disk that comes late, durable writes, the commands, the heartbeat, the power button.
-func TestGuestDoesAsItIsTold(t *testing.T) {
+// TestGuestCommands boots the kernel directly and checks hotplug of a disk, durable writes, the commands, the heartbeat and
+// the power button.
+func TestGuestCommands(t *testing.T) {
 	t.Parallel()
 	img := build(t)
 	file := filepath.Join(t.TempDir(), "blank.raw")
@@ -133,7 +135,7 @@ func TestGuestDoesAsItIsTold(t *testing.T) {
 	require.Equal(t, "rc=3", m.ask("run exit 3", "RAN"))
 
 	require.Equal(t, "kib=64", m.ask("spew 64", "SPEWED"))
-	require.Equal(t, 1024, m.said("SPEW "), "no line was lost or mixed with another")
+	require.Equal(t, 1024, m.count("SPEW "), "no line was lost or mixed with another")
 
 	m.ask("deaf", "DEAF")
 	m.do("system_powerdown", nil)
@@ -143,7 +145,7 @@ func TestGuestDoesAsItIsTold(t *testing.T) {
 	require.NoError(t, m.ended())
 }
 
-// The two other ends: a panic, which the machine hears of by its panic device, and Ctrl-Alt-Del.
+// TestGuestCrashesAndReboots checks that QEMU's pvpanic device reports a panic, and that Ctrl-Alt-Del restarts the guest.
 func TestGuestCrashesAndReboots(t *testing.T) {
 	img := build(t)
 	t.Run("crash", func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestBannerIsReadAsItIsWritten(t *testing.T) {
+func TestParseReady(t *testing.T) {
 	for _, ready := range []Ready{
 		{BootID: "67aea566-39ea-4b3b-8d76-4181ef64e63a", Up: 1.38, CPUs: 1, MemKiB: 158084},
 		{BootID: "x", Up: 86400, CPUs: 64, MemKiB: 1 << 30, Disks: []Disk{{"sda", 2097152}, {"vda", 131072}}},
@@ -20,7 +20,7 @@ func TestBannerIsReadAsItIsWritten(t *testing.T) {
 		Ready{BootID: "b", Up: 2, CPUs: 1, MemKiB: 9, Disks: []Disk{{"vda", 8}}}.String())
 }
 
-func TestWhatIsNoBannerIsRefused(t *testing.T) {
+func TestParseReadyRefusesOtherLines(t *testing.T) {
 	for name, line := range map[string]string{
 		"empty":           "",
 		"kernel":          "[    1.41] reboot: Power down",
@@ -39,7 +39,7 @@ func TestWhatIsNoBannerIsRefused(t *testing.T) {
 	require.Equal(t, "b", ready.BootID)
 }
 
-func TestPatternNamesSeedAndPlace(t *testing.T) {
+func TestPatternContainsSeedAndOffset(t *testing.T) {
 	buf := make([]byte, 2*SectorSize)
 	Pattern(buf, "red", 3*SectorSize)
 	require.Equal(t, "red 3\n"+strings.Repeat(".", SectorSize-6), string(buf[:SectorSize]))

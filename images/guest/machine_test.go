@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image is a built guest: the folder and what its manifest says.
+// image is a built guest with its manifest.
 type image struct {
 	dir     string
 	Cmdline string `json:"cmdline"`
@@ -29,15 +29,15 @@ type image struct {
 	} `json:"files"`
 }
 
-// build makes the image with the usual kernel in $TRIVET_GUEST_DIR, or else in the repository's .build/guest, where the
-// next run finds it.
+// build builds the image with the default kernel in $TRIVET_GUEST_DIR, or in the repository's .build/guest without it. Later
+// runs reuse the files.
 func build(t *testing.T) image {
 	t.Helper()
 	return buildWith(t, "", "linux-image-cloud-amd64")
 }
 
-// buildWith makes the image with another kernel package, in the same folder with a suffix to its name.
-// A host that lacks something skips the test, but for CI, where that is a failure.
+// buildWith builds the image with another kernel package, in a folder whose name has a suffix. If a tool is missing, it
+// skips the test, or fails it if CI is true.
 func buildWith(t *testing.T, suffix, kernel string) image {
 	t.Helper()
 	dir := os.Getenv("TRIVET_GUEST_DIR")
@@ -73,7 +73,7 @@ func lacks(t *testing.T, what string) {
 	t.Skip(what)
 }
 
-// direct are the arguments of a direct kernel boot.
+// direct returns QEMU's arguments for a direct kernel boot.
 func (img image) direct() []string {
 	return []string{
 		"-kernel", filepath.Join(img.dir, "vmlinuz"), "-initrd", filepath.Join(img.dir, "initrd.lz4"),
@@ -81,7 +81,7 @@ func (img image) direct() []string {
 	}
 }
 
-// overlay is a 1 GiB disk of the test's own on top of the image's, as a cloud would make it.
+// overlay creates a 1 GiB overlay of the image's disk.
 func (img image) overlay(t *testing.T) string {
 	t.Helper()
 	base, err := filepath.Abs(filepath.Join(img.dir, "disk.qcow2"))
@@ -93,7 +93,7 @@ func (img image) overlay(t *testing.T) string {
 	return file
 }
 
-// machine is a running QEMU: its serial lines in, commands out, and its monitor.
+// machine is a running QEMU with its serial port and monitor.
 type machine struct {
 	t      *testing.T
 	ctx    context.Context
@@ -105,7 +105,7 @@ type machine struct {
 	reply  *bufio.Reader
 }
 
-// lanes lets two machines run at a time: emulation takes a processor each.
+// lanes limits the machines to two at a time, because emulation uses a whole CPU each.
 var lanes = make(chan struct{}, 2)
 
 // start runs QEMU with 192 MiB and one processor, emulated so that it behaves alike everywhere. It is gone when the test ends, however it ends.
@@ -173,7 +173,7 @@ func socketPair(t *testing.T) (net.Conn, *os.File) {
 	return conn, remote
 }
 
-// hear waits for the guest's line that begins with these words, after Prefix, and returns what follows them.
+// hear waits for a line of the guest that begins with words, and returns the rest of the line.
 func (m *machine) hear(words string) string {
 	m.t.Helper()
 	for {
@@ -215,7 +215,7 @@ func (m *machine) ask(line, words string) string {
 	return m.hear(words)
 }
 
-// ended waits for the end of the process and says how it went.
+// ended waits until the process has ended, and returns its error.
 func (m *machine) ended() error {
 	for line := range m.lines {
 		m.seen = append(m.seen, line)
@@ -223,8 +223,8 @@ func (m *machine) ended() error {
 	return m.cmd.Wait()
 }
 
-// said counts the guest's lines so far that begin with words.
-func (m *machine) said(words string) int {
+// count returns the number of the guest's lines so far that begin with words.
+func (m *machine) count(words string) int {
 	n := 0
 	for _, line := range m.seen {
 		if strings.HasPrefix(line, Prefix+words) {
@@ -234,7 +234,7 @@ func (m *machine) said(words string) int {
 	return n
 }
 
-// message is anything that a monitor says.
+// message is a message of the monitor.
 type message struct {
 	Event  string          `json:"event"`
 	Return json.RawMessage `json:"return"`
@@ -254,7 +254,7 @@ func (m *machine) qmpRead() message {
 	return msg
 }
 
-// do runs a monitor command; events in between are passed over.
+// do runs a monitor command and skips events before its response.
 func (m *machine) do(command string, arguments map[string]any) {
 	m.t.Helper()
 	if arguments == nil {

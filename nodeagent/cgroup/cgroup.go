@@ -100,7 +100,7 @@ func open(mountinfo io.Reader, root string, sys system) (*Tree, error) {
 		}
 		if f := strings.Fields(string(have)); slices.Contains(f, cpu) && slices.Contains(f, memory) {
 			t.version = 2
-			return t, t.make2(m.unified, root, f)
+			return t, t.createVersion2(m.unified, root, f)
 		}
 	}
 	if m.v1[cpu] == "" || m.v1[cpuacct] == "" || m.v1[memory] == "" {
@@ -152,8 +152,8 @@ func findMounts(r io.Reader) (mounts, error) {
 	return m, nil
 }
 
-// make2 makes the tree of version 2 and delegates the controllers to it, level by level.
-func (t *Tree) make2(mount, root string, have []string) error {
+// createVersion2 makes the tree of version 2 and delegates the controllers to it, level by level.
+func (t *Tree) createVersion2(mount, root string, have []string) error {
 	dir := filepath.Join(mount, root)
 	var down []string
 	for _, c := range []string{cpu, memory, pids} {

@@ -12,14 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeHost is a directory that looks like mounted cgroups, with the files that the kernel would make.
+// fakeHost is a directory that looks like mounted cgroups, with the files that the kernel would create.
 type fakeHost struct {
 	t   *testing.T
 	dir string
 }
 
-// What a new directory of each hierarchy holds.
-var born = map[string][]string{
+// newFiles lists the files of a new directory of each hierarchy.
+var newFiles = map[string][]string{
 	"unified": {"cgroup.controllers", "cgroup.subtree_control", "cgroup.procs", "cgroup.kill", "cpu.max", "cpu.weight", "cpu.stat",
 		"memory.max", "memory.stat", "memory.events", "pids.max"},
 	"cpu,cpuacct":  {"cgroup.procs", "cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.shares", "cpuacct.usage"},
@@ -44,7 +44,7 @@ func (h *fakeHost) mkdir(dir string) error {
 	rel, err := filepath.Rel(h.dir, dir)
 	require.NoError(h.t, err)
 	hierarchy, _, _ := strings.Cut(rel, "/")
-	for _, f := range born[hierarchy] {
+	for _, f := range newFiles[hierarchy] {
 		require.NoError(h.t, os.WriteFile(filepath.Join(dir, f), nil, 0o644))
 	}
 	return nil
@@ -54,7 +54,7 @@ func (h *fakeHost) write(file, text string) {
 	require.NoError(h.t, os.WriteFile(filepath.Join(h.dir, file), []byte(text), 0o644))
 }
 
-// open mounts the hierarchies that exist, with one that we have no business with.
+// open opens a tree on the mounted hierarchies, besides one that the tree does not use.
 func (h *fakeHost) open(root string) (*Tree, error) {
 	entries, err := os.ReadDir(h.dir)
 	require.NoError(h.t, err)
@@ -75,7 +75,7 @@ func (h *fakeHost) open(root string) (*Tree, error) {
 	}})
 }
 
-// dump is every file that was written, as an operator would list it.
+// dump returns every file that was written, with its content.
 func (h *fakeHost) dump() string {
 	var out strings.Builder
 	require.NoError(h.t, filepath.WalkDir(h.dir, func(path string, d fs.DirEntry, err error) error {
@@ -90,7 +90,7 @@ func (h *fakeHost) dump() string {
 }
 
 func TestVersion2(t *testing.T) {
-	h := newFakeHost(t, "unified", "memory") // a version 1 controller beside it is none of our business
+	h := newFakeHost(t, "unified", "memory") // a version 1 controller beside it is not used
 	h.write("unified/cgroup.controllers", "cpuset cpu io memory hugetlb pids rdma misc\n")
 	tree, err := h.open("guests.slice/guests.service")
 	require.NoError(t, err)
@@ -160,7 +160,7 @@ unified/cgroup.controllers: hugetlb
 		filepath.Join(h.dir, "unified/trivet/vm-1/cgroup.procs"),
 	}, tree.Entries("vm-1"))
 
-	// Killed between entering the one and the other: both count.
+	// The agent was killed between entering the two hierarchies: processes of both count.
 	h.write("cpu,cpuacct/trivet/vm-1/cgroup.procs", "12\n11\n")
 	h.write("memory/trivet/vm-1/cgroup.procs", "12\n")
 	procs, err := tree.Procs("vm-1")
@@ -174,7 +174,7 @@ unified/cgroup.controllers: hugetlb
 	require.NoError(t, err)
 	require.Equal(t, Usage{CPU: 2500 * time.Millisecond, Memory: 4100, OOMKills: 3}, usage)
 
-	// A group that is left in one hierarchy only is listed, and removed.
+	// A group that is left in only one hierarchy is listed, and can be removed.
 	require.NoError(t, os.RemoveAll(filepath.Join(h.dir, "memory/trivet/vm-1")))
 	names, err := tree.List()
 	require.NoError(t, err)

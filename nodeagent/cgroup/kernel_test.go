@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// kernelTree opens a tree of this test's own in the kernel, which goes with the test.
+// kernelTree opens a tree of the test's own in the kernel. It is removed at the test's end.
 func kernelTree(t *testing.T) *Tree {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -43,7 +43,7 @@ func skip(t *testing.T, why string) {
 	t.Skip(why)
 }
 
-// run starts a shell that enters the group and then does what script says. Its exit is awaited by the test's end.
+// run starts a shell that enters the group and then runs script. It has exited when the test ends.
 func run(t *testing.T, tree *Tree, name, script string) *exec.Cmd {
 	t.Helper()
 	enter := ""
@@ -92,7 +92,7 @@ func TestKernelGroups(t *testing.T) {
 	require.NoError(t, tree.Remove(t.Context(), "a"))
 }
 
-func TestKernelEndsWhatExceedsItsMemory(t *testing.T) {
+func TestKernelKillsProcessesOverMemoryLimit(t *testing.T) {
 	tree := kernelTree(t)
 	require.NoError(t, tree.Create("small", Limits{CPUs: 1, Memory: 8 << 20}))
 	cmd := run(t, tree, "small", "x=$(head -c 100000000 /dev/zero | tr '\\0' x)")

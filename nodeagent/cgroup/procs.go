@@ -19,8 +19,8 @@ import (
 // Limits of the interval at which a group is polled until it is empty. Only version 2 offers notifications, and they
 // are not needed there.
 const (
-	firstLook = time.Millisecond
-	lastLook  = 50 * time.Millisecond
+	minPoll = time.Millisecond
+	maxPoll = 50 * time.Millisecond
 )
 
 // Procs returns the processes of a group, sorted; none if there is no such group.
@@ -39,7 +39,7 @@ func (t *Tree) Procs(name string) ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("list processes of cgroup %s: %w", name, err)
 			}
-			// 0 stands for a process outside the agent's pid namespace.
+			// 0 denotes a process outside the agent's pid namespace.
 			if pid > 0 {
 				all = append(all, pid)
 			}
@@ -52,7 +52,7 @@ func (t *Tree) Procs(name string) ([]int, error) {
 // Kill kills all processes of a group and waits until none is left or ctx ends. A group without processes, or one that
 // does not exist, is no error.
 func (t *Tree) Kill(ctx context.Context, name string) error {
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 		left, err := t.Procs(name)
 		if err != nil {
 			return err
@@ -105,7 +105,7 @@ func (t *Tree) Remove(ctx context.Context, name string) error {
 		return fmt.Errorf("remove cgroup: %q is not a name", name)
 	}
 	for _, dir := range t.paths(name) {
-		for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		for pause := minPoll; ; pause = min(2*pause, maxPoll) {
 			err := t.sys.rmdir(dir)
 			if err == nil || errors.Is(err, fs.ErrNotExist) {
 				break

@@ -76,7 +76,7 @@ func (l *Log) Path() string { return l.path }
 // pass the descriptor to the program and close it.
 func (l *Log) Writer() (*os.File, error) {
 	if st, err := os.Stat(l.path); err == nil && st.Size() >= l.longest {
-		if err := l.begin(); err != nil {
+		if err := l.replaceFile(); err != nil {
 			return nil, fmt.Errorf("begin log anew: %w", err)
 		}
 	}
@@ -87,8 +87,8 @@ func (l *Log) Writer() (*os.File, error) {
 	return f, nil
 }
 
-// begin replaces the file by a new one that holds its last part.
-func (l *Log) begin() error {
+// replaceFile replaces the file by a new one that holds its last part.
+func (l *Log) replaceFile() error {
 	tail, err := l.Tail(l.keep)
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (l *Log) Trim() error {
 		return fmt.Errorf("trim log: %w", err)
 	}
 	long := st.Size() >= l.longest
-	if !long && occupied(st) <= l.keep+slack || st.Size() <= l.keep {
+	if !long && allocatedBytes(st) <= l.keep+slack || st.Size() <= l.keep {
 		return nil
 	}
 	f, err := os.OpenFile(l.path, os.O_WRONLY|syscall.O_NOFOLLOW, 0)
@@ -178,7 +178,7 @@ func (l *Log) Length() (int64, error) {
 	return st.Size(), nil
 }
 
-func occupied(st fs.FileInfo) int64 {
+func allocatedBytes(st fs.FileInfo) int64 {
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
 		return sys.Blocks * 512
 	}

@@ -25,11 +25,11 @@ func newLog(t *testing.T) (*Log, *os.File) {
 	return l, w
 }
 
-// line is 64 bytes that say where they are.
+// line returns the i-th line of a log: 64 bytes that contain the line's number.
 func line(n int) string { return fmt.Sprintf("%-63d\n", n) }
 
-// spew appends lines from to to, in pieces as a guest would.
-func spew(t *testing.T, w *os.File, from, to int) {
+// appendLines appends the lines [from, to) in several writes, as a guest would.
+func appendLines(t *testing.T, w *os.File, from, to int) {
 	t.Helper()
 	var b strings.Builder
 	for i := from; i < to; i++ {
@@ -58,17 +58,18 @@ func TestTail(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// A guest prints 16 times what is kept; the disk never holds much more than that, and what is kept is the end.
+// A guest prints 16 times the kept size. The disk usage never exceeds the kept size by much, and the end of the output
+// is kept.
 func TestTrimBoundsTheDisk(t *testing.T) {
 	l, w := newLog(t)
 	const each = keep / 64 / 2
 	for i := range 32 {
-		spew(t, w, i*each, (i+1)*each)
+		appendLines(t, w, i*each, (i+1)*each)
 		require.NoError(t, l.Trim())
 		st, err := os.Stat(l.Path())
 		require.NoError(t, err)
-		require.LessOrEqual(t, occupied(st), int64(keep+slack+8192))
-		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset goes on meaning the same")
+		require.LessOrEqual(t, allocatedBytes(st), int64(keep+slack+8192))
+		require.EqualValues(t, (i+1)*each*64, st.Size(), "an offset stays valid")
 	}
 	out, err := l.Tail(1 << 40)
 	require.NoError(t, err)
@@ -81,27 +82,27 @@ func TestTrimBoundsTheDisk(t *testing.T) {
 func TestTrimWithoutHoles(t *testing.T) {
 	l, w := newLog(t)
 	l.punch = func(*os.File, int64) error { return errors.ErrUnsupported }
-	spew(t, w, 0, 2*keep/64)
+	appendLines(t, w, 0, 2*keep/64)
 	require.NoError(t, l.Trim())
 	st, err := os.Stat(l.Path())
 	require.NoError(t, err)
 	require.EqualValues(t, 2*keep, st.Size(), "not yet twice what is kept")
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	require.NoError(t, l.Trim())
-	spew(t, w, 7, 8)
+	appendLines(t, w, 7, 8)
 	out, err := l.Tail(1 << 20)
 	require.NoError(t, err)
 	require.Equal(t, line(7), string(out))
 }
 
-func TestWriterBeginsAnew(t *testing.T) {
+func TestWriterReplacesLongFile(t *testing.T) {
 	l, w := newLog(t)
 	l.longest = 2 * keep
-	spew(t, w, 0, 2*keep/64)
+	appendLines(t, w, 0, 2*keep/64)
 	again, err := l.Writer()
 	require.NoError(t, err)
 	defer again.Close()
-	spew(t, again, 2*keep/64, 2*keep/64+1)
+	appendLines(t, again, 2*keep/64, 2*keep/64+1)
 	st, err := os.Stat(l.Path())
 	require.NoError(t, err)
 	require.EqualValues(t, keep+64, st.Size())
@@ -121,10 +122,10 @@ func TestFollow(t *testing.T) {
 	err = l.Follow(ctx, 5, func(c Chunk) error {
 		require.Zero(t, c.Skipped)
 		got.Write(c.Data)
-		// Each piece that arrives makes the guest say the next thing.
+		// Each chunk that arrives makes the guest print the next one.
 		switch step++; step {
 		case 1:
-			spew(t, w, 1, 1000) // longer than a chunk
+			appendLines(t, w, 1, 1000) // longer than a chunk
 		case 3:
 			_, err := w.WriteString("end")
 			require.NoError(t, err)
@@ -143,17 +144,18 @@ func TestFollow(t *testing.T) {
 	require.Equal(t, want.String()+"end", got.String())
 }
 
-// A reader that stalls while the guest prints more than is kept goes on with what is left, and is told.
+// A reader that stalls while the guest prints more than is kept continues with the remaining output, and gets the
+// number of skipped bytes.
 func TestFollowTooSlow(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	done := errors.New("done")
 	last := 3*keep/64 - 1
 	var next int64
 	err := l.Follow(t.Context(), 64, func(c Chunk) error {
 		if next == 0 {
 			require.Equal(t, line(0), string(c.Data))
-			spew(t, w, 1, last+1)
+			appendLines(t, w, 1, last+1)
 			require.NoError(t, l.Trim())
 		} else if next == 64 {
 			require.EqualValues(t, 2*keep-64, c.Skipped)
@@ -169,9 +171,9 @@ func TestFollowTooSlow(t *testing.T) {
 	require.ErrorIs(t, err, done)
 }
 
-func TestFollowGoesOnInANewFile(t *testing.T) {
+func TestFollowReplacedFile(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	done := errors.New("done")
 	var got strings.Builder
 	err := l.Follow(t.Context(), 1<<20, func(c Chunk) error {
@@ -183,31 +185,31 @@ func TestFollowGoesOnInANewFile(t *testing.T) {
 		again, err := l.Writer()
 		require.NoError(t, err)
 		defer again.Close()
-		spew(t, again, 1, 2)
+		appendLines(t, again, 1, 2)
 		return nil
 	})
 	require.ErrorIs(t, err, done)
 	require.Equal(t, line(0)+line(1), got.String())
 }
 
-func TestFollowOfWhatIsRemoved(t *testing.T) {
+func TestFollowRemovedFile(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 1)
+	appendLines(t, w, 0, 1)
 	err := l.Follow(t.Context(), 1<<20, func(Chunk) error { return os.Remove(l.Path()) })
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorIs(t, l.Follow(t.Context(), 1, nil), fs.ErrNotExist)
 }
 
-// Trimming, printing and reading at once: every line that arrives is whole and in order.
-func TestAllAtOnce(t *testing.T) {
+// Trimming, printing and reading run concurrently: every line that a reader gets is complete and in order.
+func TestConcurrentReaders(t *testing.T) {
 	l, w := newLog(t)
-	spew(t, w, 0, 64)
+	appendLines(t, w, 0, 64)
 	const lines = 20 * keep / 64
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for i := 64; i < lines; i += 64 {
-			spew(t, w, i, i+64)
+			appendLines(t, w, i, i+64)
 			if err := l.Trim(); err != nil {
 				t.Error(err)
 			}
@@ -217,7 +219,7 @@ func TestAllAtOnce(t *testing.T) {
 	end := errors.New("end")
 	err := l.Follow(t.Context(), 64, func(c Chunk) error {
 		if at == 0 {
-			// Where it began depends on how far the writer was.
+			// The first line depends on how far the writer was.
 			var first int64
 			_, err := fmt.Sscan(string(c.Data[:64]), &first)
 			require.NoError(t, err)
@@ -238,9 +240,9 @@ func TestAllAtOnce(t *testing.T) {
 	<-done
 }
 
-// A file that has become long is cut while a program appends to it, which goes on at its end: with the file system's help
-// nothing that is kept is lost, and without it the file is emptied.
-func TestTrimCutsALongFile(t *testing.T) {
+// A file that has reached Longest is cut while a program appends to it; the program continues at its end. With support
+// of the file system no kept output is lost, without it the file is emptied.
+func TestTrimCutsLongFile(t *testing.T) {
 	for name, collapse := range map[string]func(*os.File, int64) error{
 		"collapse": collapse,
 		"empty":    func(*os.File, int64) error { return errors.ErrUnsupported },
@@ -248,17 +250,17 @@ func TestTrimCutsALongFile(t *testing.T) {
 		l, w := newLog(t)
 		l.longest, l.collapse = 4*keep, collapse
 		const lines = 4 * keep / 64
-		spew(t, w, 0, lines-1)
+		appendLines(t, w, 0, lines-1)
 		require.NoError(t, l.Trim())
 		before, err := l.Length()
 		require.NoError(t, err)
 		require.EqualValues(t, 4*keep-64, before, name)
-		spew(t, w, lines-1, lines)
+		appendLines(t, w, lines-1, lines)
 		require.NoError(t, l.Trim())
 		after, err := l.Length()
 		require.NoError(t, err)
 		require.LessOrEqual(t, after, int64(keep+128<<10), name)
-		spew(t, w, lines, lines+1)
+		appendLines(t, w, lines, lines+1)
 		out, err := l.Tail(keep)
 		require.NoError(t, err)
 		require.Equal(t, line(lines), string(out[len(out)-64:]), name)

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Limits of the polling interval of a reader: soon after new data, growing to late without data.
+// Limits of the polling interval of a reader: minPoll after new data, growing to maxPoll without data.
 const (
-	soon = 20 * time.Millisecond
-	late = 250 * time.Millisecond
+	minPoll = 20 * time.Millisecond
+	maxPoll = 250 * time.Millisecond
 )
 
 // maxChunk is the maximum size of a Chunk, in bytes.
@@ -40,7 +40,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 	}
 	at := size - max(0, min(n, l.keep, size))
 	buf := make([]byte, maxChunk)
-	for pause := soon; ; {
+	for pause := minPoll; ; {
 		c, next, err := l.next(f, at, buf)
 		if err != nil {
 			return fmt.Errorf("follow log: %w", err)
@@ -49,7 +49,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 			if err := send(c); err != nil {
 				return err
 			}
-			pause = soon
+			pause = minPoll
 			if err := ctx.Err(); err != nil {
 				return err
 			}
@@ -71,7 +71,7 @@ func (l *Log) Follow(ctx context.Context, n int64, send func(Chunk) error) error
 			t.Stop()
 			return ctx.Err()
 		}
-		pause = min(2*pause, late)
+		pause = min(2*pause, maxPoll)
 	}
 }
 

@@ -79,14 +79,14 @@ func build(ctx context.Context, images *Images, dir string, uid int, d Disk) err
 	if err := d.validate(); err != nil {
 		return err
 	}
-	if err := same(dir, d); !errors.Is(err, fs.ErrNotExist) {
+	if err := matches(dir, d); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if _, err := os.Lstat(path(dir, d.ID)); err == nil {
-		return fmt.Errorf("%w: it exists, but nothing says as what", ErrRefused)
+		return fmt.Errorf("%w: it exists without a description", ErrRefused)
 	}
 	if d.Image != nil {
-		if err := images.Hold(ctx, *d.Image); err != nil {
+		if err := images.Ensure(ctx, *d.Image); err != nil {
 			return err
 		}
 		size, err := images.virtualSize(ctx, *d.Image)
@@ -127,8 +127,8 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// same returns nil if the disk exists as requested, and an error that wraps fs.ErrNotExist if it does not exist.
-func same(dir string, want Disk) error {
+// matches returns nil if the disk exists as requested, and an error that wraps fs.ErrNotExist if it does not exist.
+func matches(dir string, want Disk) error {
 	have, err := read(dir, want.ID)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func same(dir string, want Disk) error {
 	case !ok:
 		return fmt.Errorf("%w: a file that is no QCOW2 is in its place", ErrRefused)
 	case size != want.Size:
-		return fmt.Errorf("%w: it exists with %d bytes and not %d", ErrRefused, size, want.Size)
+		return fmt.Errorf("%w: it exists with %d bytes, not %d", ErrRefused, size, want.Size)
 	case (have.Image == nil) != (want.Image == nil) || have.Image != nil && *have.Image != *want.Image:
 		return fmt.Errorf("%w: it exists over another image", ErrRefused)
 	}

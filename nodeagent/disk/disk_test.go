@@ -33,7 +33,7 @@ func (m *memory) WriteAt(p []byte, at int64) (int, error) {
 	return copy((*m)[at:], p), nil
 }
 
-// qcow2Image is an image whose disk has size bytes.
+// qcow2Image returns an image whose disk has the given size in bytes.
 func qcow2Image(t *testing.T, size uint64) []byte {
 	t.Helper()
 	var m memory
@@ -42,7 +42,7 @@ func qcow2Image(t *testing.T, size uint64) []byte {
 	return m
 }
 
-// uid to own disks: another one if we may.
+// uid returns the user ID that owns disks: another user's if the test runs as root.
 func uid() int {
 	if os.Getuid() == 0 {
 		return 600_123
@@ -66,7 +66,7 @@ func TestBuild(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disks[1], disks[2], disks[0]}, list)
 
-	// A guest has written; building again touches nothing.
+	// After a guest has written, another build changes nothing.
 	mark := func() []byte {
 		data, err := os.ReadFile(filepath.Join(dir, "root.qcow2"))
 		require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestBuildRefuses(t *testing.T) {
 	binary.BigEndian.PutUint32(spied[16:], 11)
 	copy(spied[512:], "/etc/shadow")
 	spy := s.add(spied, qcow2.QCOW2)
-	liar := s.add([]byte("this is no qcow2"), qcow2.QCOW2)
+	invalid := s.add([]byte("this is no qcow2"), qcow2.QCOW2)
 	images := openImages(t, t.TempDir(), s)
 	dir := filepath.Join(t.TempDir(), "disks")
 	require.NoError(t, Build(t.Context(), images, dir, uid(), []Disk{{ID: "old", Size: gib, Image: &cow}, {ID: "blank", Size: gib}}))
@@ -167,11 +167,11 @@ func TestBuildRefuses(t *testing.T) {
 		{"smaller than its image", Disk{ID: "a", Size: gib / 2, Image: &cow}, "1073741824 bytes, which do not fit in 536870912"},
 		{"smaller than a raw image", Disk{ID: "a", Size: 4096, Image: &raw}, "do not fit"},
 		{"image with a backing file", Disk{ID: "a", Size: gib, Image: &spy}, "backing file"},
-		{"image that is none", Disk{ID: "a", Size: gib, Image: &liar}, "refused"},
+		{"invalid image", Disk{ID: "a", Size: gib, Image: &invalid}, "refused"},
 		{"other size than before", Disk{ID: "blank", Size: 2 * gib}, "exists with 1073741824 bytes"},
-		{"image where none was", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
+		{"image instead of a blank disk", Disk{ID: "blank", Size: gib, Image: &cow}, "another image"},
 		{"no image where one was", Disk{ID: "old", Size: gib}, "another image"},
-		{"disk whose note is lost", Disk{ID: "lost", Size: gib}, "nothing says as what"},
+		{"disk without a description", Disk{ID: "lost", Size: gib}, "without a description"},
 		{"other image", Disk{ID: "old", Size: gib, Image: &raw}, "another image"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -186,14 +186,14 @@ func TestBuildRefuses(t *testing.T) {
 		})
 	}
 
-	// An image that cannot be had now is not refused: another attempt may heal it.
+	// A failed fetch does not return ErrRefused: another attempt may succeed.
 	missing := Image{SHA256: cow.SHA256[1:] + "0", Size: 1, Format: qcow2.Raw}
 	err := Build(t.Context(), images, dir, uid(), []Disk{{ID: "a", Size: gib, Image: &missing}})
 	require.ErrorContains(t, err, "no member has it")
 	require.False(t, errors.Is(err, ErrRefused))
 }
 
-// QEMU is the judge of whether a chain of descriptors is a disk.
+// QEMU can read a disk through its chain of descriptors.
 func TestQEMUReadsTheChain(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		if os.Getenv("CI") == "true" {

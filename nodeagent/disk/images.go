@@ -51,13 +51,13 @@ type Fetch func(ctx context.Context, sha256 string, offset int64) (io.ReadCloser
 
 // Images is a host's cache of images. Its methods are safe for concurrent use.
 type Images struct {
-	dir   string
-	fetch Fetch
-	life  context.Context
-	end   context.CancelFunc
-	slots chan struct{} // capacity maxFetches
+	dir    string
+	fetch  Fetch
+	ctx    context.Context
+	cancel context.CancelFunc
+	slots  chan struct{} // capacity maxFetches
 
-	work sync.WaitGroup
+	running sync.WaitGroup
 
 	mu      sync.Mutex
 	flights map[string]*flight // by SHA-256
@@ -77,24 +77,24 @@ func OpenImages(dir string, fetch Fetch) (*Images, error) {
 		return nil, fmt.Errorf("open images: %w", err)
 	}
 	life, end := context.WithCancel(context.Background())
-	return &Images{dir: dir, fetch: fetch, life: life, end: end, slots: make(chan struct{}, maxFetches), flights: map[string]*flight{}}, nil
+	return &Images{dir: dir, fetch: fetch, ctx: life, cancel: end, slots: make(chan struct{}, maxFetches), flights: map[string]*flight{}}, nil
 }
 
 // Close cancels all fetches and waits for their goroutines. Partial content is kept and used by the next fetch.
 func (s *Images) Close() {
-	s.end()
-	s.work.Wait()
+	s.cancel()
+	s.running.Wait()
 }
 
-// Hold returns once the image is in the cache, complete and verified. Callers that need the same image share one fetch,
-// which is canceled when the last of them stops waiting. After an error, the next call continues where this one
+// Ensure returns once the image is in the cache, complete and verified. Callers that need the same image share one
+// fetch, which is canceled when the last of them stops waiting. After an error, the next call continues where this one
 // stopped, unless the error was [ErrChecksum].
-func (s *Images) Hold(ctx context.Context, img Image) error {
+func (s *Images) Ensure(ctx context.Context, img Image) error {
 	if err := img.validate(); err != nil {
 		return err
 	}
 	for {
-		if err := s.held(img); !errors.Is(err, fs.ErrNotExist) {
+		if err := s.checkCached(img); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		f, err := s.join(img)
@@ -108,7 +108,7 @@ func (s *Images) Hold(ctx context.Context, img Image) error {
 			err = ctx.Err()
 		}
 		s.leave(f)
-		if errors.Is(err, context.Canceled) && ctx.Err() == nil && s.life.Err() == nil {
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil && s.ctx.Err() == nil {
 			continue // the other callers canceled the fetch just before this one joined it
 		}
 		if err != nil {
@@ -117,17 +117,17 @@ func (s *Images) Hold(ctx context.Context, img Image) error {
 	}
 }
 
-// held returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another error if
-// the file cannot be that image.
-func (s *Images) held(img Image) error {
+// checkCached returns nil if the image is in the cache, an error that wraps fs.ErrNotExist if it is not, and another
+// error if the file cannot be that image.
+func (s *Images) checkCached(img Image) error {
 	st, err := os.Lstat(s.path(img.SHA256))
 	switch {
 	case err != nil:
 		return err
 	case !st.Mode().IsRegular() || st.Mode().Perm() != 0o444:
-		return fmt.Errorf("image %s: its file has mode %v and not that of one which arrived here", img.SHA256, st.Mode())
+		return fmt.Errorf("image %s: its file has mode %v, not 0444", img.SHA256, st.Mode())
 	case st.Size() != img.Size:
-		return fmt.Errorf("%w: image %s has %d bytes and not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
+		return fmt.Errorf("%w: image %s has %d bytes, not %d", ErrRefused, img.SHA256, st.Size(), img.Size)
 	}
 	return nil
 }
@@ -136,17 +136,17 @@ func (s *Images) held(img Image) error {
 func (s *Images) join(img Image) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.life.Err(); err != nil {
+	if err := s.ctx.Err(); err != nil {
 		return nil, err
 	}
 	f := s.flights[img.SHA256]
 	if f == nil {
-		ctx, cancel := context.WithCancel(s.life)
+		ctx, cancel := context.WithCancel(s.ctx)
 		f = &flight{cancel: cancel, done: make(chan struct{})}
 		s.flights[img.SHA256] = f
-		s.work.Go(func() {
+		s.running.Go(func() {
 			defer cancel()
-			f.err = s.bring(ctx, img)
+			f.err = s.download(ctx, img)
 			s.mu.Lock()
 			delete(s.flights, img.SHA256)
 			s.mu.Unlock()
@@ -165,8 +165,8 @@ func (s *Images) leave(f *flight) {
 	}
 }
 
-// bring fetches an image into its .part file, from where that ends, verifies it and renames it.
-func (s *Images) bring(ctx context.Context, img Image) error {
+// download fetches an image into its .part file, from where that ends, verifies it and renames it.
+func (s *Images) download(ctx context.Context, img Image) error {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -262,7 +262,7 @@ func (s *Images) Open(img Image) (*os.File, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
 	}
-	if err := s.held(img); err != nil {
+	if err := s.checkCached(img); err != nil {
 		return nil, fmt.Errorf("open image: %w", err)
 	}
 	f, err := os.OpenFile(s.path(img.SHA256), os.O_RDONLY|syscall.O_NOFOLLOW, 0)

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// source is where images come from: it counts, and can be told to misbehave.
+// source serves images, counts the calls, and can be made to fail.
 type source struct {
 	images map[string][]byte
 	calls  atomic.Int32
@@ -49,7 +49,7 @@ func (s *source) fetch(ctx context.Context, sum string, offset int64) (io.ReadCl
 	return io.NopCloser(r), nil
 }
 
-// cut gives n bytes and then fails.
+// cut returns the first n bytes and then an error.
 func cut(n int64) func(context.Context, io.Reader) io.ReadCloser {
 	return func(_ context.Context, r io.Reader) io.ReadCloser {
 		return io.NopCloser(io.MultiReader(io.LimitReader(r, n), broken{}))
@@ -78,77 +78,77 @@ func content(t *testing.T, images *Images, img Image) []byte {
 	return data
 }
 
-func TestHold(t *testing.T) {
+func TestEnsure(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("trivet"), 100_000), qcow2.Raw)
 	images := openImages(t, dir, s)
 	_, err := images.Open(img)
 	require.ErrorIs(t, err, fs.ErrNotExist)
-	require.NoError(t, images.Hold(t.Context(), img))
-	require.NoError(t, images.Hold(t.Context(), img))
+	require.NoError(t, images.Ensure(t.Context(), img))
+	require.NoError(t, images.Ensure(t.Context(), img))
 	require.EqualValues(t, 1, s.calls.Load())
 	require.Equal(t, s.images[img.SHA256], content(t, images, img))
 	st, err := os.Stat(filepath.Join(dir, img.SHA256))
 	require.NoError(t, err)
 	require.EqualValues(t, 0o444, st.Mode().Perm())
 
-	// After a restart it is known without a fetch, and what is not an image of ours is not.
+	// After a restart the image is found without a fetch, and files that are not images are not listed.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600))
 	again := openImages(t, dir, s)
-	require.NoError(t, again.Hold(t.Context(), img))
+	require.NoError(t, again.Ensure(t.Context(), img))
 	require.EqualValues(t, 1, s.calls.Load())
 	list, err := again.List()
 	require.NoError(t, err)
 	require.Equal(t, []string{img.SHA256}, list)
 }
 
-func TestHoldGoesOnWhereItStopped(t *testing.T) {
+func TestEnsureResumes(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("0123456789"), 50_000), qcow2.Raw)
 	images := openImages(t, dir, s)
 	s.wrap = cut(123_456)
-	require.ErrorContains(t, images.Hold(t.Context(), img), "connection reset")
+	require.ErrorContains(t, images.Ensure(t.Context(), img), "connection reset")
 	require.EqualValues(t, 0, s.from.Load())
 	_, err := images.Open(img)
-	require.ErrorIs(t, err, fs.ErrNotExist, "what is not complete has no name")
+	require.ErrorIs(t, err, fs.ErrNotExist, "an incomplete image is not listed")
 
 	s.wrap = func(_ context.Context, r io.Reader) io.ReadCloser { return io.NopCloser(io.LimitReader(r, 1000)) }
-	require.ErrorIs(t, openImages(t, dir, s).Hold(t.Context(), img), io.ErrUnexpectedEOF, "an end too early is no success")
+	require.ErrorIs(t, openImages(t, dir, s).Ensure(t.Context(), img), io.ErrUnexpectedEOF, "an early end of the stream is an error")
 	require.EqualValues(t, 123_456, s.from.Load())
 
 	s.wrap = nil
 	images = openImages(t, dir, s)
-	require.NoError(t, images.Hold(t.Context(), img))
+	require.NoError(t, images.Ensure(t.Context(), img))
 	require.EqualValues(t, 124_456, s.from.Load())
 	require.Equal(t, s.images[img.SHA256], content(t, images, img))
 }
 
-func TestHoldVerifies(t *testing.T) {
+func TestEnsureVerifies(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add(bytes.Repeat([]byte("good"), 1000), qcow2.Raw)
 	good := s.images[img.SHA256]
 	images := openImages(t, dir, s)
 
 	s.images[img.SHA256] = bytes.Repeat([]byte("evil"), 1000)
-	require.ErrorIs(t, images.Hold(t.Context(), img), ErrChecksum)
-	// A member that sends too much is not listened to for longer than the image is.
+	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
+	// Bytes beyond the image's size are not read.
 	s.images[img.SHA256] = bytes.Repeat([]byte("long"), 1_000_000)
-	require.ErrorIs(t, images.Hold(t.Context(), img), ErrChecksum)
+	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries, "nothing of it is kept")
 
-	// A part that something spoilt is found out, thrown away, and fetched anew.
+	// A damaged .part file is detected by its checksum, removed, and fetched again.
 	s.images[img.SHA256] = good
 	part := filepath.Join(dir, img.SHA256+".part")
 	require.NoError(t, os.WriteFile(part, []byte("spoilt"), 0o600))
-	require.ErrorIs(t, images.Hold(t.Context(), img), ErrChecksum)
+	require.ErrorIs(t, images.Ensure(t.Context(), img), ErrChecksum)
 	require.NoError(t, os.WriteFile(part, make([]byte, 5000), 0o600))
-	require.NoError(t, images.Hold(t.Context(), img), "a part that is too long is begun again")
+	require.NoError(t, images.Ensure(t.Context(), img), "a .part file that is too long is emptied")
 	require.Equal(t, good, content(t, images, img))
 }
 
-func TestHoldRefuses(t *testing.T) {
+func TestEnsureRefuses(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	img := s.add([]byte("x"), qcow2.Raw)
 	images := openImages(t, dir, s)
@@ -159,31 +159,31 @@ func TestHoldRefuses(t *testing.T) {
 		{SHA256: img.SHA256, Size: 0, Format: qcow2.Raw},
 		{SHA256: img.SHA256, Size: 1, Format: qcow2.VMDK},
 	} {
-		require.ErrorIs(t, images.Hold(t.Context(), bad), ErrRefused, "%+v", bad)
+		require.ErrorIs(t, images.Ensure(t.Context(), bad), ErrRefused, "%+v", bad)
 		_, err := images.Open(bad)
 		require.ErrorIs(t, err, ErrRefused)
 	}
 	require.Zero(t, s.calls.Load())
 
-	require.NoError(t, images.Hold(t.Context(), img))
-	require.ErrorIs(t, images.Hold(t.Context(), Image{SHA256: img.SHA256, Size: 2, Format: qcow2.Raw}), ErrRefused)
-	// Neither a link nor a file that somebody made writable is an image.
+	require.NoError(t, images.Ensure(t.Context(), img))
+	require.ErrorIs(t, images.Ensure(t.Context(), Image{SHA256: img.SHA256, Size: 2, Format: qcow2.Raw}), ErrRefused)
+	// A symbolic link or a writable file is not accepted as an image.
 	path := filepath.Join(dir, img.SHA256)
 	require.NoError(t, os.Chmod(path, 0o644))
-	require.ErrorContains(t, images.Hold(t.Context(), img), "mode")
+	require.ErrorContains(t, images.Ensure(t.Context(), img), "mode")
 	require.NoError(t, os.Remove(path))
 	require.NoError(t, os.Symlink("/etc/hostname", path))
 	_, err := images.Open(img)
 	require.ErrorContains(t, err, "mode")
 }
 
-// hang gives nothing until it is closed.
+// hang blocks reads until it is closed.
 type hang struct{ closed chan struct{} }
 
 func (h hang) Read([]byte) (int, error) { <-h.closed; return 0, fs.ErrClosed }
 func (h hang) Close() error             { close(h.closed); return nil }
 
-func TestHoldIsShared(t *testing.T) {
+func TestEnsureIsShared(t *testing.T) {
 	s := newSource()
 	img := s.add(bytes.Repeat([]byte("shared"), 1000), qcow2.Raw)
 	images := openImages(t, t.TempDir(), s)
@@ -197,10 +197,10 @@ func TestHoldIsShared(t *testing.T) {
 	errs := make(chan error, callers)
 	first, leave := context.WithCancel(t.Context())
 	gone := make(chan error)
-	go func() { gone <- images.Hold(first, img) }()
+	go func() { gone <- images.Ensure(first, img) }()
 	<-started
 	for range callers {
-		go func() { errs <- images.Hold(t.Context(), img) }()
+		go func() { errs <- images.Ensure(t.Context(), img) }()
 	}
 	waiting := func() int {
 		images.mu.Lock()
@@ -208,7 +208,7 @@ func TestHoldIsShared(t *testing.T) {
 		return images.flights[img.SHA256].waiting
 	}
 	require.Eventually(t, func() bool { return waiting() == callers+1 }, waitFor, tick)
-	// Who began it may leave; the others get it.
+	// The caller that started the fetch may stop waiting; the other callers get the image.
 	leave()
 	require.ErrorIs(t, <-gone, context.Canceled)
 	close(release)
@@ -218,7 +218,7 @@ func TestHoldIsShared(t *testing.T) {
 	require.EqualValues(t, 1, s.calls.Load())
 }
 
-func TestHoldEndsWithItsLastCaller(t *testing.T) {
+func TestEnsureCanceledByLastCaller(t *testing.T) {
 	s := newSource()
 	img := s.add(bytes.Repeat([]byte("slow"), 1000), qcow2.Raw)
 	images := openImages(t, t.TempDir(), s)
@@ -227,15 +227,15 @@ func TestHoldEndsWithItsLastCaller(t *testing.T) {
 	s.wrap = func(context.Context, io.Reader) io.ReadCloser { close(started); return h }
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := make(chan error)
-	go func() { gone <- images.Hold(ctx, img) }()
+	go func() { gone <- images.Ensure(ctx, img) }()
 	<-started
 	cancel()
 	require.ErrorIs(t, <-gone, context.Canceled)
 	<-h.closed // the fetch was ended, though its reader hung
 
-	// The next caller does not inherit that.
+	// The next caller does not get the cancellation of an earlier one.
 	s.wrap = nil
-	require.NoError(t, images.Hold(t.Context(), img))
+	require.NoError(t, images.Ensure(t.Context(), img))
 }
 
 func TestCloseEndsFetches(t *testing.T) {
@@ -245,19 +245,19 @@ func TestCloseEndsFetches(t *testing.T) {
 	started := make(chan struct{})
 	s.wrap = func(context.Context, io.Reader) io.ReadCloser { close(started); return hang{make(chan struct{})} }
 	gone := make(chan error)
-	go func() { gone <- images.Hold(t.Context(), img) }()
+	go func() { gone <- images.Ensure(t.Context(), img) }()
 	<-started
 	images.Close()
 	require.ErrorIs(t, <-gone, context.Canceled)
-	require.ErrorIs(t, images.Hold(t.Context(), img), context.Canceled)
+	require.ErrorIs(t, images.Ensure(t.Context(), img), context.Canceled)
 }
 
 func TestPrune(t *testing.T) {
 	s, dir := newSource(), t.TempDir()
 	a, b := s.add([]byte("a"), qcow2.Raw), s.add([]byte("bb"), qcow2.Raw)
 	images := openImages(t, dir, s)
-	require.NoError(t, images.Hold(t.Context(), a))
-	require.NoError(t, images.Hold(t.Context(), b))
+	require.NoError(t, images.Ensure(t.Context(), a))
+	require.NoError(t, images.Ensure(t.Context(), b))
 	for _, name := range []string{"0" + a.SHA256[1:] + ".part", "keep.me"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
@@ -268,9 +268,9 @@ func TestPrune(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 2)
-	require.NoError(t, images.held(a))
+	require.NoError(t, images.checkCached(a))
 	require.FileExists(t, filepath.Join(dir, "keep.me"))
 	data, err := io.ReadAll(open)
 	require.NoError(t, err)
-	require.Equal(t, "bb", string(data), "who has it open keeps it")
+	require.Equal(t, "bb", string(data), "an open file stays readable")
 }

@@ -37,10 +37,10 @@ type Accelerator struct {
 }
 
 const (
-	loops    = 1_000_000              // loops of the guest: two instructions each, under 2 ms on hardware
-	window   = 100 * time.Millisecond // duration of one window, in which hardware finishes all loops
-	windows  = 10                     // maximum number of windows, if other processes keep the guest off the processor
-	patience = 5 * time.Second        // maximum time of the probe, in case a system call hangs
+	guestLoops   = 1_000_000              // loops of the guest: two instructions each, under 2 ms on hardware
+	window       = 100 * time.Millisecond // duration of one window, in which hardware finishes all loops
+	windows      = 10                     // maximum number of windows, if other processes keep the guest off the processor
+	probeTimeout = 5 * time.Second        // maximum time of the probe, in case a system call hangs
 )
 
 // Accel determines how guests can be run. Auto and WantKVM run a guest with one processor and a million kernel-mode
@@ -51,10 +51,10 @@ const (
 // All descriptors are closed again, with one exception: if the kernel does not return from an ioctl within 5 s, despite
 // a signal, the thread and its descriptors remain until it does. Auto then returns TCG, and WantKVM an error.
 func Accel(ctx context.Context, mode Mode) (Accelerator, error) {
-	return decide(ctx, mode, probeKVM)
+	return chooseAccelerator(ctx, mode, probeKVM)
 }
 
-func decide(ctx context.Context, mode Mode, probe func(context.Context) (time.Duration, error)) (Accelerator, error) {
+func chooseAccelerator(ctx context.Context, mode Mode, probe func(context.Context) (time.Duration, error)) (Accelerator, error) {
 	switch mode {
 	case Auto, WantKVM:
 	case WantTCG:
@@ -62,10 +62,10 @@ func decide(ctx context.Context, mode Mode, probe func(context.Context) (time.Du
 	default:
 		return Accelerator{}, fmt.Errorf("unknown acceleration %q, want auto, kvm or tcg", mode)
 	}
-	took, err := patiently(ctx, probe)
+	took, err := withTimeout(ctx, probe)
 	switch {
 	case err == nil:
-		return Accelerator{Kind: KVM, Reason: fmt.Sprintf("%d loops of guest code in %v", loops, took.Round(10*time.Microsecond))}, nil
+		return Accelerator{Kind: KVM, Reason: fmt.Sprintf("%d loops of guest code in %v", guestLoops, took.Round(10*time.Microsecond))}, nil
 	case ctx.Err() != nil:
 		return Accelerator{}, fmt.Errorf("probe KVM: %w", ctx.Err())
 	case mode == WantKVM:
@@ -74,24 +74,24 @@ func decide(ctx context.Context, mode Mode, probe func(context.Context) (time.Du
 	return Accelerator{Kind: TCG, Reason: err.Error()}, nil
 }
 
-// patiently runs probe in a goroutine, and abandons it if it does not return within patience.
-func patiently(ctx context.Context, probe func(context.Context) (time.Duration, error)) (time.Duration, error) {
+// withTimeout runs probe in a goroutine, and abandons it if it does not return within probeTimeout.
+func withTimeout(ctx context.Context, probe func(context.Context) (time.Duration, error)) (time.Duration, error) {
 	type answer struct {
 		took time.Duration
 		err  error
 	}
-	came := make(chan answer, 1)
+	result := make(chan answer, 1)
 	go func() {
 		took, err := probe(ctx)
-		came <- answer{took, err}
+		result <- answer{took, err}
 	}()
-	t := time.NewTimer(patience)
+	t := time.NewTimer(probeTimeout)
 	defer t.Stop()
 	select {
-	case a := <-came:
+	case a := <-result:
 		return a.took, a.err
 	case <-t.C:
-		return 0, fmt.Errorf("KVM did not come back within %v", patience)
+		return 0, fmt.Errorf("KVM did not respond within %v", probeTimeout)
 	}
 }
 
@@ -165,7 +165,7 @@ type guest struct {
 	mem, run     []byte // nil: not mapped
 }
 
-func probeKVM(ctx context.Context) (time.Duration, error) { return runLoops(ctx, loops) }
+func probeKVM(ctx context.Context) (time.Duration, error) { return runLoops(ctx, guestLoops) }
 
 // runLoops runs n loops of guest code and returns the time they took.
 func runLoops(ctx context.Context, n uint32) (time.Duration, error) {

@@ -33,13 +33,13 @@ func (o Overcommit) Validate() error {
 // rounded down. A reserve above the capacity leaves nothing. A factor that [Overcommit.Validate] rejects counts as 1.
 func Allocatable(capacity, reserve Resources, over Overcommit) Resources {
 	return Resources{
-		VCPUs:      uint32(min(math.MaxUint32, promise(uint64(capacity.VCPUs), uint64(reserve.VCPUs), over.VCPUs))),
-		MemoryMiB:  promise(capacity.MemoryMiB, reserve.MemoryMiB, over.Memory),
-		StorageGiB: promise(capacity.StorageGiB, reserve.StorageGiB, over.Storage),
+		VCPUs:      uint32(min(math.MaxUint32, allocatable(uint64(capacity.VCPUs), uint64(reserve.VCPUs), over.VCPUs))),
+		MemoryMiB:  allocatable(capacity.MemoryMiB, reserve.MemoryMiB, over.Memory),
+		StorageGiB: allocatable(capacity.StorageGiB, reserve.StorageGiB, over.Storage),
 	}
 }
 
-func promise(have, reserve uint64, factor float64) uint64 {
+func allocatable(have, reserve uint64, factor float64) uint64 {
 	if have <= reserve {
 		return 0
 	}

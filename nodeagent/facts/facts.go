@@ -35,7 +35,7 @@ type Resources struct {
 
 // Host holds the properties of this host.
 type Host struct {
-	Capacity Resources // total, including what is in use
+	Capacity Resources // total, including used resources
 	Arch     string    // as uname prints it, such as x86_64
 	BootID   string    // changes with each boot of the kernel
 	QEMU     QEMU
@@ -72,7 +72,7 @@ func Read(ctx context.Context, o Options) (Host, error) {
 		return Host{}, fmt.Errorf("read boot id: %w", err)
 	}
 	h.BootID = strings.TrimSpace(string(id))
-	h.QEMU, err = askQEMU(ctx, o.QEMU, o.Accel)
+	h.QEMU, err = queryQEMU(ctx, o.QEMU, o.Accel)
 	return h, err
 }
 

@@ -27,7 +27,7 @@ const (
 
 	machineAlias = "q35"            // alias of the newest machine type, which guests get
 	maxOutput    = 64 << 10         // bytes of QEMU's output that are kept
-	askTimeout   = 10 * time.Second // for each of the two runs of QEMU
+	qmpTimeout   = 10 * time.Second // for each of the two runs of QEMU
 )
 
 // QEMU describes the program that runs guests here, and its features.
@@ -40,7 +40,7 @@ type QEMU struct {
 	CPUModels []string
 }
 
-func askQEMU(ctx context.Context, name string, accel Kind) (QEMU, error) {
+func queryQEMU(ctx context.Context, name string, accel Kind) (QEMU, error) {
 	if name == "" {
 		name = DefaultQEMU
 	}
@@ -62,7 +62,7 @@ func askQEMU(ctx context.Context, name string, accel Kind) (QEMU, error) {
 }
 
 func version(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
 	var out head
 	cmd := command(ctx, path, "--version")
@@ -89,25 +89,25 @@ func parseVersion(out string) (string, error) {
 
 // inspect queries a QEMU process without a machine. Its monitor is a socket pair, so that there is no socket file.
 func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
-	ours, theirs, err := socketPair()
+	agentEnd, qemuEnd, err := socketPair()
 	if err != nil {
 		return err
 	}
-	defer ours.Close()
+	defer agentEnd.Close()
 
-	var said head
+	var output head
 	cmd := command(ctx, q.Path, "-machine", "none", "-accel", string(accel), "-nodefaults", "-no-user-config", "-display", "none", "-S",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control")
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.ExtraFiles = []*os.File{theirs} // becomes descriptor 3
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.ExtraFiles = []*os.File{qemuEnd} // becomes descriptor 3
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	runtime.LockOSThread() // Pdeathsig is sent when the parent thread exits, not the process
 	defer runtime.UnlockOSThread()
 	err = cmd.Start()
-	theirs.Close()
+	qemuEnd.Close()
 	if err != nil {
 		return err
 	}
@@ -118,11 +118,11 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 		if waitErr := cmd.Wait(); err == nil && waitErr != nil {
 			err = waitErr
 		}
-		if line, _, _ := strings.Cut(said.String(), "\n"); err != nil && line != "" {
+		if line, _, _ := strings.Cut(output.String(), "\n"); err != nil && line != "" {
 			err = fmt.Errorf("%w; it says %.200q", err, line)
 		}
 	}()
-	c, err := qmp.New(ctx, ours)
+	c, err := qmp.New(ctx, agentEnd)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	if err != nil {
 		return err
 	}
-	q.CPUModels = runnable(models)
+	q.CPUModels = supportedModels(models)
 	return monitor.Quit()
 }
 
@@ -154,9 +154,9 @@ func resolve(machines []raw.MachineInfo, alias string) (string, error) {
 	return "", fmt.Errorf("it has no machine type %s", alias)
 }
 
-// runnable returns the sorted names of the models of which the accelerator supports every feature. QEMU omits
+// supportedModels returns the sorted names of the models of which the accelerator supports every feature. QEMU omits
 // UnavailableFeatures for a model that it cannot check.
-func runnable(models []raw.CPUDefinitionInfo) []string {
+func supportedModels(models []raw.CPUDefinitionInfo) []string {
 	names := []string{}
 	for _, m := range models {
 		if m.UnavailableFeatures != nil && len(m.UnavailableFeatures) == 0 {
@@ -203,8 +203,8 @@ func socketPair() (net.Conn, *os.File, error) {
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {
-	if room := maxOutput - h.buf.Len(); room > 0 {
-		_, _ = h.buf.Write(p[:min(len(p), room)])
+	if free := maxOutput - h.buf.Len(); free > 0 {
+		_, _ = h.buf.Write(p[:min(len(p), free)])
 	}
 	return len(p), nil
 }

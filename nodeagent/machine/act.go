@@ -130,7 +130,7 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 // fetchImages fetches the images that this host lacks.
 func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	for _, img := range images(want) {
-		if err := v.set.o.Images.Hold(ctx, img); err != nil {
+		if err := v.set.o.Images.Ensure(ctx, img); err != nil {
 			return err
 		}
 	}
@@ -216,7 +216,7 @@ func (v *VM) powerOff(ctx context.Context) error {
 	if err := v.set.o.Cgroups.Kill(ctx, string(v.id)); err != nil {
 		return err
 	}
-	v.setExit(qemu.Exit{Reason: qemu.Asked})
+	v.setExit(qemu.Exit{Reason: qemu.Requested})
 	return v.set.o.Cgroups.Remove(ctx, string(v.id))
 }
 

@@ -10,52 +10,53 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The host's cluster was lost and made again of a backup, as which it counts fewer starts: the guest goes on, is told as
-// it is also by the agent after this one, obeys, and starts again. One that the records do not know lives until it ends.
+// The host's cluster was recreated from a backup whose records count fewer starts. The guest keeps running and is
+// reported as it is, also by the next agent; it follows its desired state and can be started again. A guest without a
+// record runs until it ends.
 func TestAnotherCluster(t *testing.T) {
 	l := newLab(t)
-	kept, young := l.blank(1), on(l.blank(2))
+	known, young := l.blank(1), on(l.blank(2))
 	for range 3 {
-		kept = on(kept)
-		l.assign(kept, young)
-		l.sees(kept, cloud.ObservedRunning)
-		kept = off(kept, 0)
-		l.assign(kept, young)
-		l.sees(kept, cloud.ObservedBuilt)
+		known = on(known)
+		l.assign(known, young)
+		l.sees(known, cloud.ObservedRunning)
+		known = off(known, 0)
+		l.assign(known, young)
+		l.sees(known, cloud.ObservedBuilt)
 	}
-	kept = on(kept)
-	l.assign(kept, young)
-	pids := []uint32{l.sees(kept, cloud.ObservedRunning).PID, l.sees(young, cloud.ObservedRunning).PID}
+	known = on(known)
+	l.assign(known, young)
+	pids := []uint32{l.sees(known, cloud.ObservedRunning).PID, l.sees(young, cloud.ObservedRunning).PID}
 	launched := l.Counts().Launches
 
 	l.stop()
 	l.cluster = "12"
 	l.start()
-	kept = with(l.blank(1), func(w *agentv1.AssignedVm) { w.Power, w.Starts = agentv1.Power_POWER_ON, 2 })
+	known = with(l.blank(1), func(w *agentv1.AssignedVm) { w.Power, w.Starts = agentv1.Power_POWER_ON, 2 })
 	orphan := &agentv1.AssignedVm{VmId: young.VmId, Power: agentv1.Power_POWER_ORPHANED}
-	l.assign(kept, orphan)
-	o := l.until(cloud.VMID(kept.VmId), "taken over", func(o cloud.Observation) bool { return o.StartsDone == 2 })
+	l.assign(known, orphan)
+	o := l.until(cloud.VMID(known.VmId), "taken over", func(o cloud.Observation) bool { return o.StartsDone == 2 })
 	require.Equal(t, cloud.ObservedRunning, o.Observed)
 	require.Equal(t, pids[0], o.PID)
 	o = l.until(cloud.VMID(young.VmId), "said", func(o cloud.Observation) bool { return o.LastError != "" })
 	require.Equal(t, pids[1], o.PID)
-	require.Contains(t, o.LastError, "no record knows this VM")
+	require.Contains(t, o.LastError, "no record of this VM")
 	l.stop()
 	l.start()
-	l.assign(kept, orphan)
-	require.Equal(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
+	l.assign(known, orphan)
+	require.Equal(t, pids[0], l.sees(known, cloud.ObservedRunning).PID)
 	require.EqualValues(t, 5, launched)
 	require.Zero(t, l.Counts().Launches)
 
-	kept = off(kept, 0)
-	l.assign(kept, orphan)
-	l.sees(kept, cloud.ObservedBuilt)
-	kept = on(kept)
-	l.assign(kept, orphan)
-	require.NotEqual(t, pids[0], l.sees(kept, cloud.ObservedRunning).PID)
-	require.NoError(t, syscall.Kill(int(pids[1]), 0), "nobody has ended it")
+	known = off(known, 0)
+	l.assign(known, orphan)
+	l.sees(known, cloud.ObservedBuilt)
+	known = on(known)
+	l.assign(known, orphan)
+	require.NotEqual(t, pids[0], l.sees(known, cloud.ObservedRunning).PID)
+	require.NoError(t, syscall.Kill(int(pids[1]), 0), "the process still runs")
 
-	// How a guest ended while no agent ran is known although the counts have changed.
+	// The cause of a guest's end while no agent ran is reported although the counters were adopted.
 	l.stop()
 	l.cluster = "13"
 	l.start()

@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within bounds every wait. Only a failure takes that long.
+// within limits every wait. It passes only if a test fails.
 const within = 60 * time.Second
 
 // lab is a host with real QEMU. The end of the test removes everything that it leaves.
@@ -122,7 +122,7 @@ func (l *lab) start() {
 	l.seen = map[cloud.VMID]cloud.Observation{}
 	l.mu.Unlock()
 	l.loop = reconcile.New(reconcile.Options{
-		Open: l.MachineSet.Open, Report: l.report, Forget: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
+		Open: l.MachineSet.Open, Report: l.report, Removed: func(cloud.VMID) {}, Log: slog.New(slog.NewTextHandler(testLog{l.T}, nil)),
 		Launches: 4, Builds: 4,
 	})
 	ids, err := l.List()
@@ -143,7 +143,7 @@ func (l *lab) fetch(_ context.Context, sum string, offset int64) (io.ReadCloser,
 		return nil, *err
 	}
 	if sum != l.sum() {
-		return nil, errors.New("no member gives the image")
+		return nil, errors.New("no member provides the image")
 	}
 	return io.NopCloser(bytes.NewReader(l.image[offset:])), nil
 }
@@ -242,7 +242,7 @@ func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	l.loop.Assign(all, nil, false)
 }
 
-// says waits until a text was printed on the guest's console that many times.
+// says waits until the guest's console contains a text n times.
 func (l *lab) says(id, text string, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {

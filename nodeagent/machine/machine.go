@@ -94,9 +94,9 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	}
 	v.updateTimers(want)
 	plan := NextAction(want, v.observation())
-	step := reconcile.Step{Seen: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
+	step := reconcile.Step{Observation: v.report(want, plan), Wait: plan.Wait, Gone: !v.exists, Note: plan.note()}
 	v.mu.Lock()
-	v.seen = step.Seen
+	v.seen = step.Observation
 	v.mu.Unlock()
 	if plan.Action == Nothing {
 		return step, nil
@@ -227,7 +227,7 @@ func (v *VM) setExit(e qemu.Exit) {
 }
 
 var exits = map[qemu.Reason]cloud.Exit{
-	qemu.Guest: cloud.ExitGuest, qemu.Asked: cloud.ExitAsked, qemu.Crashed: cloud.ExitFailed,
+	qemu.Guest: cloud.ExitGuest, qemu.Requested: cloud.ExitRequested, qemu.Crashed: cloud.ExitFailed,
 }
 
 // queryProcess updates guest, trouble and recoverable from the process.

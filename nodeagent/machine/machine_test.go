@@ -101,8 +101,8 @@ func TestKilled(t *testing.T) {
 	require.EqualValues(t, 2, l.Counts().Launches)
 }
 
-// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest powered
-// itself off.
+// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest
+// powered itself off.
 func TestAdoption(t *testing.T) {
 	l := newLab(t)
 	var wants []*agentv1.AssignedVm
@@ -145,9 +145,9 @@ func TestAdoption(t *testing.T) {
 	require.Zero(t, l.Counts().Launches)
 }
 
-// TestHostileMonitors has intruders in the QEMU processes of four VMs answer the agent on their monitors: with silence, with
-// garbage, with a line that never ends and with a storm of events. The agent reports of each that QEMU does not answer, and
-// stops and starts another VM meanwhile.
+// In four VMs, an intruder in the QEMU process answers on the monitor: with nothing, with invalid messages, with an
+// endless line, and with a storm of events. The agent reports for each that QEMU does not answer, and can still stop
+// and start another VM.
 func TestHostileMonitors(t *testing.T) {
 	l := newLab(t)
 	hostile := []struct{ greeting, more string }{
@@ -181,21 +181,21 @@ func TestHostileMonitors(t *testing.T) {
 		require.Equal(t, pids[n], o.PID)
 	}
 	last := len(hostile)
-	honest := off(wants[last], 0)
-	l.assign(append(wants[:last:last], honest)...)
-	l.sees(honest, cloud.ObservedBuilt)
-	honest = on(honest)
-	l.assign(append(wants[:last:last], honest)...)
-	require.Empty(t, l.sees(honest, cloud.ObservedRunning).LastError)
+	other := off(wants[last], 0)
+	l.assign(append(wants[:last:last], other)...)
+	l.sees(other, cloud.ObservedBuilt)
+	other = on(other)
+	l.assign(append(wants[:last:last], other)...)
+	require.Empty(t, l.sees(other, cloud.ObservedRunning).LastError)
 }
 
-// intrude serves a Unix socket in place of the one that is there: each client gets a greeting, and then more without end.
+// intrude replaces a Unix socket: each client gets a greeting, and then more without end.
 func (l *lab) intrude(path, greeting, more string) {
 	dir, err := os.Open(filepath.Dir(path))
 	require.NoError(l, err)
 	defer dir.Close()
 	require.NoError(l, os.Remove(path))
-	// The path itself is too long for the address of a socket.
+	// The path is too long for the address of a socket.
 	server, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 	require.NoError(l, err)
 	var clients sync.WaitGroup
@@ -237,7 +237,7 @@ func kill9(t *testing.T, pid uint32) {
 	require.NoError(t, err)
 }
 
-// tell sends a letter to a guest's serial port.
+// tell writes a letter to a guest's serial port.
 func (l *lab) tell(id, letter string) {
 	home, err := l.o.Homes.Open(id)
 	require.NoError(l, err)
@@ -248,7 +248,7 @@ func (l *lab) tell(id, letter string) {
 }
 
 // A start counts as done if the agent ended after recording it.
-func TestStartIsNeverMadeTwice(t *testing.T) {
+func TestStartHappensOnce(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
 	l.assign(want)
@@ -307,7 +307,7 @@ func TestRebootAndReset(t *testing.T) {
 }
 
 // The next agent completes a reboot that an agent began.
-func TestRebootOutlivesTheAgent(t *testing.T) {
+func TestRebootSurvivesAgentRestart(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
 	l.assign(want)
@@ -319,7 +319,7 @@ func TestRebootOutlivesTheAgent(t *testing.T) {
 	require.NoError(t, err)
 	r.RebootsBegun = 1
 	require.NoError(t, r.write(path))
-	l.tell(want.VmId, "o") // it goes down while nobody looks
+	l.tell(want.VmId, "o") // the guest powers itself off while no agent runs
 	l.start()
 	want = with(want, func(w *agentv1.AssignedVm) { w.Reboots++ })
 	l.assign(want)
@@ -341,7 +341,7 @@ func TestGraceEnds(t *testing.T) {
 }
 
 // A guest that powers itself off is reported as ended.
-func TestGuestSwitchesItselfOff(t *testing.T) {
+func TestGuestPowersOff(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
 	l.assign(want)
@@ -369,12 +369,12 @@ func TestGuestPanics(t *testing.T) {
 // A build that fails is repeated, unless it would fail the same way.
 func TestBuildFails(t *testing.T) {
 	l := newLab(t)
-	away := errors.New("no member gives the image")
+	away := errors.New("no member provides the image")
 	l.fetchErr.Store(&away)
 	want := on(l.vm(1))
 	l.assign(want)
 	l.until(cloud.VMID(want.VmId), "why it is not built", func(o cloud.Observation) bool {
-		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member gives the image")
+		return o.Observed == cloud.ObservedBuilding && strings.Contains(o.LastError, "no member provides the image")
 	})
 	l.fetchErr.Store(nil)
 	o := l.sees(want, cloud.ObservedRunning)
@@ -425,7 +425,7 @@ func TestLaunchFails(t *testing.T) {
 }
 
 // Processes in a VM's control group without a record are reported, and ended when a state is desired.
-func TestStray(t *testing.T) {
+func TestProcessesWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	l.stop()
 	id := vmID(7)
@@ -465,7 +465,7 @@ func TestOrphan(t *testing.T) {
 }
 
 // The next agent completes an interrupted removal.
-func TestHalfDestroyed(t *testing.T) {
+func TestInterruptedDestroy(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)
 	l.assign(want)
@@ -499,7 +499,7 @@ func TestMeasure(t *testing.T) {
 	used, err := l.UsedImages()
 	require.NoError(t, err)
 	require.Equal(t, map[string]bool{l.sum(): true}, used)
-	for _, s := range l.Seen() {
+	for _, s := range l.LastReports() {
 		require.Equal(t, string(s.ID) == want.VmId, s.Usage != nil)
 	}
 }

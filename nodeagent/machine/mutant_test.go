@@ -10,10 +10,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each broken rule shows in some plan.
+// violation detects each mutant of this package.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
-	for _, name := range []string{startTwice, destroyUnruled, judgeForeign} {
+	for _, name := range []string{mutant.StartTwice, mutant.DestroyUnruled, mutant.ApplyForeign} {
 		mutant.Set(name)
 		require.NotEmpty(t, violation(), name)
 	}

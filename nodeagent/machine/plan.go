@@ -30,7 +30,8 @@ func (g Guest) String() string {
 type Observation struct {
 	Exists  bool // there is a record, a directory or a control group
 	Refused bool // the disks cannot be built, and another attempt would fail the same way
-	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them yet.
+	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them
+	// yet.
 	Foreign bool
 	Record  Record
 	Guest   Guest
@@ -78,8 +79,8 @@ func (a Action) String() string {
 
 // Times of NextAction.
 const (
-	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the first,
-	// and a guest that is shutting down ignores further ones.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the
+	// first, and a guest that is shutting down ignores further ones.
 	pressInterval = 10 * time.Second
 	// rebootTimeout is how long a reboot waits for the guest to shut down.
 	rebootTimeout = 30 * time.Second
@@ -87,13 +88,6 @@ const (
 	resumeAfter = 30 * time.Second
 	// pollInterval is the time between two observations of a process that sends no event for the change waited for.
 	pollInterval = 5 * time.Second
-)
-
-// Ways to break the rules of this file, each caught by TestMutants.
-const (
-	startTwice     = "start-twice"     // a recorded start is executed again
-	destroyUnruled = "destroy-unruled" // a VM without desired state is destroyed
-	judgeForeign   = "judge-foreign"   // the state desired by another cluster is applied without a check of its age
 )
 
 // Plan is the next action and the state to report.
@@ -108,7 +102,7 @@ type Plan struct {
 
 // note returns a warning for the host's operator, or "".
 func (p Plan) note() string {
-	if p.Error == startedSince || p.Error == madeSince {
+	if p.Error == msgStartedSinceBackup || p.Error == msgUnknownVM {
 		return p.Error
 	}
 	return ""
@@ -126,10 +120,10 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 // plan is NextAction without the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
-	if mutant.On(destroyUnruled) && want == nil {
+	if mutant.On(mutant.DestroyUnruled) && want == nil {
 		power = agentv1.Power_POWER_DESTROYED
 	}
-	if o.Foreign && !mutant.On(judgeForeign) {
+	if o.Foreign && !mutant.On(mutant.ApplyForeign) {
 		if p, ok := planForeign(want, o); ok {
 			return p
 		}
@@ -153,16 +147,16 @@ func plan(want *agentv1.AssignedVm, o Observation) Plan {
 		case o.Record.Live:
 			return Plan{Action: RecordExit, Observed: cloud.ObservedBuilt}
 		}
-		return Plan{Observed: cloud.ObservedBuilt, Error: "no record knows this VM; its disks are kept"}
+		return Plan{Observed: cloud.ObservedBuilt, Error: "no record of this VM exists; its disks are kept"}
 	}
 	return reportOnly(o)
 }
 
 // Errors reported for guests that do not match the records of a cluster restored from a backup.
 const (
-	startedSince = "it was started after the backup that the records are of, which have it off: start it to keep it, and then stop it if it should be off"
-	stoppedSince = "it was stopped after the backup that the records are of, which have it on: start it if it should run"
-	madeSince    = "no record knows this VM, which is of before this cluster: its guest is left alone until it ends, its disks are kept"
+	msgStartedSinceBackup = "the VM is running, but the restored backup says it is stopped: start it to keep it running, then stop it if it should be off"
+	msgStoppedSinceBackup = "the VM is stopped, but the restored backup says it is running: start it if it should run"
+	msgUnknownVM          = "no record of this VM exists in the restored cluster: its guest keeps running until it ends, and its disks are kept"
 )
 
 // planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be
@@ -171,9 +165,9 @@ func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	p = reportOnly(o)
 	switch power := want.GetPower(); {
 	case power == agentv1.Power_POWER_ORPHANED && o.Guest != None:
-		p.Error = madeSince
+		p.Error = msgUnknownVM
 	case power == agentv1.Power_POWER_OFF && o.Guest != None && o.Record.StartsDone > want.GetStarts():
-		p.Error = startedSince
+		p.Error = msgStartedSinceBackup
 	case power == agentv1.Power_POWER_OFF || power == agentv1.Power_POWER_ON:
 		p.Action = AdoptCounters
 	default:
@@ -244,7 +238,7 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 		return p
 	}
 	r := o.Record
-	due := r.StartsDone < want.GetStarts() || mutant.On(startTwice) && want.GetStarts() > 0
+	due := r.StartsDone < want.GetStarts() || mutant.On(mutant.StartTwice) && want.GetStarts() > 0
 	switch o.Guest {
 	case None:
 		switch {

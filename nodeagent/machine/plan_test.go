@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none left,
-// then the report and the time of the next observation.
+// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none
+// left, then the report and the time of the next observation.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
 		h := newPaper()
@@ -64,7 +64,7 @@ func assignment(t *testing.T, d *datadriven.TestData) *agentv1.AssignedVm {
 	return w
 }
 
-// paper simulates a host: the effects of actions on an Observation.
+// paper simulates a host: it applies the effects of actions to an Observation.
 type paper struct {
 	want     *agentv1.AssignedVm
 	cluster  string
@@ -83,7 +83,7 @@ func (h *paper) happens(t *testing.T, d *datadriven.TestData) {
 	case "off":
 		h.end(cloud.ExitGuest)
 		if h.s.PressedFor >= 0 {
-			h.s.Exit = cloud.ExitAsked
+			h.s.Exit = cloud.ExitRequested
 		}
 	case "dies":
 		h.end(cloud.ExitFailed)
@@ -180,7 +180,7 @@ func (h *paper) do(t *testing.T, a Action) {
 	case PressPowerButton:
 		h.s.PressedFor = 0
 	case PowerOff:
-		h.end(cloud.ExitAsked)
+		h.end(cloud.ExitRequested)
 	case RecordExit:
 		r.Live, r.End = false, End{Exit: h.s.Exit, Error: h.s.Trouble}
 	case Reset:
@@ -204,7 +204,7 @@ func (h *paper) report(p Plan) string {
 	levels := map[cloud.Observed]string{cloud.ObservedAbsent: "ABSENT", cloud.ObservedBuilding: "BUILDING",
 		cloud.ObservedBuilt: "BUILT", cloud.ObservedLaunching: "LAUNCHING", cloud.ObservedRunning: "RUNNING",
 		cloud.ObservedStopping: "STOPPING", cloud.ObservedBuildFailed: "BUILD_FAILED", cloud.ObservedEnded: "ENDED"}
-	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitAsked: " as asked", cloud.ExitFailed: " in failure"}
+	exits := map[cloud.Exit]string{cloud.ExitGuest: " by the guest", cloud.ExitRequested: " as requested", cloud.ExitFailed: " in failure"}
 	out := levels[p.Observed] + exits[p.Exit]
 	if p.Error != "" {
 		out += fmt.Sprintf(" %q", p.Error)
@@ -219,8 +219,8 @@ func (h *paper) report(p Plan) string {
 	return out
 }
 
-// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside a
-// process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
+// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside
+// a process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
 // explain.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 

@@ -12,7 +12,8 @@ import (
 const (
 	// measureWithin bounds the queries to one QEMU.
 	measureWithin = 2 * time.Second
-	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the others.
+	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the
+	// others.
 	measureAtOnce = 8
 )
 
@@ -23,20 +24,20 @@ type sample struct {
 	usage *cloud.Usage
 }
 
-// Seen is the last observation and measurement of a VM.
-type Seen struct {
+// LastReport is the last observation and measurement of a VM.
+type LastReport struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
 	Usage    *cloud.Usage // nil if there is no measurement
 	CPU      time.Duration
 }
 
-// Seen returns the last observation and measurement of all VMs, without a new one.
-func (s *MachineSet) Seen() []Seen {
-	var out []Seen
+// LastReports returns the last observation and measurement of all VMs, without a new one.
+func (s *MachineSet) LastReports() []LastReport {
+	var out []LastReport
 	for _, v := range s.machines() {
 		v.mu.Lock()
-		out = append(out, Seen{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
+		out = append(out, LastReport{ID: v.id, Observed: v.seen.Observed, Usage: v.sample.usage, CPU: v.sample.cpu})
 		v.mu.Unlock()
 	}
 	return out
@@ -74,11 +75,11 @@ func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 	ctx, cancel := context.WithTimeout(ctx, measureWithin)
 	defer cancel()
 	now := time.Now()
-	whole, err := p.Usage()
+	usage, err := p.Usage()
 	if err != nil {
 		return cloud.Usage{}, false // The process has just ended.
 	}
-	u := cloud.Usage{MemoryMiB: whole.Memory >> 20}
+	u := cloud.Usage{MemoryMiB: usage.Memory >> 20}
 	stats, err := p.DiskStats(ctx)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -92,13 +93,13 @@ func (v *VM) measure(ctx context.Context, p *qemu.Process) (cloud.Usage, bool) {
 	if err != nil && v.sample.usage != nil { // Keep the last counters of a QEMU that does not answer.
 		u.DiskReadBytes, u.DiskWriteBytes = v.sample.usage.DiskReadBytes, v.sample.usage.DiskWriteBytes
 	}
-	used, over := whole.CPU-v.sample.cpu, now.Sub(v.sample.at)
+	used, over := usage.CPU-v.sample.cpu, now.Sub(v.sample.at)
 	if v.sample.at.IsZero() {
-		used, over = whole.CPU, now.Sub(p.Record().Started)
+		used, over = usage.CPU, now.Sub(p.Record().Started)
 	}
 	if over > 0 && used > 0 {
 		u.CPUPercent = 100 * float64(used) / float64(over)
 	}
-	v.sample = sample{at: now, cpu: whole.CPU, usage: &u}
+	v.sample = sample{at: now, cpu: usage.CPU, usage: &u}
 	return u, true
 }

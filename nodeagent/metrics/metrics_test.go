@@ -79,7 +79,8 @@ func TestHealth(t *testing.T) {
 	require.Equal(t, 405, r.StatusCode)
 }
 
-// A web page whose name was rebound to this host's address reads nothing.
+// Requests with a foreign Host header are refused: a web page cannot read the metrics by rebinding its name to this
+// host's address.
 func TestForeignNamesAreRefused(t *testing.T) {
 	s := serve(t)
 	for host, want := range map[string]int{

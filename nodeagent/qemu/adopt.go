@@ -24,8 +24,8 @@ func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text 
 // Adopt takes over the VM's running QEMU, which normally an earlier agent started. The error wraps a [*GoneError] if
 // QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never started.
 //
-// A process is identified by its pid, start time and control group, never by its name. A process that does not answer is
-// adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for the first
+// A process is identified by its pid, start time and control group, never by its name. A process that does not answer
+// is adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for the first
 // answer, which takes milliseconds.
 func (l *Launcher) Adopt(ctx context.Context, home *Home) (*Process, error) {
 	r, err := home.Record()
@@ -78,7 +78,7 @@ var (
 
 	// errOutsideCgroup means that the process runs outside of its control group, without its limits. No second process
 	// may be started, and an operator has to end this one.
-	errOutsideCgroup = errors.New("it is not in its control group: was the tree of control groups given another name?")
+	errOutsideCgroup = errors.New("it is not in its control group: was the setting cgroup changed?")
 )
 
 // findProcess returns a pidfd of the recorded process. The error wraps fs.ErrNotExist if the process has ended.
@@ -136,8 +136,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	return 0, fmt.Errorf("pid %d: %w", r.PID, errOutsideCgroup)
 }
 
-// exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group. It
-// records the exit if that is not recorded yet.
+// exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group.
+// It records the exit if that is not recorded yet.
 func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
@@ -171,8 +171,8 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	}
 	usage, err := l.Cgroups.Usage(home.id)
 	switch {
-	case home.asked() == askedPowerOff:
-		return exitAsked, nil
+	case home.requested() == requestedPowerOff:
+		return exitRequested, nil
 	case boot != r.BootID:
 		return exitHostRestarted, nil
 	case halfway:
@@ -187,7 +187,7 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 func (p *Process) checkUUID(ctx context.Context) error {
 	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
 	if err == nil && info.UUID != p.home.id {
-		return fmt.Errorf("pid %d says it is VM %q", p.record.PID, info.UUID)
+		return fmt.Errorf("the QEMU process %d has the UUID %q", p.record.PID, info.UUID)
 	}
 	return nil
 }

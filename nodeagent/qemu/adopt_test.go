@@ -52,7 +52,7 @@ func TestAdoptRunning(t *testing.T) {
 	l.types("I am")
 	l.says("GUEST UP\nI am")
 	require.NoError(t, p.PressPowerButton(l.ctx))
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The next agent reports what happened while no agent ran.
@@ -68,13 +68,13 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 			require.NoError(l, p.PressPowerButton(l.ctx))
 			p.Close()
 			l.resume()
-		}, exitAsked},
+		}, exitRequested},
 		{"panicked", func(l *lab, p *Process) { p.Close(); l.types("p") }, Exit{Crashed, "the guest's kernel panicked"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
 			tc.how(l, l.boot())
-			// QEMU keeps the state. The agent that comes may still be faster than the guest.
+			// QEMU keeps the state. The next agent may look before the guest has reached it.
 			p := l.adopt()
 			require.Equal(t, tc.want, l.exited(p))
 			require.Equal(t, tc.want, l.gone())
@@ -90,14 +90,14 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		require.Equal(t, Crashed, exit.Reason)
 		require.Contains(t, exit.Text, "QEMU ended while the agent was away: terminating on signal 15")
 	})
-	t.Run("cut, and the agent died of it", func(t *testing.T) {
+	t.Run("powered off, and the agent ended before it recorded the exit", func(t *testing.T) {
 		l := newLab(t)
 		p := l.boot()
 		p.Close()
-		require.NoError(t, l.home.setAsked(askedPowerOff))
+		require.NoError(t, l.home.setRequested(requestedPowerOff))
 		signal(t, p, unix.SIGKILL)
 		l.eventually(func() bool { _, err := startTime(p.record.PID); return err != nil }, "QEMU ends")
-		require.Equal(t, exitAsked, l.gone())
+		require.Equal(t, exitRequested, l.gone())
 	})
 }
 
@@ -115,6 +115,7 @@ func TestAdoptUnresponsive(t *testing.T) {
 	p := l.boot()
 	p.Close()
 	signal(t, p, unix.SIGSTOP)
+	// The deadline may pass at any point: Adopt ignores the error, and Status returns DeadlineExceeded in any case.
 	brief := func() context.Context {
 		ctx, cancel := context.WithTimeout(l.ctx, 50*time.Millisecond)
 		t.Cleanup(cancel)
@@ -126,12 +127,12 @@ func TestAdoptUnresponsive(t *testing.T) {
 	_, err = p.Status(brief())
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	p.quitWithin = time.Millisecond
-	require.NoError(t, p.PowerOff(l.ctx), "by force, since it does not quit")
-	require.Equal(t, exitAsked, l.exited(p))
+	require.NoError(t, p.PowerOff(l.ctx), "PowerOff kills QEMU, since it does not quit")
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 // The agent recorded how the guest ended, and was killed before it ended QEMU.
-func TestAdoptConcluded(t *testing.T) {
+func TestAdoptAfterRecordedExit(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
 	p.Close()
@@ -147,7 +148,7 @@ func TestAdoptNothing(t *testing.T) {
 }
 
 // Records of processes that have ended, while their pid belongs to another process or to none.
-func TestAdoptStrangers(t *testing.T) {
+func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
 	record := func(pid int, start uint64) Record {
@@ -202,8 +203,8 @@ func TestAdoptStrangers(t *testing.T) {
 	}
 }
 
-// The recorded process outside of its control group is not taken as ended, and no second one is started.
-func TestAdoptStray(t *testing.T) {
+// A recorded process outside of its control group does not count as ended, and no second one is started.
+func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
 	require.NoError(t, err)
@@ -218,7 +219,7 @@ func TestAdoptStray(t *testing.T) {
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 1, "")
 	require.ErrorIs(t, err, errOutsideCgroup)
 	_, err = startTime(cmd.Process.Pid)
-	require.NoError(t, err, "it lives")
+	require.NoError(t, err, "the connection stays open")
 	_, known, err := l.home.Exit()
 	require.NoError(t, err)
 	require.False(t, known)
@@ -276,7 +277,7 @@ func TestAgentIsKilled(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.True(t, status.Running)
-	// Not our child: its exit status is not ours to know, but its end is.
+	// The process is not a child of this one: its end is visible, but not its exit status.
 	signal(t, p, unix.SIGKILL)
-	require.Equal(t, Exit{Crashed, "QEMU ended without a word, as it does when it is killed"}, l.exited(p))
+	require.Equal(t, Exit{Crashed, "QEMU ended without an error message, as when it is killed"}, l.exited(p))
 }

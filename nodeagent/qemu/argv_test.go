@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// TestArgv reads testdata/argv: each case is a spec in JSON, on top of a small one, and the command line for it.
-// With "short" only what differs from the small one's is shown.
+// TestArgv reads testdata/argv: each case is a spec in JSON, applied to a small spec, and the resulting command line.
+// With "short" it prints only the difference to the small spec's command line.
 func TestArgv(t *testing.T) {
 	datadriven.RunTest(t, "testdata/argv", func(t *testing.T, d *datadriven.TestData) string {
 		s := spec()
@@ -61,9 +61,9 @@ func TestKeepSlots(t *testing.T) {
 	first, err := s.KeepSlots(nil)
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
-	require.Equal(t, -1, s.Disks[0].Slot, "the argument stays as it is")
+	require.Equal(t, -1, s.Disks[0].Slot, "the argument is unchanged")
 
-	// The first disk goes, one comes, one changes its bus: the others stay where they were.
+	// The first disk is removed, one is added, and one changes its bus: the other disks keep their slots.
 	s.Disks = []Disk{disk("new", Virtio, -1), disk("b", Virtio, -1), disk("c", Virtio, -1)}
 	next, err := s.KeepSlots(first.Disks)
 	require.NoError(t, err)
@@ -82,9 +82,9 @@ func TestKeepSlots(t *testing.T) {
 	require.ErrorContains(t, s.Validate(), `the bus "floppy"`)
 }
 
-// FuzzArgv states where strings of a tenant's may appear. Any spec is refused, or gives the command line of the same
-// spec with harmless strings, but for the disk's id, in JSON strings that end in it. The kernel's command line appears
-// nowhere.
+// FuzzArgv checks where a tenant's strings may appear. A spec is either refused, or its command line equals that of the
+// same spec with harmless strings, except for JSON strings that end in the disk's ID. The kernel's command line never
+// appears.
 func FuzzArgv(f *testing.F) {
 	f.Add(vmID, "pc-q35-7.2", "qemu64", "console=ttyS0", "root", "virtio", "none", "qcow2", 1, 64, 0)
 	f.Add(vmID, "pc-q35-7.2", "max,+vmx", "a,b=c -kernel /etc/shadow", "data-1", "scsi", "writeback", "raw", 2, 512, 3)
@@ -108,7 +108,7 @@ func FuzzArgv(f *testing.F) {
 		}
 		require.Len(t, got, len(want))
 		for i, arg := range want {
-			// These have passed their patterns, which is what Validate is for; here they only must not be elsewhere.
+			// These strings have passed the patterns of Validate; here they must only appear in no other place.
 			arg = strings.ReplaceAll(arg, vmID, id)
 			if i > 0 && want[i-1] == "-cpu" {
 				arg = model

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConfinement looks at a running QEMU from outside: its user, capabilities, limits, control groups, namespaces, mounts
-// and open files.
+// TestConfinement inspects a running QEMU from outside: its user, capabilities, limits, control groups, namespaces,
+// mounts and open files.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
-	leak, err := os.Open("/etc/hostname") // the agent has files open that are nobody's business
+	leak, err := os.Open("/etc/hostname") // a file of the agent that QEMU must not inherit
 	require.NoError(t, err)
 	defer leak.Close()
 	p := l.boot()
@@ -50,7 +50,7 @@ func TestConfinement(t *testing.T) {
 	require.Regexp(t, `Max file size +1207959552 +1207959552 +bytes`, proc(t, pid, "limits")) // the disk's 1 GiB, its 16th and 64 MiB
 	require.Equal(t, "200\n", proc(t, pid, "oom_score_adj"))
 
-	// Its groups are its own, and no two of its namespaces are ours.
+	// Its control groups are its own, and it shares none of these namespaces with the agent.
 	groups := 0
 	for line := range strings.Lines(proc(t, pid, "cgroup")) {
 		if strings.HasSuffix(strings.TrimSpace(line), "/"+vmID) {
@@ -71,18 +71,18 @@ func TestConfinement(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, limits, 2)
 	for _, ns := range []string{"mnt", "net", "ipc", "uts"} {
-		ours, err := os.Readlink("/proc/self/ns/" + ns)
+		own, err := os.Readlink("/proc/self/ns/" + ns)
 		require.NoError(t, err)
-		theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
+		qemus, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, ns))
 		require.NoError(t, err)
-		require.NotEqual(t, ours, theirs)
+		require.NotEqual(t, own, qemus)
 	}
 	devices := strings.Split(strings.TrimSpace(proc(t, pid, "net/dev")), "\n")
 	require.Len(t, devices, 3, "two lines of heading, and lo")
 	require.NoError(t, dialFrom(t, os.Getpid()))
 	require.ErrorIs(t, dialFrom(t, pid), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
 
-	// All it sees of the host is what it is made of: nothing of it can be written, and no data executed.
+	// QEMU sees only the files that it needs of the host: none is writable, and no data is executable.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
 		fields := strings.Fields(line)
 		at, options := fields[4], strings.Split(fields[5], ",")
@@ -114,7 +114,7 @@ func TestConfinement(t *testing.T) {
 		require.ErrorIs(t, os.WriteFile(root+file, nil, 0o600), unix.EROFS, file)
 	}
 
-	// Every file it has open is one that it was given.
+	// QEMU has only those files open that the agent passed to it.
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	require.NoError(t, err)
 	for _, fd := range fds {
@@ -158,9 +158,9 @@ func dialFrom(t *testing.T, pid int) error {
 	return <-ended
 }
 
-// TestUsersOfGuestsAreApart runs a shell as the user of one VM on the host itself, outside of every namespace, as an
-// intruder who escaped from QEMU's. It reaches nothing of another VM and nothing of the agent.
-func TestUsersOfGuestsAreApart(t *testing.T) {
+// TestVMUsersAreIsolated runs a shell on the host as the user of one VM, outside of every namespace, as an intruder who
+// escaped from QEMU's. The shell can access nothing of another VM and nothing of the agent.
+func TestVMUsersAreIsolated(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
 	next, err := l.homes.Claim("00000000-0000-4000-8000-00000000000b")

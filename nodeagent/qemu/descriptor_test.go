@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openDescriptors returns what the open descriptors of this process are.
+// openDescriptors returns the targets of this process's open descriptors.
 func openDescriptors(t *testing.T) map[string]string {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
@@ -23,8 +23,8 @@ func openDescriptors(t *testing.T) map[string]string {
 	return open
 }
 
-// Looking for a process that is not the recorded one closes the descriptor that was opened for it, and no other: the
-// agent may have opened a disk image under the number 0.
+// When findProcess finds another process than the recorded one, it closes the descriptor that it opened, and no other:
+// the agent may have opened a disk image under the number 0.
 func TestFindProcessClosesItsDescriptor(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error has
-// paused the guest it records the error.
+// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error
+// has paused the guest it records the error.
 func (p *Process) handleRunState(conn *qmp.Conn) error {
 	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
 	if err != nil {
@@ -21,8 +21,8 @@ func (p *Process) handleRunState(conn *qmp.Conn) error {
 	}
 	switch info.Status {
 	case raw.RunStateShutdown:
-		if p.home.asked() != askedNothing {
-			p.recordExitAndQuit(exitAsked)
+		if p.home.requested() != requestedNothing {
+			p.recordExitAndQuit(exitRequested)
 		} else {
 			p.recordExitAndQuit(Exit{Guest, "the guest powered itself off"})
 		}
@@ -53,8 +53,8 @@ func (p *Process) setExitAndQuit(e Exit) {
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends first,
-	// the next one finds the same run state.
+	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends
+	// first, the next one finds the same run state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 
@@ -155,16 +155,16 @@ func withStderr(text string, log *console.Log) string {
 		return text
 	}
 	all := strings.Split(strings.TrimSpace(string(tail)), "\n")
-	var said []string
+	var texts []string
 	for _, l := range all[max(0, len(all)-lines):] {
 		if l = strings.TrimSpace(printable(stderrPrefix.ReplaceAllString(l, ""), length)); l != "" {
-			said = append(said, l)
+			texts = append(texts, l)
 		}
 	}
-	if len(said) == 0 {
+	if len(texts) == 0 {
 		return text
 	}
-	return text + ": " + strings.Join(said, "; ")
+	return text + ": " + strings.Join(texts, "; ")
 }
 
 // printable returns at most n bytes of s, with '?' for each character that is not printable ASCII.
@@ -180,14 +180,14 @@ func printable(s string, n int) string {
 
 // Exits that more than one function records.
 var (
-	exitAsked         = Exit{Asked, "powered off as asked"}
+	exitRequested     = Exit{Requested, "powered off as requested"}
 	exitNotStarted    = Exit{Crashed, "QEMU could not be started"}
 	exitHostRestarted = Exit{Crashed, "the host was restarted"}
 	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
 // exitFlooded is the Exit of a QEMU that was killed because its logs grew too fast.
-var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was ended by the host: somebody may have broken out of the guest"}
+var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was killed: an attacker may have escaped from the guest"}
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
 
@@ -208,7 +208,7 @@ func (p *Process) endBy(ctx context.Context, what string, how func(context.Conte
 		return nil
 	default:
 	}
-	if err := p.home.setAsked(askedPowerOff); err != nil {
+	if err := p.home.setRequested(requestedPowerOff); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if err := how(ctx); err != nil {
@@ -219,7 +219,7 @@ func (p *Process) endBy(ctx context.Context, what string, how func(context.Conte
 
 // PressPowerButton presses the guest's power button. The guest may shut down, later or not at all.
 func (p *Process) PressPowerButton(ctx context.Context) error {
-	if err := p.home.setAsked(askedPowerButton); err != nil {
+	if err := p.home.setRequested(requestedPowerButton); err != nil {
 		return fmt.Errorf("press power button: %w", err)
 	}
 	return p.do(ctx, p.work, (*raw.Monitor).SystemPowerdown)

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// The guest is a boot sector of our own: it says GUEST UP on the serial port, listens to its power button, and does
+// The guest is a boot sector of our own: it prints GUEST UP on the serial port, listens to its power button, and does
 // what it is told there by single letters (see the source). To make it again:
 //
 //	as --32 -o guest.o guest.s && ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o guest.bin guest.o
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lab is a host with one VM's home, and whatever a test leaves is removed at its end.
+// lab is a host with one VM's home. Everything that a test leaves is removed at its end.
 type lab struct {
 	*testing.T
 	ctx      context.Context
@@ -106,7 +106,7 @@ func skip(t *testing.T, why string) {
 	t.Skip(why)
 }
 
-// spec is a guest without disks, which never gets beyond its firmware.
+// spec returns a VM without disks, which never gets beyond its firmware.
 func spec() Spec {
 	return Spec{ID: vmID, Machine: "pc-q35-7.2", Accel: TCG, CPUModel: "qemu64", VCPUs: 1, MemoryMiB: 64}
 }
@@ -140,7 +140,7 @@ func (l *lab) disk(s *Spec, files *Files, d Disk) {
 	s.Disks = append(s.Disks, d)
 }
 
-// bootable is a spec with the guest on a virtio disk.
+// bootable returns a spec with the guest on a virtio disk.
 func (l *lab) bootable() (Spec, Files) {
 	s, files := spec(), Files{}
 	l.disk(&s, &files, Disk{ID: "root", Bus: Virtio, Slot: -1, Cache: Writeback, Base: qcow2.Raw})
@@ -165,7 +165,7 @@ func (l *lab) boot() *Process {
 	return p
 }
 
-// says waits for text on the guest's console.
+// says waits until the guest's console contains text.
 func (l *lab) says(text string) {
 	l.Helper()
 	l.eventually(func() bool {
@@ -189,9 +189,9 @@ func (l *lab) exited(p *Process) Exit {
 	procs, err := l.launcher.Cgroups.Procs(vmID)
 	require.NoError(l, err)
 	require.Empty(l, procs)
-	kept, known, err := l.home.Exit()
+	recorded, known, err := l.home.Exit()
 	require.NoError(l, err)
 	require.True(l, known)
-	require.Equal(l, p.Exit(), kept)
-	return kept
+	require.Equal(l, p.Exit(), recorded)
+	return recorded
 }

@@ -208,9 +208,9 @@ type Exit struct {
 type Reason string
 
 const (
-	Guest   Reason = "guest"   // the guest powered itself off
-	Asked   Reason = "asked"   // PressPowerButton, PowerOff or Kill was called
-	Crashed Reason = "crashed" // anything else, or QEMU could not be started
+	Guest     Reason = "guest"   // the guest powered itself off
+	Requested Reason = "asked"   // PressPowerButton, PowerOff or Kill was called
+	Crashed   Reason = "crashed" // anything else, or QEMU could not be started
 )
 
 // Record reads the record of the last start. The error wraps [ErrNotStarted] if there is none.
@@ -281,19 +281,21 @@ func (h *Home) begin(r Record) error {
 
 // Content of the file asked: how the end of the process was asked for.
 const (
-	askedNothing     = ""
-	askedPowerButton = "powerdown"
-	askedPowerOff    = "cut"
+	requestedNothing     = ""
+	requestedPowerButton = "powerdown"
+	requestedPowerOff    = "cut"
 )
 
-// setAsked records how the end of the process was asked for. The file is not synced: no process survives the host's end.
-func (h *Home) setAsked(what string) error { return os.WriteFile(h.path("asked"), []byte(what), 0o600) }
+// setRequested records how the end of the process was asked for. The file is not synced: no process survives the host's end.
+func (h *Home) setRequested(what string) error {
+	return os.WriteFile(h.path("asked"), []byte(what), 0o600)
+}
 
-// asked returns how the end of the process was asked for, or askedNothing.
-func (h *Home) asked() string {
+// requested returns how the end of the process was asked for, or requestedNothing.
+func (h *Home) requested() string {
 	what, err := os.ReadFile(h.path("asked"))
 	if err != nil {
-		return askedNothing
+		return requestedNothing
 	}
 	return string(what)
 }

@@ -32,7 +32,7 @@ func TestHomes(t *testing.T) {
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, home.UID(), 700_000)
 		require.LessOrEqual(t, home.UID(), 700_009)
-		require.False(t, uids[home.UID()], "no uid is given twice")
+		require.False(t, uids[home.UID()], "no uid is used twice")
 		uids[home.UID()] = true
 
 		again, err := h.Claim(uuid(i))
@@ -46,7 +46,7 @@ func TestHomes(t *testing.T) {
 	require.ErrorContains(t, err, "all uids from 700000 to 700009 are taken")
 	ids, err := h.List()
 	require.NoError(t, err)
-	require.Len(t, ids, 10, "what failed left nothing")
+	require.Len(t, ids, 10, "a failed call left no records")
 
 	home, err := h.Open(uuid(3))
 	require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestHomesRefuse(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, known)
 
-	// What is spoilt is not taken for absent.
+	// A damaged record is an error, not a missing record.
 	require.NoError(t, os.WriteFile(home.path("record.json"), []byte(`{"pid":`), 0o600))
 	_, err = home.Record()
 	require.Error(t, err)
@@ -91,10 +91,10 @@ func TestHomesRefuse(t *testing.T) {
 	_, err = h.Claim(uuid(1))
 	require.ErrorContains(t, err, "does not hold a uid")
 	_, err = h.Claim(uuid(2))
-	require.Error(t, err, "nobody knows whether its uid would be free")
+	require.Error(t, err, "the uid of a damaged home may be in use")
 }
 
-func TestUIDOfARunningProcessIsTaken(t *testing.T) {
+func TestUIDOfRunningProcessIsNotReused(t *testing.T) {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")
 	}

@@ -28,22 +28,22 @@ func TestFileSizeLimit(t *testing.T) {
 	require.NoError(t, err)
 	defer socket.Close()
 	require.NoError(t, p.Resume(l.ctx))
-	said, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
+	reader, deadline := bufio.NewReader(socket), time.Now().Add(40*time.Second)
 	require.NoError(t, socket.SetReadDeadline(deadline))
 	for line := ""; !strings.HasSuffix(line, "GUEST UP\n"); {
-		line, err = said.ReadString('\n')
+		line, err = reader.ReadString('\n')
 		require.NoError(t, err)
 	}
 	length, err := log.Length()
 	require.NoError(t, err)
 	require.LessOrEqual(t, length, int64(files.fileSizeLimit()))
-	go func() { _, _ = io.Copy(io.Discard, said) }()
+	go func() { _, _ = io.Copy(io.Discard, reader) }()
 	require.NoError(t, p.PressPowerButton(l.ctx))
-	require.Equal(t, exitAsked, l.exited(p))
+	require.Equal(t, exitRequested, l.exited(p))
 }
 
 func TestLimitFollowsTheDisks(t *testing.T) {
-	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need room without a disk, too")
+	require.EqualValues(t, 1<<30, Files{}.fileSizeLimit(), "logs need space even without a disk")
 	two := Files{Disks: map[string]Layers{"a": {Size: 1 << 30}, "b": {Size: 160 << 30}}}
 	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
@@ -54,7 +54,7 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
 			p := l.boot()
-			// The very file that QEMU holds, as it holds it.
+			// The log file, opened as QEMU has it open.
 			f, err := os.OpenFile(l.home.path(name), os.O_WRONLY|os.O_APPEND, 0)
 			require.NoError(t, err)
 			defer f.Close()

@@ -111,7 +111,7 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 	}
 	l.removeCgroup(ctx, home)
 	// An exit of QEMU itself stays recorded. A reason on the host's side is only returned to the caller.
-	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == exitAsked {
+	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == exitRequested {
 		err = errors.Join(err, home.write("exit.json", exitNotStarted))
 	}
 	return nil, err

@@ -152,8 +152,8 @@ func (p *Process) notify() {
 	}
 }
 
-// waitExit waits for the end of the process by its pidfd, without blocking a thread. Then it records the exit and removes
-// the control group.
+// waitExit waits for the end of the process by its pidfd, without blocking a thread. Then it records the exit and
+// removes the control group.
 func (p *Process) waitExit() {
 	raw, err := p.pidfd.SyscallConn()
 	if err == nil {
@@ -185,8 +185,8 @@ func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	if p.exit.Reason != "" {
 		return
 	}
-	if p.home.asked() == askedPowerOff {
-		p.exit = exitAsked
+	if p.home.requested() == requestedPowerOff {
+		p.exit = exitRequested
 	} else {
 		p.exit = Exit{Crashed, p.describeExit(status, known)}
 	}
@@ -207,7 +207,7 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 		text = fmt.Sprintf("QEMU ended with exit code %d", status.ExitStatus())
 	default:
 		// The exit status is known only to the parent of a process, and this agent adopted it.
-		text = "QEMU ended without a word, as it does when it is killed"
+		text = "QEMU ended without an error message, as when it is killed"
 	}
 	return withStderr(text, p.home.stderr())
 }
@@ -301,8 +301,8 @@ func (p *Process) followEvents() {
 	}
 }
 
-// readEvents reads the events of one connection. It queries the run state first, and after each event that may change it
-// or when events were dropped.
+// readEvents reads the events of one connection. It queries the run state first, and after each event that may change
+// it or when events were dropped.
 func (p *Process) readEvents(conn *qmp.Conn) error {
 	events := conn.Subscribe(conn.Mark())
 	if err := p.handleRunState(conn); err != nil {

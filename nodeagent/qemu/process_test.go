@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// types sends letters to the guest's serial port. The client stays until the test's end, or is closed.
+// types writes letters to the guest's serial port. The connection stays open until the test ends or it is closed.
 func (l *lab) types(letters string) net.Conn {
 	l.Helper()
 	dir, err := os.Open(l.home.dir)
@@ -51,7 +51,7 @@ func proc(t *testing.T, pid int, name string) string {
 	return string(text)
 }
 
-func TestEnds(t *testing.T) {
+func TestExitReasons(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		how    func(l *lab, p *Process)
@@ -59,12 +59,12 @@ func TestEnds(t *testing.T) {
 		says   string
 	}{
 		{"guest powers off", func(l *lab, _ *Process) { l.types("o") }, Guest, "the guest powered itself off"},
-		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Asked, "as asked"},
-		{"power cut", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Asked, "as asked"},
-		{"killed by us", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Asked, "as asked"},
+		{"power button", func(l *lab, p *Process) { require.NoError(l, p.PressPowerButton(l.ctx)) }, Requested, "as requested"},
+		{"hard power off", func(l *lab, p *Process) { require.NoError(l, p.PowerOff(l.ctx)) }, Requested, "as requested"},
+		{"killed by the agent", func(l *lab, p *Process) { require.NoError(l, p.Kill(l.ctx)) }, Requested, "as requested"},
 		{"kernel panic", func(l *lab, _ *Process) { l.types("p") }, Crashed, "the guest's kernel panicked"},
 		{"killed by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGKILL) }, Crashed, "QEMU was ended by signal 9 (killed)"},
-		{"told to end by somebody", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
+		{"SIGTERM from another process", func(l *lab, p *Process) { signal(l.T, p, unix.SIGTERM) }, Crashed, "terminating on signal 15"},
 		{"aborted", func(l *lab, p *Process) { signal(l.T, p, unix.SIGABRT) }, Crashed, "signal 6 (aborted)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -76,7 +76,7 @@ func TestEnds(t *testing.T) {
 			require.Contains(t, exit.Text, tc.says)
 			require.NotContains(t, exit.Text, l.home.dir)
 
-			// The group is gone, commands say why they fail, and ending what has ended is no error.
+			// The control group is removed, commands return the exit reason, and ending the process again is no error.
 			names, err := l.launcher.Cgroups.List()
 			require.NoError(t, err)
 			require.Empty(t, names)
@@ -85,7 +85,7 @@ func TestEnds(t *testing.T) {
 			require.NoError(t, p.Kill(l.ctx))
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// Who looks later is told the same.
+			// A later Adopt returns the same exit.
 			var gone *GoneError
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			require.ErrorAs(t, err, &gone)
@@ -107,7 +107,7 @@ func TestStartsAgain(t *testing.T) {
 	require.False(t, known, "the last end is of the start before")
 	tail, err := l.home.Console().Tail(1 << 20)
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console goes on")
+	require.GreaterOrEqual(t, strings.Count(string(tail), "GUEST UP\n"), 1, "the console continues")
 	require.FileExists(t, l.home.path("stderr.log.old"))
 
 	_, err = l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 8, "")
@@ -122,7 +122,7 @@ func TestControl(t *testing.T) {
 	p := l.launch(s, files)
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
-	require.Equal(t, Status{State: "prelaunch"}, status, "not one instruction before it is told")
+	require.Equal(t, Status{State: "prelaunch"}, status, "the guest must not run before Resume")
 	require.NoError(t, p.Resume(l.ctx))
 	l.says("GUEST UP\n")
 	status, err = p.Status(l.ctx)
@@ -160,7 +160,7 @@ func TestControl(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// kernel is a spec with a kernel and an initrd.
+// kernel returns a spec with a kernel and an initrd.
 func (l *lab) kernel() (Spec, Files) {
 	t := l.T
 	dir := t.TempDir()
@@ -200,7 +200,7 @@ func TestBusesAndCaches(t *testing.T) {
 			l := newLab(t)
 			s, files := spec(), Files{}
 			cache, base := caches[i%len(caches)], []qcow2.Format{qcow2.Raw, qcow2.QCOW2}[i%2]
-			// The one that boots is not in the first slot: the order of the disks decides.
+			// The boot disk is not in the first slot: the order of the disks decides.
 			l.disk(&s, &files, Disk{ID: "boot", Bus: bus, Slot: 1, Cache: cache, Base: base})
 			l.disk(&s, &files, Disk{ID: "blank", Bus: bus, Slot: -1, Cache: Writethrough})
 			l.disk(&s, &files, Disk{ID: "an-id-as-long-as-an-id-may-be-32", Bus: bus, Slot: -1, Cache: NoCache})
@@ -228,7 +228,7 @@ func TestBusesAndCaches(t *testing.T) {
 					b = other.Inserted
 				}
 			}
-			// Not the cache's own "writeback": a guest may turn that off, and SeaBIOS does at virtio.
+			// The cache mode is not "writeback" itself: a guest may turn that off, and SeaBIOS does so with virtio.
 			writeCache, err := query(l.ctx, p, func(m *raw.Monitor) (any, error) {
 				return m.QomGet("/machine/peripheral/disk-boot", "write-cache")
 			})
@@ -238,7 +238,7 @@ func TestBusesAndCaches(t *testing.T) {
 			require.False(t, b.Cache.NoFlush)
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// What was written is in the overlay, and not in the image.
+			// The written data is in the overlay, and not in the image.
 			overlay := files.Disks["boot"].Overlay.Name()
 			out, err := exec.Command("qemu-img", "check", "-f", "qcow2", overlay).CombinedOutput()
 			require.NoError(t, err, "%s", out)
@@ -337,12 +337,12 @@ func TestLaunchFails(t *testing.T) {
 		{"image that could be written", func(l *lab, _ *Spec, f *Files) {
 			f.Disks["root"] = Layers{Overlay: f.Disks["root"].Overlay, Base: f.Disks["root"].Overlay}
 		}, "image beneath disk root is not open for reading alone", false},
-		{"kernel nobody gave", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
+		{"kernel without a file", func(_ *lab, s *Spec, _ *Files) { s.Kernel = true }, "kernel", false},
 		{"no such QEMU", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/usr/bin/qemu-system-none" }, "no such file", false},
 		{"QEMU in a strange place", func(l *lab, _ *Spec, _ *Files) { l.launcher.Program = "/etc/hostname" }, "under /usr", false},
-		{"launcher that is none", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
+		{"invalid launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/bin/true"} }, "", false},
 		{"no launcher", func(l *lab, _ *Spec, _ *Files) { l.launcher.LauncherCommand = []string{"/nonexistent"} }, "start launcher", false},
-		{"image that is no QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
+		{"image that is not QCOW2", func(_ *lab, s *Spec, _ *Files) { s.Disks[0].Base = qcow2.QCOW2 }, "not in qcow2 format", false},
 		{"disk that another QEMU writes", func(l *lab, _ *Spec, f *Files) {
 			lock := unix.Flock_t{Type: unix.F_WRLCK, Start: 0, Len: 1 << 10}
 			other, err := os.OpenFile(f.Disks["root"].Overlay.Name(), os.O_RDWR, 0)
@@ -365,7 +365,7 @@ func TestLaunchFails(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, names)
 
-			// An agent that comes later finds no start, or one that failed.
+			// A later agent finds either no start, or one that failed.
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			var gone *GoneError
 			if errors.As(err, &gone) {

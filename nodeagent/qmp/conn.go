@@ -36,8 +36,8 @@
 // # How the owner of a VM uses it
 //
 // QEMU serves one client per socket, so give each QEMU two sockets: one for commands that change the machine
-// (device_add, blockdev-add and migrate can take seconds), one for query commands and events. Then a slow device_add does
-// not delay a query. QEMU's main loop serves both sockets: when it hangs, neither answers.
+// (device_add, blockdev-add and migrate can take seconds), one for query commands and events. Then a slow device_add
+// does not delay a query. QEMU's main loop serves both sockets: when it hangs, neither answers.
 //
 // Events sent while no client was connected are lost. To wait for the event that a command causes, take a [Conn.Mark],
 // send the command, and Wait from the Mark. Query QEMU's whole state (query-status, query-migrate, query-jobs,
@@ -81,8 +81,8 @@ const (
 	// DefaultTimeout bounds a command, and a handshake, whose context has no deadline.
 	DefaultTimeout = 10 * time.Second
 
-	// MaxLine is the largest size of a message in bytes, in both directions. QEMU's longest regular message is the answer
-	// to query-qmp-schema, 207 KB in QEMU 7.2.
+	// MaxLine is the largest size of a message in bytes, in both directions. QEMU's longest regular message is the
+	// answer to query-qmp-schema, 207 KB in QEMU 7.2.
 	MaxLine = 16 << 20
 
 	// drainTimeout is how long the reader continues after a write has failed, to read QEMU's last messages.
@@ -128,8 +128,8 @@ type Conn struct {
 	unasked     uint64 // replies to commands that were never sent
 }
 
-// Dial connects to the monitor at the unix socket path and negotiates capabilities. It tries once, until ctx ends or for
-// [DefaultTimeout] if ctx has no deadline. The error wraps [ErrBusy] when another client may be using the socket.
+// Dial connects to the monitor at the unix socket path and negotiates capabilities. It tries once, until ctx ends or
+// for [DefaultTimeout] if ctx has no deadline. The error wraps [ErrBusy] when another client may be using the socket.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -246,9 +246,9 @@ func (c *Conn) readLoop() {
 	paced := newPacedReader(c.nc, c.closing)
 	in := newLines(paced)
 	for {
-		asked, err := c.receive(in)
+		expected, err := c.receive(in)
 		if err == nil {
-			if !asked {
+			if !expected {
 				paced.unasked()
 			}
 			continue
@@ -261,9 +261,9 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// receive reads one message and delivers it. It blocks only while reading from QEMU. asked is true for the greeting and
-// for a reply that a command waits for.
-func (c *Conn) receive(in *lines) (asked bool, err error) {
+// receive reads one message and delivers it. It blocks only while reading from QEMU. expected is true for the greeting
+// and for a reply that a command waits for.
+func (c *Conn) receive(in *lines) (expected bool, err error) {
 	line, err := in.next()
 	if err != nil {
 		return false, fmt.Errorf("read: %w", err)
@@ -348,7 +348,8 @@ func decode(line []byte) (message, error) {
 		}
 		return message{event: &e}, nil
 	case in.Return != nil || in.Error != nil:
-		// An id that is not a number becomes 0. So does a missing id, which means that QEMU could not parse the command.
+		// An id that is not a number becomes 0. So does a missing id, which means that QEMU could not parse the
+		// command.
 		id, _ := strconv.ParseUint(string(in.ID), 10, 64)
 		return message{reply: &reply{id: id, ret: in.Return, err: in.Error}}, nil
 	}

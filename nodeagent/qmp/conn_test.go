@@ -103,8 +103,8 @@ func play(nc net.Conn, script string) error {
 	return nil
 }
 
-// against runs client in a bubble of virtual time with a QEMU that plays script, all of which must be played. The
-// bubble fails when a goroutine outlives it.
+// against runs client against a QEMU that plays script, with virtual time. All steps must be played, and no goroutine
+// may outlive the test.
 func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -122,7 +122,7 @@ func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)
 	})
 }
 
-// connected is against, past the handshake.
+// connected is like against, and passes the handshake.
 func connected(t *testing.T, script string, client func(t *testing.T, c *Conn)) {
 	t.Helper()
 	against(t, script, func(t *testing.T, nc net.Conn) {
@@ -139,7 +139,8 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// requireUnmatched checks how many replies came after their caller had given up, and how many answered no command.
+// requireUnmatched checks how many replies arrived after their caller had stopped waiting, and how many matched no
+// command.
 func requireUnmatched(t *testing.T, c *Conn, late, unasked uint64) {
 	t.Helper()
 	c.mu.Lock()
@@ -166,7 +167,7 @@ func TestHandshake(t *testing.T) {
 		"nothing, then the end":              {script: "hang up", is: ErrClosed, says: "read greeting"},
 		"silence: another client is served":  {script: "sleep 20s", is: ErrBusy, says: "deadline exceeded"},
 		"greeting, then silence":             {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
-		"greeting, and nobody reads":         {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
+		"a greeting, and QEMU does not read": {script: "say {\"QMP\": {}}\nsleep 20s", is: context.DeadlineExceeded, says: "qmp_capabilities"},
 		"capabilities refused":               {script: "say {\"QMP\": {}}\nhear qmp_capabilities\nsay {\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": $1}", says: "qmp_capabilities: CommandNotFound: no"},
 		"two greetings":                      {script: "say {\"QMP\": {}}\nsay {\"QMP\": {}}", is: ErrClosed, says: "second greeting"},
 		"a reply to somebody else's command": {script: "say {\"return\": {}, \"id\": 1}\nhello"},
@@ -176,7 +177,7 @@ func TestHandshake(t *testing.T) {
 				c, err := New(t.Context(), nc)
 				if tc.says == "" {
 					require.NoError(t, err)
-					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "events from before are kept")
+					require.Equal(t, Mark(strings.Count(tc.script, "EARLY")), c.Mark(), "earlier events are kept")
 					require.NoError(t, c.Close())
 					return
 				}
@@ -191,7 +192,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-func TestACommandHasADeadlineEvenWithoutOne(t *testing.T) {
+func TestCommandHasDefaultTimeout(t *testing.T) {
 	connected(t, "hello\nhear query-status\nsleep 1m", func(t *testing.T, c *Conn) {
 		start := time.Now()
 		err := c.Do(t.Context(), "query-status", nil, nil)
@@ -201,7 +202,7 @@ func TestACommandHasADeadlineEvenWithoutOne(t *testing.T) {
 	})
 }
 
-func TestALateReplyIsCountedAndGivenToNobody(t *testing.T) {
+func TestLateReplyIsDropped(t *testing.T) {
 	script := `hello
 		hear device_add
 		sleep 5s
@@ -256,12 +257,12 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, &Error{Class: "DeviceNotFound", Desc: "Device 'a' not found"}, e)
 		require.EqualError(t, err, "device_del: DeviceNotFound: Device 'a' not found")
-		require.NoError(t, c.Err(), "a refusal ends nothing")
+		require.NoError(t, c.Err(), "a refusal must not end the session")
 	})
 }
 
 // The end of the connection ends the command in progress and all later ones, with the cause.
-func TestTheEnd(t *testing.T) {
+func TestConnectionEnd(t *testing.T) {
 	for name, tc := range map[string]struct{ script, says string }{
 		"garbage":         {"say qemu: terminating on signal 15", "not a QMP message"},
 		"bytes":           {"say \x00\xff\xfe{", "not a QMP message"},
@@ -279,7 +280,7 @@ func TestTheEnd(t *testing.T) {
 				<-c.Done()
 				require.ErrorIs(t, c.Err(), ErrClosed)
 				_, err := c.Wait(t.Context(), 0, named("RESUME"))
-				require.NoError(t, err, "what came before the end can be read")
+				require.NoError(t, err, "events before the end can be read")
 				_, err = c.Wait(t.Context(), 0, named("SHUTDOWN"))
 				require.ErrorIs(t, err, ErrClosed)
 			})
@@ -287,7 +288,7 @@ func TestTheEnd(t *testing.T) {
 	}
 }
 
-func TestTheReplyBeforeTheEndCounts(t *testing.T) {
+func TestReplyBeforeEndIsReturned(t *testing.T) {
 	connected(t, "hello\nhear quit\nsay {\"return\": {}, \"id\": $1}\nhang up", func(t *testing.T, c *Conn) {
 		require.NoError(t, c.Do(t.Context(), "quit", nil, nil))
 	})
@@ -319,7 +320,7 @@ func TestLongLines(t *testing.T) {
 	}
 }
 
-func TestACommandThatCannotBeSentChangesNothing(t *testing.T) {
+func TestUnsendableCommandLeavesConnectionUsable(t *testing.T) {
 	connected(t, "hello\nhear query-status\nsay {\"return\": {\"a\": 1}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorContains(t, c.Do(t.Context(), "a", make(chan int), nil), "a: encode arguments")
 		require.ErrorContains(t, c.Do(t.Context(), "a", strings.Repeat("x", MaxLine), nil), "longer than")
@@ -334,7 +335,7 @@ func TestACommandThatCannotBeSentChangesNothing(t *testing.T) {
 }
 
 // The connection to a QEMU that does not read stays open, unless a command was written in part.
-func TestAWedgedQEMU(t *testing.T) {
+func TestHungQEMU(t *testing.T) {
 	connected(t, "hello\nsleep 30s\nhear cont\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorIs(t, c.Do(within(t, time.Second), "stop", nil, nil), context.DeadlineExceeded)
 		time.Sleep(time.Minute)
@@ -346,13 +347,13 @@ func TestAWedgedQEMU(t *testing.T) {
 		require.ErrorContains(t, err, "write 5 of 26 bytes")
 		require.ErrorIs(t, c.Do(t.Context(), "cont", nil, nil), ErrClosed)
 		_, err = c.Wait(t.Context(), 0, named("STOP"))
-		require.NoError(t, err, "what QEMU said last is still heard")
+		require.NoError(t, err, "the last output of QEMU is still read")
 		<-c.Done()
 		time.Sleep(time.Minute)
 	})
 }
 
-func TestCloseEndsWhatIsUnderWay(t *testing.T) {
+func TestCloseEndsPendingCommands(t *testing.T) {
 	connected(t, "hello\nhear stop", func(t *testing.T, c *Conn) {
 		var wg sync.WaitGroup
 		wg.Go(func() { assert.ErrorIs(t, c.Do(t.Context(), "stop", nil, nil), ErrClosed) })
@@ -368,7 +369,7 @@ func TestCloseEndsWhatIsUnderWay(t *testing.T) {
 	})
 }
 
-func TestNoEventIsLostBetweenACommandAndItsWait(t *testing.T) {
+func TestWaitSeesEventsSinceMark(t *testing.T) {
 	script := `hello
 		event STOP
 		hear cont
@@ -394,7 +395,7 @@ func TestNoEventIsLostBetweenACommandAndItsWait(t *testing.T) {
 	})
 }
 
-func TestAFloodHoldsUpNobodyAndIsMarked(t *testing.T) {
+func TestEventFloodDoesNotBlockReaders(t *testing.T) {
 	connected(t, "hello\nevent FIRST\nflood 5000 1\nhear query-status\nsay {\"return\": {}, \"id\": $1}\nevent LAST", func(t *testing.T, c *Conn) {
 		s := c.Subscribe(0)
 		require.NoError(t, c.Do(t.Context(), "query-status", nil, nil))
@@ -402,7 +403,7 @@ func TestAFloodHoldsUpNobodyAndIsMarked(t *testing.T) {
 		_, err := c.Wait(t.Context(), 0, named("FIRST"))
 		require.ErrorIs(t, err, ErrDropped)
 		e, err := c.Wait(t.Context(), 0, named("LAST"))
-		require.NoError(t, err, "losing others does not hide the one wanted")
+		require.NoError(t, err, "dropped events do not hide the one that is waited for")
 		require.Equal(t, Mark(5001), e.At)
 
 		e, err = s.Next(t.Context())
@@ -420,7 +421,7 @@ func TestAFloodHoldsUpNobodyAndIsMarked(t *testing.T) {
 	})
 }
 
-func TestTheEventLogIsBoundedInBytes(t *testing.T) {
+func TestEventLogByteLimit(t *testing.T) {
 	connected(t, "hello\nflood 20 1000000", func(t *testing.T, c *Conn) {
 		_, err := c.Wait(t.Context(), 19, named("FLOOD"))
 		require.NoError(t, err)
@@ -434,7 +435,7 @@ func TestTheEventLogIsBoundedInBytes(t *testing.T) {
 	})
 }
 
-func TestManyCallersAtOnce(t *testing.T) {
+func TestConcurrentCallers(t *testing.T) {
 	near, far := net.Pipe()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -492,7 +493,7 @@ func TestAClosedDescriptorIsNotSent(t *testing.T) {
 	closed := os.NewFile(uintptr(must(unix.Dup(0))), "closed")
 	closed.Close()
 	require.ErrorContains(t, c.SendFD(t.Context(), "one", closed), "pass descriptor: use of closed file")
-	require.NoError(t, c.Err(), "nothing was sent, nothing is broken")
+	require.NoError(t, c.Err(), "nothing was sent, so the connection stays usable")
 	require.NoError(t, c.SendFD(t.Context(), "two", os.Stdin))
 	require.NoError(t, <-played)
 }
@@ -504,7 +505,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Each stream is read the same however it is split, to its end, and each message is of one kind.
+// Every stream is parsed the same regardless of how it is split, and each message is of one kind.
 func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\r\n" +
 		`{"return": {}, "id": 1}` + "\r\n" + `{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "SHUTDOWN", "data": {"guest": true}}` + "\r\n"))
@@ -512,8 +513,8 @@ func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"event": "A", "return": null, "data": null, "timestamp": {"seconds": -1}}` + "\n" + strings.Repeat(" ", 5000) + "\n"))
 	f.Add([]byte(`{"id": 18446744073709551616, "return": 1e999}` + "\n"))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		whole := readAll(t, bytes.NewReader(stream))
-		require.Equal(t, whole, readAll(t, iotest.OneByteReader(bytes.NewReader(stream))))
+		complete := readAll(t, bytes.NewReader(stream))
+		require.Equal(t, complete, readAll(t, iotest.OneByteReader(bytes.NewReader(stream))))
 	})
 }
 

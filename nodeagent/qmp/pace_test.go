@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// storm runs a client against a QEMU that greets and then sends text as often as it can, at most times, in a bubble of
-// virtual time.
+// storm runs a client, with virtual time, against a QEMU that greets and then sends text as often as it can, at most
+// times.
 func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Conn, sent *int)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -40,20 +40,20 @@ func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Co
 	})
 }
 
-// A QEMU that sends messages without pause is read at a bounded pace, whatever they are; and Close does not wait for the
-// end of a pause.
-func TestStormIsReadSlowly(t *testing.T) {
+// Messages that a QEMU sends without pause are read at a limited rate, whatever they contain. Close does not wait for
+// the end of a pause.
+func TestEventStormIsReadSlowly(t *testing.T) {
 	const seconds = 20
 	for name, tc := range map[string]struct {
 		text string
 		most int // texts in that time
 	}{
-		"events":          {`{"event": "STOP", "data": {}}` + "\n", messageBurst + seconds*messageRate},
-		"stray replies":   {`{"return": {}, "id": 0}` + "\n", messageBurst + seconds*messageRate},
-		"late replies":    {`{"return": {}, "id": 1}` + "\n", messageBurst + seconds*messageRate},
-		"large events":    {`{"event": "STOP", "data": "` + strings.Repeat("x", 1<<20) + `"}` + "\n", (byteBurst + seconds*byteRate) >> 20},
-		"empty lines":     {strings.Repeat("\n", 4096), (byteBurst + seconds*byteRate) / 4096},
-		"an endless line": {strings.Repeat("[", 4096), MaxLine/4096 + 1},
+		"events":             {`{"event": "STOP", "data": {}}` + "\n", messageBurst + seconds*messageRate},
+		"unexpected replies": {`{"return": {}, "id": 0}` + "\n", messageBurst + seconds*messageRate},
+		"late replies":       {`{"return": {}, "id": 1}` + "\n", messageBurst + seconds*messageRate},
+		"large events":       {`{"event": "STOP", "data": "` + strings.Repeat("x", 1<<20) + `"}` + "\n", (byteBurst + seconds*byteRate) >> 20},
+		"empty lines":        {strings.Repeat("\n", 4096), (byteBurst + seconds*byteRate) / 4096},
+		"an endless line":    {strings.Repeat("[", 4096), MaxLine/4096 + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			storm(t, tc.text, 4*tc.most, func(t *testing.T, c *Conn, sent *int) {
@@ -68,8 +68,8 @@ func TestStormIsReadSlowly(t *testing.T) {
 	}
 }
 
-// A command is answered after the events that QEMU sent before the answer, at the pace of those.
-func TestAnswerInAStorm(t *testing.T) {
+// A reply arrives after the events that QEMU sent before it, at the limited rate.
+func TestReplyDuringEventStorm(t *testing.T) {
 	connected(t, "hello\nhear query-status\nflood 9000 1\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		began := time.Now()
 		require.NoError(t, c.Do(within(t, DefaultTimeout), "query-status", nil, nil))
@@ -77,8 +77,8 @@ func TestAnswerInAStorm(t *testing.T) {
 	})
 }
 
-// A command that waits in a storm ends with its context.
-func TestCommandEndsInAStorm(t *testing.T) {
+// A command that waits during an event storm ends with its context.
+func TestCommandTimesOutDuringEventStorm(t *testing.T) {
 	storm(t, `{"event": "STOP", "data": {}}`+"\n", 100_000, func(t *testing.T, c *Conn, _ *int) {
 		err := c.Do(within(t, 3*time.Second), "query-status", nil, nil)
 		require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -23,7 +23,7 @@ func TestTypedCommandEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// An answer that go-qemu cannot decode is an error of the command, and leaves the connection as it is.
+// A reply that go-qemu cannot decode is an error of the command, and the connection stays usable.
 func TestTypedCommandWithUnknownAnswer(t *testing.T) {
 	script := `hello
 		hear query-status
@@ -40,8 +40,8 @@ func TestTypedCommandWithUnknownAnswer(t *testing.T) {
 	})
 }
 
-// The reason why query-block is not a typed command in the agent: go-qemu refuses what QEMU 8.0 and later say of a raw
-// image. When this test fails, go-qemu has learned it, and the agent can use its QueryBlock.
+// query-block is not called through go-qemu because go-qemu cannot decode what QEMU 8.0 and later return for a raw
+// image. When this test fails, go-qemu can decode it, and the agent can use its QueryBlock.
 func TestGoQEMURefusesFileImages(t *testing.T) {
 	script := `hello
 		hear query-block
@@ -52,7 +52,7 @@ func TestGoQEMURefusesFileImages(t *testing.T) {
 	})
 }
 
-func TestWithRefusesWhatItCannotSend(t *testing.T) {
+func TestWithRefusesUnencodableArguments(t *testing.T) {
 	connected(t, "hello", func(t *testing.T, c *Conn) {
 		m := c.With(t.Context())
 		for _, bad := range []string{``, `{}`, `[]`, `{"execute": "stop"} {"execute": "quit"}`, `{"exec-oob": "yank"}`, `{"execute": "stop", "id": 1}`} {

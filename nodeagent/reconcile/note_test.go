@@ -14,26 +14,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// noted is a VM with or without a Note.
-type noted struct {
+// withNote is a VM with or without a Note.
+type withNote struct {
 	note  string
 	looks chan struct{}
 }
 
-func (n *noted) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
-	return Step{Note: n.note, Seen: cloud.Observation{PID: 7}}, nil
+func (n *withNote) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+	return Step{Note: n.note, Observation: cloud.Observation{PID: 7}}, nil
 }
 
-func (n *noted) Changed() <-chan struct{} { return n.looks }
-func (n *noted) Close()                   {}
+func (n *withNote) Changed() <-chan struct{} { return n.looks }
+func (n *withNote) Close()                   {}
 
 // A Note is logged once, and its end is logged once.
 func TestNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		n := &noted{looks: make(chan struct{})}
+		n := &withNote{looks: make(chan struct{})}
 		l := New(Options{
-			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {},
+			Open: func(cloud.VMID) Reconciled { return n }, Report: func(cloud.Observation) {}, Removed: func(cloud.VMID) {},
 			Log: slog.New(slog.NewTextHandler(&log, nil)), Launches: 1, Builds: 1,
 		})
 		defer l.Close()

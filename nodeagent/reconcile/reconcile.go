@@ -49,8 +49,8 @@ type Step struct {
 	Weight Weight
 	// Wait is the time until the next observation if Do is nil. 0 means to wait for a change.
 	Wait time.Duration
-	// Seen is the observation to report.
-	Seen cloud.Observation
+	// Observation is the observation to report.
+	Observation cloud.Observation
 	// Note is a warning for the host's operator, or "". It is logged when it changes.
 	Note string
 	// Gone means that nothing of the VM is left on this host.
@@ -73,9 +73,9 @@ type Options struct {
 	Open func(cloud.VMID) Reconciled
 	// Report is called with every observation, changed or not.
 	Report func(cloud.Observation)
-	// Forget is called when nothing of a VM is left.
-	Forget func(cloud.VMID)
-	Log    *slog.Logger
+	// Removed is called when nothing of a VM is left.
+	Removed func(cloud.VMID)
+	Log     *slog.Logger
 	// Launches and Builds limit the number of concurrent steps of these weights.
 	Launches, Builds int
 }
@@ -118,7 +118,7 @@ func (l *Loop) Adopt(ctx context.Context, ids []cloud.VMID) error {
 	l.mu.Unlock()
 	for _, v := range adopted {
 		select {
-		case <-v.looked:
+		case <-v.observed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -164,7 +164,7 @@ func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.V
 func (l *Loop) get(id cloud.VMID) *vm {
 	v, ok := l.vms[id]
 	if !ok {
-		v = &vm{id: id, loop: l, wake: make(chan struct{}, 1), looked: make(chan struct{})}
+		v = &vm{id: id, loop: l, wake: make(chan struct{}, 1), observed: make(chan struct{})}
 		l.vms[id] = v
 		l.running.Go(v.run)
 	}

@@ -18,16 +18,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is a host in memory: for each VM the generation that was reached, and what happened.
+// host is a host in memory: for each VM the generation that it has reached, and the steps that ran.
 type host struct {
-	mu     sync.Mutex
-	done   map[cloud.VMID]uint64
-	log    []string
-	seen   map[cloud.VMID]cloud.Observation
-	forgot []cloud.VMID
-	active map[Weight]int
-	most   map[Weight]int
-	closed int
+	mu      sync.Mutex
+	done    map[cloud.VMID]uint64
+	log     []string
+	reports map[cloud.VMID]cloud.Observation
+	removed []cloud.VMID
+	active  map[Weight]int
+	most    map[Weight]int
+	closed  int
 
 	// Effects of the steps; both may be nil.
 	weigh func(want *agentv1.AssignedVm) Weight
@@ -37,7 +37,7 @@ type host struct {
 
 func newHost() *host {
 	return &host{
-		done: map[cloud.VMID]uint64{}, seen: map[cloud.VMID]cloud.Observation{}, active: map[Weight]int{},
+		done: map[cloud.VMID]uint64{}, reports: map[cloud.VMID]cloud.Observation{}, active: map[Weight]int{},
 		most: map[Weight]int{}, poke: map[cloud.VMID]chan struct{}{},
 	}
 }
@@ -53,12 +53,12 @@ func (h *host) start(t *testing.T) *Loop {
 		Report: func(o cloud.Observation) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.seen[o.VM] = o
+			h.reports[o.VM] = o
 		},
-		Forget: func(id cloud.VMID) {
+		Removed: func(id cloud.VMID) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.forgot = append(h.forgot, id)
+			h.removed = append(h.removed, id)
 		},
 		Log: slog.New(slog.DiscardHandler), Launches: 2, Builds: 1,
 	})
@@ -66,13 +66,13 @@ func (h *host) start(t *testing.T) *Loop {
 	return l
 }
 
-func (h *host) say(format string, args ...any) {
+func (h *host) record(format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.log = append(h.log, fmt.Sprintf(format, args...))
 }
 
-func (h *host) took() string {
+func (h *host) takeLog() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	out := strings.Join(h.log, " ")
@@ -80,7 +80,7 @@ func (h *host) took() string {
 	return out
 }
 
-// fake reaches a generation in one step. DESTROYED leaves nothing.
+// fake is a VM that reaches a generation in one step. DESTROYED removes it.
 type fake struct {
 	host *host
 	id   cloud.VMID
@@ -92,7 +92,7 @@ func (f *fake) Next(_ context.Context, want *agentv1.AssignedVm) (Step, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	have, exists := h.done[f.id]
-	s := Step{Seen: cloud.Observation{VM: f.id, Generation: have}, Gone: !exists}
+	s := Step{Observation: cloud.Observation{VM: f.id, Generation: have}, Gone: !exists}
 	destroy := want.GetPower() == agentv1.Power_POWER_DESTROYED
 	if want == nil || destroy && !exists || !destroy && have == want.GetGeneration() {
 		return s, nil
@@ -114,11 +114,11 @@ func (f *fake) Next(_ context.Context, want *agentv1.AssignedVm) (Step, error) {
 		}()
 		if h.act != nil {
 			if err := h.act(ctx, want); err != nil {
-				h.say("%s!g%d", f.id, want.GetGeneration())
+				h.record("%s!g%d", f.id, want.GetGeneration())
 				return err
 			}
 		}
-		h.say("%s:g%d", f.id, want.GetGeneration())
+		h.record("%s:g%d", f.id, want.GetGeneration())
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if destroy {
@@ -180,8 +180,8 @@ func TestNewestWins(t *testing.T) {
 			synctest.Wait()
 		}
 		pass(time.Minute)
-		require.Equal(t, "a:g1 a:g4", h.took())
-		require.EqualValues(t, 4, h.seen["a"].Generation)
+		require.Equal(t, "a:g1 a:g4", h.takeLog())
+		require.EqualValues(t, 4, h.reports["a"].Generation)
 	})
 }
 
@@ -208,7 +208,7 @@ func TestBackoff(t *testing.T) {
 		tries := len(at)
 		h.poke["a"] <- struct{}{}
 		synctest.Wait()
-		require.Len(t, at, tries, "an event hastened a try")
+		require.Len(t, at, tries, "an event shortened the pause")
 		l.Assign(assignments{"a": assigned(2, on)}, nil, false)
 		synctest.Wait()
 		require.Len(t, at, tries+1, "a new desired state was not tried at once")
@@ -222,9 +222,9 @@ func TestNoProgressIsAFailure(t *testing.T) {
 		tries := 0
 		l := New(Options{
 			Open: func(cloud.VMID) Reconciled {
-				return stuck(func(context.Context) error { tries++; return nil })
+				return withoutProgress(func(context.Context) error { tries++; return nil })
 			},
-			Report: func(cloud.Observation) {}, Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+			Report: func(cloud.Observation) {}, Removed: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)
 		l.Assign(assignments{"a": assigned(1, on)}, nil, false)
@@ -234,13 +234,13 @@ func TestNoProgressIsAFailure(t *testing.T) {
 	})
 }
 
-type stuck func(context.Context) error
+type withoutProgress func(context.Context) error
 
-func (s stuck) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+func (s withoutProgress) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
 	return Step{Name: "again", Do: s}, nil
 }
-func (stuck) Changed() <-chan struct{} { return nil }
-func (stuck) Close()                   {}
+func (withoutProgress) Changed() <-chan struct{} { return nil }
+func (withoutProgress) Close()                   {}
 
 // With limits of one build and two launches, launches run while builds wait, and light steps always run.
 func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
@@ -258,7 +258,7 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 		}
 		l.Assign(all, nil, false)
 		pass(61 * time.Second)
-		log := h.took()
+		log := h.takeLog()
 		require.Equal(t, 5, strings.Count(log, "0-"))
 		require.Equal(t, 2, strings.Count(log, "1-"))
 		require.Equal(t, 1, strings.Count(log, "2-"))
@@ -269,7 +269,7 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 }
 
 // A long build is cancelled when the VM is to be removed, but not by another desired state.
-func TestOnlyLeavingGivesUpAStep(t *testing.T) {
+func TestOnlyDestroyCancelsAStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.weigh = func(*agentv1.AssignedVm) Weight { return Build }
@@ -280,7 +280,7 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 		synctest.Wait()
 		l.Assign(assignments{"a": assigned(3, on)}, nil, false)
 		pass(time.Hour)
-		require.Empty(t, h.took())
+		require.Empty(t, h.takeLog())
 		h.mu.Lock()
 		h.act = func(ctx context.Context, want *agentv1.AssignedVm) error {
 			if want.GetPower() == destroyed {
@@ -291,23 +291,23 @@ func TestOnlyLeavingGivesUpAStep(t *testing.T) {
 		h.mu.Unlock()
 		l.Assign(assignments{"a": assigned(4, destroyed)}, nil, false)
 		synctest.Wait()
-		require.Equal(t, "a!g2 a:g4", h.took())
+		require.Equal(t, "a!g2 a:g4", h.takeLog())
 	})
 }
 
 // A VM on the host without assignment is reported and not changed, also when an assignment of other VMs arrives.
-func TestAdoptedIsLeftAlone(t *testing.T) {
+func TestAdoptedVMIsNotTouchedUnassigned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.done = map[cloud.VMID]uint64{"a": 3, "b": 4}
 		l := h.start(t)
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
-		require.Len(t, h.seen, 2)
+		require.Len(t, h.reports, 2)
 		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
 		l.Assign(assignments{"a": assigned(3, on)}, nil, false)
 		l.Assign(assignments{}, nil, false)
 		pass(time.Hour)
-		require.Empty(t, h.took())
+		require.Empty(t, h.takeLog())
 		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present())
 	})
 }
@@ -321,11 +321,11 @@ func TestLeaving(t *testing.T) {
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b"}))
 		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(1, on)}, nil, false)
 		synctest.Wait()
-		require.Equal(t, "a:g2", h.took())
-		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "forgotten before the control plane knew")
+		require.Equal(t, "a:g2", h.takeLog())
+		require.Equal(t, []cloud.VMID{"a", "b"}, l.Present(), "removed before it was reported")
 		l.Assign(assignments{"b": assigned(1, on)}, []cloud.VMID{"a"}, false)
 		synctest.Wait()
-		require.Equal(t, []cloud.VMID{"a"}, h.forgot)
+		require.Equal(t, []cloud.VMID{"a"}, h.removed)
 
 		h.mu.Lock()
 		h.act = func(context.Context, *agentv1.AssignedVm) error { return errors.New("busy") }
@@ -338,7 +338,7 @@ func TestLeaving(t *testing.T) {
 		h.log = nil
 		h.mu.Unlock()
 		pass(time.Minute)
-		require.Equal(t, "b:g1", h.took())
+		require.Equal(t, "b:g1", h.takeLog())
 		require.Empty(t, l.Present())
 		require.Empty(t, h.done)
 		require.Equal(t, 2, h.closed)
@@ -358,10 +358,10 @@ func TestStoredDestroysNothing(t *testing.T) {
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a", "b", "c"}))
 		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(2, on)}, []cloud.VMID{"c"}, true)
 		synctest.Wait()
-		require.Equal(t, "b:g2", h.took())
+		require.Equal(t, "b:g2", h.takeLog())
 		l.Assign(assignments{"a": assigned(2, destroyed), "b": assigned(2, on)}, []cloud.VMID{"c"}, false)
 		synctest.Wait()
-		log := strings.Fields(h.took())
+		log := strings.Fields(h.takeLog())
 		slices.Sort(log)
 		require.Equal(t, []string{"a:g2", "c:g0"}, log)
 	})
@@ -392,10 +392,10 @@ func TestFailedLook(t *testing.T) {
 		looks := 0
 		l := New(Options{
 			Open: func(cloud.VMID) Reconciled {
-				return blind(func() { looks++ })
+				return unobservable(func() { looks++ })
 			},
-			Report: func(cloud.Observation) { t.Error("reported what was not seen") },
-			Forget: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
+			Report:  func(cloud.Observation) { t.Error("reported what was not seen") },
+			Removed: func(cloud.VMID) {}, Log: slog.New(slog.DiscardHandler), Launches: 1, Builds: 1,
 		})
 		t.Cleanup(l.Close)
 		require.NoError(t, l.Adopt(t.Context(), []cloud.VMID{"a"}))
@@ -405,11 +405,11 @@ func TestFailedLook(t *testing.T) {
 	})
 }
 
-type blind func()
+type unobservable func()
 
-func (b blind) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
+func (b unobservable) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
 	b()
 	return Step{}, errors.New("cannot look")
 }
-func (blind) Changed() <-chan struct{} { return nil }
-func (blind) Close()                   {}
+func (unobservable) Changed() <-chan struct{} { return nil }
+func (unobservable) Close()                   {}

@@ -20,14 +20,14 @@ const (
 	maxRepeats = 3
 )
 
-var errNoProgress = errors.New("the same step was done again and again and changed nothing")
+var errNoProgress = errors.New("the step was repeated and changed nothing")
 
 // vm is the goroutine of one VM and its desired state.
 type vm struct {
-	id     cloud.VMID
-	loop   *Loop
-	wake   chan struct{} // capacity 1
-	looked chan struct{} // closed after the first observation
+	id       cloud.VMID
+	loop     *Loop
+	wake     chan struct{} // capacity 1
+	observed chan struct{} // closed after the first observation
 
 	// Guarded by loop.mu.
 	want       *agentv1.AssignedVm
@@ -81,14 +81,14 @@ func (v *vm) run() {
 		}
 		step, err := m.Next(v.loop.ctx, want)
 		if err == nil {
-			v.loop.o.Report(step.Seen)
+			v.loop.o.Report(step.Observation)
 			if noted != step.Note {
 				noted = step.Note
-				v.loop.o.Log.Warn(cmp.Or(noted, "the last warning about this VM is over"), "vm", v.id, "pid", step.Seen.PID)
+				v.loop.o.Log.Warn(cmp.Or(noted, "the last warning about this VM is over"), "vm", v.id, "pid", step.Observation.PID)
 			}
 		}
 		if first {
-			close(v.looked)
+			close(v.observed)
 		}
 		if err != nil {
 			if v.loop.ctx.Err() != nil {
@@ -156,8 +156,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still that
-// of the change given.
+// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still
+// that of the change given.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -172,7 +172,7 @@ func (v *vm) failed(t *attempts, name string, err error) {
 	t.again = time.Now().Add(pause/2 + rand.N(pause/2+1))
 	if t.logged != err.Error() {
 		t.logged = err.Error()
-		v.loop.o.Log.Warn("not done yet", "vm", v.id, "step", name, "err", err)
+		v.loop.o.Log.Warn("step failed", "vm", v.id, "step", name, "err", err)
 	}
 }
 
@@ -203,6 +203,6 @@ func (v *vm) removeIfGone(change uint64) bool {
 		return false
 	}
 	delete(v.loop.vms, v.id)
-	v.loop.o.Forget(v.id)
+	v.loop.o.Removed(v.id)
 	return true
 }

@@ -12,36 +12,30 @@ import (
 )
 
 var (
-	errLowerTerm   = errors.New("the member speaks for a term that is over")
+	errLowerTerm   = errors.New("the member sent a message of an earlier term")
 	errOutOfOrder  = errors.New("the member sent an older revision after a newer one")
 	errNotComplete = errors.New("the member sent a delta before its snapshot was complete")
-)
-
-// Mutants of the rules in this file; TestMutants detects each.
-const (
-	followLowerTerm  = "follow-lower-term"  // messages of a lower term are accepted
-	handOnIncomplete = "hand-on-incomplete" // a snapshot is delivered before its complete mark
 )
 
 // assembly builds assignments from the messages of a watch. It does no I/O; the caller stores and delivers the results.
 type assembly struct {
 	term     uint64      // highest ever seen
-	held     *Assignment // the newest complete one; nil before the first
+	current  *Assignment // the newest complete one; nil before the first
 	building *Assignment // the incomplete snapshot
-	whole    bool        // this stream's snapshot is complete
+	complete bool        // this stream's snapshot is complete
 }
 
 // begin starts a new stream and discards an incomplete snapshot of the last one.
-func (a *assembly) begin() { a.building, a.whole = nil, false }
+func (a *assembly) begin() { a.building, a.complete = nil, false }
 
 // add processes the next message of the stream. It returns the new assignment when one is complete, nil if more
 // messages must follow or nothing changed. After an error the stream must be abandoned; nothing of the rejected message
 // is kept.
 func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
-	if m.GetTerm() < a.term && !mutant.On(followLowerTerm) {
+	if m.GetTerm() < a.term && !mutant.On(mutant.FollowLowerTerm) {
 		return nil, fmt.Errorf("%w: term %d, seen %d", errLowerTerm, m.GetTerm(), a.term)
 	}
-	if a.whole {
+	if a.complete {
 		return a.delta(m)
 	}
 	b := a.building
@@ -60,10 +54,10 @@ func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	}
 	b.Images = append(b.Images, m.GetImages()...)
 	a.term, a.building = m.GetTerm(), b
-	if !m.GetComplete() && !mutant.On(handOnIncomplete) {
+	if !m.GetComplete() && !mutant.On(mutant.DeliverIncomplete) {
 		return nil, nil
 	}
-	a.held, a.building, a.whole = b, nil, true
+	a.current, a.building, a.complete = b, nil, true
 	return b, nil
 }
 
@@ -71,14 +65,14 @@ func (a *assembly) delta(m *agentv1.WatchResponse) (*Assignment, error) {
 	if !m.GetComplete() {
 		return nil, errNotComplete
 	}
-	if m.GetRevision() < a.held.Revision {
+	if m.GetRevision() < a.current.Revision {
 		return nil, errOutOfOrder
 	}
 	a.term = m.GetTerm()
 	if len(m.GetVms()) == 0 && len(m.GetReleasedVms()) == 0 && len(m.GetImages()) == 0 {
 		return nil, nil // a console request or a keepalive
 	}
-	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.held.VMs), Images: slices.Clone(a.held.Images)}
+	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.current.VMs), Images: slices.Clone(a.current.Images)}
 	for _, vm := range m.GetVms() {
 		n.VMs[cloud.VMID(vm.GetVmId())] = vm
 	}
@@ -91,6 +85,6 @@ func (a *assembly) delta(m *agentv1.WatchResponse) (*Assignment, error) {
 			n.Images = append(n.Images, sha)
 		}
 	}
-	a.held = n
+	a.current = n
 	return n, nil
 }

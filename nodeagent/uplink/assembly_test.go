@@ -13,7 +13,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// A watch as a script: what each message leads to. A VM is written id:generation.
+// TestAssembly runs scripts of watch messages and prints the resulting assignments. A VM is written id:generation.
 func TestAssembly(t *testing.T) {
 	datadriven.Walk(t, "testdata/assembly", func(t *testing.T, path string) {
 		var a assembly
@@ -54,7 +54,8 @@ func TestAssembly(t *testing.T) {
 	})
 }
 
-// violation plays a watch in which every message tries to be believed too early or too late, and says which one was.
+// violation plays watches in which an assignment could be delivered too early or from an old term, and returns a
+// description of the first one that was, or "".
 func violation() string {
 	for _, c := range []struct {
 		what     string
@@ -75,7 +76,7 @@ func violation() string {
 	return ""
 }
 
-func TestNothingIsBelievedTooEarlyOrTooLate(t *testing.T) { require.Empty(t, violation()) }
+func TestOnlyCompleteAssignmentsAreDelivered(t *testing.T) { require.Empty(t, violation()) }
 
 func show(a *Assignment) string {
 	out := fmt.Sprintf("term %d revision %d:", a.Term, a.Revision)

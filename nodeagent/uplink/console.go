@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// consolesAtOnce is the maximum number of consoles sent at the same time, equal to the control plane's own limit.
+	// maxConsoles is the maximum number of consoles sent at the same time, equal to the control plane's own limit.
 	// The control plane limits each tenant to a part of them.
-	consolesAtOnce = 64
+	maxConsoles = 64
 	// consoleChunk is the maximum size of one message, in bytes.
 	consoleChunk = 32 << 10
 	// consoleRate is the sustained rate per console, in bytes per second. The first consoleBurst bytes are sent at
@@ -35,15 +35,15 @@ type consoles struct {
 
 func newConsoles(o Options) *consoles { return &consoles{o: o, open: map[string]context.CancelFunc{}} }
 
-// begin sets the session on which consoles are sent.
-func (c *consoles) begin(ctx context.Context, agent agentv1.AgentServiceClient) {
+// setSession sets the session on which consoles are sent.
+func (c *consoles) setSession(ctx context.Context, agent agentv1.AgentServiceClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ctx, c.agent = ctx, agent
 }
 
-// hangUp cancels all consoles and waits for their goroutines.
-func (c *consoles) hangUp() {
+// cancelAll cancels all consoles and waits for their goroutines.
+func (c *consoles) cancelAll() {
 	c.mu.Lock()
 	for _, cancel := range c.open {
 		cancel()
@@ -53,8 +53,8 @@ func (c *consoles) hangUp() {
 	c.running.Wait()
 }
 
-// take starts or cancels one console. A request that is already being executed is not started again.
-func (c *consoles) take(r *agentv1.ConsoleRequest) {
+// handle starts or cancels one console. A request that is already being executed is not started again.
+func (c *consoles) handle(r *agentv1.ConsoleRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cancel, known := c.open[r.GetRequestId()]
@@ -73,10 +73,10 @@ func (c *consoles) take(r *agentv1.ConsoleRequest) {
 	switch {
 	case c.o.Console == nil:
 		refused = "this host serves no consoles"
-	case len(c.open) > consolesAtOnce:
+	case len(c.open) > maxConsoles:
 		refused = "too many consoles are being read on this host"
 	}
-	if len(c.open) > 4*consolesAtOnce { // refusals are limited too
+	if len(c.open) > 4*maxConsoles { // refusals are limited too
 		delete(c.open, r.GetRequestId())
 		cancel()
 		return
@@ -106,7 +106,7 @@ func (c *consoles) send(ctx context.Context, agent agentv1.AgentServiceClient, r
 		return err
 	}
 	if refused == "" {
-		w := &consoleWriter{ctx: ctx, stream: stream, credit: consoleBurst, at: time.Now()}
+		w := &consoleWriter{ctx: ctx, stream: stream, credit: consoleBurst, updated: time.Now()}
 		if err := c.o.Console(ctx, cloud.VMID(r.GetVmId()), r.GetTailBytes(), r.GetFollow(), w); err != nil {
 			refused = err.Error()
 		}
@@ -116,7 +116,7 @@ func (c *consoles) send(ctx context.Context, agent agentv1.AgentServiceClient, r
 			return err
 		}
 	}
-	stop := time.AfterFunc(answerWithin, cancel)
+	stop := time.AfterFunc(callTimeout, cancel)
 	defer stop.Stop()
 	_, err = stream.CloseAndRecv()
 	return err
@@ -128,17 +128,17 @@ type consoleStream interface {
 
 // consoleWriter sends in chunks, limited to consoleRate. Write blocks while the receiver does not read.
 type consoleWriter struct {
-	ctx    context.Context
-	stream consoleStream
-	credit int // bytes that may be sent at once
-	at     time.Time
+	ctx     context.Context
+	stream  consoleStream
+	credit  int // bytes that may be sent at once
+	updated time.Time
 }
 
 func (w *consoleWriter) Write(p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) {
 		chunk := p[sent:min(len(p), sent+consoleChunk)]
-		if err := w.pay(len(chunk)); err != nil {
+		if err := w.throttle(len(chunk)); err != nil {
 			return sent, err
 		}
 		if err := w.stream.Send(&agentv1.SendConsoleRequest{Data: chunk}); err != nil {
@@ -149,11 +149,11 @@ func (w *consoleWriter) Write(p []byte) (int, error) {
 	return sent, nil
 }
 
-// pay waits until n bytes may be sent.
-func (w *consoleWriter) pay(n int) error {
+// throttle waits until n bytes may be sent.
+func (w *consoleWriter) throttle(n int) error {
 	now := time.Now()
-	w.credit = min(consoleBurst, w.credit+int(now.Sub(w.at).Seconds()*consoleRate))
-	w.at = now
+	w.credit = min(consoleBurst, w.credit+int(now.Sub(w.updated).Seconds()*consoleRate))
+	w.updated = now
 	w.credit -= n
 	if w.credit >= 0 {
 		return w.ctx.Err()

@@ -25,8 +25,8 @@ type identity struct {
 	dir string
 	key ed25519.PrivateKey
 
-	mu   sync.Mutex // guards held
-	held *credential
+	mu      sync.Mutex // guards current
+	current *credential
 }
 
 // credential holds a node certificate and its related data. It is immutable.
@@ -50,7 +50,7 @@ func openIdentity(dir string) (*identity, error) {
 	if err != nil || !ok {
 		return id, err
 	}
-	if id.held, err = id.read(&c); err != nil {
+	if id.current, err = id.parse(&c); err != nil {
 		return nil, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, credentialFile), err)
 	}
 	return id, nil
@@ -89,7 +89,7 @@ func makeKey(dir string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode node key: %w", err)
 	}
-	return key, replace(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
+	return key, writeFile(dir, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // request returns a CSR for the host's key. The control plane ignores its subject.
@@ -104,30 +104,30 @@ func (id *identity) request() ([]byte, error) {
 func (id *identity) credential() *credential {
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	return id.held
+	return id.current
 }
 
-// take verifies a credential from the control plane and stores it. If pin is not empty, the authority must match it.
-func (id *identity) take(c *agentv1.Credential, pin string) error {
+// accept verifies a credential from the control plane and stores it. If pin is not empty, the authority must match it.
+func (id *identity) accept(c *agentv1.Credential, pin string) error {
 	if pin != "" {
 		if _, err := mtls.ParsePinned(c.GetAuthority(), pin); err != nil {
 			return err
 		}
 	}
-	held, err := id.read(c)
+	accepted, err := id.parse(c)
 	if err != nil {
-		return fmt.Errorf("the control plane gave a bad certificate: %w", err)
+		return fmt.Errorf("the control plane issued an invalid certificate: %w", err)
 	}
 	if err := store(id.dir, credentialFile, c); err != nil {
 		return err
 	}
 	id.mu.Lock()
 	defer id.mu.Unlock()
-	id.held = held
+	id.current = accepted
 	return nil
 }
 
-func (id *identity) read(c *agentv1.Credential) (*credential, error) {
+func (id *identity) parse(c *agentv1.Credential) (*credential, error) {
 	leaf, err := x509.ParseCertificate(c.GetCertificate())
 	if err != nil {
 		return nil, fmt.Errorf("parse certificate: %w", err)
@@ -142,16 +142,16 @@ func (id *identity) read(c *agentv1.Credential) (*credential, error) {
 	if public, ok := leaf.PublicKey.(ed25519.PublicKey); !ok || !public.Equal(id.key.Public()) {
 		return nil, errors.New("it is for another key")
 	}
-	party, err := mtls.Of(leaf)
+	subject, err := mtls.IDOf(leaf)
 	if err != nil {
 		return nil, err
 	}
-	if party.Kind != mtls.Node || party.Name != c.GetNodeId() {
-		return nil, fmt.Errorf("it names %s, want node %s", party, c.GetNodeId())
+	if subject.Kind != mtls.Node || subject.Name != c.GetNodeId() {
+		return nil, fmt.Errorf("it names %s, want node %s", subject, c.GetNodeId())
 	}
 	return &credential{
 		cert:      &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: id.key, Leaf: leaf},
-		authority: authority, cluster: party.Cluster, node: cloud.NodeID(c.GetNodeId()), members: c.GetMembers(),
+		authority: authority, cluster: subject.Cluster, node: cloud.NodeID(c.GetNodeId()), members: c.GetMembers(),
 	}, nil
 }
 
@@ -165,12 +165,12 @@ func (c *credential) renewAt() time.Time {
 }
 
 // client returns the TLS configuration of a client that presents this credential.
-func (c *credential) client() *tls.Config { return c.clientTelling(func(string) {}) }
+func (c *credential) client() *tls.Config { return c.clientReporting(func(string) {}) }
 
-// clientTelling returns the configuration of client, extended by a callback: if another authority signed the server's
-// certificate, it calls stranger with the cluster that the certificate names. That name is unverified and only for
+// clientReporting returns the configuration of client, extended by a callback: if another authority signed the server's
+// certificate, it calls foreign with the cluster that the certificate names. That name is unverified and only for
 // messages.
-func (c *credential) clientTelling(stranger func(cluster string)) *tls.Config {
+func (c *credential) clientReporting(foreign func(cluster string)) *tls.Config {
 	own := func() (*tls.Certificate, error) { return c.cert, nil }
 	config := mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
 	verify := config.VerifyConnection
@@ -181,15 +181,15 @@ func (c *credential) clientTelling(stranger func(cluster string)) *tls.Config {
 			return err
 		}
 		if id, ok := mtls.PeerID(state); ok && id.Kind == mtls.Member {
-			stranger(id.Cluster)
+			foreign(id.Cluster)
 		}
 		return err
 	}
 	return config
 }
 
-// names reports whether a pin matches this credential's authority.
-func (c *credential) names(pin string) bool { return mtls.Pin(c.authority) == pin }
+// matchesPin reports whether a pin matches this credential's authority.
+func (c *credential) matchesPin(pin string) bool { return mtls.Pin(c.authority) == pin }
 
 // pinOf returns the fingerprint of the authority from a join token.
 func pinOf(token string) (string, error) {

@@ -13,11 +13,11 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// imageWithin is the maximum wait for the next chunk of an image.
-const imageWithin = 15 * time.Second
+// imageChunkTimeout is the maximum wait for the next chunk of an image.
+const imageChunkTimeout = 15 * time.Second
 
 // ErrNoImage means that no member returned the image: each one either has no verified copy or did not respond.
-var ErrNoImage = errors.New("no member gives the image")
+var ErrNoImage = errors.New("no member provides the image")
 
 // FetchImage opens an image for reading from an offset: from the member of the current session, else from any other.
 // The caller must verify the content and close the reader. After a read error, the caller may call FetchImage again
@@ -25,15 +25,15 @@ var ErrNoImage = errors.New("no member gives the image")
 func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io.ReadCloser, error) {
 	request := &agentv1.ReadImageRequest{Sha256: sha256, Offset: offset}
 	l.mu.Lock()
-	current, asked := l.current, l.status.Member
+	current, tried := l.current, l.status.Member
 	l.mu.Unlock()
-	var trouble error
+	var lastErr error
 	if current != nil {
 		r, err := openImage(ctx, current, request)
 		if err == nil {
 			return r, nil
 		}
-		trouble = err
+		lastErr = err
 	}
 	credential := l.identity.credential()
 	if credential == nil {
@@ -43,7 +43,7 @@ func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if current != nil && addr == asked {
+		if current != nil && addr == tried {
 			continue
 		}
 		conn, err := dial(addr, credential.client())
@@ -56,11 +56,11 @@ func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io
 			return r, nil
 		}
 		conn.Close()
-		if trouble == nil || code(trouble) == codes.NotFound {
-			trouble = err
+		if lastErr == nil || code(lastErr) == codes.NotFound {
+			lastErr = err
 		}
 	}
-	return nil, fmt.Errorf("%w: %w", ErrNoImage, trouble)
+	return nil, fmt.Errorf("%w: %w", ErrNoImage, lastErr)
 }
 
 // openImage opens a stream and waits for its first chunk, so that the error of a member without the image is returned
@@ -108,7 +108,7 @@ func (r *imageReader) Read(p []byte) (int, error) {
 
 // fill receives the next chunk. After an error, later reads return the same error.
 func (r *imageReader) fill() error {
-	stalled := time.AfterFunc(imageWithin, func() { r.cancel(errStalled) })
+	stalled := time.AfterFunc(imageChunkTimeout, func() { r.cancel(errStalled) })
 	m, err := r.stream.Recv()
 	stalled.Stop()
 	if err != nil {

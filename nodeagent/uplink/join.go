@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// answerWithin is the timeout of a call that changes something on the control plane.
-const answerWithin = 10 * time.Second
+// callTimeout is the timeout of a call that changes something on the control plane.
+const callTimeout = 10 * time.Second
 
-// refusals holds the codes after which a Join is not retried: the same token and name would fail again.
-var refusals = map[codes.Code]bool{
+// finalCodes holds the codes after which a Join is not retried: the same token and name would fail again.
+var finalCodes = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.NotFound: true,
 	codes.AlreadyExists: true, codes.Unimplemented: true,
 }
@@ -25,7 +25,7 @@ var refusals = map[codes.Code]bool{
 // member after the other until one responds.
 func (l *Link) join(ctx context.Context) error {
 	if c := l.identity.credential(); c != nil {
-		if leaves, err := l.leaves(c); !leaves {
+		if leaves, err := l.mustLeave(c); !leaves {
 			return err
 		}
 		l.o.Log.Warn("leaving the cluster for that of the join token", "cluster", c.cluster, "node", c.node)
@@ -39,11 +39,11 @@ func (l *Link) join(ctx context.Context) error {
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case refusals[code(err)] || errors.Is(err, errToken) || errors.Is(err, errKeep):
+		case finalCodes[code(err)] || errors.Is(err, errToken) || errors.Is(err, errStoreIdentity):
 			return err
 		}
 		l.o.Log.Warn("not joined yet", "member", addr, "err", err)
-		r.missed(err)
+		r.failed(err)
 		if err := r.wait(ctx, len(l.members())); err != nil {
 			return err
 		}
@@ -51,12 +51,12 @@ func (l *Link) join(ctx context.Context) error {
 }
 
 // errToken is wrapped by errors about the host's own join token.
-var errToken = errors.New("no join token that could be used (`trivet node token` makes one)")
+var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
-// leaves reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and the
-// token is of another one. After the move the option has no effect, so that it may stay in the configuration. A token
-// alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
-func (l *Link) leaves(c *credential) (bool, error) {
+// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and
+// the token is of another one. After the move the option has no effect, so that it may stay in the configuration. A
+// token alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
+func (l *Link) mustLeave(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
 	}
@@ -68,14 +68,14 @@ func (l *Link) leaves(c *credential) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", errToken, err)
 	}
-	if c.names(pin) {
+	if c.matchesPin(pin) {
 		return false, fmt.Errorf("%w: leave-cluster: the join token is of cluster %s itself", errToken, c.cluster)
 	}
 	return true, nil
 }
 
-// errKeep is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
-var errKeep = errors.New("cannot keep the host's identity")
+// errStoreIdentity is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
+var errStoreIdentity = errors.New("cannot store the host's identity")
 
 func (l *Link) joinAt(ctx context.Context, addr string) error {
 	token, err := l.o.Token()
@@ -95,7 +95,7 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	answer, err := agentv1.NewAgentServiceClient(conn).Join(ctx, &agentv1.JoinRequest{
 		Protocol: Protocol, Token: token, Csr: csr, Name: l.o.Name,
@@ -103,28 +103,28 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
-	l.handing.Lock()
-	defer l.handing.Unlock()
-	if had := l.identity.credential(); had == nil || !had.names(pin) || string(had.node) != answer.GetNodeId() {
-		if err := l.kept.forget(); err != nil {
-			return fmt.Errorf("%w: %w", errKeep, err)
+	l.deliverMu.Lock()
+	defer l.deliverMu.Unlock()
+	if previous := l.identity.credential(); previous == nil || !previous.matchesPin(pin) || string(previous.node) != answer.GetNodeId() {
+		if err := l.disk.clear(); err != nil {
+			return fmt.Errorf("%w: %w", errStoreIdentity, err)
 		}
 		l.stored, l.assembly = nil, assembly{}
-		if had != nil {
+		if previous != nil {
 			l.o.Assign(Assignment{}) // the other node's desired state no longer applies
 		}
 	}
-	if err := l.identity.take(answer, pin); err != nil {
-		return fmt.Errorf("%w: %w", errKeep, err)
+	if err := l.identity.accept(answer, pin); err != nil {
+		return fmt.Errorf("%w: %w", errStoreIdentity, err)
 	}
 	l.o.Log.Info("joined", "cluster", l.identity.credential().cluster, "node", answer.GetNodeId())
 	return nil
 }
 
-// revive gets a new certificate for a host whose certificate expired while it was offline: with the old certificate
-// within the control plane's grace period, afterwards only with a new token.
-func (l *Link) revive(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
-	if time.Since(l.renewed) < renewAgain {
+// renewExpired gets a new certificate for a host whose certificate expired while it was offline: with the old
+// certificate within the control plane's grace period, afterwards only with a new token.
+func (l *Link) renewExpired(ctx context.Context, agent agentv1.AgentServiceClient, addr string) error {
+	if time.Since(l.renewed) < minRenewInterval {
 		return errClock
 	}
 	renewal := l.renewNow(ctx, agent)
@@ -132,7 +132,7 @@ func (l *Link) revive(ctx context.Context, agent agentv1.AgentServiceClient, add
 		return nil
 	}
 	if err := l.rejoin(ctx, addr); err != nil {
-		return fmt.Errorf("the host's certificate ran out at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
+		return fmt.Errorf("the host's certificate expired at %s: %w; %w", l.identity.credential().cert.Leaf.NotAfter.Format(time.RFC3339), renewal, err)
 	}
 	return nil
 }
@@ -143,27 +143,27 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errToken, err)
 	}
-	if pin, err := pinOf(token); err == nil && !l.identity.credential().names(pin) {
+	if pin, err := pinOf(token); err == nil && !l.identity.credential().matchesPin(pin) {
 		return fmt.Errorf("%w: the one that is set is of another cluster", errToken)
 	}
 	return l.joinAt(ctx, addr)
 }
 
 // errClock reports that a new certificate has already expired.
-var errClock = errors.New("the certificate that the control plane has just given is over already: is this host's clock right?")
+var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
 // errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
 // opened.
 var errRenewed = errors.New("the certificate was renewed")
 
-// renewAgain is the minimum time between two renewals, and between two attempts. A renewal is due when half of the
-// certificate's lifetime is left.
-const renewAgain = time.Minute
+// minRenewInterval is the minimum time between two renewals, and between two attempts. A renewal is due when half of
+// the certificate's lifetime is left.
+const minRenewInterval = time.Minute
 
 // renew waits until half of the certificate's lifetime is over, gets a new one, and returns errRenewed.
 func (l *Link) renew(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	for {
-		wait := max(time.Until(l.identity.credential().renewAt()), renewAgain-time.Since(l.renewed))
+		wait := max(time.Until(l.identity.credential().renewAt()), minRenewInterval-time.Since(l.renewed))
 		due := time.NewTimer(wait)
 		select {
 		case <-due.C:
@@ -180,7 +180,7 @@ func (l *Link) renew(ctx context.Context, agent agentv1.AgentServiceClient) erro
 		}
 		l.o.Log.Warn("certificate not renewed yet", "until", l.identity.credential().cert.Leaf.NotAfter, "err", err)
 		select {
-		case <-time.After(renewAgain):
+		case <-time.After(minRenewInterval):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -192,12 +192,12 @@ func (l *Link) renewNow(ctx context.Context, agent agentv1.AgentServiceClient) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	answer, err := agent.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 	if err != nil {
 		return fmt.Errorf("renew certificate: %w", err)
 	}
 	l.renewed = time.Now()
-	return l.identity.take(answer, "")
+	return l.identity.accept(answer, "")
 }

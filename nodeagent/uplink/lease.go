@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	beatEvery  = 5 * time.Second
-	beatWithin = 3 * time.Second
+	heartbeatInterval = 5 * time.Second
+	heartbeatTimeout  = 3 * time.Second
 )
 
 // lease holds the time until which this host may run VMs that could also run elsewhere.
@@ -37,29 +37,29 @@ func (l *lease) get() (time.Time, bool) {
 	return l.until, !l.until.IsZero()
 }
 
-// sessionEnds holds the gRPC codes of a heartbeat after which the agent tries another member. Other errors concern this
+// sessionEndingCodes holds the gRPC codes of a heartbeat after which the agent tries another member. Other errors concern this
 // host, and every member would return the same.
-var sessionEnds = map[codes.Code]bool{
+var sessionEndingCodes = map[codes.Code]bool{
 	codes.Unavailable: true, codes.DeadlineExceeded: true, codes.FailedPrecondition: true, codes.Aborted: true,
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// beat sends heartbeats until ctx ends or an error requires another member.
-func (l *Link) beat(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
-	var said string
-	tick := time.NewTicker(beatEvery)
+// sendHeartbeats sends heartbeats until ctx ends or an error requires another member.
+func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
+	var lastText string
+	tick := time.NewTicker(heartbeatInterval)
 	defer tick.Stop()
 	for {
-		err := l.beatOnce(ctx, node, lasts)
+		err := l.sendHeartbeat(ctx, node, lasts)
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			said = ""
-		case sessionEnds[code(err)]:
+			lastText = ""
+		case sessionEndingCodes[code(err)]:
 			return err
-		case said != err.Error():
-			said = err.Error()
+		case lastText != err.Error():
+			lastText = err.Error()
 			l.o.Log.Warn("heartbeat refused", "err", err)
 		}
 		select {
@@ -70,10 +70,10 @@ func (l *Link) beat(ctx context.Context, node vmv1.NodeServiceClient, lasts time
 	}
 }
 
-func (l *Link) beatOnce(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
+func (l *Link) sendHeartbeat(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	request := l.o.Heartbeat()
 	request.NodeId, request.Name, request.AgentVersion = string(l.Node()), l.o.Name, l.o.Version
-	ctx, cancel := context.WithTimeout(ctx, beatWithin)
+	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 	defer cancel()
 	sent := time.Now()
 	if _, err := node.HeartbeatNode(ctx, request); err != nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// of is a member of a cluster of that id.
+// of returns a member of the cluster with that ID.
 func of(t *testing.T, cluster string, seed byte) *member {
 	a, err := mtls.NewAuthority(cluster, bytes.Repeat([]byte{seed}, ed25519.SeedSize))
 	require.NoError(t, err)
 	return newMember(t, a)
 }
 
-// says waits for a line of the log that has all texts.
+// says waits for a log line that contains all texts.
 func (a *agent) says(t *testing.T, texts ...string) string {
 	for {
 		line, all := next(t, a.logged), true
@@ -35,22 +35,22 @@ func (a *agent) says(t *testing.T, texts ...string) string {
 	}
 }
 
-// joined makes the directory of a host of m's cluster that was told to look like "a" in term 9.
+// joined makes the directory of a host that joined m's cluster and has an assignment with VM "a" in term 9.
 func joined(t *testing.T, m *member) (dir string) {
 	dir = t.TempDir()
 	a := open(t, dir, nil, m).run(t)
 	next(t, m.joins)
 	next(t, m.watches)
-	m.say <- snapshot(9, 50, "a")
+	m.send <- snapshot(9, 50, "a")
 	next(t, a.assigned)
 	a.stop()
 	require.FileExists(t, filepath.Join(dir, assignmentFile))
 	return dir
 }
 
-// Where the host's cluster was, there is another: it was restored. The host says so in one line, with what helps, and
-// stays who it is, also when it is given a token; told to leave its cluster, it joins the other with its key, and begins
-// anew with terms and wishes.
+// At the address of the host's cluster is another one, restored from a backup. The host logs this in one line with what
+// to do, and keeps its identity even if it gets a token. With Options.Leave it joins the other cluster with its key,
+// and discards terms and desired states.
 func TestLeaveCluster(t *testing.T) {
 	lost, restored := of(t, "1234", 1), of(t, "5678", 2)
 	dir := joined(t, lost)
@@ -62,7 +62,7 @@ func TestLeaveCluster(t *testing.T) {
 	for _, leave := range []string{"", "99"} { // nor by the name of another
 		a := open(t, dir, in(leave), restored).run(t)
 		require.Equal(t, "1234", a.Cluster())
-		line := a.says(t, "no session", "member of cluster 5678", "this host is of cluster 1234", "trivet node token", "--leave-cluster 1234")
+		line := a.says(t, "no session", "member of cluster 5678", "this host belongs to cluster 1234", "trivet node token", "--leave-cluster 1234")
 		require.Equal(t, 1, strings.Count(line, "\n"))
 		a.stop()
 		require.Empty(t, restored.joins)
@@ -78,21 +78,21 @@ func TestLeaveCluster(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, a.identity.key.Public(), csr.PublicKey)
 	next(t, restored.watches)
-	restored.say <- snapshot(3, 20, "b")
+	restored.send <- snapshot(3, 20, "b")
 	dropped := next(t, a.assigned)
-	require.Zero(t, dropped.Term, "what the lost cluster wished for ends before the host is in another")
+	require.Zero(t, dropped.Term, "the lost cluster's assignment ends before the host joins another one")
 	require.Empty(t, dropped.VMs)
 	require.EqualValues(t, 3, next(t, a.assigned).Term, "a lower term than the lost cluster's")
 	require.Equal(t, "5678", a.Cluster())
 	a.stop()
 
-	// Told so once more it stays.
+	// With the same option it stays after a restart.
 	open(t, dir, in("1234"), restored).run(t)
 	next(t, restored.watches)
 	require.Empty(t, restored.joins)
 }
 
-// Told to leave without a token of another cluster the host does not become a node of none.
+// With Options.Leave but without a token of another cluster, the host does not leave its cluster.
 func TestLeaveNeedsAToken(t *testing.T) {
 	m := of(t, "1234", 1)
 	dir := joined(t, m)
@@ -108,7 +108,7 @@ func TestLeaveNeedsAToken(t *testing.T) {
 	require.Empty(t, m.joins)
 }
 
-// A host whose certificate is long over does not leave its cluster for that of a token that lies about.
+// A host whose certificate expired long ago does not join another cluster only because it has that cluster's token.
 func TestExpiredStays(t *testing.T) {
 	m, other := of(t, "1234", 1), of(t, "5678", 2)
 	m.set(func() { m.life = -2 * time.Hour })
@@ -120,7 +120,7 @@ func TestExpiredStays(t *testing.T) {
 	require.Empty(t, other.joins)
 	a.stop()
 
-	// In its own cluster it is the node that it was, so that nothing is forgotten.
+	// In its own cluster the host keeps its ID, so that its VMs stay placed on it.
 	m.set(func() { m.life = time.Hour })
 	next(t, m.joins)
 	a = open(t, dir, nil, m).run(t)

@@ -31,7 +31,7 @@ import (
 
 const wait = 30 * time.Second // against hanging, never to be reached
 
-// member is a control-plane member as an agent sees it, behind real mutual TLS. What it says is the test's.
+// member is a fake member behind real mutual TLS. The test decides what it sends.
 type member struct {
 	agentv1.UnimplementedAgentServiceServer
 	vmv1.UnimplementedNodeServiceServer
@@ -47,22 +47,23 @@ type member struct {
 	console chan *agentv1.SendConsoleRequest
 	renewed chan *agentv1.RenewRequest
 	denied  chan struct{} // watches that were refused
-	// say is what the watch sends; nil ends the stream. Said after the watch came, so that no earlier one takes it.
-	say  chan *agentv1.WatchResponse
+	// send holds the messages of the watch; nil ends the stream. Send to it after the watch has begun, so that no
+	// earlier watch takes the message.
+	send chan *agentv1.WatchResponse
 	turn chan struct{} // capacity 1: one watch at a time
 
-	mu       sync.Mutex // guards what follows
-	leader   string     // not us: redirect there
-	out      string     // the reason for which hosts are refused until they join again
-	secret   string     // of the one token that is good
-	joinErr  error      // said after the certificate is made: the lost answer
-	beatErr  error
-	life     time.Duration // of certificates; 24 h unless set
-	stale    bool          // renewals give no longer life
-	images   map[string][]byte
-	imageErr error
-	issued   []*x509.Certificate
-	fellows  []string
+	mu           sync.Mutex // guards what follows
+	leader       string     // not us: redirect there
+	excluded     string     // the reason for which hosts are refused until they join again
+	secret       string     // of the one token that is good
+	joinErr      error      // said after the certificate is made: the lost answer
+	beatErr      error
+	life         time.Duration // of certificates; 24 h unless set
+	stale        bool          // renewals give no longer life
+	images       map[string][]byte
+	imageErr     error
+	issued       []*x509.Certificate
+	otherMembers []string
 }
 
 func testAuthority(t *testing.T, seed byte) *mtls.Authority {
@@ -77,7 +78,7 @@ func newMember(t *testing.T, a *mtls.Authority) *member {
 		joins: make(chan *agentv1.JoinRequest, 100), watches: make(chan *agentv1.WatchRequest, 100),
 		reports: make(chan *agentv1.ReportRequest, 100), beats: make(chan *vmv1.HeartbeatNodeRequest, 100),
 		console: make(chan *agentv1.SendConsoleRequest, 1000), renewed: make(chan *agentv1.RenewRequest, 100),
-		denied: make(chan struct{}, 100), say: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
+		denied: make(chan struct{}, 100), send: make(chan *agentv1.WatchResponse, 100), turn: make(chan struct{}, 1),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -101,14 +102,14 @@ func (m *member) token() string {
 	return "id." + m.secret + "." + mtls.Pin(m.authority.Certificate())
 }
 
-// refuse is what a host is told that was put out.
+// refuse returns the error that an excluded host gets.
 func (m *member) refuse() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.out == "" {
+	if m.excluded == "" {
 		return nil
 	}
-	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.out, Domain: "trivet"})
+	s, err := status.New(codes.PermissionDenied, "you are out").WithDetails(&errdetails.ErrorInfo{Reason: m.excluded, Domain: "trivet"})
 	if err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func (m *member) issue(csr []byte) (*agentv1.Credential, error) {
 		return nil, err
 	}
 	m.issued = append(m.issued, cert)
-	fellows := m.fellows
+	fellows := m.otherMembers
 	if fellows == nil {
 		fellows = []string{m.addr}
 	}
@@ -169,7 +170,7 @@ func (m *member) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1.Crede
 		err, m.joinErr = m.joinErr, nil
 		return nil, err
 	}
-	m.out = ""
+	m.excluded = ""
 	return c, err
 }
 
@@ -201,7 +202,7 @@ func (m *member) Watch(r *agentv1.WatchRequest, stream grpc.ServerStreamingServe
 	m.watches <- r
 	for {
 		select {
-		case message := <-m.say:
+		case message := <-m.send:
 			if message == nil {
 				return status.Error(codes.Unavailable, "stepping down")
 			}
@@ -265,7 +266,7 @@ func (m *member) SendConsole(stream grpc.ClientStreamingServer[agentv1.SendConso
 	}
 }
 
-// agent is a Link under test, and what it handed on.
+// agent is a Link under test, with the assignments that it delivered.
 type agent struct {
 	*Link
 	assigned chan Assignment
@@ -274,7 +275,7 @@ type agent struct {
 	done     chan error
 }
 
-// open makes a link in dir that knows these members; change may be nil.
+// open opens a Link in dir with these members as seeds; change may be nil.
 func open(t *testing.T, dir string, change func(*Options), members ...*member) *agent {
 	a := &agent{assigned: make(chan Assignment, 100), logged: make(chan string, 1000), done: make(chan error, 1)}
 	o := Options{
@@ -321,14 +322,14 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// next is what comes out of a channel.
+// next receives a value from a channel.
 func next[T any](t *testing.T, from chan T) T {
 	t.Helper()
 	select {
 	case v := <-from:
 		return v
 	case <-time.After(wait):
-		require.FailNow(t, "nothing came")
+		require.FailNow(t, "no file was created")
 		panic("unreachable")
 	}
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each broken rule shows in what is handed on.
+// violation detects each mutant of this package.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
-	for _, name := range []string{followLowerTerm, handOnIncomplete} {
+	for _, name := range []string{mutant.FollowLowerTerm, mutant.DeliverIncomplete} {
 		mutant.Set(name)
 		require.NotEmpty(t, violation(), name)
 	}

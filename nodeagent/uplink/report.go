@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// reportAll is the interval at which all observations are sent again, changed or not.
-	reportAll = 30 * time.Second
+	// reportAllInterval is the interval at which all observations are sent again, changed or not.
+	reportAllInterval = 30 * time.Second
 	// reportBatch is the maximum number of observations per message, and reportBytes their total size in bytes, which
 	// the last observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
 	reportBatch = 100
@@ -32,84 +32,84 @@ const (
 
 var errReportsEnded = errors.New("the member ended the stream of reports")
 
-// levels holds the newest observation of each VM, and the set of VMs whose observation has yet to be sent.
-type levels struct {
+// observations holds the newest observation of each VM, and the set of VMs whose observation has yet to be sent.
+type observations struct {
 	wake chan struct{} // capacity 1
 
-	mu    sync.Mutex // guards what follows
-	seen  map[cloud.VMID]cloud.Observation
-	usage map[cloud.VMID]cloud.Usage
-	due   map[cloud.VMID]bool
+	mu      sync.Mutex // guards what follows
+	current map[cloud.VMID]cloud.Observation
+	usage   map[cloud.VMID]cloud.Usage
+	pending map[cloud.VMID]bool
 }
 
-func newLevels() *levels {
-	return &levels{
-		wake: make(chan struct{}, 1), seen: map[cloud.VMID]cloud.Observation{}, usage: map[cloud.VMID]cloud.Usage{},
-		due: map[cloud.VMID]bool{},
+func newObservations() *observations {
+	return &observations{
+		wake: make(chan struct{}, 1), current: map[cloud.VMID]cloud.Observation{}, usage: map[cloud.VMID]cloud.Usage{},
+		pending: map[cloud.VMID]bool{},
 	}
 }
 
-func (l *levels) observe(o cloud.Observation) {
+func (l *observations) observe(o cloud.Observation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if had, ok := l.seen[o.VM]; ok && reflect.DeepEqual(had, o) {
+	if had, ok := l.current[o.VM]; ok && reflect.DeepEqual(had, o) {
 		return
 	}
-	l.seen[o.VM] = o
+	l.current[o.VM] = o
 	if o.PID == 0 {
 		delete(l.usage, o.VM)
 	}
-	l.mark(o.VM)
+	l.queue(o.VM)
 }
 
-func (l *levels) measure(figures map[cloud.VMID]cloud.Usage) {
+func (l *observations) measure(figures map[cloud.VMID]cloud.Usage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, u := range figures {
-		if _, ok := l.seen[id]; ok {
+		if _, ok := l.current[id]; ok {
 			l.usage[id] = u
-			l.mark(id)
+			l.queue(id)
 		}
 	}
 }
 
-func (l *levels) forget(id cloud.VMID) {
+func (l *observations) forget(id cloud.VMID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.seen, id)
+	delete(l.current, id)
 	delete(l.usage, id)
-	delete(l.due, id)
+	delete(l.pending, id)
 }
 
-func (l *levels) all() {
+func (l *observations) queueAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for id := range l.seen {
-		l.mark(id)
+	for id := range l.current {
+		l.queue(id)
 	}
 }
 
-// mark queues a VM's observation. The caller must hold mu.
-func (l *levels) mark(id cloud.VMID) {
-	l.due[id] = true
+// queue queues a VM's observation. The caller must hold mu.
+func (l *observations) queue(id cloud.VMID) {
+	l.pending[id] = true
 	select {
 	case l.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take removes and returns the next batch of queued observations, nil if there are none.
-func (l *levels) take() []*agentv1.VmObservation {
+// nextBatch removes and returns the next batch of queued observations, nil if there are none.
+func (l *observations) nextBatch() []*agentv1.VmObservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ids := slices.Sorted(maps.Keys(l.due))
+	ids := slices.Sorted(maps.Keys(l.pending))
 	var out []*agentv1.VmObservation
 	size := 0
 	for _, id := range ids[:min(len(ids), reportBatch)] {
 		if size >= reportBytes {
 			break
 		}
-		o := l.seen[id]
+		o := l.current[id]
 		o.LastError = strings.ToValidUTF8(o.LastError[:min(len(o.LastError), reportErrorBytes)], "")
 		if u, ok := l.usage[id]; ok {
 			o.Usage = &u
@@ -117,7 +117,7 @@ func (l *levels) take() []*agentv1.VmObservation {
 		m := convert.Observation(o)
 		out = append(out, m)
 		size += proto.Size(m)
-		delete(l.due, id)
+		delete(l.pending, id)
 	}
 	return out
 }
@@ -149,19 +149,19 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 	if err := send(&agentv1.ReportRequest{Facts: l.o.Facts}); err != nil {
 		return err
 	}
-	l.levels.all()
-	again := time.NewTicker(reportAll)
+	l.observations.queueAll()
+	again := time.NewTicker(reportAllInterval)
 	defer again.Stop()
 	for {
-		for batch := l.levels.take(); batch != nil; batch = l.levels.take() {
+		for batch := l.observations.nextBatch(); batch != nil; batch = l.observations.nextBatch() {
 			if err := send(&agentv1.ReportRequest{Vms: batch}); err != nil {
 				return err
 			}
 		}
 		select {
-		case <-l.levels.wake:
+		case <-l.observations.wake:
 		case <-again.C:
-			l.levels.all()
+			l.observations.queueAll()
 		case <-ended:
 			return reportsEnded(why)
 		case <-ctx.Done():

@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host with many VMs, all of which have much to say, reports each of them, in messages that a member takes.
+// A host with many VMs that all have long errors reports each of them, in messages that a member accepts.
 func TestManyVMsFitTheMessages(t *testing.T) {
 	const vms = 5000
-	l := newLevels()
+	l := newObservations()
 	for n := range vms {
 		l.observe(cloud.Observation{
 			VM: cloud.VMID(fmt.Sprintf("00000000-0000-7000-b000-%012d", n)), Observed: cloud.ObservedEnded,
@@ -23,7 +23,7 @@ func TestManyVMsFitTheMessages(t *testing.T) {
 		})
 	}
 	reported := map[string]bool{}
-	for batch := l.take(); batch != nil; batch = l.take() {
+	for batch := l.nextBatch(); batch != nil; batch = l.nextBatch() {
 		require.LessOrEqual(t, len(batch), 1000)
 		require.Less(t, proto.Size(&agentv1.ReportRequest{Vms: batch}), 1<<20)
 		for _, o := range batch {

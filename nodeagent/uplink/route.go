@@ -16,17 +16,17 @@ import (
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
-	// hops is the number of refusals in a row naming another member that are followed without a pause.
-	hops = 3
+	// maxRedirects is the number of refusals in a row naming another member that are followed without a pause.
+	maxRedirects = 3
 )
 
 // route chooses the next member and the pause before connecting. Only one goroutine may use it.
 type route struct {
-	hint   string // the leader named by the last error
-	last   string // member tried last
-	at     int
-	hopped int
-	misses int
+	hint      string // the leader named by the last error
+	last      string // member tried last
+	index     int
+	redirects int
+	failures  int
 }
 
 // next returns the member to try: the leader that was named, else a member other than the last one. members must not be
@@ -38,8 +38,8 @@ func (r *route) next(members []string) string {
 	}
 	was := r.last
 	for range members {
-		r.last = members[r.at%len(members)]
-		r.at++
+		r.last = members[r.index%len(members)]
+		r.index++
 		if r.last != was {
 			break
 		}
@@ -47,26 +47,26 @@ func (r *route) next(members []string) string {
 	return r.last
 }
 
-// missed records a failed attempt, and the leader that the error names.
-func (r *route) missed(err error) {
-	if leader := leaderIn(err); leader != "" && leader != r.last && r.hopped < hops {
-		r.hopped++
+// failed records a failed attempt, and the leader that the error names.
+func (r *route) failed(err error) {
+	if leader := leaderIn(err); leader != "" && leader != r.last && r.redirects < maxRedirects {
+		r.redirects++
 		r.hint = leader
 		return
 	}
-	r.hopped = 0
-	r.misses++
+	r.redirects = 0
+	r.failures++
 }
 
-// arrived records a session that lasted, which resets the backoff.
-func (r *route) arrived() { r.misses, r.hopped = 0, 0 }
+// succeeded records a session that lasted, which resets the backoff.
+func (r *route) succeeded() { r.failures, r.redirects = 0, 0 }
 
 // pause returns the time to wait before the next attempt among n members; spread is in [0, 1).
 func (r *route) pause(n int, spread float64) time.Duration {
 	if r.hint != "" {
 		return 0
 	}
-	base := firstPause << min(max(r.misses-1, 0)/max(n, 1), 10)
+	base := firstPause << min(max(r.failures-1, 0)/max(n, 1), 10)
 	return time.Duration(float64(min(base, lastPause)) * (0.5 + spread))
 }
 

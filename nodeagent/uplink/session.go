@@ -15,21 +15,22 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// chunkWithin is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead member.
-const chunkWithin = 5 * time.Second
+// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead
+// member.
+const snapshotTimeout = 5 * time.Second
 
 var (
-	errSilent     = errors.New("the member accepted the connection and said nothing")
+	errSilent     = errors.New("the member accepted the connection but sent nothing")
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// strangerError reports a member of another cluster at a known member's address: the cluster was recreated, from a
-// backup or from one member's data, or the address now belongs to another cluster.
-type strangerError struct{ own, other string }
+// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from
+// a backup or from one member's data, or the address now belongs to another cluster.
+type foreignClusterError struct{ own, other string }
 
-func (e *strangerError) Error() string {
-	return fmt.Sprintf("here is a member of cluster %s, and this host is of cluster %s: if that one is lost and %s was made of its backup, "+
-		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests run on meanwhile",
+func (e *foreignClusterError) Error() string {
+	return fmt.Sprintf("this is a member of cluster %s, but this host belongs to cluster %s: if that one is lost and %s was restored from its backup,  "+
+		"replace the join token by one of `trivet node token` there, and start the agent with --leave-cluster %s; guests keep running meanwhile",
 		e.other, e.own, e.other, e.own)
 }
 
@@ -37,14 +38,14 @@ func (e *strangerError) Error() string {
 func (l *Link) session(ctx context.Context, addr string) error {
 	credential := l.identity.credential()
 	var other atomic.Pointer[string]
-	conn, err := dial(addr, credential.clientTelling(func(cluster string) { other.Store(&cluster) }))
+	conn, err := dial(addr, credential.clientReporting(func(cluster string) { other.Store(&cluster) }))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	err = l.sessionOn(ctx, conn, credential, addr)
 	if cluster := other.Load(); cluster != nil && !errors.Is(err, errRenewed) {
-		return &strangerError{credential.cluster, *cluster}
+		return &foreignClusterError{credential.cluster, *cluster}
 	}
 	return err
 }
@@ -52,20 +53,20 @@ func (l *Link) session(ctx context.Context, addr string) error {
 func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential *credential, addr string) error {
 	agent := agentv1.NewAgentServiceClient(conn)
 	if credential.expired(time.Now()) {
-		if err := l.revive(ctx, agent, addr); err != nil {
+		if err := l.renewExpired(ctx, agent, addr); err != nil {
 			return err
 		}
 		return errRenewed
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	defer l.consoles.hangUp()
+	defer l.consoles.cancelAll()
 	group.Go(func() error {
 		return l.watch(ctx, agent, func(lasts time.Duration) {
 			l.connected(conn, addr)
 			l.o.Log.Info("connected", "member", addr, "node", l.Node())
-			l.consoles.begin(ctx, agent)
+			l.consoles.setSession(ctx, agent)
 			group.Go(func() error { return l.report(ctx, agent) })
-			group.Go(func() error { return l.beat(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
+			group.Go(func() error { return l.sendHeartbeats(ctx, vmv1.NewNodeServiceClient(conn), lasts) })
 			group.Go(func() error { return l.renew(ctx, agent) })
 		})
 	})
@@ -77,7 +78,7 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, accepted func(lasts time.Duration)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silence := time.AfterFunc(chunkWithin, func() { cancel(errSilent) })
+	silence := time.AfterFunc(snapshotTimeout, func() { cancel(errSilent) })
 	defer silence.Stop()
 	request := &agentv1.WatchRequest{Protocol: Protocol, AgentVersion: l.o.Version}
 	for _, id := range l.o.Present() {
@@ -102,20 +103,20 @@ func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, acce
 		if err != nil {
 			return fmt.Errorf("watch: %w", err)
 		}
-		l.kept.raise(m.GetTerm())
+		l.disk.raiseTerm(m.GetTerm())
 		if first {
 			accepted(time.Duration(m.GetLeaseSeconds()) * time.Second)
 		}
-		if l.assembly.whole {
+		if l.assembly.complete {
 			silence.Stop()
 		} else {
-			silence.Reset(chunkWithin)
+			silence.Reset(snapshotTimeout)
 		}
 		if assignment != nil {
-			l.take(assignment)
+			l.deliver(assignment)
 		}
 		for _, r := range m.GetConsoleRequests() {
-			l.consoles.take(r)
+			l.consoles.handle(r)
 		}
 	}
 }

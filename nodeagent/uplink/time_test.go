@@ -19,13 +19,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// slowBeats answers heartbeats after a while.
-type slowBeats struct {
+// slowHeartbeats responds to heartbeats after a delay.
+type slowHeartbeats struct {
 	vmv1.NodeServiceClient
 	takes atomic.Int64 // a time.Duration
 }
 
-func (s *slowBeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
+func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
 	select {
 	case <-time.After(time.Duration(s.takes.Load())):
 		return &vmv1.Node{}, nil
@@ -34,17 +34,17 @@ func (s *slowBeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequ
 	}
 }
 
-// The lease runs from when a heartbeat was sent, however long its answer took; one that is not answered in time renews
-// nothing and ends the session.
-func TestLeaseRunsFromTheSending(t *testing.T) {
+// The lease runs from the time at which a heartbeat was sent, however late the response is. A heartbeat without a
+// response in time does not renew the lease, and ends the session.
+func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)
 	synctest.Test(t, func(t *testing.T) {
-		beats := &slowBeats{}
+		beats := &slowHeartbeats{}
 		beats.takes.Store(int64(2 * time.Second))
 		done := make(chan error, 1)
 		start := time.Now()
-		go func() { done <- a.beat(t.Context(), beats, 30*time.Second) }()
+		go func() { done <- a.sendHeartbeats(t.Context(), beats, 30*time.Second) }()
 		time.Sleep(time.Second)
 		_, ok := a.Lease()
 		require.False(t, ok, "a lease before the answer")
@@ -65,20 +65,20 @@ func TestLeaseRunsFromTheSending(t *testing.T) {
 	})
 }
 
-// mute accepts a watch and sends what it has, then nothing.
-type mute struct {
+// silentWatch accepts a watch, sends its messages, and then nothing.
+type silentWatch struct {
 	agentv1.AgentServiceClient
 	grpc.ClientStream
 	ctx  context.Context
 	sent []*agentv1.WatchResponse
 }
 
-func (m *mute) Watch(ctx context.Context, _ *agentv1.WatchRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[agentv1.WatchResponse], error) {
+func (m *silentWatch) Watch(ctx context.Context, _ *agentv1.WatchRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[agentv1.WatchResponse], error) {
 	m.ctx = ctx
 	return m, nil
 }
 
-func (m *mute) Recv() (*agentv1.WatchResponse, error) {
+func (m *silentWatch) Recv() (*agentv1.WatchResponse, error) {
 	if len(m.sent) > 0 {
 		next := m.sent[0]
 		m.sent = m.sent[1:]
@@ -88,9 +88,9 @@ func (m *mute) Recv() (*agentv1.WatchResponse, error) {
 	return nil, status.FromContextError(m.ctx.Err()).Err()
 }
 
-func (m *mute) Trailer() metadata.MD { return nil }
+func (m *silentWatch) Trailer() metadata.MD { return nil }
 
-// A member that stops in the middle of its snapshot is left; one whose snapshot is complete may be quiet for ever.
+// A session ends if the member stops within its snapshot. After a complete snapshot the member may be silent forever.
 func TestSilence(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for name, sent := range map[string][]*agentv1.WatchResponse{
@@ -99,36 +99,37 @@ func TestSilence(t *testing.T) {
 		a := open(t, t.TempDir(), nil, m)
 		synctest.Test(t, func(t *testing.T) {
 			start := time.Now()
-			err := a.watch(t.Context(), &mute{sent: sent}, func(time.Duration) {})
+			err := a.watch(t.Context(), &silentWatch{sent: sent}, func(time.Duration) {})
 			require.ErrorIs(t, err, errSilent, name)
-			require.Equal(t, chunkWithin, time.Since(start))
+			require.Equal(t, snapshotTimeout, time.Since(start))
 		})
 	}
 	a := open(t, t.TempDir(), nil, m)
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		err := a.watch(ctx, &mute{sent: []*agentv1.WatchResponse{snapshot(1, 1)}}, func(time.Duration) {})
+		err := a.watch(ctx, &silentWatch{sent: []*agentv1.WatchResponse{snapshot(1, 1)}}, func(time.Duration) {})
 		require.False(t, errors.Is(err, errSilent))
 		require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
 	})
 }
 
-// With no member in sight the assignment on disk is handed on after a while, marked; not when a member has spoken.
+// If no member responds, the assignment on disk is delivered after storedDelay, with Stored set; not if a member has
+// sent one.
 func TestStoredAssignment(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
 	a := open(t, dir, nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(3, 9, "a")
+	m.send <- snapshot(3, 9, "a")
 	next(t, a.assigned)
 	a.stop()
 
 	a = open(t, dir, nil, m)
 	synctest.Test(t, func(t *testing.T) {
 		done := make(chan error, 1)
-		go func() { done <- a.goByStored(t.Context()) }()
-		time.Sleep(storedAfter - 1)
+		go func() { done <- a.deliverStored(t.Context()) }()
+		time.Sleep(storedDelay - 1)
 		synctest.Wait()
 		require.Empty(t, a.assigned)
 		require.NoError(t, <-done)
@@ -139,44 +140,45 @@ func TestStoredAssignment(t *testing.T) {
 		require.False(t, a.stored.Stored, "marked the original")
 	})
 	a = open(t, dir, nil, m)
-	a.take(&Assignment{Term: 3, Revision: 10})
+	a.deliver(&Assignment{Term: 3, Revision: 10})
 	synctest.Test(t, func(t *testing.T) {
-		require.NoError(t, a.goByStored(t.Context()))
+		require.NoError(t, a.deliverStored(t.Context()))
 		require.False(t, (<-a.assigned).Stored)
 		require.Empty(t, a.assigned)
 	})
 }
 
-// Pauses: none after a refusal that names the leader (but not for ever), about 0.1 s in the first round, then longer.
+// The pause is zero after an error that names the leader (for a limited number of times), about 0.1 s in the first
+// round, then longer.
 func TestRoute(t *testing.T) {
 	members := []string{"a", "b", "c"}
 	var r route
 	require.Equal(t, "a", r.next(members))
-	r.missed(errors.New("refused"))
+	r.failed(errors.New("refused"))
 	require.Equal(t, 50*time.Millisecond, r.pause(3, 0))
 	require.Equal(t, "b", r.next(members))
-	r.missed(errors.New("refused"))
+	r.failed(errors.New("refused"))
 	require.Equal(t, "c", r.next(members))
 	for range 100 {
-		r.missed(errors.New("refused"))
+		r.failed(errors.New("refused"))
 	}
 	require.Equal(t, lastPause/2, r.pause(3, 0))
 	require.Less(t, r.pause(3, 0.999), lastPause*3/2)
-	r.arrived()
-	r.missed(errors.New("gone"))
+	r.succeeded()
+	r.failed(errors.New("gone"))
 	require.Equal(t, "a", r.next(members))
 	require.Equal(t, "b", r.next(members))
 
-	// Two members that each name the other.
+	// Two members that each name the other one as the leader.
 	m, o := &member{leader: "x"}, &member{leader: "y"}
 	followed := 0
 	for range 10 {
-		r.missed(m.redirect())
+		r.failed(m.redirect())
 		if r.pause(3, 0.5) == 0 {
 			followed++
 		}
 		r.next(members)
-		r.missed(o.redirect())
+		r.failed(o.redirect())
 		if r.pause(3, 0.5) == 0 {
 			followed++
 		}

@@ -24,7 +24,7 @@
 //   - gRPC's keepalive cannot probe more often than every 10 s, so the kernel does it: TCP keepalive and
 //     TCP_USER_TIMEOUT detect a dead host within [deadAfter]. A member whose process hangs while its kernel still
 //     acknowledges is detected by a heartbeat that times out.
-//   - The last complete assignment is kept on disk. If no member has sent an assignment within [storedAfter] of the
+//   - The last complete assignment is kept on disk. If no member has sent an assignment within [storedDelay] of the
 //     start, the stored one is delivered with Stored set: it lists the VMs that this host owns, but must not be used to
 //     destroy anything.
 //   - A new identity (a Join as another node, or into another cluster) discards the stored assignment and its term.
@@ -62,10 +62,10 @@ const Protocol = 1
 const DefaultPort = "7443"
 
 const (
-	// storedAfter is the time after the start without an assignment from a member after which the stored one is used.
-	storedAfter = 30 * time.Second
-	// settled is the minimum duration of a session whose end resets the backoff.
-	settled = 5 * time.Second
+	// storedDelay is the time after the start without an assignment from a member after which the stored one is used.
+	storedDelay = 30 * time.Second
+	// stableSession is the minimum duration of a session whose end resets the backoff.
+	stableSession = 5 * time.Second
 )
 
 // Options configures a Link.
@@ -123,21 +123,21 @@ type Status struct {
 
 // Link maintains the connection. [Link.Run] runs it; all other methods may be called at any time.
 type Link struct {
-	o        Options
-	identity *identity
-	kept     *kept
-	levels   *levels
-	lease    lease
-	consoles *consoles
+	o            Options
+	identity     *identity
+	disk         *assignmentStore
+	observations *observations
+	lease        lease
+	consoles     *consoles
 
 	// The fields below are used only by Run's goroutine and its current session.
-	assembly assembly
-	renewed  time.Time // last renewal of the certificate
-	out      string    // evicted or banned, as logged last; see putOut
-	tried    string    // the last token tried since then
+	assembly   assembly
+	renewed    time.Time // last renewal of the certificate
+	exclusion  string    // evicted or banned, as logged last; see exclusionReason
+	triedToken string    // the last token tried since then
 
-	handing sync.Mutex  // held while an assignment is delivered; guards stored
-	stored  *Assignment // the assignment on disk, until a member sends one
+	deliverMu sync.Mutex  // held while an assignment is delivered; guards stored
+	stored    *Assignment // the assignment on disk, until a member sends one
 
 	mu      sync.Mutex // guards what follows
 	status  Status
@@ -151,15 +151,15 @@ func Open(o Options) (*Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	kept, held, err := openKept(o.Dir, o.Log)
+	disk, assignment, err := openAssignmentStore(o.Dir, o.Log)
 	if err != nil {
 		return nil, err
 	}
-	l := &Link{o: o, identity: id, kept: kept, levels: newLevels(), consoles: newConsoles(o)}
-	l.assembly.term, l.assembly.held, l.stored = kept.term, held, held
-	l.status.Term = kept.term
-	if held != nil {
-		l.status.Revision = held.Revision
+	l := &Link{o: o, identity: id, disk: disk, observations: newObservations(), consoles: newConsoles(o)}
+	l.assembly.term, l.assembly.current, l.stored = disk.term, assignment, assignment
+	l.status.Term = disk.term
+	if assignment != nil {
+		l.status.Revision = assignment.Revision
 	}
 	return l, nil
 }
@@ -185,8 +185,8 @@ func (l *Link) Cluster() string {
 // that cannot be stored.
 func (l *Link) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { l.kept.run(ctx); return nil })
-	group.Go(func() error { return l.goByStored(ctx) })
+	group.Go(func() error { l.disk.run(ctx); return nil })
+	group.Go(func() error { return l.deliverStored(ctx) })
 	group.Go(func() error {
 		err := l.join(ctx)
 		if err == nil {
@@ -203,7 +203,7 @@ func (l *Link) Run(ctx context.Context) error {
 // keepSession opens one session after the other until ctx ends.
 func (l *Link) keepSession(ctx context.Context) error {
 	var r route
-	var said string
+	var lastText string
 	for {
 		addr := r.next(l.members())
 		started := time.Now()
@@ -216,18 +216,18 @@ func (l *Link) keepSession(ctx context.Context) error {
 			r.hint = addr
 			continue
 		}
-		if why := putOut(err); why != "" {
-			if err := l.outside(ctx, why); err != nil {
+		if why := exclusionReason(err); why != "" {
+			if err := l.waitExcluded(ctx, why); err != nil {
 				return err
 			}
 			continue
 		}
-		if time.Since(started) > settled {
-			r.arrived()
+		if time.Since(started) > stableSession {
+			r.succeeded()
 		}
-		r.missed(err)
-		if text := err.Error(); text != said { // a repeated error is logged once
-			said = text
+		r.failed(err)
+		if text := err.Error(); text != lastText { // a repeated error is logged once
+			lastText = text
 			l.o.Log.Warn("no session with the control plane", "member", addr, "err", err)
 		}
 		if err := r.wait(ctx, len(l.members())); err != nil {
@@ -237,14 +237,14 @@ func (l *Link) keepSession(ctx context.Context) error {
 }
 
 // Observe records a VM's current state. It is sent if it differs from the last one recorded.
-func (l *Link) Observe(o cloud.Observation) { l.levels.observe(o) }
+func (l *Link) Observe(o cloud.Observation) { l.observations.observe(o) }
 
 // Usage records resource usage of VMs, to be sent with their observations. VMs without an observation are ignored. It
 // should be called at most every 10 s.
-func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.levels.measure(figures) }
+func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.observations.measure(figures) }
 
 // Forget stops reporting a VM of which nothing is left, neither on this host nor in the assignment.
-func (l *Link) Forget(vm cloud.VMID) { l.levels.forget(vm) }
+func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
 
 // Lease returns the time until which the host holds its lease, by the monotonic clock; ok is false before the first
 // lease. That clock does not advance while the host is suspended.
@@ -257,19 +257,19 @@ func (l *Link) Status() Status {
 	return l.status
 }
 
-// goByStored delivers the assignment on disk if no member has sent one within storedAfter.
-func (l *Link) goByStored(ctx context.Context) error {
-	wait := time.NewTimer(storedAfter)
+// deliverStored delivers the assignment on disk if no member has sent one within storedDelay.
+func (l *Link) deliverStored(ctx context.Context) error {
+	wait := time.NewTimer(storedDelay)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
 	case <-ctx.Done():
 		return nil
 	}
-	l.handing.Lock()
-	defer l.handing.Unlock()
+	l.deliverMu.Lock()
+	defer l.deliverMu.Unlock()
 	if l.stored != nil {
-		l.o.Log.Warn("no member answers: going by the stored assignment", "revision", l.stored.Revision)
+		l.o.Log.Warn("no member answers: using the stored assignment", "revision", l.stored.Revision)
 		stale := *l.stored
 		stale.Stored = true
 		l.o.Assign(stale)
@@ -277,14 +277,14 @@ func (l *Link) goByStored(ctx context.Context) error {
 	return nil
 }
 
-// take stores a complete assignment and delivers it.
-func (l *Link) take(a *Assignment) {
-	l.kept.put(a)
+// deliver stores a complete assignment and delivers it.
+func (l *Link) deliver(a *Assignment) {
+	l.disk.put(a)
 	l.mu.Lock()
 	l.status.Term, l.status.Revision = a.Term, a.Revision
 	l.mu.Unlock()
-	l.handing.Lock()
-	defer l.handing.Unlock()
+	l.deliverMu.Lock()
+	defer l.deliverMu.Unlock()
 	l.stored = nil
 	l.o.Assign(*a)
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host joins, is told what to look like, and after a restart needs no token.
+// A host joins and gets its assignment. After a restart it needs no token.
 func TestJoin(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -31,7 +31,7 @@ func TestJoin(t *testing.T) {
 	require.Equal(t, "host1", r.GetName())
 	require.EqualValues(t, Protocol, r.GetProtocol())
 	w := next(t, m.watches)
-	m.say <- snapshot(1, 5, "a")
+	m.send <- snapshot(1, 5, "a")
 	require.Equal(t, []string{"here"}, w.GetPresentVms())
 	require.Equal(t, "v1", w.GetAgentVersion())
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("a"))
@@ -48,12 +48,12 @@ func TestJoin(t *testing.T) {
 		o.Token = func() (string, error) { t.Error("asked for a token"); return "", errors.New("none") }
 	}, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 6, "b")
+	m.send <- snapshot(1, 6, "b")
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("b"))
 }
 
-// The answer to a Join is lost: the same key asks again, since the token is consumed by it.
-func TestLostJoinIsAskedAgainWithTheSameKey(t *testing.T) {
+// The response to a Join is lost: the same key repeats it, since the token is bound to that key.
+func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.joinErr = status.Error(codes.Unavailable, "connection reset") })
 	open(t, t.TempDir(), nil, m).run(t)
@@ -66,8 +66,8 @@ func TestLostJoinIsAskedAgainWithTheSameKey(t *testing.T) {
 	next(t, m.watches)
 }
 
-// The agent dies before it has the answer; the next one has the same key.
-func TestKeyOutlivesTheAgent(t *testing.T) {
+// The agent is killed before it gets the response; the next one has the same key.
+func TestKeySurvivesRestart(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
 	first, second := open(t, dir, nil, m), open(t, dir, nil, m)
@@ -87,44 +87,44 @@ func TestRefusedTokenIsFinal(t *testing.T) {
 	}
 }
 
-// A token names its authority; a server with another one never sees the token.
-func TestTokenIsShownOnlyToItsAuthority(t *testing.T) {
+// A token contains the fingerprint of its authority. A server with another authority never gets the token.
+func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	right, wrong := newMember(t, testAuthority(t, 1)), newMember(t, testAuthority(t, 2))
 	open(t, t.TempDir(), func(o *Options) { o.Seeds = []string{wrong.addr, right.addr} }, right).run(t)
 	next(t, right.joins)
 	require.Empty(t, wrong.joins)
 }
 
-// A member that does not lead names the one that does.
+// A member that does not lead returns the address of the leader.
 func TestRedirect(t *testing.T) {
 	authority := testAuthority(t, 1)
 	follower, leader := newMember(t, authority), newMember(t, authority)
 	follower.set(func() { follower.leader = leader.addr })
-	// The leader is known only from the refusal.
+	// The leader's address is known only from the error.
 	a := open(t, t.TempDir(), nil, follower).run(t)
 	next(t, leader.watches)
-	leader.say <- snapshot(1, 1, "a")
+	leader.send <- snapshot(1, 1, "a")
 	next(t, a.assigned)
 	require.Equal(t, leader.addr, a.Status().Member)
 	require.Empty(t, follower.watches)
 }
 
-// The leader dies; the next member is found, and told everything again.
+// After the leader's end the next member is found, and gets all observations again.
 func TestReconnectReportsAll(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	second.set(func() { second.leader = first.addr })
 	a := open(t, t.TempDir(), nil, first, second)
 	a.Observe(cloud.Observation{VM: "a", Generation: 3, Observed: cloud.ObservedRunning, PID: 7})
 	a.run(t)
 	next(t, first.watches)
-	first.say <- snapshot(1, 1, "a")
+	first.send <- snapshot(1, 1, "a")
 	require.Equal(t, "boot", next(t, first.reports).GetFacts().GetBootId())
 	require.EqualValues(t, 7, next(t, first.reports).GetVms()[0].GetPid())
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	require.Equal(t, "b", next(t, first.reports).GetVms()[0].GetVmId())
-	// The same level again is not worth a message; its change is, and so are figures.
+	// An unchanged observation is not sent again; a change of it is, and usage figures are.
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	a.Usage(map[cloud.VMID]cloud.Usage{"a": {MemoryMiB: 9}, "stranger": {MemoryMiB: 1}})
 	one := next(t, first.reports).GetVms()
@@ -134,30 +134,31 @@ func TestReconnectReportsAll(t *testing.T) {
 	second.set(func() { second.leader = "" })
 	first.server.Stop()
 	next(t, second.watches)
-	second.say <- snapshot(2, 2, "a", "b")
+	second.send <- snapshot(2, 2, "a", "b")
 	require.Equal(t, "boot", next(t, second.reports).GetFacts().GetBootId())
 	all := next(t, second.reports).GetVms()
 	require.Len(t, all, 2)
 	require.EqualValues(t, 9, all[0].GetUsage().GetMemoryUsedMib())
 }
 
-// A member breaks off within its snapshot. Nothing of it is handed on.
-func TestIncompleteSnapshotIsNotHandedOn(t *testing.T) {
+// A member ends the stream within its snapshot. Nothing of the snapshot is delivered.
+func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m).run(t)
 	next(t, m.watches)
 	part := snapshot(1, 5, "a")
 	part.Complete = false
-	m.say <- part
-	m.say <- nil // ends the stream
+	m.send <- part
+	m.send <- nil // ends the stream
 	next(t, m.watches)
-	m.say <- snapshot(1, 6, "b")
+	m.send <- snapshot(1, 6, "b")
 	got := next(t, a.assigned)
 	require.EqualValues(t, 6, got.Revision)
 	require.Len(t, got.VMs, 1)
 }
 
-// A leader whose term is over feeds nobody: not an agent that was told of a later one, nor one that was started since.
+// Messages of a leader whose term is over are not delivered, neither by an agent that has seen a later term, nor by one
+// that was started since.
 func TestLowerTermIsDropped(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -165,56 +166,56 @@ func TestLowerTermIsDropped(t *testing.T) {
 		a := open(t, dir, nil, m).run(t)
 		next(t, m.watches)
 		if how == "told" {
-			m.say <- snapshot(5, 50, "a")
+			m.send <- snapshot(5, 50, "a")
 			require.EqualValues(t, 5, next(t, a.assigned).Term)
-			m.say <- nil
+			m.send <- nil
 			next(t, m.watches)
 		}
-		m.say <- snapshot(4, 99, "old")
+		m.send <- snapshot(4, 99, "old")
 		next(t, m.watches) // it left, and asked again
-		m.say <- snapshot(5, 51, "a")
+		m.send <- snapshot(5, 51, "a")
 		require.EqualValues(t, 51, next(t, a.assigned).Revision, how)
 		a.stop()
 	}
 }
 
-// A heartbeat without an answer ends the session: the member may be cut off.
-func TestUnansweredHeartbeatMovesOn(t *testing.T) {
+// A heartbeat without a response ends the session: the member may be cut off.
+func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.beatErr = status.Error(codes.Unavailable, "no quorum") })
 	a := open(t, t.TempDir(), nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.watches)
 	_, ok := a.Lease()
 	require.False(t, ok, "a lease without an answered heartbeat")
-	// A refusal that is about this host, not about the member, is borne.
+	// An error that concerns this host, not the member, does not end the session.
 	m.set(func() { m.beatErr = status.Error(codes.PermissionDenied, "banned") })
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.beats)
-	m.say <- snapshot(1, 2, "a")
+	m.send <- snapshot(1, 2, "a")
 	for next(t, a.assigned).Revision != 2 {
 	}
 }
 
-// Half of the certificate's life is over: it is renewed and shown from then on.
+// When half of its lifetime is over, the certificate is renewed, and the new one is used from then on.
 func TestRenewal(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = backdated })
 	dir := t.TempDir()
 	a := open(t, dir, nil, m).run(t)
 	next(t, m.watches)
-	m.say <- snapshot(1, 1)
+	m.send <- snapshot(1, 1)
 	next(t, m.renewed)
 	next(t, m.watches)
 	require.False(t, a.identity.credential().renewAt().Before(m.issued[1].NotBefore))
-	kept, err := openIdentity(dir)
+	reopened, err := openIdentity(dir)
 	require.NoError(t, err)
-	require.Equal(t, m.issued[1].Raw, kept.credential().cert.Leaf.Raw)
+	require.Equal(t, m.issued[1].Raw, reopened.credential().cert.Leaf.Raw)
 }
 
-// A host that was away until after its certificate's end comes back by the old one, within the control plane's grace;
-// later it needs a token.
+// A host whose certificate expired while it was offline renews it with the old one, within the control plane's grace
+// period. Later it needs a token.
 func TestExpired(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -239,7 +240,8 @@ func TestExpired(t *testing.T) {
 	next(t, m.watches)
 }
 
-// A host whose clock is ahead gets certificates that are over for it. It says so, and does not ask without pause.
+// A host whose clock is ahead gets certificates that have already expired for it. It logs this, and does not retry
+// without pause.
 func TestClockAhead(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -253,16 +255,16 @@ func TestClockAhead(t *testing.T) {
 	require.Empty(t, m.renewed)
 }
 
-// backdated is a life of which half is over at once: certificates are dated ten minutes back.
+// backdated is a certificate lifetime of which half is over at once: certificates are dated ten minutes back.
 const backdated = 9 * 60 * 1e9
 
 func TestImage(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
-	first.set(func() { first.fellows = []string{first.addr, second.addr} })
+	first.set(func() { first.otherMembers = []string{first.addr, second.addr} })
 	a := open(t, t.TempDir(), nil, first, second).run(t)
 	next(t, first.watches)
-	first.say <- snapshot(1, 1)
+	first.send <- snapshot(1, 1)
 	next(t, a.assigned)
 	content := []byte(strings.Repeat("0123456789", 1000))
 
@@ -317,7 +319,7 @@ func TestConsole(t *testing.T) {
 	ask := func(r *agentv1.ConsoleRequest) {
 		message := snapshot(1, 1)
 		message.ConsoleRequests = []*agentv1.ConsoleRequest{r}
-		m.say <- message
+		m.send <- message
 	}
 	ask(&agentv1.ConsoleRequest{RequestId: "r1", VmId: "a", TailBytes: 3*consoleChunk + 1})
 	require.Equal(t, "r1", next(t, m.console).GetRequestId())
@@ -333,7 +335,7 @@ func TestConsole(t *testing.T) {
 	require.Equal(t, "there is no console log", next(t, m.console).GetError())
 	require.Nil(t, next(t, m.console))
 
-	// A reader that follows, and goes; another whose session goes.
+	// A reader that follows and then cancels; another whose session ends.
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", VmId: "a", Follow: true})
 	require.Equal(t, "r3", next(t, m.console).GetRequestId())
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", Cancel: true})
@@ -341,12 +343,12 @@ func TestConsole(t *testing.T) {
 	require.Nil(t, next(t, m.console))
 	ask(&agentv1.ConsoleRequest{RequestId: "r4", VmId: "a", Follow: true})
 	require.Equal(t, "r4", next(t, m.console).GetRequestId())
-	m.say <- nil
+	m.send <- nil
 	require.Error(t, next(t, ended))
 	a.stop()
 }
 
-// More readers than are served are told so.
+// Readers beyond the limit get an error.
 func TestConsolesAreBounded(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	open(t, t.TempDir(), func(o *Options) {
@@ -357,12 +359,12 @@ func TestConsolesAreBounded(t *testing.T) {
 	}, m).run(t)
 	next(t, m.watches)
 	message := snapshot(1, 1)
-	for i := range consolesAtOnce + 1 {
+	for i := range maxConsoles + 1 {
 		message.ConsoleRequests = append(message.ConsoleRequests, &agentv1.ConsoleRequest{RequestId: string(rune('a' + i)), Follow: true})
 	}
-	m.say <- message
+	m.send <- message
 	refused := 0
-	for seen := 0; refused == 0 && seen <= consolesAtOnce+2; seen++ {
+	for seen := 0; refused == 0 && seen <= maxConsoles+2; seen++ {
 		if c := next(t, m.console); c.GetError() != "" {
 			refused++
 		}
@@ -370,14 +372,14 @@ func TestConsolesAreBounded(t *testing.T) {
 	require.Equal(t, 1, refused)
 }
 
-// A host that is not there any more leaves a directory that says so, and does not start over it.
+// Open returns an error for a damaged directory, and does not replace its content.
 func TestDamagedDirectory(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for _, name := range []string{keyFile, credentialFile, termFile} {
 		dir := t.TempDir()
 		a := open(t, dir, nil, m).run(t)
 		next(t, m.watches)
-		m.say <- snapshot(1, 1)
+		m.send <- snapshot(1, 1)
 		next(t, a.assigned)
 		a.stop()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("\xffgarbage"), 0o600))
@@ -386,8 +388,9 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// Stopping leaves nothing behind, whatever the members do: here one that accepts connections and never says a word.
-func TestStopBesideASilentMember(t *testing.T) {
+// Run leaves no goroutine and no connection when it ends, whatever the members do: here one that accepts connections
+// and sends nothing.
+func TestStopWithSilentMember(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer listener.Close()

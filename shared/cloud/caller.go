@@ -75,7 +75,7 @@ func (b Binding) Check() error {
 		want         bool
 	}{{"binding.org_id", string(b.Org), wantOrg}, {"binding.project_id", string(b.Project), wantProject}} {
 		if !c.want && c.value != "" {
-			return fault.Invalid(c.field, "a %s binding has none", b.Role)
+			return fault.Invalid(c.field, "must be empty in a %s binding", b.Role)
 		}
 		if c.want {
 			if err := CheckCallerID(c.field, c.value); err != nil {
@@ -116,15 +116,15 @@ type Caller struct {
 	IdempotencyKey string
 }
 
-// Proven reports whether the caller is authenticated.
-func (c *Caller) Proven() bool {
+// Authenticated reports whether the caller is authenticated.
+func (c *Caller) Authenticated() bool {
 	return c.Proof != ProofNone && c.Proof != "" || mutant.On(mutant.TrustUnproven)
 }
 
 // Has reports whether the caller holds a role, for org and project roles in the tenant at. It returns false for
 // unauthenticated callers.
 func (c *Caller) Has(role Role, at Tenant) bool {
-	if !c.Proven() {
+	if !c.Authenticated() {
 		return false
 	}
 	return slices.ContainsFunc(c.Bindings, func(b Binding) bool {
@@ -132,9 +132,9 @@ func (c *Caller) Has(role Role, at Tenant) bool {
 	})
 }
 
-// Governs reports whether the caller administers the whole cloud: system:admin, with a token that is not limited to a
-// tenant.
-func (c *Caller) Governs() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
+// IsCloudAdmin reports whether the caller administers the whole cloud: system:admin, with a token that is not limited
+// to a tenant.
+func (c *Caller) IsCloudAdmin() bool { return c.Scope == (Tenant{}) && c.Has(SystemAdmin, Tenant{}) }
 
 // Payer returns the tenant that is charged for the call in budgets and in the audit log: the tenant for which the call
 // was authorized. A call of a service account without a tenant is charged to the account's project, because a project's
@@ -154,10 +154,10 @@ func (c *Caller) Name() string {
 	return string(c.User)
 }
 
-// Reaches reports whether the caller has a role in a project or, if at names only an org, in the org or one of its
-// projects. A role for the whole cloud counts for every tenant. Reaches returns false for an unauthenticated caller.
-func (c *Caller) Reaches(at Tenant) bool {
-	return c.Proven() && slices.ContainsFunc(c.Bindings, func(b Binding) bool {
+// HasRoleIn reports whether the caller has a role in a project or, if at names only an org, in the org or one of its
+// projects. A role for the whole cloud counts for every tenant. HasRoleIn returns false for an unauthenticated caller.
+func (c *Caller) HasRoleIn(at Tenant) bool {
+	return c.Authenticated() && slices.ContainsFunc(c.Bindings, func(b Binding) bool {
 		return b.Org == "" || b.Org == at.Org && (at.Project == "" || b.Project == "" || b.Project == at.Project)
 	})
 }
@@ -173,7 +173,7 @@ func (c *Caller) ProjectIn(org OrgID) ProjectID {
 		return ""
 	}
 	chosen := Tenant{Org: org, Project: c.Chosen.Project}
-	if chosen.Project != "" && (c.Chosen.Org == "" || c.Chosen.Org == org) && c.Reaches(chosen) {
+	if chosen.Project != "" && (c.Chosen.Org == "" || c.Chosen.Org == org) && c.HasRoleIn(chosen) {
 		return chosen.Project
 	}
 	found := ProjectsOf(c.Bindings, org)

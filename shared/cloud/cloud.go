@@ -84,7 +84,7 @@ func CheckUUID(field, s string) error {
 		return fault.Invalid(field, "is required")
 	}
 	if u, err := uuid.Parse(s); err != nil || u.String() != s {
-		return fault.Invalid(field, "is not an id: want a lower-case UUID")
+		return fault.Invalid(field, "must be a lower-case UUID")
 	}
 	return nil
 }

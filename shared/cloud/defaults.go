@@ -12,9 +12,9 @@ type Defaults struct {
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// Settle returns the defaults of a user with these roles. A default in which the user still has a role is kept. Without
+// WithBindings returns the defaults of a user with these roles. A default in which the user still has a role is kept. Without
 // a default, the only org or project with a role becomes the default; if there are several, there is no default.
-func (d Defaults) Settle(all []Binding) (out Defaults) {
+func (d Defaults) WithBindings(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)
 	out.Project, _ = Prefer(projects, d.Project)

@@ -6,28 +6,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An added role never changes a default; only when the default's own role goes is there another, or none.
-func TestDefaultsStay(t *testing.T) {
-	web, shop, lair := Binding{Role: ProjectMember, Org: "acme", Project: "web"}, Binding{Role: ProjectViewer, Org: "acme", Project: "shop"}, Binding{Role: ProjectAdmin, Org: "evil", Project: "lair"}
+// An additional role never changes a default. Only when the role behind a default is removed does another default take
+// its place, or none.
+func TestDefaultsDoNotChange(t *testing.T) {
+	web, shop, secret := Binding{Role: ProjectMember, Org: "acme", Project: "web"}, Binding{Role: ProjectViewer, Org: "acme", Project: "shop"}, Binding{Role: ProjectAdmin, Org: "evil", Project: "lair"}
 	acme, evil := Binding{Role: OrgAdmin, Org: "acme", Project: ""}, Binding{Role: OrgAdmin, Org: "evil", Project: ""}
 	var roles []Binding
 	var d Defaults
-	for _, b := range []Binding{acme, web, lair, shop, evil} {
+	for _, b := range []Binding{acme, web, secret, shop, evil} {
 		roles = append(roles, b)
-		d = d.Settle(roles)
+		d = d.WithBindings(roles)
 		require.Equal(t, OrgID("acme"), d.Org)
 	}
 	require.Equal(t, Tenant{"acme", "web"}, d.Project)
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{d.ProjectIn("acme"), d.ProjectIn("evil"), d.ProjectIn("other")})
 
-	d = d.Settle([]Binding{acme, lair, shop})
+	d = d.WithBindings([]Binding{acme, secret, shop})
 	require.Zero(t, d.Project, "the default was removed and several projects remain")
 	require.Equal(t, ProjectID("shop"), d.ProjectIn("acme"))
-	require.Equal(t, Tenant{"acme", "shop"}, d.Settle([]Binding{acme, shop}).Project)
-	require.Zero(t, d.Settle(nil))
-	require.Zero(t, Defaults{}.Settle([]Binding{web, shop}).Project, "roles that an earlier version recorded without defaults")
+	require.Equal(t, Tenant{"acme", "shop"}, d.WithBindings([]Binding{acme, shop}).Project)
+	require.Zero(t, d.WithBindings(nil))
+	require.Zero(t, Defaults{}.WithBindings([]Binding{web, shop}).Project, "roles that an earlier version recorded without defaults")
 
-	c := &Caller{Proof: ProofPassword, Bindings: []Binding{web, shop, lair}, Defaults: Defaults{}.Settle([]Binding{web})}
+	c := &Caller{Proof: ProofPassword, Bindings: []Binding{web, shop, secret}, Defaults: Defaults{}.WithBindings([]Binding{web})}
 	require.Equal(t, []ProjectID{"web", "lair", ""}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil"), c.ProjectIn("other")})
 	c.Chosen.Project = "shop"
 	require.Equal(t, []ProjectID{"shop", "lair"}, []ProjectID{c.ProjectIn("acme"), c.ProjectIn("evil")})

@@ -24,13 +24,14 @@ const (
 	RestartWindow = 10 * 60_000
 )
 
-// On applies an event at now. If the state does not allow the event, On returns FailedPrecondition and changes nothing.
-func (vm *VM) On(ev Event, now Time) error {
+// Apply applies an event at now. If the state does not allow the event, Apply returns FailedPrecondition and changes
+// nothing.
+func (vm *VM) Apply(ev Event, now Time) error {
 	to, ok := next[vm.State][ev]
 	if !ok {
 		return fault.New(fault.FailedPrecondition, "cannot %s VM %s: it is %s", ev.verb(), vm.Name, vm.State)
 	}
-	vm.effect(ev, now)
+	vm.applyToDesired(ev, now)
 	vm.enter(to, now)
 	return nil
 }
@@ -38,31 +39,31 @@ func (vm *VM) On(ev Event, now Time) error {
 // verb returns the API call that causes the event, for messages.
 func (e Event) verb() string {
 	switch e {
-	case CutAsked:
+	case PowerOffRequested:
 		return "stop"
-	case ForcedDeleteAsked:
+	case ForceDeleteRequested:
 		return "delete"
 	}
 	return e.String()
 }
 
-// effect applies an event's change to vm.Wish. vm.State is still the state before the event.
-func (vm *VM) effect(ev Event, now Time) {
-	w := vm.Wish
+// applyToDesired applies an event's change to vm.Desired. vm.State is still the state before the event.
+func (vm *VM) applyToDesired(ev Event, now Time) {
+	w := vm.Desired
 	switch ev {
-	case StartAsked:
+	case StartRequested:
 		switch vm.State {
 		case Stopped, Error:
-			w = vm.Wish.started()
+			w = vm.Desired.withStart()
 		case Pending, Creating:
 			if !w.On {
-				w = vm.Wish.started()
+				w = vm.Desired.withStart()
 			}
 		case Stopping:
-			w.Again = true
+			w.StartAfterStop = true
 		}
-	case StopAsked, CutAsked:
-		w.On, w.Again = false, false
+	case StopRequested, PowerOffRequested:
+		w.On, w.StartAfterStop = false, false
 	case GuestOff, LaunchFailed:
 		w.On = false
 	case Died:
@@ -73,19 +74,19 @@ func (vm *VM) effect(ev Event, now Time) {
 			w.On = false
 		}
 	}
-	vm.wish(w)
+	vm.setDesired(w)
 }
 
-func (w Wish) started() Wish {
-	w.On, w.Again, w.GraceMS = true, false, 0
+func (w Desired) withStart() Desired {
+	w.On, w.StartAfterStop, w.GraceMS = true, false, 0
 	w.Starts++
 	return w
 }
 
-// wish replaces vm.Wish and increases the generation if the value differs.
-func (vm *VM) wish(w Wish) {
-	if w != vm.Wish {
-		vm.Wish = w
+// setDesired replaces vm.Desired and increases the generation if the value differs.
+func (vm *VM) setDesired(w Desired) {
+	if w != vm.Desired {
+		vm.Desired = w
 		vm.Generation++
 	}
 }
@@ -94,12 +95,12 @@ func (vm *VM) wish(w Wish) {
 // requested, ERROR if the VM restarts by its policy.
 func (vm *VM) enter(to State, now Time) {
 	switch {
-	case to == Stopped && vm.Wish.Again:
-		vm.wish(vm.Wish.started())
+	case to == Stopped && vm.Desired.StartAfterStop:
+		vm.setDesired(vm.Desired.withStart())
 		to = Starting
-	case to == Stopped && vm.Wish.On:
+	case to == Stopped && vm.Desired.On:
 		to = Starting
-	case to == Error && vm.Wish.On && vm.State == Running:
+	case to == Error && vm.Desired.On && vm.State == Running:
 		to = Starting
 	}
 	if to == vm.State && to != Stopping {
@@ -112,7 +113,7 @@ func (vm *VM) enter(to State, now Time) {
 	case Starting:
 		vm.Deadline = now + StartingTime
 	case Stopping:
-		vm.Deadline = now + int64(vm.Wish.GraceMS) + StoppingTime
+		vm.Deadline = now + int64(vm.Desired.GraceMS) + StoppingTime
 	default:
 		vm.Deadline = 0
 	}
@@ -129,44 +130,44 @@ func (vm *VM) mayRestart(now Time) bool {
 // Stop requests power off: the power button, and after graceMS a hard power off. A repeated request while STOPPING can
 // only shorten the grace.
 func (vm *VM) Stop(graceMS uint64, now Time) error {
-	ev := StopAsked
+	ev := StopRequested
 	if graceMS == 0 {
-		ev = CutAsked
+		ev = PowerOffRequested
 	}
 	before := *vm
-	if err := vm.On(ev, now); err != nil {
+	if err := vm.Apply(ev, now); err != nil {
 		return err
 	}
 	if vm.State != Stopping {
 		return nil
 	}
-	w := vm.Wish
+	w := vm.Desired
 	if before.State != Stopping || graceMS < w.GraceMS {
 		w.GraceMS = graceMS
 		vm.Deadline = now + int64(graceMS) + StoppingTime
 	}
-	vm.wish(w)
+	vm.setDesired(w)
 	return nil
 }
 
 // Reboot and Reset increment a counter; the host performs each number once. Both require a running VM.
-func (vm *VM) Reboot() error { return vm.pulse("reboot", func(w *Wish) { w.Reboots++ }) }
+func (vm *VM) Reboot() error { return vm.pulse("reboot", func(w *Desired) { w.Reboots++ }) }
 
 // Reset requests a hard reset.
-func (vm *VM) Reset() error { return vm.pulse("reset", func(w *Wish) { w.Resets++ }) }
+func (vm *VM) Reset() error { return vm.pulse("reset", func(w *Desired) { w.Resets++ }) }
 
-func (vm *VM) pulse(verb string, count func(*Wish)) error {
+func (vm *VM) pulse(verb string, count func(*Desired)) error {
 	if vm.State != Running {
 		return fault.New(fault.FailedPrecondition, "cannot %s VM %s: it is %s", verb, vm.Name, vm.State)
 	}
-	w := vm.Wish
+	w := vm.Desired
 	count(&w)
-	vm.wish(w)
+	vm.setDesired(w)
 	return nil
 }
 
 // Observe applies a host's report at now and reports whether the record changed. It drops reports of an older
-// generation, which do not reflect the current Wish. The caller must check that the host owns the VM.
+// generation, which do not reflect the current Desired. The caller must check that the host owns the VM.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false
@@ -175,7 +176,7 @@ func (vm *VM) Observe(o Observation, now Time) bool {
 	beforeState := vm.State
 	for _, ev := range vm.events(o) {
 		if _, ok := next[vm.State][ev]; ok {
-			vm.effect(ev, now)
+			vm.applyToDesired(ev, now)
 			vm.enter(next[vm.State][ev], now)
 		}
 	}
@@ -199,26 +200,26 @@ func (s Status) equal(t Status) bool {
 func (vm *VM) events(o Observation) []Event {
 	switch o.Observed {
 	case ObservedBuilt:
-		return vm.off(o)
+		return vm.offEvents(o)
 	case ObservedBuildFailed:
 		return []Event{BuildFailed}
 	case ObservedLaunching:
 		return []Event{Built}
 	case ObservedRunning:
-		if !vm.Wish.On {
+		if !vm.Desired.On {
 			return nil // the host has not seen the stop request yet
 		}
 		return []Event{Built, Up}
 	case ObservedEnded:
-		return vm.ended(o)
+		return vm.exitEvents(o)
 	}
 	return nil
 }
 
-// off returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last seen on,
-// which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its owner can
-// read the error.
-func (vm *VM) off(o Observation) []Event {
+// offEvents returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last
+// seen on, which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its
+// owner can read the error.
+func (vm *VM) offEvents(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}
 	}
@@ -228,13 +229,13 @@ func (vm *VM) off(o Observation) []Event {
 	return []Event{Off}
 }
 
-// ended returns the events for a VM whose process ended. If the VM should be on, they count only if the process that
-// ended is that of the latest requested start.
-func (vm *VM) ended(o Observation) []Event {
-	if !vm.Wish.On {
-		return vm.off(o)
+// exitEvents returns the events for a VM whose process ended. If the VM should be on, they count only if the process
+// that ended is that of the latest requested start.
+func (vm *VM) exitEvents(o Observation) []Event {
+	if !vm.Desired.On {
+		return vm.offEvents(o)
 	}
-	if o.StartsDone < vm.Wish.Starts {
+	if o.StartsDone < vm.Desired.Starts {
 		return nil
 	}
 	var ev Event
@@ -278,7 +279,7 @@ func (vm *VM) TimeOut(now Time) bool {
 		return false
 	}
 	was := vm.State
-	if err := vm.On(TimedOut, now); err != nil {
+	if err := vm.Apply(TimedOut, now); err != nil {
 		return false
 	}
 	vm.Deadline = 0

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The life cycle as scripts. Each command prints what changed of the VM; time only moves when told.
+// TestLife runs scripts of life-cycle events. Each command prints the changed fields of the VM; time advances only by
+// the command wait.
 func TestLife(t *testing.T) {
 	datadriven.Walk(t, "testdata/life", func(t *testing.T, path string) {
 		var vm VM
@@ -25,7 +26,7 @@ func TestLife(t *testing.T) {
 					vm.Metadata = map[string]string{RestartPolicy: "on-failure"}
 				}
 			case "start":
-				err = vm.On(StartAsked, now)
+				err = vm.Apply(StartRequested, now)
 			case "stop":
 				grace := uint64(DefaultStop)
 				if d.HasArg("force") {
@@ -33,7 +34,7 @@ func TestLife(t *testing.T) {
 				}
 				err = vm.Stop(grace, now)
 			case "delete":
-				err = vm.On(map[bool]Event{false: DeleteAsked, true: ForcedDeleteAsked}[d.HasArg("force")], now)
+				err = vm.Apply(map[bool]Event{false: DeleteRequested, true: ForceDeleteRequested}[d.HasArg("force")], now)
 			case "reboot":
 				err = vm.Reboot()
 			case "reset":
@@ -60,8 +61,8 @@ func TestLife(t *testing.T) {
 func observation(t *testing.T, d *datadriven.TestData, vm *VM) Observation {
 	levels := map[string]Observed{"building": ObservedBuilding, "built": ObservedBuilt, "launching": ObservedLaunching,
 		"up": ObservedRunning, "stopping": ObservedStopping, "build-failed": ObservedBuildFailed, "ended": ObservedEnded}
-	exits := map[string]Exit{"guest": ExitGuest, "asked": ExitAsked, "failed": ExitFailed}
-	o := Observation{Generation: vm.Generation, StartsDone: vm.Wish.Starts}
+	exits := map[string]Exit{"guest": ExitGuest, "requested": ExitRequested, "failed": ExitFailed}
+	o := Observation{Generation: vm.Generation, StartsDone: vm.Desired.Starts}
 	var level, exit string
 	d.ScanArgs(t, "observed", &level)
 	d.MaybeScanArgs(t, "exit", &exit)
@@ -83,13 +84,13 @@ func change(a, b VM) string {
 	if a.Generation != b.Generation {
 		out = append(out, fmt.Sprintf("gen %d", b.Generation))
 	}
-	if w := b.Wish; w != a.Wish {
+	if w := b.Desired; w != a.Desired {
 		power := "off"
 		if w.On {
 			power = "on"
 		}
-		out = append(out, fmt.Sprintf("wish %s starts=%d reboots=%d resets=%d grace=%dms again=%v",
-			power, w.Starts, w.Reboots, w.Resets, w.GraceMS, w.Again))
+		out = append(out, fmt.Sprintf("desired %s starts=%d reboots=%d resets=%d grace=%dms start-after-stop=%v",
+			power, w.Starts, w.Reboots, w.Resets, w.GraceMS, w.StartAfterStop))
 	}
 	if b.Status.LastError != a.Status.LastError {
 		out = append(out, fmt.Sprintf("last_error=%q", b.Status.LastError))
@@ -97,18 +98,18 @@ func change(a, b VM) string {
 	return strings.Join(out, "  ")
 }
 
-// Every state that passes by itself has a deadline and a way out by time, so that none waits for a person.
+// Every transient state has a deadline and a transition for TimedOut, so that none waits for an operator.
 func TestEveryTransientStateTimesOut(t *testing.T) {
 	for _, s := range []State{Creating, Starting, Stopping} {
 		require.Contains(t, next[s], TimedOut, "%s", s)
 	}
 }
 
-// Whatever the state, a forced delete works (a migration is aborted first), and DELETED ends everything.
+// A forced delete is allowed in every state except MIGRATING, where the migration is aborted first. DELETED is final.
 func TestForcedDeleteAlwaysWorks(t *testing.T) {
 	for s := Pending; s < Deleted; s++ {
 		if s != Migrating {
-			require.Equal(t, Deleted, next[s][ForcedDeleteAsked], "%s", s)
+			require.Equal(t, Deleted, next[s][ForceDeleteRequested], "%s", s)
 		}
 	}
 	require.Empty(t, next[Deleted])

@@ -61,13 +61,13 @@ type Node struct {
 	UpdatedAt       Time
 }
 
-// HeartbeatLost is the time without a heartbeat after which a host is NOT_READY (milliseconds).
-const HeartbeatLost = 15_000
+// HeartbeatTimeout is the time without a heartbeat after which a host is NOT_READY (milliseconds).
+const HeartbeatTimeout = 15_000
 
 // State returns the node's state at now, given the time of its last heartbeat (0: none yet).
 func (n *Node) State(now, lastSeen Time) NodeState {
 	switch {
-	case lastSeen == 0 || now-lastSeen > HeartbeatLost || n.Declared == NodeNotReady:
+	case lastSeen == 0 || now-lastSeen > HeartbeatTimeout || n.Declared == NodeNotReady:
 		return NodeNotReady
 	case n.Cordoned:
 		return NodeCordoned

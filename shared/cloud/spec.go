@@ -297,28 +297,28 @@ func (b *Boot) check() error {
 	return nil
 }
 
-// Unserved returns FailedPrecondition if the spec uses a feature that this version does not support yet.
-func (s *Spec) Unserved() error {
+// CheckSupported returns FailedPrecondition if the spec uses a feature that this version does not support yet.
+func (s *Spec) CheckSupported() error {
 	if len(s.Network) > 0 {
-		return unserved("spec.network", "NICs are")
+		return unsupported("spec.network", "NICs are")
 	}
 	for i, d := range s.Disks {
 		if d.Volume != "" {
-			return unserved("spec.disks["+d.label(i)+"].source.volume_id", "volumes are")
+			return unsupported("spec.disks["+d.label(i)+"].source.volume_id", "volumes are")
 		}
 	}
 	switch {
 	case s.Memory.Hugepages:
-		return unserved("spec.memory.hugepages", "huge pages are")
+		return unsupported("spec.memory.hugepages", "huge pages are")
 	case s.Security.SecureBoot:
-		return unserved("spec.security.secure_boot", "secure boot is")
+		return unsupported("spec.security.secure_boot", "secure boot is")
 	case s.Security.TPM:
-		return unserved("spec.security.tpm", "a TPM is")
+		return unsupported("spec.security.tpm", "a TPM is")
 	}
 	return nil
 }
 
-func unserved(field, what string) error {
+func unsupported(field, what string) error {
 	f := fault.New(fault.FailedPrecondition, "%s: %s not served yet", field, what)
 	f.Field = field
 	return f

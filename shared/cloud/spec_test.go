@@ -15,7 +15,7 @@ const someImage = "0190a000-0000-7000-8000-000000000001"
 
 func blank(id string) Disk { return Disk{ID: id, Blank: true, SizeGiB: 1} }
 
-// What a spec may say, and what is refused, by the name of its field.
+// Check accepts or refuses each spec, and the error names the field.
 func TestSpecCheck(t *testing.T) {
 	disks := func(n int, bus DiskBus) (all []Disk) {
 		for i := range n {
@@ -55,7 +55,7 @@ func TestSpecCheck(t *testing.T) {
 		{"the largest numbers", Spec{CPU: &CPU{VCPUs: math.MaxUint32, Sockets: math.MaxUint32, CoresPerSocket: math.MaxUint32}}, "spec.cpu.vcpus", ""},
 		{"a model", Spec{CPU: &CPU{Model: "Skylake-Server-v4"}}, "", ""},
 		{"a model with options", Spec{CPU: &CPU{Model: "max,+invtsc"}}, "spec.cpu.cpu_model", ""},
-		{"a model that is long", Spec{CPU: &CPU{Model: strings.Repeat("m", 65)}}, "spec.cpu.cpu_model", ""},
+		{"a long model", Spec{CPU: &CPU{Model: strings.Repeat("m", 65)}}, "spec.cpu.cpu_model", ""},
 		{"too little memory", Spec{Memory: &Memory{SizeMiB: MinMemoryMiB - 1}}, "spec.memory.size_mib", "got 63"},
 		{"too much memory", Spec{Memory: &Memory{SizeMiB: math.MaxUint64}}, "spec.memory.size_mib", ""},
 		{"one disk more", Spec{Disks: disks(MaxDisks+1, BusVirtio)}, "spec.disks", "at most 16, got 17"},
@@ -66,7 +66,7 @@ func TestSpecCheck(t *testing.T) {
 		{"a disk without an id", disk(func(d *Disk) { d.ID = "" }), "spec.disks[0].id", ""},
 		{"a disk id that is an option", disk(func(d *Disk) { d.ID = "a,readonly=on" }), "spec.disks[0].id", ""},
 		{"a disk id that is a path", disk(func(d *Disk) { d.ID = "../a" }), "spec.disks[0].id", ""},
-		{"a disk id that is long", disk(func(d *Disk) { d.ID = strings.Repeat("a", 33) }), "spec.disks[0].id", ""},
+		{"a long disk id", disk(func(d *Disk) { d.ID = strings.Repeat("a", 33) }), "spec.disks[0].id", ""},
 		{"a disk without a source", disk(func(d *Disk) { d.Blank = false }), "spec.disks[a].source", "exactly one"},
 		{"a disk with two sources", disk(func(d *Disk) { d.Image = someImage }), "spec.disks[a].source", "exactly one"},
 		{"a disk with three", disk(func(d *Disk) { d.Image, d.Volume = someImage, "v" }), "spec.disks[a].source", "exactly one"},
@@ -89,7 +89,7 @@ func TestSpecCheck(t *testing.T) {
 		{"a command line without a kernel", Spec{Boot: Boot{Cmdline: "x"}}, "spec.boot.cmdline", "needs a kernel"},
 		{"a command line of two lines", Spec{Boot: Boot{Kernel: someImage, Cmdline: "a\nb"}}, "spec.boot.cmdline", "ASCII"},
 		{"a command line in Greek", Spec{Boot: Boot{Kernel: someImage, Cmdline: "α"}}, "spec.boot.cmdline", "ASCII"},
-		{"a command line that is long", Spec{Boot: Boot{Kernel: someImage, Cmdline: strings.Repeat("x", MaxCmdline+1)}}, "spec.boot.cmdline", "2049"},
+		{"a long command line", Spec{Boot: Boot{Kernel: someImage, Cmdline: strings.Repeat("x", MaxCmdline+1)}}, "spec.boot.cmdline", "2049"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.spec.Normalize()
@@ -108,7 +108,7 @@ func TestSpecCheck(t *testing.T) {
 	}
 }
 
-// Defaults fill what was not said, twice the same, and change nothing that was.
+// Normalize sets unset fields to their defaults, changes no other field, and has no effect the second time.
 func TestNormalize(t *testing.T) {
 	given := Spec{Disks: []Disk{{ID: "a", Blank: true, SizeGiB: 1}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone}}, Memory: &Memory{Hugepages: true}}
 	given.Normalize()
@@ -125,11 +125,11 @@ func TestNormalize(t *testing.T) {
 	s := Spec{CPU: shared}
 	s.Normalize()
 	require.EqualValues(t, 4, s.CPU.VCPUs)
-	require.Zero(t, shared.VCPUs, "what the caller holds is the caller's")
+	require.Zero(t, shared.VCPUs, "the caller may change what it got")
 }
 
-// What cannot be had yet says so by its field; what can is not refused.
-func TestUnserved(t *testing.T) {
+// CheckSupported refuses unsupported features by field, and accepts all others.
+func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
 		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
 		"spec.network":                   {Network: []NIC{{ID: "n"}}},
@@ -139,7 +139,7 @@ func TestUnserved(t *testing.T) {
 		"spec.security.tpm":              {Security: Security{TPM: true}},
 	} {
 		s.Normalize()
-		err := s.Unserved()
+		err := s.CheckSupported()
 		if field == "" {
 			require.NoError(t, err)
 			continue
@@ -160,7 +160,7 @@ func TestNeedAndImages(t *testing.T) {
 	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "each once")
 }
 
-// Names, ids and pairs: the limits of overview part 6 to the byte.
+// The length limits of names, IDs and pairs are exact to the byte.
 func TestNamesAndPairs(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for name, ok := range map[string]bool{
@@ -188,7 +188,7 @@ func TestNamesAndPairs(t *testing.T) {
 	many["more"] = ""
 	for name, m := range map[string]map[string]string{
 		"too many": many, "no key": {"": "x"}, "a long key": {strings.Repeat("k", MaxPairKey+1): ""}, "a long value": {"k": strings.Repeat("v", MaxPairValue+1)},
-		"a key of two lines": {"a\nb": ""}, "a key that is no text": {"\xff": ""}, "a value that is no text": {"k": "\xff"}, "a value with NUL": {"k": "\x00"},
+		"a key of two lines": {"a\nb": ""}, "a key that is not UTF-8": {"\xff": ""}, "a value that is no text": {"k": "\xff"}, "a value with NUL": {"k": "\x00"},
 	} {
 		require.True(t, fault.Is(CheckPairs("labels", m), fault.InvalidArgument), name)
 	}

@@ -33,11 +33,11 @@ type Event uint8
 
 const (
 	// Caused by a call.
-	StartAsked Event = iota
-	StopAsked
-	CutAsked
-	DeleteAsked
-	ForcedDeleteAsked
+	StartRequested Event = iota
+	StopRequested
+	PowerOffRequested
+	DeleteRequested
+	ForceDeleteRequested
 	// Reported by the host.
 	Built
 	BuildFailed
@@ -60,39 +60,39 @@ func (e Event) String() string {
 // it is.
 var next = map[State]map[Event]State{
 	Pending: {
-		StartAsked: Pending, StopAsked: Pending, CutAsked: Pending,
-		DeleteAsked: Deleted, ForcedDeleteAsked: Deleted,
+		StartRequested: Pending, StopRequested: Pending, PowerOffRequested: Pending,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
 	},
 	Creating: {
-		StartAsked: Creating, StopAsked: Creating, CutAsked: Creating,
-		DeleteAsked: Deleted, ForcedDeleteAsked: Deleted,
+		StartRequested: Creating, StopRequested: Creating, PowerOffRequested: Creating,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
 		Built: Stopped, BuildFailed: Failed, TimedOut: Error,
 	},
 	Stopped: {
-		StartAsked: Starting, StopAsked: Stopped, CutAsked: Stopped,
-		DeleteAsked: Deleted, ForcedDeleteAsked: Deleted,
+		StartRequested: Starting, StopRequested: Stopped, PowerOffRequested: Stopped,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
 	},
 	Starting: {
-		StartAsked: Starting, StopAsked: Stopping, CutAsked: Stopping, ForcedDeleteAsked: Deleted,
+		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
 		Up: Running, LaunchFailed: Error, Died: Error, GuestOff: Stopped, TimedOut: Error,
 	},
 	Running: {
-		StartAsked: Running, StopAsked: Stopping, CutAsked: Stopping, ForcedDeleteAsked: Deleted,
+		StartRequested: Running, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
 		GuestOff: Stopped, Died: Error,
 	},
 	Stopping: {
-		StartAsked: Stopping, StopAsked: Stopping, CutAsked: Stopping, ForcedDeleteAsked: Deleted,
+		StartRequested: Stopping, StopRequested: Stopping, PowerOffRequested: Stopping, ForceDeleteRequested: Deleted,
 		Off: Stopped, TimedOut: Error,
 	},
 	Migrating: {
-		StartAsked: Migrating,
+		StartRequested: Migrating,
 	},
 	Error: {
-		StartAsked: Starting, StopAsked: Stopping, CutAsked: Stopping,
-		DeleteAsked: Deleted, ForcedDeleteAsked: Deleted,
+		StartRequested: Starting, StopRequested: Stopping, PowerOffRequested: Stopping,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
 		Built: Stopped, Up: Running, Off: Stopped,
 	},
 	Failed: {
-		DeleteAsked: Deleted, ForcedDeleteAsked: Deleted,
+		DeleteRequested: Deleted, ForceDeleteRequested: Deleted,
 	},
 }

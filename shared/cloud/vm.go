@@ -21,39 +21,39 @@ type VM struct {
 
 	// Generation increases with every change of the desired state. Reports of an older generation are ignored.
 	Generation uint64
-	Wish       Wish
+	Desired    Desired `cbor:"Wish"`
 	// Deadline is when the leader ends a transient state that has not ended by itself; 0 in other states.
 	Deadline Time
 	// Restarts are the times of automatic starts within the restart window.
 	Restarts []Time
 	// Disks are the disks that the host makes, fixed at creation.
-	Disks []BuiltDisk
+	Disks []ResolvedDisk
 	// Kernel and Initrd are the images of a direct boot, fixed at creation.
-	Kernel, Initrd *BuiltImage
+	Kernel, Initrd *ImageRef
 }
 
-// Wish is the desired state of a VM.
-type Wish struct {
+// Desired is the desired state of a VM.
+type Desired struct {
 	On bool
-	// Again starts the VM once it has stopped: a start was requested while STOPPING.
-	Again bool
+	// StartAfterStop starts the VM once it has stopped: a start was requested while STOPPING.
+	StartAfterStop bool `cbor:"Again"`
 	// GraceMS is the time in milliseconds between the power button and the hard power off, while On is false.
 	GraceMS uint64
 	// Starts, Reboots and Resets count the requests; the host performs each number once.
 	Starts, Reboots, Resets uint64
 }
 
-// BuiltDisk is a disk with everything that a host needs to make it.
-type BuiltDisk struct {
+// ResolvedDisk is a disk with everything that a host needs to make it.
+type ResolvedDisk struct {
 	ID        string
 	SizeBytes uint64
 	Bus       DiskBus
 	Cache     DiskCache
-	Image     *BuiltImage
+	Image     *ImageRef
 }
 
-// BuiltImage identifies an image's content.
-type BuiltImage struct {
+// ImageRef identifies an image's content.
+type ImageRef struct {
 	ID        ImageID
 	SHA256    string
 	SizeBytes uint64
@@ -121,7 +121,7 @@ type Exit uint8
 const (
 	ExitUnspecified Exit = iota
 	ExitGuest
-	ExitAsked
+	ExitRequested
 	ExitFailed
 )
 

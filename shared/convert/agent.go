@@ -10,26 +10,26 @@ import (
 // Assigned returns the desired state of a VM as its host receives it.
 func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	power := agentv1.Power_POWER_OFF
-	if vm.Wish.On {
+	if vm.Desired.On {
 		power = agentv1.Power_POWER_ON
 	}
 	sockets, cores := vm.Spec.CPU.Topology()
 	return &agentv1.AssignedVm{
 		VmId: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project), Generation: vm.Generation,
-		Power: power, StopGraceMs: vm.Wish.GraceMS, Reboots: vm.Wish.Reboots, Resets: vm.Wish.Resets, Starts: vm.Wish.Starts,
+		Power: power, StopGraceMs: vm.Desired.GraceMS, Reboots: vm.Desired.Reboots, Resets: vm.Desired.Resets, Starts: vm.Desired.Starts,
 		Vcpus: vm.Spec.CPU.VCPUs, Sockets: sockets, CoresPerSocket: cores, CpuModel: vm.Spec.CPU.Model,
 		MemoryMib: vm.Spec.Memory.SizeMiB, Disks: each(vm.Disks, assignedDisk), Kernel: assignedImage(vm.Kernel),
 		Initrd: assignedImage(vm.Initrd), Cmdline: vm.Spec.Boot.Cmdline,
 	}
 }
 
-func assignedDisk(d cloud.BuiltDisk) *agentv1.AssignedDisk {
+func assignedDisk(d cloud.ResolvedDisk) *agentv1.AssignedDisk {
 	return &agentv1.AssignedDisk{
 		Id: d.ID, SizeBytes: d.SizeBytes, Bus: vmv1.DiskBus(d.Bus), Cache: vmv1.DiskCache(d.Cache), Image: assignedImage(d.Image),
 	}
 }
 
-func assignedImage(i *cloud.BuiltImage) *agentv1.AssignedImage {
+func assignedImage(i *cloud.ImageRef) *agentv1.AssignedImage {
 	if i == nil {
 		return nil
 	}
@@ -40,7 +40,7 @@ func assignedImage(i *cloud.BuiltImage) *agentv1.AssignedImage {
 func Observation(o cloud.Observation) *agentv1.VmObservation {
 	return &agentv1.VmObservation{
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
-		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copied(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
+		Pid: o.PID, StartedAt: o.StartedAt, IpAddresses: copySlice(o.Addresses), Usage: Usage(o.Usage), LastError: o.LastError,
 		RebootsDone: o.RebootsDone, ResetsDone: o.ResetsDone, StartsDone: o.StartsDone,
 	}
 }
@@ -49,7 +49,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 	return cloud.Observation{
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),
-		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copied(o.GetIpAddresses()),
+		Exit: enum[cloud.Exit](o.GetExit()), PID: o.GetPid(), StartedAt: o.GetStartedAt(), Addresses: copySlice(o.GetIpAddresses()),
 		Usage: UsageFrom(o.GetUsage()), LastError: o.GetLastError(), RebootsDone: o.GetRebootsDone(),
 		ResetsDone: o.GetResetsDone(), StartsDone: o.GetStartsDone(),
 	}

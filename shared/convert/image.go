@@ -13,7 +13,7 @@ func Image(i *cloud.Image) *vmv1.Image {
 		Format: vmv1.ImageFormat(i.Format), SizeBytes: i.SizeBytes, Checksum: i.Checksum(), OsType: vmv1.OsType(i.OSType),
 		OsVersion: i.OSVersion, Architecture: vmv1.Architecture(i.Architecture), MinDiskGib: i.MinDiskGiB,
 		MinMemoryMib: i.MinMemoryMiB, Status: vmv1.ImageStatus(i.Status), CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt,
-		Metadata: clone(i.Metadata),
+		Metadata: copyMap(i.Metadata),
 	}
 }
 
@@ -23,7 +23,7 @@ func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),
 		Format: enum[cloud.ImageFormat](r.GetFormat()), OSType: enum[cloud.OSType](r.GetOsType()), OSVersion: r.GetOsVersion(),
 		Architecture: enum[cloud.Architecture](r.GetArchitecture()), MinDiskGiB: r.GetMinDiskGib(), MinMemoryMiB: r.GetMinMemoryMib(),
-		Metadata: clone(r.GetMetadata()), Source: r.GetSourceUrl(),
+		Metadata: copyMap(r.GetMetadata()), Source: r.GetSourceUrl(),
 	}
 }
 

@@ -13,9 +13,9 @@ func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node 
 		Id: string(n.ID), Name: n.Name, State: vmv1.NodeState(state), Capacity: capacity(n.Capacity),
 		Allocatable: capacity(n.Allocatable), Allocated: capacity(n.Allocated),
 		Hypervisors: each(n.Hypervisors, func(h cloud.Hypervisor) vmv1.HypervisorType { return vmv1.HypervisorType(h) }),
-		Labels:      clone(n.Labels), AgentVersion: n.AgentVersion, LastHeartbeat: lastSeen,
+		Labels:      copyMap(n.Labels), AgentVersion: n.AgentVersion, LastHeartbeat: lastSeen,
 		SupportedVolumeDrivers:  each(n.VolumeDrivers, func(d cloud.VolumeDriver) vmv1.VolumeDriverKind { return vmv1.VolumeDriverKind(d) }),
-		SupportedStorageClasses: copied(n.StorageClasses), SharedLiveMigration: n.SharedMigration,
+		SupportedStorageClasses: copySlice(n.StorageClasses), SharedLiveMigration: n.SharedMigration,
 	}
 }
 
@@ -25,12 +25,12 @@ func NodeFrom(r *vmv1.HeartbeatNodeRequest) cloud.Node {
 		ID: cloud.NodeID(r.GetNodeId()), Name: r.GetName(), Declared: enum[cloud.NodeState](r.GetState()),
 		Capacity: capacityFrom(r.GetCapacity()), Allocatable: capacityFrom(r.GetAllocatable()),
 		Hypervisors:  each(r.GetHypervisors(), func(h vmv1.HypervisorType) cloud.Hypervisor { return enum[cloud.Hypervisor](h) }),
-		Labels:       clone(r.GetLabels()),
+		Labels:       copyMap(r.GetLabels()),
 		AgentVersion: r.GetAgentVersion(),
 		VolumeDrivers: each(r.GetSupportedVolumeDrivers(), func(d vmv1.VolumeDriverKind) cloud.VolumeDriver {
 			return enum[cloud.VolumeDriver](d)
 		}),
-		StorageClasses: copied(r.GetSupportedStorageClasses()), SharedMigration: r.GetSharedLiveMigration(),
+		StorageClasses: copySlice(r.GetSupportedStorageClasses()), SharedMigration: r.GetSharedLiveMigration(),
 	}
 }
 

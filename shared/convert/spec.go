@@ -80,7 +80,7 @@ func diskFrom(d *vmv1.DiskSpec) cloud.Disk {
 func nic(n cloud.NIC) *vmv1.NetworkSpec {
 	return &vmv1.NetworkSpec{
 		Id: n.ID, NetworkId: n.NetworkID, MacAddress: n.MAC, IpAddress: n.IP, Model: vmv1.NicModel(n.Model),
-		SecurityGroups: copied(n.SecurityGroups), PortId: n.PortID, SubnetId: n.SubnetID, CidrBlock: n.CIDR,
+		SecurityGroups: copySlice(n.SecurityGroups), PortId: n.PortID, SubnetId: n.SubnetID, CidrBlock: n.CIDR,
 		GatewayIp: n.Gateway, DhcpEnabled: n.DHCP,
 	}
 }
@@ -88,7 +88,7 @@ func nic(n cloud.NIC) *vmv1.NetworkSpec {
 func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
 	return cloud.NIC{
 		ID: n.GetId(), NetworkID: n.GetNetworkId(), MAC: n.GetMacAddress(), IP: n.GetIpAddress(),
-		Model: enum[cloud.NICModel](n.GetModel()), SecurityGroups: copied(n.GetSecurityGroups()), PortID: n.GetPortId(),
+		Model: enum[cloud.NICModel](n.GetModel()), SecurityGroups: copySlice(n.GetSecurityGroups()), PortID: n.GetPortId(),
 		SubnetID: n.GetSubnetId(), CIDR: n.GetCidrBlock(), Gateway: n.GetGatewayIp(), DHCP: n.GetDhcpEnabled(),
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// clone copies a map. It returns nil for an empty map: proto3 cannot distinguish nil and empty.
-func clone(m map[string]string) map[string]string {
+// copyMap copies a map. It returns nil for an empty map: proto3 cannot distinguish nil and empty.
+func copyMap(m map[string]string) map[string]string {
 	if len(m) == 0 {
 		return nil
 	}
@@ -32,7 +32,7 @@ func each[A, B any](in []A, f func(A) B) []B {
 	return out
 }
 
-func copied(in []string) []string {
+func copySlice(in []string) []string {
 	if len(in) == 0 {
 		return nil
 	}

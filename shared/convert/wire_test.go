@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// fill sets every field of a message to something, deeply; of a oneof it sets the one asked for.
+// fill sets every field of a message to a non-zero value, recursively, and of a oneof the chosen field.
 func fill(m protoreflect.Message, oneof int, n *int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -66,7 +66,7 @@ func filled[M proto.Message](m M, oneof int) M {
 	return m
 }
 
-// What a caller sends comes back as it was: nothing is forgotten on either side.
+// Each message of a caller survives the conversion to the domain and back: no field is lost on either side.
 func TestRoundTrips(t *testing.T) {
 	for oneof := range 3 {
 		spec := filled(&vmv1.VmSpec{}, oneof)
@@ -90,18 +90,18 @@ func TestRoundTrips(t *testing.T) {
 	require.Empty(t, cmp(heartbeat, back))
 }
 
-// What the control plane shows leaves no field of the message empty.
-func TestNothingShownIsForgotten(t *testing.T) {
+// Messages from the control plane have no empty field if the domain value has none.
+func TestResponsesSetEveryField(t *testing.T) {
 	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
 	vm := cloud.VM{
 		ID: "i", Name: "n", Org: "o", Project: "p", State: cloud.Running, Spec: spec, Node: "n1", Hypervisor: cloud.KVM,
 		CreatedAt: 1, UpdatedAt: 2, CreatedBy: "u", Metadata: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"},
-		Status: cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
-		Wish:   cloud.Wish{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
+		Status:  cloud.Status{Actual: cloud.Running, PID: 1, StartedAt: 2, Addresses: []string{"a"}, LastError: "e"},
+		Desired: cloud.Desired{On: true, GraceMS: 1, Starts: 1, Reboots: 1, Resets: 1}, Generation: 3,
 	}
-	image := &cloud.BuiltImage{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
+	image := &cloud.ImageRef{ID: "x", SHA256: "h", SizeBytes: 1, Format: cloud.FormatRaw}
 	vm.Kernel, vm.Initrd = image, image
-	vm.Disks = []cloud.BuiltDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
+	vm.Disks = []cloud.ResolvedDisk{{ID: "d", SizeBytes: 1, Bus: cloud.BusSATA, Cache: cloud.CacheNone, Image: image}}
 	full := cloud.Usage{CPUPercent: 1, MemoryMiB: 1, DiskReadBytes: 1, DiskWriteBytes: 1, NetworkReceivedBytes: 1, NetworkTransmitBytes: 1}
 	requireFull(t, VM(&vm, &full).ProtoReflect())
 	requireFull(t, Assigned(&vm).ProtoReflect())
@@ -132,14 +132,14 @@ func requireFull(t *testing.T, m protoreflect.Message) {
 	}
 }
 
-// Numbers of an enumeration that do not exist must not fold onto one that does.
+// Unknown numbers of an enumeration must not be converted to a known value.
 func TestUnknownEnumValuesStayUnknown(t *testing.T) {
 	for _, n := range []vmv1.DiskBus{-1, 256, 257, 1 << 30} {
 		require.Greater(t, diskFrom(&vmv1.DiskSpec{Bus: n}).Bus, cloud.BusSATA, "%d", n)
 	}
 }
 
-// Both sides number their enumerations alike, so that a cast is a translation.
+// The domain and the protos number their enumerations alike, so that a cast converts.
 func TestEnumerationsMatch(t *testing.T) {
 	for name, value := range vmv1.VmState_value {
 		require.Equal(t, "VM_STATE_"+cloud.State(value).String(), name)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// An empty cell would be an error without a code on the wire.
+// Every kind has a code for every service; an empty cell would be an error without a code on the wire.
 func TestNoEmptyCell(t *testing.T) {
 	for k := Internal; k < kinds; k++ {
 		require.NotEqual(t, codes.OK, k.RPC(), "kind %d has no RPC code", k)
@@ -22,7 +22,7 @@ func TestNoEmptyCell(t *testing.T) {
 	}
 }
 
-// The spec's part 7.3, row "VM controller REST".
+// The codes of the wire contract for the VM controller's REST API (docs/api.md).
 func TestVMColumn(t *testing.T) {
 	want := map[codes.Code]Shape{
 		codes.Unauthenticated:    {"UNAUTHENTICATED", 401},
@@ -42,7 +42,7 @@ func TestVMColumn(t *testing.T) {
 	}
 }
 
-// The spec's part 7.3, row "Credit REST", before an operation gives its own code.
+// The codes of the wire contract for the credit service's REST API, unless an operation sets its own (docs/api.md).
 func TestCreditColumn(t *testing.T) {
 	want := map[Kind]Shape{
 		Unauthenticated: {"UNAUTHENTICATED", 401}, PermissionDenied: {"FORBIDDEN", 403}, InvalidArgument: {"INVALID_ARGUMENT", 400},

@@ -29,22 +29,22 @@ type row struct {
 }
 
 var (
-	invalid      = Shape{"INVALID_ARGUMENT", http.StatusBadRequest}
-	tooLarge     = Shape{"INVALID_ARGUMENT", http.StatusRequestEntityTooLarge}
-	badMethod    = Shape{"INVALID_ARGUMENT", http.StatusMethodNotAllowed}
-	unproven     = Shape{"UNAUTHENTICATED", http.StatusUnauthorized}
-	forbidden    = Shape{"FORBIDDEN", http.StatusForbidden}
-	notFound     = Shape{"NOT_FOUND", http.StatusNotFound}
-	exists       = Shape{"ALREADY_EXISTS", http.StatusConflict}
-	exhausted    = Shape{"RESOURCE_EXHAUSTED", http.StatusTooManyRequests}
-	precondition = Shape{"FAILED_PRECONDITION", http.StatusUnprocessableEntity}
-	internal     = Shape{"INTERNAL", http.StatusInternalServerError}
-	unavailable  = Shape{"SERVICE_UNAVAILABLE", http.StatusServiceUnavailable}
-	kvInternal   = Shape{"INTERNAL_ERROR", http.StatusInternalServerError}
-	kvRefused    = Shape{"PRECONDITION_FAILED", http.StatusPreconditionFailed}
-	kvTimeout    = Shape{"TIMEOUT", http.StatusRequestTimeout}
-	kvNotLeader  = Shape{"NOT_LEADER", http.StatusServiceUnavailable}
-	kvProxy      = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
+	invalid          = Shape{"INVALID_ARGUMENT", http.StatusBadRequest}
+	tooLarge         = Shape{"INVALID_ARGUMENT", http.StatusRequestEntityTooLarge}
+	methodNotAllowed = Shape{"INVALID_ARGUMENT", http.StatusMethodNotAllowed}
+	unauthenticated  = Shape{"UNAUTHENTICATED", http.StatusUnauthorized}
+	forbidden        = Shape{"FORBIDDEN", http.StatusForbidden}
+	notFound         = Shape{"NOT_FOUND", http.StatusNotFound}
+	alreadyExists    = Shape{"ALREADY_EXISTS", http.StatusConflict}
+	exhausted        = Shape{"RESOURCE_EXHAUSTED", http.StatusTooManyRequests}
+	precondition     = Shape{"FAILED_PRECONDITION", http.StatusUnprocessableEntity}
+	internal         = Shape{"INTERNAL", http.StatusInternalServerError}
+	unavailable      = Shape{"SERVICE_UNAVAILABLE", http.StatusServiceUnavailable}
+	kvInternal       = Shape{"INTERNAL_ERROR", http.StatusInternalServerError}
+	kvRefused        = Shape{"PRECONDITION_FAILED", http.StatusPreconditionFailed}
+	kvTimeout        = Shape{"TIMEOUT", http.StatusRequestTimeout}
+	kvNotLeader      = Shape{"NOT_LEADER", http.StatusServiceUnavailable}
+	kvProxy          = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
 // table is indexed by Kind. VM REST returns INTERNAL for every RPC status that the wire contract does not list for it.
@@ -54,10 +54,10 @@ var (
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},
-	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unproven, Identity: unproven, KV: unproven, Credit: unproven}},
+	Unauthenticated:    {codes.Unauthenticated, [services]Shape{VM: unauthenticated, Identity: unauthenticated, KV: unauthenticated, Credit: unauthenticated}},
 	PermissionDenied:   {codes.PermissionDenied, [services]Shape{VM: forbidden, Identity: forbidden, KV: forbidden, Credit: forbidden}},
 	NotFound:           {codes.NotFound, [services]Shape{VM: notFound, Identity: notFound, KV: notFound, Credit: notFound}},
-	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: exists, Identity: exists, KV: exists, Credit: internal}},
+	AlreadyExists:      {codes.AlreadyExists, [services]Shape{VM: alreadyExists, Identity: alreadyExists, KV: alreadyExists, Credit: internal}},
 	ResourceExhausted:  {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: kvInternal, Credit: internal}},
 	FailedPrecondition: {codes.FailedPrecondition, [services]Shape{VM: precondition, Identity: precondition, KV: kvRefused, Credit: internal}},
 	Aborted:            {codes.Aborted, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
@@ -67,7 +67,7 @@ var table = [kinds]row{
 	DeadlineExceeded:   {codes.DeadlineExceeded, [services]Shape{VM: internal, Identity: unavailable, KV: kvTimeout, Credit: internal}},
 	Canceled:           {codes.Canceled, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	TooLarge:           {codes.InvalidArgument, [services]Shape{VM: tooLarge, Identity: tooLarge, KV: tooLarge, Credit: tooLarge}},
-	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: badMethod, Identity: badMethod, KV: badMethod, Credit: badMethod}},
+	MethodNotAllowed:   {codes.InvalidArgument, [services]Shape{VM: methodNotAllowed, Identity: methodNotAllowed, KV: methodNotAllowed, Credit: methodNotAllowed}},
 	BadGateway:         {codes.Unavailable, [services]Shape{VM: internal, Identity: unavailable, KV: kvProxy, Credit: internal}},
 	Throttled:          {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: exhausted, Credit: exhausted}},
 }

@@ -123,7 +123,7 @@ func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 		return nil, fmt.Errorf("parse authority: %w", err)
 	}
 	if Pin(cert) != pin {
-		return nil, errors.New("the control plane shows another authority than the token names")
+		return nil, errors.New("the control plane has another certificate authority than the join token names")
 	}
 	if _, err := clusterOf(cert); err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func ClientPinned(pin string) *tls.Config {
 		InsecureSkipVerify: true, // VerifyConnection verifies against the pin
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) != 2 {
-				return errors.New("the control plane shows no authority beside its certificate")
+				return errors.New("the control plane sent no certificate authority with its certificate")
 			}
 			authority, err := ParsePinned(state.PeerCertificates[1].Raw, pin)
 			if err != nil {
@@ -147,7 +147,7 @@ func ClientPinned(pin string) *tls.Config {
 			}
 			leafOnly := state
 			leafOnly.PeerCertificates = state.PeerCertificates[:1]
-			return base(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member), 0).VerifyConnection(leafOnly)
+			return baseConfig(authority, x509.ExtKeyUsageServerAuth, OnlyKind(Member), 0).VerifyConnection(leafOnly)
 		},
 	}
 }

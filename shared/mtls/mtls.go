@@ -41,8 +41,8 @@ func (id ID) uri() *url.URL {
 
 func (id ID) String() string { return id.uri().String() }
 
-// Of returns the party that a certificate names. The certificate must have exactly one URI, of the form above.
-func Of(cert *x509.Certificate) (ID, error) {
+// IDOf returns the party that a certificate names. The certificate must have exactly one URI, of the form above.
+func IDOf(cert *x509.Certificate) (ID, error) {
 	if len(cert.URIs) != 1 {
 		return ID{}, fmt.Errorf("certificate names %d URIs, want one", len(cert.URIs))
 	}
@@ -77,7 +77,7 @@ func Server(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 }
 
 func server(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
-	c := base(authority, x509.ExtKeyUsageClientAuth, accept, grace)
+	c := baseConfig(authority, x509.ExtKeyUsageClientAuth, accept, grace)
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return own() }
 	c.ClientAuth = tls.RequireAnyClientCert
 	return c
@@ -101,17 +101,17 @@ func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grac
 
 // Client returns the configuration of a client. own may be nil if the client has no certificate yet.
 func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
-	c := base(authority, x509.ExtKeyUsageServerAuth, accept, 0)
+	c := baseConfig(authority, x509.ExtKeyUsageServerAuth, accept, 0)
 	if own != nil {
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own() }
 	}
 	return c
 }
 
-// base returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names, which
-// these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before the
-// first connection.
-func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
+// baseConfig returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names,
+// which these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before
+// the first connection.
+func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
 	var c *tls.Config
@@ -122,7 +122,7 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
-				return errors.New("no certificate shown")
+				return errors.New("no certificate was presented")
 			}
 			leaf := state.PeerCertificates[0]
 			at := time.Now()
@@ -135,7 +135,7 @@ func base(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, gr
 			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}, CurrentTime: at}); err != nil {
 				return fmt.Errorf("verify certificate: %w", err)
 			}
-			id, err := Of(leaf)
+			id, err := IDOf(leaf)
 			if err != nil {
 				return err
 			}
@@ -160,6 +160,6 @@ func PeerID(state tls.ConnectionState) (ID, bool) {
 	if len(state.PeerCertificates) == 0 {
 		return ID{}, false
 	}
-	id, err := Of(state.PeerCertificates[0])
+	id, err := IDOf(state.PeerCertificates[0])
 	return id, err == nil
 }

@@ -26,7 +26,8 @@ func issued(t *testing.T, a *Authority, kind Kind, name string, at time.Time, li
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// handshake runs both ends and exchanges a byte, so that the client learns of the server's refusal (TLS 1.3 tells it late).
+// handshake runs both ends and exchanges a byte, because under TLS 1.3 the client learns of the server's refusal only
+// when it reads.
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -59,8 +60,8 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 	return <-done, clientErr
 }
 
-// Certificates of every kind tried at every port: only the pairs that a port is for may talk.
-func TestEveryPair(t *testing.T) {
+// Certificates of every kind are tried at every port: only the intended pairs connect.
+func TestWhichKindsConnect(t *testing.T) {
 	now := time.Now()
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
 	impostor := authority(t, "ours", 2) // another key under our name
@@ -99,7 +100,7 @@ func TestEveryPair(t *testing.T) {
 	}
 }
 
-// A client trusts only a member of its own cluster: a node's certificate cannot play the server.
+// A client accepts only a member of its own cluster as a server, not a node.
 func TestOnlyAMemberServes(t *testing.T) {
 	now := time.Now()
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
@@ -125,7 +126,7 @@ func TestPin(t *testing.T) {
 	_, err := handshake(t, serving(ours), ClientPinned(Pin(ours.Certificate())))
 	require.NoError(t, err)
 	_, err = handshake(t, serving(theirs), ClientPinned(Pin(ours.Certificate())))
-	require.ErrorContains(t, err, "another authority")
+	require.ErrorContains(t, err, "another certificate authority")
 }
 
 func TestSameSeedSameAuthority(t *testing.T) {
@@ -134,12 +135,12 @@ func TestSameSeedSameAuthority(t *testing.T) {
 }
 
 func TestOfRefusesOtherForms(t *testing.T) {
-	_, err := Of(&x509.Certificate{})
+	_, err := IDOf(&x509.Certificate{})
 	require.ErrorContains(t, err, "0 URIs")
 }
 
-// A certificate is judged by the clock that the configuration names.
-func TestWhoseTime(t *testing.T) {
+// The validity of a certificate is checked by the clock that the configuration names.
+func TestVerificationUsesConfiguredClock(t *testing.T) {
 	ours, now := authority(t, "ours", 1), time.Now()
 	leaf, err := issued(t, ours, Member, "2", now, 24*time.Hour)()
 	require.NoError(t, err)

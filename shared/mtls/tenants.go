@@ -36,7 +36,7 @@ func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Du
 	for _, host := range hosts {
 		if ip := net.ParseIP(host); ip != nil {
 			if ip.IsUnspecified() {
-				return nil, fmt.Errorf("%s is no address that a client can name", host)
+				return nil, fmt.Errorf("%s is not an address that a client can connect to", host)
 			}
 			template.IPAddresses = append(template.IPAddresses, ip)
 			continue
@@ -69,7 +69,7 @@ func checkHost(host string) error {
 		return bad
 	}
 	if strings.HasPrefix(host, "*.") && len(labels) < 2 {
-		return errors.New("* stands for one label before at least two")
+		return errors.New("* must be the first label, followed by at least two others")
 	}
 	return nil
 }

@@ -18,8 +18,9 @@ func tenants(t *testing.T, a *Authority, hosts ...string) *tls.Certificate {
 
 func source(c *tls.Certificate) Source { return func() (*tls.Certificate, error) { return c, nil } }
 
-// What tenants' ports show is of no use anywhere else: nobody is let in with it at a port of ours, and no member or agent
-// takes who shows it for a member. What our ports show, in turn, is no server to a tenant's client.
+// The certificate of the tenants' ports is accepted nowhere else: no internal port accepts it from a client, and no
+// member or agent accepts it from a server. The certificates of internal ports, in turn, do not verify for a tenant's
+// client.
 func TestTenantsCertificateAtEveryPort(t *testing.T) {
 	now := time.Now()
 	ours := authority(t, "ours", 1)
@@ -29,7 +30,7 @@ func TestTenantsCertificateAtEveryPort(t *testing.T) {
 	for name, port := range map[string]*tls.Config{
 		"peers":  Server(member, ours.Certificate(), OnlyKind(Member)),
 		"agents": ServerOptional(member, ours.Certificate(), OnlyKind(Node), 24*time.Hour),
-		// Even a port that accepted the kind would not: the certificate is not for clients.
+		// A port that accepted the kind would still refuse it: the certificate is not for clients.
 		"lax": Server(member, ours.Certificate(), OnlyKind(Tenants)),
 	} {
 		serverErr, clientErr := handshake(t, port, Client(source(edge), ours.Certificate(), OnlyKind(Member)))

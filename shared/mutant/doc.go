@@ -8,7 +8,7 @@ package mutant
 // Mutants, each with the package whose tests must fail when the mutant is active.
 const (
 	SkipLogSync       = "skip-log-sync"       // the raft log is not fsynced: controlplane/sim
-	ForgetBirths      = "forget-births"       // a member whose disk was wiped may vote: controlplane/sim
+	ForgetDirIDs      = "forget-dir-ids"      // a member whose disk was wiped may vote: controlplane/sim
 	AckBeforeCommit   = "ack-before-commit"   // a proposal is acknowledged before it is committed: controlplane/sim
 	StaleRead         = "stale-read"          // ReadIndex returns without contacting a quorum: controlplane/sim
 	DropGuards        = "drop-guards"         // a transaction applies although its reads are stale: controlplane/sim
@@ -33,6 +33,11 @@ const (
 	KeepPaidBill      = "keep-paid-bill"      // a paid bill is not removed: controlplane/money/billing
 	KeepReservation   = "keep-reservation"    // a deleted VM's reservation is kept: controlplane/money/billing
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
+	StartTwice        = "start-twice"         // a start that was executed is executed again: nodeagent/machine
+	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
+	ApplyForeign      = "apply-foreign"       // another cluster's desired state is applied at any age: nodeagent/machine
+	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
+	DeliverIncomplete = "deliver-incomplete"  // a snapshot is delivered before its complete mark: nodeagent/uplink
 	OwnClock          = "own-clock"           // a member with a wrong clock uses its own time: controlplane/engine/clock
 	TrustUnproven     = "trust-unproven"      // unauthenticated callers count as authenticated: controlplane
 	ForeignTenant     = "foreign-tenant"      // a request for another tenant than the token's is accepted: controlplane

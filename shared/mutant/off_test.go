@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNoMutantInNormalBuilds asks for every known mutant in a build without the tag mutant, which is how the programs are
-// built: none can be on, whatever the environment says.
+// TestNoMutantInNormalBuilds checks that no known mutant can be on in a build without the tag mutant, which is how the
+// programs are built, whatever the environment says.
 func TestNoMutantInNormalBuilds(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "doc.go", nil, 0)
 	require.NoError(t, err)

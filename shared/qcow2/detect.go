@@ -30,7 +30,7 @@ const (
 // DetectLength is the number of bytes at the beginning of a file that [Detect] checks.
 const DetectLength = 512
 
-var marks = []struct {
+var signatures = []struct {
 	at     int
 	magic  string
 	format Format
@@ -55,7 +55,7 @@ var marks = []struct {
 // only serves to tell an owner that a file declared RAW has another format. Trivet never opens a file in a format found
 // this way.
 func Detect(first []byte) Format {
-	for _, m := range marks {
+	for _, m := range signatures {
 		if len(first) >= m.at && bytes.HasPrefix(first[m.at:], []byte(m.magic)) {
 			return m.format
 		}

@@ -34,7 +34,7 @@ const (
 	l1Table                                                             = 3 * cluster
 )
 
-// image makes a good one of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
+// image returns a valid image of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
 func good(t testing.TB) *file {
 	var f file
 	length, err := Create(&f, 10<<30)
@@ -121,7 +121,7 @@ func TestInspectRefuses(t *testing.T) {
 		{"data unaligned", func(f *file) { f.put64(l2+8*77, cluster+512) }, "entry 77"},
 		{"L2 entry reserved bits", func(f *file) { f.put64(l2, 1<<57) }, "reserved"},
 		{"compressed outside", func(f *file) { f.put64(l2+8, 1<<62|uint64(len(*f))) }, "compressed data"},
-		{"compressed over the end", func(f *file) { f.put64(l2+8, 1<<62|255<<54|uint64(len(*f)-4096)) }, "compressed data"},
+		{"compressed data beyond the end", func(f *file) { f.put64(l2+8, 1<<62|255<<54|uint64(len(*f)-4096)) }, "compressed data"},
 		{"zero flag in version 2", func(f *file) {
 			f.put32(atVersion, 2)
 			f.put64(72, 0) // version 2 knows no more header: extensions begin here
@@ -204,7 +204,7 @@ func TestDetect(t *testing.T) {
 	require.False(t, IsQCOW2([]byte("QFI")))
 }
 
-// FuzzInspect states that no bytes make Inspect panic, and that what it accepts is within the limits it promises.
+// FuzzInspect checks that Inspect panics for no input, and that accepted images are within the documented limits.
 func FuzzInspect(f *testing.F) {
 	// A small image, so that the fuzzer's changes hit something: 512-byte clusters, one L2 table, one data cluster.
 	small := make(file, 6*512)
@@ -234,7 +234,7 @@ func FuzzInspect(f *testing.F) {
 		require.LessOrEqual(t, info.VirtualSize, uint64(MaxVirtualSize))
 		require.NotZero(t, info.VirtualSize)
 		require.LessOrEqual(t, info.Allocated, uint64(len(data)))
-		// No name of a backing file: bytes 8 to 20 are zero in whatever is accepted.
+		// Accepted images have no backing file name: bytes 8 to 20 are zero.
 		require.Equal(t, make([]byte, 12), data[8:20])
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// qemuImg runs the real tool, which is the authority on the format.
+// qemuImg runs qemu-img, the reference implementation of the format.
 func qemuImg(t *testing.T, args ...string) []byte {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {
@@ -35,7 +35,7 @@ func inspectFile(t *testing.T, path string) (Info, error) {
 	return Inspect(f, st.Size())
 }
 
-func TestQEMUAcceptsWhatWeCreate(t *testing.T) {
+func TestQEMUAcceptsCreatedImages(t *testing.T) {
 	for _, size := range []uint64{512, 1 << 20, 10<<30 + 512, 512 << 20, 1 << 40, MaxVirtualSize} {
 		path := filepath.Join(t.TempDir(), "disk.qcow2")
 		f, err := os.Create(path)
@@ -70,7 +70,7 @@ func TestQEMUAcceptsWhatWeCreate(t *testing.T) {
 	}
 }
 
-func TestWeAcceptWhatQEMUMakes(t *testing.T) {
+func TestAcceptsImagesOfQEMU(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
 	data := make([]byte, 3<<20+512) // ends in the middle of a cluster
@@ -109,7 +109,7 @@ func TestWeAcceptWhatQEMUMakes(t *testing.T) {
 	})
 }
 
-func TestWeRefuseWhatQEMUMakes(t *testing.T) {
+func TestRefusesUnsupportedImagesOfQEMU(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
 	qemuImg(t, "create", "-q", "-f", "qcow2", path("base"), "10M")

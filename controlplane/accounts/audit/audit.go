@@ -15,7 +15,7 @@
 //     with the same request ID.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
 //   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
-//     only replaces its own oldest records: nobody can evict the records of others, and ordinary traffic does not evict
+//     only replaces its own oldest records: no tenant can evict the records of others, and ordinary traffic does not evict
 //     records of changes to roles or to the cluster. The leader counts and removes records (Prune); between two runs
 //     the write budget (package budget) bounds the number of new records.
 //
@@ -64,7 +64,7 @@ func Of(c *cloud.Caller) Record {
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
 		RequestID: c.RequestID, Address: c.Address,
 	}
-	if !c.Proven() && c.Node == "" {
+	if !c.Authenticated() && c.Node == "" {
 		r.Principal, r.Tenant = "", cloud.Tenant{}
 		if c.User != "" {
 			r.Target = strings.TrimSpace("claims=" + string(c.User) + " " + r.Target)
@@ -77,14 +77,14 @@ func Of(c *cloud.Caller) Record {
 // clean truncates the texts that a caller chose, and makes them valid UTF-8.
 func (r *Record) clean() {
 	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
-		*text = cut(strings.ToValidUTF8(*text, "�"))
+		*text = truncate(strings.ToValidUTF8(*text, "�"))
 	}
 }
 
 // maxText is the maximum length of a text in a record, in bytes.
 const maxText = 512
 
-func cut(text string) string {
+func truncate(text string) string {
 	if len(text) <= maxText {
 		return text
 	}
@@ -138,7 +138,7 @@ type Query struct {
 // Refused, as Query.Outcome, selects every outcome but OK.
 const Refused = "REFUSED"
 
-func (q *Query) keeps(r *Record) bool {
+func (q *Query) matches(r *Record) bool {
 	return (q.Within.Org == "" || r.Tenant.Org == q.Within.Org) && (q.Within.Project == "" || r.Tenant.Project == q.Within.Project) &&
 		(q.Principal == "" || r.Principal == q.Principal) &&
 		(q.Method == "" || r.Method == q.Method || strings.HasSuffix(r.Method, "/"+q.Method)) &&
@@ -159,5 +159,5 @@ func (s *Service) List(ctx context.Context, q Query) ([]*Record, string, error) 
 	if q.Since > 0 {
 		req.Before = []string{newestFirst(q.Since - 1)}
 	}
-	return store.Page(ctx, s.opts.Store, records, req, q.keeps)
+	return store.Page(ctx, s.opts.Store, records, req, q.matches)
 }

@@ -33,8 +33,8 @@ func (s *Service) all(t *testing.T) (out []*Record) {
 	}
 }
 
-// Whatever a caller sends, what is written of it can be read again.
-func TestWhatIsWrittenCanBeRead(t *testing.T) {
+// A record can be decoded whatever bytes the caller sent.
+func TestRecordsAreDecodable(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	for i, text := range []string{"\xff", "GET /api/v1/vms/\xff\xfe", strings.Repeat("é", 400), "a" + strings.Repeat("é", 400), "\x00", strings.Repeat("\xff", 2000)} {
@@ -58,8 +58,8 @@ func TestWhatIsWrittenCanBeRead(t *testing.T) {
 	require.Len(t, s.all(t), 7)
 }
 
-// Who proved nothing cannot crowd out what is noted of others, nor take their names.
-func TestNobodyIsCrowdedOut(t *testing.T) {
+// Unauthenticated callers cannot displace the queued notes of others, nor use their names.
+func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	for i := range 500 {
@@ -88,9 +88,9 @@ func TestNobodyIsCrowdedOut(t *testing.T) {
 	require.EqualValues(t, 500, of, "each is counted")
 }
 
-// TestAnOrgTakesNobodysNotes has many principals of one org make more different refused calls in a second than the
+// TestNotesOfAnOrgAreBounded has many principals of one org make more different refused calls in a second than the
 // audit records for one org. The calls of another org and of an operator are still recorded.
-func TestAnOrgTakesNobodysNotes(t *testing.T) {
+func TestNotesOfAnOrgAreBounded(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	for i := range 500 {
@@ -110,8 +110,8 @@ func TestAnOrgTakesNobodysNotes(t *testing.T) {
 	require.Len(t, seen, maxNotesOf+3, "the records of one org, the two others, and the record that counts the rest")
 }
 
-// Ordinary traffic takes the place of ordinary traffic only.
-func TestClassesAreBoundedByThemselves(t *testing.T) {
+// Records of ordinary calls evict only records of ordinary calls.
+func TestClassesHaveSeparateLimits(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	write := func(method, outcome string, n int) {
@@ -156,7 +156,7 @@ func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, ou
 
 // A tenant that makes as many audit records of every kind as it can removes only its own older records. The records of
 // other orgs, of the cloud, and of what operators did to the tenant are kept.
-func TestATenantPushesOutItsOwnRecordsOnly(t *testing.T) {
+func TestTenantEvictsOnlyItsOwnRecords(t *testing.T) {
 	const identity, vms = "/identity.v1.IdentityService/", "/vmcontroller.v1.VmService/"
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -205,7 +205,7 @@ func TestATenantPushesOutItsOwnRecordsOnly(t *testing.T) {
 
 // The audit records of all principals of one org have a common bound, so that an org with more principals cannot fill
 // the disk.
-func TestAnOrgHasATotal(t *testing.T) {
+func TestRecordsOfAnOrgHaveATotalLimit(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	s.act(t, &now, 1, "bob", "/identity.v1.IdentityService/BindRole", OK, cloud.Tenant{Org: "acme"})
@@ -218,7 +218,7 @@ func TestAnOrgHasATotal(t *testing.T) {
 
 // An org with many service accounts that each make few audit records does not remove other callers' records of tokens
 // and refusals. Answers to invitations, which belong to no org, do not remove the records of operators.
-func TestManyAccountsPushOutNoOthers(t *testing.T) {
+func TestManyAccountsEvictNoOtherRecords(t *testing.T) {
 	const identity = "/identity.v1.IdentityService/"
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -259,7 +259,7 @@ func TestManyAccountsPushOutNoOthers(t *testing.T) {
 }
 
 // Prune reads no records while few updates were made since it last read them, and reads them soon after many.
-func TestPruneLooksWhenItIsDue(t *testing.T) {
+func TestPruneReadsOnlyWhenDue(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
 	stale := func() {

@@ -15,8 +15,8 @@ type class uint8
 const (
 	// policy holds changes of roles, tenants, quotas and the cluster itself.
 	policy class = iota
-	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not evict
-	// those.
+	// answers holds users' responses to invitations. They belong to no org, like records of operators, and must not
+	// evict those.
 	answers
 	// credentials holds the issue and the revocation of tokens, and changes of passwords.
 	credentials
@@ -36,8 +36,8 @@ type limit struct {
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of the
-	// whole class without service accounts, whose total is per org.
+	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of
+	// the whole class without service accounts, whose total is per org.
 	total int
 }
 
@@ -83,8 +83,9 @@ type share struct {
 
 // shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org
 // and principal: an org's administrator cannot evict records of what the cloud's administrators did to the org.
-// Answers, credentials and refusals are shared by principal, because anybody can cause refusals in any org; the total
-// of service accounts is that of their org, because an org can make any number of them. The rest is shared by org.
+// Answers, credentials and refusals are shared by principal, because every caller can cause refusals in any org; the
+// total of service accounts is that of their org, because an org can make any number of them. The rest is shared by
+// org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
@@ -111,23 +112,23 @@ func (l *limit) most(s share) int {
 
 // counter counts kept records by share. keeps is called for each record, the newest first.
 type counter struct {
-	limits       [classes]limit
-	kept, totals map[share]int
+	limits         [classes]limit
+	counts, totals map[share]int
 }
 
 func newCounter(limits [classes]limit) *counter {
-	return &counter{limits: limits, kept: map[share]int{}, totals: map[share]int{}}
+	return &counter{limits: limits, counts: map[share]int{}, totals: map[share]int{}}
 }
 
-// keeps reports whether r is within the limits of its share, and counts it if so.
-func (c *counter) keeps(r *Record) bool {
+// admits reports whether r is within the limits of its share, and counts it if so.
+func (c *counter) admits(r *Record) bool {
 	own, total := r.shares()
 	l := &c.limits[own.class]
 	inCloud := own.class == policy && own.org == "" // only operators write such records, each in a share of their own
-	if c.kept[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
+	if c.counts[own] >= l.most(own) || !inCloud && c.totals[total] >= l.total {
 		return false
 	}
-	c.kept[own]++
+	c.counts[own]++
 	c.totals[total]++
 	return true
 }
@@ -175,7 +176,7 @@ func (s *Service) prune(ctx context.Context, limits [classes]limit) error {
 			more = rest
 			for _, r := range page {
 				after = r.Path
-				if r.Path[0] > oldest || !count.keeps(r.Value) {
+				if r.Path[0] > oldest || !count.admits(r.Value) {
 					gone = append(gone, r.Path)
 				}
 			}

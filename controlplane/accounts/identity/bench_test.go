@@ -18,15 +18,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// strangers is how many tokens go round so that none is remembered when it comes again.
-const strangers = maxChecked + maxChecked/4
+// unauthenticatedTokens is the number of tokens in turn with which no token is still cached when it is used again.
+const unauthenticatedTokens = maxChecked + maxChecked/4
 
-// What it costs to judge a token: one that this member has seen before, one that it has not, and the same tokens by the
-// libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says what a core is worth.
+// BenchmarkVerify measures the verification of a token: one that this member has seen before, one that it has not, and
+// the same tokens by the libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says
+// what a core is worth.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	w.user("ada", member, cloud.Binding{Role: cloud.ProjectViewer, Org: "default", Project: "default"})
-	texts := w.strangers(w.token(w.first, ask{User: "ada", Password: secret}))
+	texts := w.unauthenticatedTokens(w.token(w.first, tokenRequest{User: "ada", Password: secret}))
 	ring, err := w.first.Keys(b.Context())
 	require.NoError(b, err)
 
@@ -78,8 +79,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// strangers are tokens of the same holder and moment as one, that differ by their ids.
-func (w *world) strangers(like string) (texts []string) {
+// unauthenticatedTokens returns tokens with the claims of a given one and different IDs.
+func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	ring, err := w.first.Keys(w.t.Context())
 	require.NoError(w.t, err)
 	primary := ring.Of(keyring.Primary)
@@ -93,7 +94,7 @@ func (w *world) strangers(like string) (texts []string) {
 		Claims:  jwt.Claims{Issuer: claims.Issuer, Subject: claims.Subject},
 		Cluster: claims.Cluster, Kind: claims.Kind, Scope: claims.Scope, Proof: claims.Proof, Epoch: claims.Epoch,
 	}
-	for range strangers {
+	for range unauthenticatedTokens {
 		text, err := token.Sign(private, primary.ID, say, w.at, time.Hour)
 		require.NoError(w.t, err)
 		texts = append(texts, text)
@@ -101,11 +102,11 @@ func (w *world) strangers(like string) (texts []string) {
 	return texts
 }
 
-// So that the figure for a new token is one: when so many go round, none is remembered when its turn comes again.
-func TestStrangersAreForgotten(t *testing.T) {
+// BenchmarkVerify measures unseen tokens: with so many tokens in turn, none is cached when it is used again.
+func TestBenchmarkTokensAreEvicted(t *testing.T) {
 	c := newChecked()
-	for i := range 2 * strangers {
-		sum := sha256.Sum256([]byte{byte(i % strangers), byte(i % strangers >> 8)})
+	for i := range 2 * unauthenticatedTokens {
+		sum := sha256.Sum256([]byte{byte(i % unauthenticatedTokens), byte(i % unauthenticatedTokens >> 8)})
 		_, found := c.Get(sum)
 		require.False(t, found)
 		c.Add(sum, signed{"a key", &token.Claims{}})

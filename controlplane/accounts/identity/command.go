@@ -59,9 +59,9 @@ type (
 		Tenant cloud.Tenant
 		Quota  tenant.Quota
 	}
-	oldKey struct{ ID string }
-	turn   struct{ Force bool }
-	none   struct{}
+	oldKey   struct{ ID string }
+	rotation struct{ Force bool }
+	none     struct{}
 )
 
 // command is a Command of this service.
@@ -107,22 +107,22 @@ func (s *Service) register() {
 // These commands need only the transaction.
 var (
 	setPasswordCommand = newCommand("set-password", leader.Repeatable, func(_ *Service, tx *store.Tx, q newPassword) (none, error) {
-		return done(principal.SetPassword(tx, q.User, q.Hash))
+		return dropResult(principal.SetPassword(tx, q.User, q.Hash))
 	})
 	setDisabledCommand = newCommand("disable", leader.Repeatable, func(_ *Service, tx *store.Tx, q newState) (principal.User, error) {
-		return of(principal.SetDisabled(tx, q.User, q.Disabled))
+		return valueOf(principal.SetDisabled(tx, q.User, q.Disabled))
 	})
 	revokeCommand = newCommand("revoke", leader.Repeatable, func(_ *Service, tx *store.Tx, id cloud.UserID) (none, error) {
-		return done(principal.Revoke(tx, id))
+		return dropResult(principal.Revoke(tx, id))
 	})
 	denyCommand = newCommand("deny", leader.Repeatable, func(_ *Service, tx *store.Tx, q denial) (denied, error) {
 		return q.put(tx)
 	})
 	linkCommand = newCommand("link", leader.Repeatable, func(_ *Service, tx *store.Tx, q newIdentity) (principal.User, error) {
-		return of(principal.Link(tx, q.User, q.Identity))
+		return valueOf(principal.Link(tx, q.User, q.Identity))
 	})
 	unlinkCommand = newCommand("unlink", leader.Once, func(_ *Service, tx *store.Tx, q newIdentity) (principal.User, error) {
-		return of(principal.Unlink(tx, q.User, q.Identity))
+		return valueOf(principal.Unlink(tx, q.User, q.Identity))
 	})
 	bindCommand = newCommand("bind", leader.Repeatable, func(_ *Service, tx *store.Tx, q principal.Grant) (bool, error) {
 		return principal.Bind(tx, q)
@@ -137,26 +137,26 @@ var (
 		return none{}, principal.Decline(tx, q.User, q.Binding)
 	})
 	createAccountCommand = newCommand("create-account", leader.Once, func(_ *Service, tx *store.Tx, q principal.NewAccount) (principal.User, error) {
-		return of(principal.CreateAccount(tx, q))
+		return valueOf(principal.CreateAccount(tx, q))
 	})
 	deleteAccountCommand = newCommand("delete-account", leader.Keyed, func(_ *Service, tx *store.Tx, q oldAccount) (none, error) {
 		return none{}, principal.DeleteAccount(tx, q.Tenant, q.ID)
 	})
 	createOrgCommand = newCommand("create-org", leader.Keyed, func(_ *Service, tx *store.Tx, q newOrg) (tenant.Org, error) {
-		return of(tenant.CreateOrg(tx, q.ID, q.Name))
+		return valueOf(tenant.CreateOrg(tx, q.ID, q.Name))
 	})
 )
 
-// of converts the record to a value, the result of a command.
-func of[T any](record *T, err error) (T, error) {
+// valueOf converts the record to a value, the result of a command.
+func valueOf[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err
 	}
 	return *record, nil
 }
 
-// done drops a record that the command does not return.
-func done(_ *principal.User, err error) (none, error) { return none{}, err }
+// dropResult drops a record that the command does not return.
+func dropResult(_ *principal.User, err error) (none, error) { return none{}, err }
 
 var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
 

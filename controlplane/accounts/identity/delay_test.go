@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// slept replaces the clock of a member's delays by one that stands still, and returns the delays of the answers since
-// the last call.
-func slept(s *Service) func() []time.Duration {
+// recordDelays replaces the clock of a member's delays by a stopped one, and returns the delays of the answers
+// since the last call.
+func recordDelays(s *Service) func() []time.Duration {
 	var all []time.Duration
 	at := time.Now()
 	s.unproven.Now = func() time.Time { return at }
@@ -27,14 +27,14 @@ func slept(s *Service) func() []time.Duration {
 	}
 }
 
-// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords, for
-// whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
-func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
+// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords,
+// for whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
+func TestManyTokenRequestsAreDelayed(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	every := unprovenLimits.Every
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
-	kinds := map[string]ask{
+	kinds := map[string]tokenRequest{
 		"no password":            {User: "ada"},
 		"a wrong password":       {User: "ada", Password: "wrong wrong"},
 		"a name without a user":  {User: "nobody"},
@@ -44,9 +44,9 @@ func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
 	for name, q := range kinds {
 		t.Run(name, func(t *testing.T) {
 			w.first.unproven = delay.New(unprovenLimits)
-			since := slept(w.first)
+			since := recordDelays(w.first)
 			q.Address = here
-			request := func(q ask) {
+			request := func(q tokenRequest) {
 				_, proven, _ := w.first.token(t.Context(), q)
 				require.False(t, proven)
 			}
@@ -62,7 +62,7 @@ func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
 			q.Address = there
 			request(q)
 			require.Empty(t, since(), "another network")
-			_, proven, err := w.first.token(t.Context(), ask{User: "ada", Password: secret, Address: here})
+			_, proven, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret, Address: here})
 			if name != "a wrong password" { // ada's wrong passwords there may have been too many
 				require.NoError(t, err)
 				require.True(t, proven)
@@ -72,12 +72,12 @@ func TestAFloodOfTokenRequestsIsAnsweredLate(t *testing.T) {
 	}
 }
 
-// A login by another provider that is refused counts too.
-func TestRefusedExchangesAreAnsweredLate(t *testing.T) {
+// Refused logins through another provider count too.
+func TestRefusedExchangesAreDelayed(t *testing.T) {
 	w := newWorld(t)
-	since := slept(w.first)
+	since := recordDelays(w.first)
 	for range unprovenLimits.Burst + 2 {
-		_, err := w.first.exchange(t.Context(), "none", "x", "", ask{Address: "192.0.2.1:1000"})
+		_, err := w.first.exchange(t.Context(), "none", "x", "", tokenRequest{Address: "192.0.2.1:1000"})
 		require.Error(t, err)
 		require.False(t, fault.Is(err, fault.Internal))
 	}

@@ -22,18 +22,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// robot makes a service account of the default project, whose secret costs no password hashing, and gives its credential.
-func (w *world) robot(name string) ask {
+// newServiceAccount creates a service account of the default project, whose secret needs no password hashing, and
+// returns its credential.
+func (w *world) newServiceAccount(name string) tokenRequest {
 	w.t.Helper()
 	admin := w.as(w.first, w.hostToken(cloud.Tenant{Org: "default", Project: "default"}))
 	made, err := (&server{s: w.first}).CreateServiceAccount(admin, &identityv1.CreateServiceAccountRequest{
 		OrgId: "default", ProjectId: "default", Name: name, Roles: []string{"project:viewer"},
 	})
 	require.NoError(w.t, err)
-	return ask{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
+	return tokenRequest{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
 }
 
-// denials are the records that revoked tokens take.
+// denials counts the stored records of revoked tokens.
 func (w *world) denials() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) error {
@@ -52,13 +53,13 @@ func (w *world) denials() (n int) {
 	return n
 }
 
-// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that the
-// records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
-func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
+// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that
+// the records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
+func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
-	loop, other := w.robot("loop"), w.robot("other")
-	issue := func(q ask) (string, error) {
+	loop, other := w.newServiceAccount("loop"), w.newServiceAccount("other")
+	issue := func(q tokenRequest) (string, error) {
 		out, err := r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: string(q.User), Password: q.Password, TtlSeconds: q.TTL})
 		return out.GetToken(), err
 	}
@@ -73,14 +74,14 @@ func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
 			continue
 		}
 		issued++
-		require.NoError(t, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+		require.NoError(t, errOf(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
 	}
 	require.Equal(t, []int{tokenBurst, 9 * tokenBurst}, []int{issued, refused})
 	require.Equal(t, 3*tokenBurst, w.denials())
 
 	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	w.first.Routes(handler, false)
-	ask := func(q ask) *httptest.ResponseRecorder {
+	ask := func(q tokenRequest) *httptest.ResponseRecorder {
 		body := fmt.Sprintf(`{"username":%q,"password":%q}`, q.User, q.Password)
 		in := httptest.NewRequest(http.MethodPost, "http://127.0.0.1/api/v1/auth/token", strings.NewReader(body))
 		in.Header.Set("Content-Type", "application/json")
@@ -101,12 +102,12 @@ func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
 	ctx := w.as(w.first, text)
 	w.wait(tokenEvery)
 	for range tokenBurst {
-		require.NoError(t, second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: "garbage"})))
+		require.NoError(t, errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: "garbage"})))
 	}
-	err = second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
+	err = errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	w.wait(tokenEvery)
-	require.NoError(t, second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})))
+	require.NoError(t, errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})))
 }
 
 // When a principal has revoked as many tokens as are stored, its next revocation ends all of its tokens. The stored
@@ -114,11 +115,11 @@ func TestALoopOfIssueAndRevokeIsBounded(t *testing.T) {
 func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
-	slow, other := w.robot("slow"), w.robot("other")
-	revoke := func(q ask) (string, error) {
+	slow, other := w.newServiceAccount("slow"), w.newServiceAccount("other")
+	revoke := func(q tokenRequest) (string, error) {
 		w.wait(tokenEvery)
 		text := w.token(w.first, q)
-		return text, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text}))
+		return text, errOf(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text}))
 	}
 	valid := func(text string) bool {
 		_, err := w.first.Verify(t.Context(), text)
@@ -151,7 +152,7 @@ func TestManyRevokedTokensEndThemAll(t *testing.T) {
 func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
-	ci, other := w.robot("ci"), w.robot("other")
+	ci, other := w.newServiceAccount("ci"), w.newServiceAccount("other")
 	stored := func() (n uint64) {
 		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
 			count, err := orgDenials.Get(v, "default")
@@ -163,7 +164,7 @@ func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 		return n
 	}
 	revoke := func(text string) {
-		require.NoError(t, second(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+		require.NoError(t, errOf(r.RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
 	}
 	revoke(w.token(w.first, other))
 	require.EqualValues(t, 1, stored())
@@ -190,7 +191,7 @@ func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 // Denials that a former version wrote, without a principal, still deny and are still forgotten.
 func TestDenialsOfFormerVersions(t *testing.T) {
 	w := newWorld(t)
-	text := w.token(w.first, w.robot("ci"))
+	text := w.token(w.first, w.newServiceAccount("ci"))
 	caller, err := w.first.Verify(t.Context(), text)
 	require.NoError(t, err)
 	_, err = w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
@@ -203,24 +204,24 @@ func TestDenialsOfFormerVersions(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	require.True(t, fault.Is(second(w.first.Verify(t.Context(), text)), fault.Unauthenticated))
+	require.True(t, fault.Is(errOf(w.first.Verify(t.Context(), text)), fault.Unauthenticated))
 	w.wait(token.MaxTTL*time.Second + time.Minute)
 	require.NoError(t, w.first.Tend(t.Context()))
 	require.Zero(t, w.denials())
 }
 
-// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that the
-// members keep for the operator.
-func TestTheAdministratorsTokensAreNotCounted(t *testing.T) {
+// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that
+// the members keep for the operator.
+func TestAdminTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	ctx := func(text string) context.Context { return w.as(w.first, text) }
 	text := w.hostToken(cloud.Tenant{})
-	require.NoError(t, second((&server{s: w.first}).RevokeToken(ctx(text), &identityv1.RevokeTokenRequest{Token: text})))
+	require.NoError(t, errOf((&server{s: w.first}).RevokeToken(ctx(text), &identityv1.RevokeTokenRequest{Token: text})))
 	require.Equal(t, 2, w.denials())
 }
 
 // A member stores the rates of a bounded number of principals, and keeps those that have issued most tokens.
-func TestTheRatesAreBounded(t *testing.T) {
+func TestRatesAreBounded(t *testing.T) {
 	p, at := newPrincipalRates(), time.UnixMilli(1_800_000_000_000)
 	for range tokenBurst {
 		require.True(t, p.allow("loop", at))

@@ -12,8 +12,8 @@ import (
 
 // If grants are effective without the user's consent (mutant GrantUnasked), the tests of this package fail.
 func TestMutantsOfGrants(t *testing.T) {
-	w, _ := rivals(t)
-	bob := w.token(w.first, ask{User: "bob", Password: secret})
+	w, _ := newTwoOrgs(t)
+	bob := w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	t.Cleanup(func() { mutant.Set("") })
 	for _, m := range []struct {
 		name  string
@@ -21,7 +21,7 @@ func TestMutantsOfGrants(t *testing.T) {
 	}{{"", false}, {mutant.GrantUnasked, true}} {
 		mutant.Set(m.name)
 		require.NoError(t, w.grant(w.login("mallory"), "bob", lair))
-		_, err := w.acts(bob, getVM)
+		_, err := w.tenantOfCall(bob, getVM)
 		require.Equal(t, m.moved, err == nil, m.name)
 	}
 }

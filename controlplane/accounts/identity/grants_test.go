@@ -35,8 +35,8 @@ var (
 	inLair = cloud.Tenant{Org: "evil", Project: "lair"}
 )
 
-// rivals is a world of two orgs: ada, bob and carol are acme's, mallory is the org:admin of evil.
-func rivals(t *testing.T) (*world, *server) {
+// newTwoOrgs returns a world with two orgs: ada, bob and carol belong to acme, mallory is org:admin of evil.
+func newTwoOrgs(t *testing.T) (*world, *server) {
 	w := newWorld(t)
 	w.place(lair)
 	w.user("ada", web)
@@ -45,13 +45,13 @@ func rivals(t *testing.T) (*world, *server) {
 	return w, &server{s: w.first}
 }
 
-// grant is a BindRole by somebody.
+// grant calls BindRole as the caller of by.
 func (w *world) grant(by context.Context, user string, b cloud.Binding) error {
-	return second((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
+	return errOf((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
 }
 
-// acts returns the tenant of a call that names none, with a token.
-func (w *world) acts(text string, m auth.Method) (cloud.Tenant, error) {
+// tenantOfCall returns the tenant of a call that names none, with a token.
+func (w *world) tenantOfCall(text string, m auth.Method) (cloud.Tenant, error) {
 	return auth.Admit(w.as(w.first, text), m, "", "")
 }
 
@@ -86,18 +86,18 @@ func (w *world) invitations(user string) (all []cloud.Binding) {
 
 // A role from another org does not change the tenant of calls with a user's tokens, nor whether they are admitted,
 // until the user accepts it.
-func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
-	w, r := rivals(t)
-	ada, bob := w.token(w.first, ask{User: "ada", Password: secret}), w.token(w.first, ask{User: "bob", Password: secret})
+func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
+	w, r := newTwoOrgs(t)
+	ada, bob := w.token(w.first, tokenRequest{User: "ada", Password: secret}), w.token(w.first, tokenRequest{User: "bob", Password: secret})
 	mallory := w.login("mallory")
 	unchanged := func() {
 		t.Helper()
-		at, err := w.acts(ada, getVM)
+		at, err := w.tenantOfCall(ada, getVM)
 		require.NoError(t, err)
 		require.Equal(t, inWeb, at)
-		_, err = w.acts(bob, getVM)
+		_, err = w.tenantOfCall(bob, getVM)
 		require.True(t, fault.Is(err, fault.PermissionDenied), "bob has no role in a project, and must not act in evil's: %v", err)
-		at, err = w.acts(bob, listImages)
+		at, err = w.tenantOfCall(bob, listImages)
 		require.NoError(t, err)
 		require.Equal(t, cloud.Tenant{Org: "acme"}, at)
 		for _, text := range []string{ada, bob} {
@@ -129,43 +129,43 @@ func TestAnotherOrgsGrantChangesNothing(t *testing.T) {
 		require.Len(t, paged, 7, "four roles and three invitations, page by page")
 	}
 
-	require.NoError(t, second(r.DeclineInvitation(w.login("ada"), &identityv1.DeclineInvitationRequest{Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.DeclineInvitation(w.login("ada"), &identityv1.DeclineInvitationRequest{Binding: oneOnWire(lair)})))
 	require.Empty(t, w.invitations("ada"))
 	require.NoError(t, w.grant(mallory, "ada", lair))
 	require.Empty(t, w.invitations("ada"), "a declined invitation is not offered again")
 	require.Len(t, w.bindings(mallory, "evil"), 4, "the list of the giver does not show whether the user declined")
-	err = second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
+	err = errOf(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
-	require.NoError(t, second(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: "bob", Binding: oneOnWire(evil)})))
+	require.NoError(t, errOf(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: "bob", Binding: oneOnWire(evil)})))
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("bob"), "the other invitation was withdrawn")
 	unchanged()
 
-	require.NoError(t, second(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
-	require.NoError(t, second(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})), "again")
-	at, err := w.acts(bob, getVM)
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("bob"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})), "again")
+	at, err := w.tenantOfCall(bob, getVM)
 	require.NoError(t, err)
 	require.Equal(t, inLair, at, "the only project that bob accepted")
-	at, err = w.acts(bob, listImages)
+	at, err = w.tenantOfCall(bob, listImages)
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "acme"}, at)
 	require.Contains(t, w.bindings(mallory, "evil"), "bob project:viewer lair")
 }
 
 // An additional role does not change the tenant of a token in use, from any giver; removing a role does.
-func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
-	w, r := rivals(t)
+func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}
 	w.place(shop)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
-	narrow := w.token(w.first, ask{User: "ada", Password: secret, Org: "acme"})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+	narrow := w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "acme"})
 	for _, b := range []cloud.Binding{shop, lair, evil, {Role: cloud.BillingAdmin}} {
 		require.NoError(t, w.bind("ada", b))
 		for _, token := range []string{text, narrow} {
-			at, err := w.acts(token, getVM)
+			at, err := w.tenantOfCall(token, getVM)
 			require.NoError(t, err)
 			require.Equal(t, inWeb, at)
 		}
-		at, err := w.acts(text, listImages)
+		at, err := w.tenantOfCall(text, listImages)
 		require.NoError(t, err)
 		require.Equal(t, cloud.Tenant{Org: "acme"}, at)
 	}
@@ -173,38 +173,38 @@ func TestAnAddedRoleKeepsTheDefault(t *testing.T) {
 	require.NoError(t, err, "the call names a project")
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at)
 
-	require.NoError(t, second(r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(web)})))
-	_, err = w.acts(text, getVM)
+	require.NoError(t, errOf(r.UnbindRole(w.admin(), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(web)})))
+	_, err = w.tenantOfCall(text, getVM)
 	require.ErrorContains(t, err, "several projects")
 	require.ErrorContains(t, err, "acme/shop, evil/lair")
-	require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "lair"})))
-	at, err = w.acts(text, getVM)
+	require.NoError(t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "lair"})))
+	at, err = w.tenantOfCall(text, getVM)
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at)
 	require.NoError(t, w.bind("ada", web))
-	at, err = w.acts(text, getVM)
+	at, err = w.tenantOfCall(text, getVM)
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at, "the project that was the only one stays the default")
 }
 
 // The answers and lists that an org gets about a user of another org do not depend on whether that user exists, can log
 // in, is disabled, or is a service account.
-func TestGrantsDoNotTellWhoExists(t *testing.T) {
-	w, r := rivals(t)
+func TestGrantsDoNotRevealUsers(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	admin, mallory := w.admin(), w.login("mallory")
-	require.NoError(t, second(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "bare"})))
-	require.NoError(t, second(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "homely", OrgId: "acme"})))
+	require.NoError(t, errOf(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "bare"})))
+	require.NoError(t, errOf(r.CreateUser(admin, &identityv1.CreateUserRequest{Id: "homely", OrgId: "acme"})))
 	w.user("shut", web)
-	require.NoError(t, second(r.DisableUser(admin, &identityv1.DisableUserRequest{UserId: "shut"})))
+	require.NoError(t, errOf(r.DisableUser(admin, &identityv1.DisableUserRequest{UserId: "shut"})))
 	account, err := r.CreateServiceAccount(admin, &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "ci", Roles: []string{"project:viewer"}})
 	require.NoError(t, err)
 	names := []string{"ada", "bare", "homely", "shut", "admin", account.GetAccount().GetId(), "nobody"}
-	seen := func(user string) (said []string) {
-		say := func(err error) { said = append(said, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
+	seen := func(user string) (results []string) {
+		say := func(err error) { results = append(results, strings.ReplaceAll(fmt.Sprint(err), " "+user+" ", " X ")) }
 		shown := func() {
 			for _, g := range w.bindings(mallory, "evil") {
 				if strings.Contains(g, " "+user+" ") {
-					said = append(said, strings.ReplaceAll(g, " "+user+" ", " X "))
+					results = append(results, strings.ReplaceAll(g, " "+user+" ", " X "))
 				}
 			}
 		}
@@ -213,10 +213,10 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 		}
 		shown()
 		for _, b := range []cloud.Binding{evil, {Role: cloud.ProjectMember, Org: "evil", Project: "lair"}} {
-			say(second(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: user, Binding: oneOnWire(b)})))
+			say(errOf(r.UnbindRole(mallory, &identityv1.UnbindRoleRequest{UserId: user, Binding: oneOnWire(b)})))
 		}
 		shown()
-		return said
+		return results
 	}
 	want := seen("ghost")
 	require.Equal(t, []string{"<nil>", "<nil>", "<nil>", "no project none", want[4], "pending X project:viewer lair", "pending X org:admin ", "<nil>", "<nil>",
@@ -227,22 +227,22 @@ func TestGrantsDoNotTellWhoExists(t *testing.T) {
 	// A name that is made later finds the invitation; one that is deleted takes it along without the giver seeing that.
 	w.user("ghost")
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("ghost"))
-	require.NoError(t, second(r.DeleteUser(admin, &identityv1.DeleteUserRequest{UserId: "ghost"})))
+	require.NoError(t, errOf(r.DeleteUser(admin, &identityv1.DeleteUserRequest{UserId: "ghost"})))
 	w.user("ghost")
 	require.Empty(t, w.invitations("ghost"), "the invitation was for an earlier user of that name")
 	require.Contains(t, w.bindings(mallory, "evil"), "pending ghost project:viewer lair")
 }
 
 // An invitation counts neither as a role of the user nor for the limits of other orgs, and it expires.
-func TestInvitationsTakeNobodysRoom(t *testing.T) {
-	w, r := rivals(t)
+func TestInvitationsDoNotCountForLimits(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
 	many := uint64(1000)
-	require.NoError(t, second(r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Projects: &many}})))
+	require.NoError(t, errOf(r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Projects: &many}})))
 	refused := 0
 	for i := range 300 {
 		b := cloud.Binding{Role: cloud.ProjectViewer, Org: "evil", Project: cloud.ProjectID(fmt.Sprintf("evil-%d", i))}
-		require.NoError(t, second(r.CreateProject(mallory, &identityv1.CreateProjectRequest{Id: string(b.Project), OrgId: "evil"})))
+		require.NoError(t, errOf(r.CreateProject(mallory, &identityv1.CreateProjectRequest{Id: string(b.Project), OrgId: "evil"})))
 		if err := w.grant(mallory, "ada", b); err != nil {
 			require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 			refused++
@@ -279,13 +279,13 @@ func TestInvitationsTakeNobodysRoom(t *testing.T) {
 	require.NoError(t, w.first.Tend(t.Context()))
 	require.NoError(t, w.grant(w.login("mallory"), "one-more", lair), "the limit is no longer reached")
 	require.Equal(t, []string{"mallory org:admin ", "pending one-more project:viewer lair"}, w.bindings(w.login("mallory"), "evil"))
-	require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "lair"})))
+	require.NoError(t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "lair"})))
 	require.Equal(t, []string{"mallory org:admin "}, w.bindings(w.login("mallory"), "evil"), "invitations are removed with their project")
 }
 
 // Roles of one org are bounded in a user's record, and so is what a user accepts; neither bounds the home org.
 func TestRolesAreBoundedPerOrg(t *testing.T) {
-	w, _ := rivals(t)
+	w, _ := newTwoOrgs(t)
 	give := func(org string, n int) (err error) {
 		_, err = w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
 			for i := range n {
@@ -309,41 +309,41 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 	}
 	require.NoError(t, give("o4", 63))
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
-	err := second((&server{s: w.first}).AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
+	err := errOf((&server{s: w.first}).AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	require.ErrorContains(t, err, "ada has 256 roles")
 	require.NoError(t, give("acme", 63), "the home org has a limit of its own")
 }
 
 // A user's home org gives roles at once, and no other org does.
-func TestTheHomeOrgGivesAtOnce(t *testing.T) {
-	w, r := rivals(t)
+func TestHomeOrgGrantsAtOnce(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	home := func(user string) string {
 		u, err := r.GetUser(w.admin(), &identityv1.GetUserRequest{Id: user})
 		require.NoError(t, err)
 		return u.GetOrgId()
 	}
 	require.Equal(t, []string{"acme", "acme", "evil", ""}, []string{home("ada"), home("bob"), home("mallory"), home("admin")})
-	require.NoError(t, second(r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "carol", OrgId: "acme"})))
-	require.True(t, fault.Is(second(r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "x", OrgId: "none"})), fault.NotFound))
+	require.NoError(t, errOf(r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "carol", OrgId: "acme"})))
+	require.True(t, fault.Is(errOf(r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "x", OrgId: "none"})), fault.NotFound))
 	err := w.grant(w.login("bob"), "carol", web)
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "bob may know that carol of acme has no password: %v", err)
-	require.NoError(t, second(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "carol", Password: secret})))
+	require.NoError(t, errOf(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "carol", Password: secret})))
 	require.NoError(t, w.grant(w.login("bob"), "carol", web))
-	at, err := w.acts(w.token(w.first, ask{User: "carol", Password: secret}), getVM)
+	at, err := w.tenantOfCall(w.token(w.first, tokenRequest{User: "carol", Password: secret}), getVM)
 	require.NoError(t, err)
 	require.Equal(t, inWeb, at)
 
 	w.user("free")
 	require.NoError(t, w.grant(w.login("mallory"), "free", lair))
-	require.NoError(t, second(r.AcceptInvitation(w.login("free"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("free"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
 	require.Empty(t, home("free"), "accepting an invitation does not change the home org")
 	require.NoError(t, w.grant(w.login("mallory"), "free", evil))
 	require.Len(t, auth.CallerOf(w.login("free")).Bindings, 1)
 }
 
 // In records without a home org, the home org is the only org in which the user has roles.
-func TestOldUsersHaveAHome(t *testing.T) {
-	w, r := rivals(t)
+func TestOldUsersHaveAHomeOrg(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	old := func(id string, roles ...cloud.Binding) {
 		w.user(id)
 		_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
@@ -376,9 +376,9 @@ func TestOldUsersHaveAHome(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "acme", u.GetOrgId())
 
-	text := w.token(w.first, ask{User: "one", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "one", Password: secret})
 	require.NoError(t, w.bind("one", lair))
-	at, err := w.acts(text, getVM)
+	at, err := w.tenantOfCall(text, getVM)
 	require.NoError(t, err)
 	require.Equal(t, inWeb, at, "its only project becomes the default")
 }
@@ -386,7 +386,7 @@ func TestOldUsersHaveAHome(t *testing.T) {
 // IssueToken refuses a token for a tenant in which the user has no role. The wire contract's endpoint issues such a
 // token, but no call is admitted with it. Neither answer reveals whether the project exists, or its org.
 func TestTokensForForeignProjects(t *testing.T) {
-	w, r := rivals(t)
+	w, r := newTwoOrgs(t)
 	for _, q := range []cloud.Tenant{{Project: "web"}, {Org: "acme", Project: "web"}, {Org: "evil", Project: "web"}, {Org: "acme"}} {
 		none := q
 		if q.Project != "" {
@@ -396,17 +396,17 @@ func TestTokensForForeignProjects(t *testing.T) {
 			none.Org = "none"
 		}
 		issue := func(at cloud.Tenant) string {
-			err := second(r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: "mallory", Password: secret, OrgId: string(at.Org), ProjectId: string(at.Project)}))
+			err := errOf(r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: "mallory", Password: secret, OrgId: string(at.Org), ProjectId: string(at.Project)}))
 			require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 			return err.Error()
 		}
-		said, otherwise := issue(q), issue(none)
+		known, unknown := issue(q), issue(none)
 		for _, word := range []string{"web", "acme"} {
-			said, otherwise = strings.ReplaceAll(said, word, "none"), strings.ReplaceAll(otherwise, word, "none")
+			known, unknown = strings.ReplaceAll(known, word, "none"), strings.ReplaceAll(unknown, word, "none")
 		}
-		require.Equal(t, said, otherwise)
+		require.Equal(t, known, unknown)
 
-		text := w.token(w.first, ask{User: "mallory", Password: secret, Org: string(q.Org), Project: string(q.Project)})
+		text := w.token(w.first, tokenRequest{User: "mallory", Password: secret, Org: string(q.Org), Project: string(q.Project)})
 		me, err := r.WhoAmI(w.as(w.first, text), &identityv1.WhoAmIRequest{})
 		require.NoError(t, err)
 		if q.Org != "acme" {
@@ -416,7 +416,7 @@ func TestTokensForForeignProjects(t *testing.T) {
 			require.NotContains(t, string(claims), "acme", "nor does the token itself")
 		}
 		for _, m := range []auth.Method{getVM, listImages, "/credit.v1.CreditService/GetWallet"} {
-			_, err = w.acts(text, m)
+			_, err = w.tenantOfCall(text, m)
 			require.True(t, fault.Is(err, fault.NotFound), "%s: %v", m, err)
 			require.False(t, strings.Contains(err.Error(), "acme") && q.Org == "", "%v", err)
 		}
@@ -424,22 +424,22 @@ func TestTokensForForeignProjects(t *testing.T) {
 	made, err := r.IssueToken(t.Context(), &identityv1.IssueTokenRequest{Username: "mallory", Password: secret, ProjectId: "lair"})
 	require.NoError(t, err)
 	require.Equal(t, inLair, cloud.Tenant{Org: cloud.OrgID(made.GetOrgId()), Project: cloud.ProjectID(made.GetProjectId())})
-	err = second(r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "web", OrgId: "evil"}))
+	err = errOf(r.CreateProject(w.login("mallory"), &identityv1.CreateProjectRequest{Id: "web", OrgId: "evil"}))
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 	require.NotContains(t, err.Error(), "acme", "IDs are unique in the cloud, but whose they are is not told")
 }
 
 // An org's administrator works in the projects of the org, with one login that also manages them.
-func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
-	w, r := rivals(t)
-	text := w.token(w.first, ask{User: "bob", Password: secret})
-	for _, token := range []string{text, w.token(w.first, ask{User: "bob", Password: secret, Org: "acme"})} {
+func TestOrgAdminActsInProjects(t *testing.T) {
+	w, r := newTwoOrgs(t)
+	text := w.token(w.first, tokenRequest{User: "bob", Password: secret})
+	for _, token := range []string{text, w.token(w.first, tokenRequest{User: "bob", Password: secret, Org: "acme"})} {
 		for _, at := range []cloud.Tenant{{Project: "web"}, inWeb} {
 			got, err := auth.Admit(w.as(w.first, token), "/vmcontroller.v1.VmService/CreateVm", string(at.Org), string(at.Project))
 			require.NoError(t, err)
 			require.Equal(t, inWeb, got)
 		}
-		_, err := w.acts(token, getVM)
+		_, err := w.tenantOfCall(token, getVM)
 		require.ErrorContains(t, err, "to a project of org acme")
 		for _, at := range []cloud.Tenant{{Project: "lair"}, {Project: "none"}} {
 			_, err = auth.Admit(w.as(w.first, token), getVM, string(at.Org), string(at.Project))
@@ -447,30 +447,30 @@ func TestAnOrgAdminWorksInItsProjects(t *testing.T) {
 		}
 	}
 	// A project that was made a moment ago on another member is found.
-	require.NoError(t, second(r.CreateProject(w.as(w.first, text), &identityv1.CreateProjectRequest{Id: "fresh", OrgId: "acme"})))
+	require.NoError(t, errOf(r.CreateProject(w.as(w.first, text), &identityv1.CreateProjectRequest{Id: "fresh", OrgId: "acme"})))
 	at, err := auth.Admit(w.as(w.member(0, false), text), getVM, "", "fresh")
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "fresh"}, at)
-	require.NoError(t, second(r.DeleteProject(w.as(w.first, text), &identityv1.DeleteProjectRequest{Id: "fresh", OrgId: "acme"})))
+	require.NoError(t, errOf(r.DeleteProject(w.as(w.first, text), &identityv1.DeleteProjectRequest{Id: "fresh", OrgId: "acme"})))
 	_, err = auth.Admit(w.as(w.first, text), getVM, "acme", "fresh")
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
 // Accepting an invitation requires a token of the user that is not limited to an org or a project.
-func TestWhoMayAccept(t *testing.T) {
-	w, r := rivals(t)
+func TestAcceptRequiresAnUnscopedToken(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))
 	accept := func(ctx context.Context) error {
-		return second(r.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
+		return errOf(r.AcceptInvitation(ctx, &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)}))
 	}
 	dev := w.member(0, true)
 	account, err := r.CreateServiceAccount(w.admin(), &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "ci", Roles: []string{"project:viewer"}})
 	require.NoError(t, err)
 	for name, ctx := range map[string]context.Context{
-		"without proof":     w.as(w.first, w.token(w.first, ask{User: "ada"})),
-		"under --dev":       w.as(dev, w.token(dev, ask{User: "ada"})),
-		"a project's token": w.as(w.first, w.token(w.first, ask{User: "ada", Password: secret, Project: "web"})),
-		"a service account": w.as(w.first, w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()})),
+		"without proof":     w.as(w.first, w.token(w.first, tokenRequest{User: "ada"})),
+		"under --dev":       w.as(dev, w.token(dev, tokenRequest{User: "ada"})),
+		"a project's token": w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"})),
+		"a service account": w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()})),
 	} {
 		err := accept(ctx)
 		require.True(t, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)

@@ -61,9 +61,9 @@ import (
 // staleness is the maximum age of the records that a token is verified against.
 const staleness = 900 * time.Millisecond
 
-type born struct{ At cloud.Time }
+type bootstrapMarker struct{ At cloud.Time }
 
-var births = store.NewTable[born]("born")
+var bootstrapMarkers = store.NewTable[bootstrapMarker]("born")
 
 // Options configures New. Store, Commands, Key, Log, Audit and Issuer are required.
 type Options struct {
@@ -76,8 +76,8 @@ type Options struct {
 	Issuer string
 	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
-	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while records
-	// of other packages still need it.
+	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while
+	// records of other packages still need it.
 	Holds []func(store.Reader, cloud.Tenant) error
 	// Vacant are checks before a project is created: they return an error if records of other packages, such as an open
 	// wallet, exist under its ID.
@@ -92,7 +92,7 @@ type Options struct {
 type Service struct {
 	opts      Options
 	hostKey   ed25519.PrivateKey
-	passwords *password.Desk
+	passwords *password.Hasher
 	providers *oidc.Providers
 	// checked caches tokens whose signature was verified, and holders the records about their holders.
 	checked *freelru.SyncedLRU[[32]byte, signed]
@@ -122,7 +122,7 @@ var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Long
 func New(opts Options) *Service {
 	s := &Service{
 		checked: newChecked(), holders: store.NewMemo[*holder](maxChecked),
-		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewDesk(runtime.GOMAXPROCS(0)),
+		opts: opts, hostKey: ed25519.NewKeyFromSeed(opts.Key.Derive("host-token")), passwords: password.NewHasher(runtime.GOMAXPROCS(0)),
 		providers: oidc.New(opts.Providers), names: newNameGate(), unknown: rate.NewLimiter(unknownKeys, unknownKeys), exchanges: rate.NewLimiter(exchangesPerSecond, 2*exchangesPerSecond),
 		incarnationKey: opts.Key.Derive("token-incarnation"), unprovenKey: ed25519.NewKeyFromSeed(opts.Key.Derive("unproven-token")), issues: newPrincipalRates(), revocations: newPrincipalRates(),
 		unproven: delay.New(unprovenLimits),
@@ -142,12 +142,12 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 		if err := s.ring(tx); err != nil {
 			return err
 		}
-		if done, err := births.Has(tx, "born"); err != nil {
+		if done, err := bootstrapMarkers.Has(tx, "born"); err != nil {
 			return err
 		} else if done {
 			return tenant.Adopt(tx)
 		}
-		births.Put(tx, &born{At: tx.Now()}, "born")
+		bootstrapMarkers.Put(tx, &bootstrapMarker{At: tx.Now()}, "born")
 		if _, err := tenant.CreateOrg(tx, tenant.Default.Org, "Default"); err != nil {
 			return err
 		}
@@ -177,17 +177,17 @@ func (s *Service) ring(tx *store.Tx) error {
 	return nil
 }
 
-func settingUp() *fault.Fault {
+func errSettingUp() *fault.Fault {
 	return fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
 }
 
 // Ready returns Unavailable until this member has the records of Bootstrap. Before that no caller can authenticate.
 func (s *Service) Ready() error {
 	return s.opts.Store.Local(func(v *store.View) error {
-		if done, err := births.Has(v, "born"); err != nil || done {
+		if done, err := bootstrapMarkers.Has(v, "born"); err != nil || done {
 			return err
 		}
-		return settingUp()
+		return errSettingUp()
 	})
 }
 
@@ -211,7 +211,7 @@ func (s *Service) Tend(ctx context.Context) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("tend the signing keys: %w", err)
+		return fmt.Errorf("rotate the signing keys: %w", err)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ import (
 
 const secret = "correct horse"
 
-// world is a cluster whose records are in memory. Its members share them, and each has a clock of its own.
+// world is a cluster with records in memory, which its members share. Each member has its own clock.
 type world struct {
 	t      testing.TB
 	engine *mvcc.Engine
@@ -37,7 +37,7 @@ type world struct {
 	key    *clusterkey.Key
 	// first is a member whose clock is right.
 	first *Service
-	// providers are believed by members made from then on, skew is what their clocks are said to be ahead.
+	// providers are trusted by members that are created from then on. skew is how far their clocks are reported to be ahead.
 	providers []oidc.Provider
 	skew      time.Duration
 
@@ -64,13 +64,13 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 		Audit:     audit.New(audit.Options{Store: records, Commands: commands, Log: log}),
 		Providers: w.providers, Skew: func() (time.Duration, bool) { return w.skew, true },
 	})
-	s.passwords = password.NewDesk(64) // on a host of many cores there is no pause after a hash
+	s.passwords = password.NewHasher(64) // on a host of many cores there is no pause after a hash
 	return s
 }
 
 func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
 
-// as is a call's context: of whoever holds a token.
+// as returns the context of a call with a token.
 func (w *world) as(s *Service, token string) context.Context {
 	w.t.Helper()
 	caller, err := s.Verify(w.t.Context(), token)
@@ -78,7 +78,7 @@ func (w *world) as(s *Service, token string) context.Context {
 	return auth.With(auth.WithProjects(w.t.Context(), s), caller, auth.RPC)
 }
 
-// admin is the administrator's, in no project.
+// admin returns the context of the administrator without a project.
 func (w *world) admin() context.Context { return w.as(w.first, w.hostToken(cloud.Tenant{})) }
 
 func (w *world) hostToken(scope cloud.Tenant) string {
@@ -87,7 +87,7 @@ func (w *world) hostToken(scope cloud.Tenant) string {
 	return text
 }
 
-// user makes a registered user with roles.
+// user creates a user with a password and roles.
 func (w *world) user(name string, roles ...cloud.Binding) {
 	w.t.Helper()
 	r := &server{s: w.first}
@@ -101,7 +101,7 @@ func (w *world) user(name string, roles ...cloud.Binding) {
 	}
 }
 
-// place makes the org and the project that a role is for, unless they are there.
+// place creates the org and the project of a role unless they exist.
 func (w *world) place(b cloud.Binding) {
 	r := &server{s: w.first}
 	if b.Org != "" {
@@ -126,8 +126,8 @@ func oneOnWire(b cloud.Binding) *identityv1.Binding {
 	return &identityv1.Binding{Role: string(b.Role), OrgId: string(b.Org), ProjectId: string(b.Project)}
 }
 
-// token is what a member gives for a name and password, proven or not.
-func (w *world) token(s *Service, ask ask) string {
+// token requests a token from a member and returns it.
+func (w *world) token(s *Service, ask tokenRequest) string {
 	w.t.Helper()
 	out, _, err := s.token(w.t.Context(), ask)
 	require.NoError(w.t, err)
@@ -136,9 +136,10 @@ func (w *world) token(s *Service, ask ask) string {
 
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
-// TestATokenIsWorthWhatItsHolderProved asks for tokens with right, wrong and no passwords, and for names that do not exist.
-// Only a right password gives an authenticated token; of the others the service shows the claimed name and nothing else.
-func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
+// TestTokenNeedsACorrectPassword asks for tokens with correct, wrong and no passwords, and for names that do not exist.
+// Only a correct password gives an authenticated token; for the others the service shows the claimed name and nothing
+// else.
+func TestTokenNeedsACorrectPassword(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	_, err := createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "bare"})
@@ -157,7 +158,7 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 		{"the administrator, who has no secret", "admin", "", cloud.ProofNone},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			text := w.token(w.first, ask{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
+			text := w.token(w.first, tokenRequest{User: cloud.UserID(c.user), Password: c.password, Address: c.name})
 			caller, err := w.first.Verify(t.Context(), text)
 			require.NoError(t, err)
 			require.Equal(t, c.proof, caller.Proof)
@@ -176,18 +177,18 @@ func TestATokenIsWorthWhatItsHolderProved(t *testing.T) {
 	}
 }
 
-// Setting a password ends every token that the old one proved, on every member, whatever the members' clocks say; even
-// one that a member made which had not heard of the change.
-func TestANewPasswordEndsTheOldTokens(t *testing.T) {
+// Setting a password revokes every token that was issued with the old one, on every member, whatever the members'
+// clocks are, also a token of a member that had not applied the change.
+func TestNewPasswordRevokesTokens(t *testing.T) {
 	w := newWorld(t)
 	ahead, behind := w.member(30*time.Second, false), w.member(-30*time.Second, false)
 	w.user("ada", member)
-	q := ask{User: "ada", Password: secret}
+	q := tokenRequest{User: "ada", Password: secret}
 	var old []string
 	for _, s := range []*Service{w.first, ahead, behind} {
 		old = append(old, w.token(s, q))
 	}
-	stale, err := w.first.proven(t.Context(), ask{User: "ada", Password: secret})
+	stale, err := w.first.authenticate(t.Context(), tokenRequest{User: "ada", Password: secret})
 	require.NoError(t, err)
 	for _, text := range old {
 		for _, s := range []*Service{w.first, ahead, behind} {
@@ -209,18 +210,18 @@ func TestANewPasswordEndsTheOldTokens(t *testing.T) {
 		}
 	}
 	for _, s := range []*Service{ahead, behind} {
-		caller, err := s.Verify(t.Context(), w.token(s, ask{User: "ada", Password: "another one"}))
+		caller, err := s.Verify(t.Context(), w.token(s, tokenRequest{User: "ada", Password: "another one"}))
 		require.NoError(t, err)
 		require.Equal(t, cloud.ProofPassword, caller.Proof)
 	}
 }
 
-// Roles are those of now: taking one away acts on the tokens that are out.
-func TestRolesAreThoseOfNow(t *testing.T) {
+// A token's roles are read from the records: a removed role has no effect from then on.
+func TestRemovedRoleAffectsIssuedTokens(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
 	may := func() error {
 		_, err := auth.Admit(w.as(other, text), "/vmcontroller.v1.VmService/CreateVm", "", "")
 		return err
@@ -231,16 +232,16 @@ func TestRolesAreThoseOfNow(t *testing.T) {
 	require.True(t, fault.Is(may(), fault.PermissionDenied))
 }
 
-// TestAProjectIsOfOneOrg acts in a project with tokens that name it with a wrong org, or name another org's project: the
-// administrator of another org, and of the cloud, are refused.
-func TestAProjectIsOfOneOrg(t *testing.T) {
+// TestProjectBelongsToOneOrg acts in a project with tokens that name it with a wrong org, or name another org's
+// project: the administrator of another org, and of the cloud, are refused.
+func TestProjectBelongsToOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
 	err := w.bind("eve", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "default"})
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 
 	scoped := func(org, project string) string {
-		return w.token(w.first, ask{User: "eve", Password: secret, Org: org, Project: project})
+		return w.token(w.first, tokenRequest{User: "eve", Password: secret, Org: org, Project: project})
 	}
 	for name, c := range map[string]struct {
 		token  string
@@ -269,7 +270,7 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 		})
 	}
 	for _, id := range []string{"*", "../lair", "lair/../default", "default/default", "%2e%2e"} {
-		for _, q := range []ask{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
+		for _, q := range []tokenRequest{{Project: id}, {Org: id}, {Org: "evil", Project: id}, {Org: id, Project: "lair"}} {
 			q.User, q.Password = "eve", secret
 			_, _, err := w.first.token(t.Context(), q)
 			require.True(t, fault.Is(err, fault.InvalidArgument), "%v: %v", q, err)
@@ -277,13 +278,13 @@ func TestAProjectIsOfOneOrg(t *testing.T) {
 	}
 }
 
-// Under --dev whoever asks is project:admin of the default project, and nothing more: not in another project, not
-// as the administrator whose name they take.
+// Under --dev every caller is project:admin of the default project, and has no other role: none in other projects, and
+// none of an administrator whose name the caller uses.
 func TestDev(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "web"})
 	dev := w.member(0, true)
-	ctx := w.as(dev, w.token(dev, ask{User: "admin"}))
+	ctx := w.as(dev, w.token(dev, tokenRequest{User: "admin"}))
 	at, err := auth.Admit(ctx, "/vmcontroller.v1.VmService/CreateVm", "", "")
 	require.NoError(t, err)
 	require.Equal(t, tenant.Default, at)
@@ -293,21 +294,21 @@ func TestDev(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied))
 	_, err = (&server{s: dev}).SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "admin", Password: "mine from now on"})
 	require.True(t, fault.Is(err, fault.PermissionDenied), "whoever asks must not become the administrator: %v", err)
-	_, err = auth.Admit(w.as(dev, w.token(dev, ask{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	_, err = auth.Admit(w.as(dev, w.token(dev, tokenRequest{User: "x", Project: "web"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.True(t, fault.Is(err, fault.NotFound))
 
-	_, err = auth.Admit(w.as(w.first, w.token(dev, ask{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
+	_, err = auth.Admit(w.as(w.first, w.token(dev, tokenRequest{User: "admin"})), "/vmcontroller.v1.VmService/GetVm", "", "")
 	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
 }
 
-// What the calls for users refuse.
-func TestUsers(t *testing.T) {
+// The calls about users that are refused.
+func TestInvalidUserCalls(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	r := &server{s: w.first}
 	_, err := r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: "bare"})
 	require.NoError(t, err)
-	ada := w.as(w.first, w.token(w.first, ask{User: "ada", Password: secret}))
+	ada := w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret}))
 	for _, c := range []struct {
 		name string
 		call func() error

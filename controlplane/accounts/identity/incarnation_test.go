@@ -31,8 +31,8 @@ const createVM = "/vmcontroller.v1.VmService/CreateVm"
 func (w *world) recreate() {
 	w.t.Helper()
 	r := &server{s: w.first}
-	require.NoError(w.t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "web", OrgId: "acme"})))
-	require.NoError(w.t, second(r.CreateProject(w.admin(), &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(w.t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(w.t, errOf(r.CreateProject(w.admin(), &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
 }
 
 func (w *world) mayCreate(s *Service, text string) error {
@@ -46,7 +46,7 @@ func (w *world) mayCreate(s *Service, text string) error {
 
 // Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
 // later, on any member, also if all of this happens within one millisecond.
-func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
+func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(30*time.Second, false)
 	r := &server{s: w.first}
@@ -54,17 +54,17 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
 	w.user("ada", ada)
 	scoped := func(s *Service, user cloud.UserID) string {
-		return w.token(s, ask{User: user, Password: secret, Org: "acme", Project: "web"})
+		return w.token(s, tokenRequest{User: user, Password: secret, Org: "acme", Project: "web"})
 	}
 	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	tokens := map[string]string{
 		"a user's, scoped":                         scoped(w.first, "ada"),
 		"a user's, scoped, of a clock ahead":       scoped(other, "ada"),
-		"a user's, scoped by the project alone":    w.token(w.first, ask{User: "ada", Password: secret, Project: "web"}),
-		"a user's, without a scope":                w.token(w.first, ask{User: "ada", Password: secret}),
+		"a user's, scoped by the project alone":    w.token(w.first, tokenRequest{User: "ada", Password: secret, Project: "web"}),
+		"a user's, without a scope":                w.token(w.first, tokenRequest{User: "ada", Password: secret}),
 		"an org:admin's, scoped to the project":    scoped(w.first, "root"),
-		"a service account's":                      w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		"a service account's":                      w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
 		"the cluster key's, scoped to the project": w.hostToken(cloud.Tenant{Org: "acme", Project: "web"}),
 	}
 	for name, text := range tokens {
@@ -104,27 +104,27 @@ func TestNothingOfADeletedProjectMatchesALaterOne(t *testing.T) {
 }
 
 // A token that was issued for a project before the project existed gives no access to it.
-func TestATokenForAProjectToCome(t *testing.T) {
+func TestTokenFromBeforeTheProjectExisted(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
-	early := w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})
+	early := w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})
 	w.place(cloud.Binding{Org: "acme", Project: "web"})
 	require.True(t, fault.Is(w.mayCreate(w.first, early), fault.NotFound))
-	require.NoError(t, w.mayCreate(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"})))
+	require.NoError(t, w.mayCreate(w.first, w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})))
 }
 
 // An org:admin cannot take another org's project IDs away by creating and deleting projects, and cannot create projects
 // without end.
-func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
+func TestOrgAdminCannotExhaustProjectIDs(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	create := func(user, org, id string) error {
-		return second(r.CreateProject(w.login(user), &identityv1.CreateProjectRequest{Id: id, OrgId: org}))
+		return errOf(r.CreateProject(w.login(user), &identityv1.CreateProjectRequest{Id: id, OrgId: org}))
 	}
 	require.NoError(t, create("mallory", "evil", "acme-production"))
-	require.NoError(t, second(r.DeleteProject(w.login("mallory"), &identityv1.DeleteProjectRequest{Id: "acme-production", OrgId: "evil"})))
+	require.NoError(t, errOf(r.DeleteProject(w.login("mallory"), &identityv1.DeleteProjectRequest{Id: "acme-production", OrgId: "evil"})))
 	err := create("root", "acme", "acme-production")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 	require.NotContains(t, err.Error(), "evil")
@@ -141,15 +141,15 @@ func TestAnOrgAdminCannotUseUpIDs(t *testing.T) {
 	require.ErrorContains(t, err, "the quota of org evil")
 }
 
-// The quota of an org is set by system:admin alone, and seen by its org:admin.
-func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
+// Only system:admin sets the quota of an org. Its org:admin reads it.
+func TestOrgQuotaPermissions(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	w.user("mallory", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
 	w.user("biller", cloud.Binding{Role: cloud.BillingAdmin})
 	set := func(ctx context.Context, org string) error {
-		return second(r.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Vms: new(uint64(7))}}))
+		return errOf(r.SetQuota(ctx, &identityv1.SetQuotaRequest{OrgId: org, Quota: &identityv1.Quota{Vms: new(uint64(7))}}))
 	}
 	get := func(ctx context.Context, org string) (*identityv1.QuotaStatus, error) {
 		return r.GetQuota(ctx, &identityv1.GetQuotaRequest{OrgId: org})
@@ -182,7 +182,7 @@ func TestWhoSetsAndSeesTheQuotaOfAnOrg(t *testing.T) {
 
 // Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
 // deleted.
-func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
+func TestRecordsWithoutIncarnationsStayValid(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	ada := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
@@ -204,9 +204,9 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 	account, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	tokens := []string{
-		w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}),
-		w.token(w.first, ask{User: "ada", Password: secret}),
-		w.token(w.first, ask{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
+		w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "acme", Project: "web"}),
+		w.token(w.first, tokenRequest{User: "ada", Password: secret}),
+		w.token(w.first, tokenRequest{User: cloud.UserID(account.GetAccount().GetId()), Password: account.GetSecret()}),
 	}
 	for i := range tokens {
 		tokens[i] = w.withoutIncarnation(tokens[i])
@@ -219,9 +219,9 @@ func TestRecordsWithoutIncarnationsStayGood(t *testing.T) {
 }
 
 // A user without a role in a project is issued a token for it that says nothing about the project: no claim tells a
-// project of another org from one that does not exist, two tokens from before and after it was created do not either, and
-// no claim contains the time at which it was created.
-func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
+// project of another org from one that does not exist, two tokens from before and after it was created do not either,
+// and no claim contains the time at which it was created.
+func TestTokenDoesNotRevealForeignProjects(t *testing.T) {
 	w := newWorld(t)
 	w.user("mo", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"})
 	w.place(cloud.Binding{Org: "acme", Project: "web"})
@@ -234,7 +234,7 @@ func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
 	require.NotZero(t, web)
 	w.wait(time.Minute)
 	claims := func(project string) map[string]any {
-		text := w.token(w.first, ask{User: "mo", Password: secret, Project: project})
+		text := w.token(w.first, tokenRequest{User: "mo", Password: secret, Project: project})
 		require.NotContains(t, claimsOf(t, text), fmt.Sprint(web))
 		var out map[string]any
 		require.NoError(t, json.Unmarshal([]byte(claimsOf(t, text)), &out))
@@ -251,13 +251,13 @@ func TestATokenDoesNotTellWhetherAForeignProjectExists(t *testing.T) {
 	foreign, none := claims("web"), claims("none")
 	require.ElementsMatch(t, slices.Collect(maps.Keys(foreign)), slices.Collect(maps.Keys(none)))
 	for _, project := range []string{"web", "none"} {
-		err := w.mayCreate(w.first, w.token(w.first, ask{User: "mo", Password: secret, Project: project}))
+		err := w.mayCreate(w.first, w.token(w.first, tokenRequest{User: "mo", Password: secret, Project: project}))
 		require.True(t, fault.Is(err, fault.NotFound), "%s: %v", project, err)
 	}
 }
 
 // A claim of another token, even of the same project, makes no token valid.
-func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
+func TestIncarnationClaimIsBoundToItsToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	now, before := w.claims(), w.claims()
@@ -269,7 +269,7 @@ func TestAnIncarnationClaimIsOfOneToken(t *testing.T) {
 // claims returns the claims of a new token of ada, scoped to acme/web.
 func (w *world) claims() *token.Claims {
 	w.t.Helper()
-	return w.verified(w.token(w.first, ask{User: "ada", Password: secret, Org: "acme", Project: "web"}))
+	return w.verified(w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "acme", Project: "web"}))
 }
 
 func (w *world) verified(text string) *token.Claims {
@@ -306,7 +306,7 @@ func (w *world) withoutIncarnation(text string) string {
 	return out
 }
 
-// claimsOf is the payload of a token.
+// claimsOf returns the payload of a token.
 func claimsOf(t testing.TB, text string) string {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	require.NoError(t, err)

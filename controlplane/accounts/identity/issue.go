@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ask holds a request for a token.
-type ask struct {
+// tokenRequest holds a request for a token.
+type tokenRequest struct {
 	User     cloud.UserID
 	Password string
 	// Kind is a principal kind of package token, or empty for any.
@@ -40,7 +40,7 @@ type ask struct {
 // exchangesPerSecond bounds how often tokens of external providers are verified.
 const exchangesPerSecond = 20
 
-type issued struct {
+type issuedToken struct {
 	text    string
 	expires time.Time
 	scope   cloud.Tenant
@@ -56,7 +56,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 }
 
 // scopeOf returns the requested scope. It checks only the form of the IDs.
-func scopeOf(q ask) (cloud.Tenant, error) {
+func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
 		if id.value != "" {
@@ -70,7 +70,7 @@ func scopeOf(q ask) (cloud.Tenant, error) {
 
 // scoped adds the org to a scope that names only a project in which an authenticated user has a role. Any other scope
 // is returned unchanged or, with q.Strict, refused. The result does not depend on whether the project exists.
-func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
+func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
 	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
 	}
@@ -84,7 +84,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 			return err
 		}
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-		reaches = found.Org != "" && holder.Reaches(found)
+		reaches = found.Org != "" && holder.HasRoleIn(found)
 		if reaches && t.Project == "" {
 			// A role for the whole cloud covers any org ID, so check that the org exists.
 			o, err := tenant.FindOrg(v, t.Org)
@@ -109,7 +109,7 @@ func (s *Service) scoped(ctx context.Context, q ask, t cloud.Tenant, u *principa
 }
 
 // refuse adds an audit record for an authenticated user who was refused a token.
-func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
+func (s *Service) refuse(q tokenRequest, method string, proof cloud.Proof, err error) {
 	if f, ok := fault.From(err); ok {
 		s.opts.Audit.Note(audit.Record{
 			Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
@@ -120,7 +120,7 @@ func (s *Service) refuse(q ask, method string, proof cloud.Proof, err error) {
 
 // token issues the requested token, and reports whether its holder is authenticated. If not, the response may be
 // delayed: see unprovenLimits.
-func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
+func (s *Service) token(ctx context.Context, q tokenRequest) (issuedToken, bool, error) {
 	out, proven, err := s.tokenNow(ctx, q)
 	if !proven {
 		s.unproven.Wait(ctx, password.Network(q.Address))
@@ -128,29 +128,29 @@ func (s *Service) token(ctx context.Context, q ask) (issued, bool, error) {
 	return out, proven, err
 }
 
-func (s *Service) tokenNow(ctx context.Context, q ask) (issued, bool, error) {
+func (s *Service) tokenNow(ctx context.Context, q tokenRequest) (issuedToken, bool, error) {
 	if err := s.skewed(); err != nil {
-		return issued{}, false, err
+		return issuedToken{}, false, err
 	}
 	ttl, err := token.TTL(q.TTL)
 	if err != nil {
-		return issued{}, false, err
+		return issuedToken{}, false, err
 	}
 	scope, err := scopeOf(q)
 	if err != nil {
-		return issued{}, false, err
+		return issuedToken{}, false, err
 	}
-	u, err := s.proven(ctx, q)
+	u, err := s.authenticate(ctx, q)
 	if err != nil {
-		return issued{}, false, err
+		return issuedToken{}, false, err
 	}
 	if u != nil {
 		if !s.issues.allow(u.ID, s.now()) {
-			return issued{}, false, errTooManyTokens(u.ID)
+			return issuedToken{}, false, errTooManyTokens(u.ID)
 		}
 		if scope, err = s.scoped(ctx, q, scope, u); err != nil {
 			s.refuse(q, "IssueToken", cloud.ProofPassword, err)
-			return issued{}, false, err
+			return issuedToken{}, false, err
 		}
 	}
 	say := token.Claims{Claims: jwt.Claims{Subject: string(q.User)}, Kind: token.User, Scope: token.ScopeOf(scope), Proof: cloud.ProofNone}
@@ -168,7 +168,7 @@ func (s *Service) tokenNow(ctx context.Context, q ask) (issued, bool, error) {
 }
 
 // note adds an audit record for an issued token, or for a failed attempt to authenticate.
-func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
+func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof cloud.Proof, proven bool) {
 	r := audit.Record{
 		Method: service + method, Target: "username=" + string(q.User), RequestID: q.RequestID, Address: password.Network(q.Address),
 		Outcome: audit.OK, Proof: proof, Principal: string(q.User), Tenant: scope,
@@ -184,13 +184,13 @@ func (s *Service) note(q ask, scope cloud.Tenant, method string, proof cloud.Pro
 
 // issue signs claims with the primary signing key, or with the unproven key if the holder is unauthenticated. In both
 // cases it returns Unavailable if the records cannot be read (part 4.6 of the wire contract).
-func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issued, error) {
+func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration) (issuedToken, error) {
 	if err := s.setIncarnation(ctx, &say); err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	id, private, err := s.signer(ctx)
 	if err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	if say.Proof == cloud.ProofNone {
 		id, private = unprovenKeyID, s.unprovenKey
@@ -198,12 +198,12 @@ func (s *Service) issue(ctx context.Context, say token.Claims, ttl time.Duration
 	now := s.now()
 	say.Issuer, say.Cluster = s.opts.Issuer, s.opts.Key.Cluster()
 	text, err := token.Sign(private, id, say, now, ttl)
-	return issued{text: text, expires: token.Ends(now, ttl)}, err
+	return issuedToken{text: text, expires: token.Ends(now, ttl)}, err
 }
 
-// proven returns the user whose password, or the service account whose secret, the request contains. It returns nil for
-// a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
-func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
+// authenticate returns the user whose password, or the service account whose secret, the request contains. It returns
+// nil for a wrong one, an unknown name, a disabled or expired principal, and a name with too many wrong attempts.
+func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.User, error) {
 	var u *principal.User
 	var networks []string
 	// A linearizable read: a user who has just set a password may log in on another member next.
@@ -226,7 +226,7 @@ func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 			if err != nil {
 				return nil, err
 			}
-			if s.passwords.TrySecret(q.User, q.Address, q.Password, secret, now()) && q.may(u, now()) {
+			if s.passwords.TrySecret(q.User, q.Address, q.Password, secret, now()) && q.allows(u, now()) {
 				return u, nil
 			}
 			return nil, nil
@@ -242,15 +242,15 @@ func (s *Service) proven(ctx context.Context, q ask) (*principal.User, error) {
 		}
 		return account, nil
 	})
-	if err != nil || !right || !q.may(u, now()) {
+	if err != nil || !right || !q.allows(u, now()) {
 		return nil, err
 	}
 	s.rememberNetwork(ctx, u.ID, password.Network(q.Address), account.Networks)
 	return u, nil
 }
 
-// may reports whether an authenticated principal may get the requested token.
-func (q *ask) may(u *principal.User, now cloud.Time) bool {
+// allows reports whether an authenticated principal may get the requested token.
+func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 	kind := token.User
 	if u.Account != nil {
 		kind = token.ServiceAccount
@@ -259,7 +259,7 @@ func (q *ask) may(u *principal.User, now cloud.Time) bool {
 }
 
 // exchange issues a token to the user linked with the identity in an external provider's ID token.
-func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q ask) (out issued, err error) {
+func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string, q tokenRequest) (out issuedToken, err error) {
 	defer func() {
 		if f, ok := fault.From(err); ok {
 			s.opts.Audit.Note(audit.Record{
@@ -272,23 +272,23 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 		}
 	}()
 	if err := s.skewed(); err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	// A token with an unknown key makes this member fetch the provider's keys again.
 	if !s.exchanges.Allow() {
-		return issued{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
+		return issuedToken{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
 	}
 	ttl, err := token.TTL(q.TTL)
 	if err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	scope, err := scopeOf(q)
 	if err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	subject, err := s.providers.Subject(ctx, provider, idToken, nonce, s.now)
 	if err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	var u *principal.User
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
@@ -300,18 +300,18 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 		return err
 	})
 	if err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	if u == nil || u.Disabled {
-		return issued{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
+		return issuedToken{}, fault.New(fault.Unauthenticated, "nobody here is linked with your identity at %s: ask an administrator to", provider).
 			WithReason("NOT_LINKED").With("provider", provider).With("subject", subject)
 	}
 	if !s.issues.allow(u.ID, s.now()) {
-		return issued{}, errTooManyTokens(u.ID)
+		return issuedToken{}, errTooManyTokens(u.ID)
 	}
 	q.User, q.Strict = u.ID, true
 	if scope, err = s.scoped(ctx, q, scope, u); err != nil {
-		return issued{}, err
+		return issuedToken{}, err
 	}
 	s.note(q, scope, "ExchangeToken", cloud.ProofOIDC, true)
 	say := token.Claims{
@@ -348,17 +348,17 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	if id == caller.TokenID {
 		return s.denyOwn(ctx, caller)
 	}
-	if !caller.Governs() {
+	if !caller.IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "%s may revoke only tokens that they hold", caller.Name())
 	}
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
 }
 
 // denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny.
-// Under --dev nothing is denied either: anybody may use any name there, and a denial would count against the principal
-// of that name.
+// Under --dev nothing is denied either: every caller may use any name there, and a denial would count against the
+// principal of that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
-	if !c.Proven() || c.Proof == cloud.ProofDev {
+	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return nil
 	}
 	return s.deny(ctx, denialOf(c))

@@ -24,7 +24,7 @@ func (s *Service) signer(ctx context.Context) (id string, private ed25519.Privat
 		primary = ring.Of(keyring.Primary)
 	}
 	if primary == nil {
-		return "", nil, settingUp()
+		return "", nil, errSettingUp()
 	}
 	if k, ok := s.opened.keys.Load(primary.ID); ok {
 		return primary.ID, k.(ed25519.PrivateKey), nil
@@ -51,7 +51,7 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 		return err
 	})
 	if err == nil && ring == nil {
-		err = settingUp()
+		err = errSettingUp()
 	}
 	return ring, err
 }
@@ -59,7 +59,7 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 var rotateKeysCommand = newCommand("rotate-keys", leader.Once, (*Service).rotateKeysOnLeader)
 
 // rotateKeysOnLeader makes the staged signing key the primary one, and stages another.
-func (s *Service) rotateKeysOnLeader(tx *store.Tx, q turn) (keyring.Ring, error) {
+func (s *Service) rotateKeysOnLeader(tx *store.Tx, q rotation) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
 }
 
@@ -76,7 +76,7 @@ func (s *Service) changeRing(tx *store.Tx, f func(*keyring.Ring) error) (keyring
 		return keyring.Ring{}, err
 	}
 	if ring == nil {
-		return keyring.Ring{}, settingUp()
+		return keyring.Ring{}, errSettingUp()
 	}
 	if err := f(ring); err != nil {
 		return keyring.Ring{}, err

@@ -47,7 +47,7 @@ func TestMissesShareReads(t *testing.T) {
 }
 
 // Calls do not share the result of a read that failed.
-func TestAFailedReadServesNoOtherCall(t *testing.T) {
+func TestFailedReadIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, broken := newMissReads(), errors.New("broken")
 		reads := 0
@@ -77,13 +77,13 @@ func TestAFailedReadServesNoOtherCall(t *testing.T) {
 	})
 }
 
-// reads is a proposer that counts linearizable reads.
-type reads struct {
+// countingProposer is a proposer that counts linearizable reads.
+type countingProposer struct {
 	*store.Direct
 	n atomic.Int64
 }
 
-func (r *reads) ReadIndex(ctx context.Context) error {
+func (r *countingProposer) ReadIndex(ctx context.Context) error {
 	r.n.Add(1)
 	return r.Direct.ReadIndex(ctx)
 }
@@ -91,7 +91,7 @@ func (r *reads) ReadIndex(ctx context.Context) error {
 // Neither calls that name unknown projects nor tokens for unknown projects cause a linearizable read each.
 func TestUnknownProjectsCauseFewReads(t *testing.T) {
 	w := newWorld(t)
-	wire := &reads{Direct: w.direct}
+	wire := &countingProposer{Direct: w.direct}
 	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
 	s := w.member(0, false)
 	s.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the names that anybody may register: maxOpenNames in total, nameBurst at once on one member, and then one
-// per namesEvery.
+// Limits of the names that callers may register without a token: maxOpenNames in total, nameBurst at once on one
+// member, and then one per namesEvery.
 const (
 	maxOpenNames = 100_000
 	namesEvery   = 50 * time.Millisecond
@@ -55,7 +55,7 @@ func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, e
 	} else if err := s.dropUnused(tx, q.ID); err != nil {
 		return principal.User{}, err
 	}
-	return of(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
+	return valueOf(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
 // dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential

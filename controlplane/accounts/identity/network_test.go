@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// networks are the stored networks of a user.
+// networks returns the stored networks of a user.
 func (w *world) networks(user cloud.UserID) (list []string) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) (err error) {
@@ -25,11 +25,11 @@ func (w *world) networks(user cloud.UserID) (list []string) {
 
 // A user's password can be guessed only a bounded number of times from many networks, also on a member that was just
 // started. The user can still log in at any member from the network of an earlier login.
-func TestGuessingLocksNobodyOut(t *testing.T) {
+func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	login := func(s *Service, from, with string) bool {
-		_, proven, err := s.token(t.Context(), ask{User: "ada", Password: with, Address: from + ":1"})
+		_, proven, err := s.token(t.Context(), tokenRequest{User: "ada", Password: with, Address: from + ":1"})
 		require.NoError(t, err)
 		return proven
 	}
@@ -47,7 +47,7 @@ func TestLoginNetworks(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	login := func(from, with string) {
-		_, _, err := w.first.token(t.Context(), ask{User: "ada", Password: with, Address: from})
+		_, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: with, Address: from})
 		require.NoError(t, err)
 	}
 	login("192.0.2.1:1", "guess guess")
@@ -65,7 +65,7 @@ func TestLoginNetworks(t *testing.T) {
 	require.Len(t, list, maxNetworks)
 	require.Equal(t, "2001:db8::/64", list[0])
 
-	require.NoError(t, second((&server{s: w.first}).DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})))
+	require.NoError(t, errOf((&server{s: w.first}).DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})))
 	require.Empty(t, w.networks("ada"))
 	_, err := rememberNetworkCommand.Call(t.Context(), w.first.opts.Commands, newNetwork{"ada", "192.0.2.1"})
 	require.NoError(t, err)

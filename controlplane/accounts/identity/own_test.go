@@ -16,15 +16,15 @@ import (
 )
 
 // A user who asks to give up roles in a project where they have none does not use up that project's budget of changes.
-func TestGivingUpForeignRolesSpendsNoForeignBudget(t *testing.T) {
-	w, r := rivals(t)
+func TestUnbindInForeignProjectSpendsNoBudget(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	limits := budget.New(budget.Limits{CallsPerSecond: 1, CallsBurst: 20}, func() time.Duration { return 0 })
 	w.first.opts.Commands.SetGate(limits.Admit)
-	mallory := w.token(w.first, ask{User: "mallory", Password: secret})
+	mallory := w.token(w.first, tokenRequest{User: "mallory", Password: secret})
 	var err error
 	for _, b := range []cloud.Binding{web, acme} {
 		for range 100 {
-			err = second(r.UnbindRole(w.as(w.first, mallory), &identityv1.UnbindRoleRequest{UserId: "mallory", Binding: oneOnWire(b)}))
+			err = errOf(r.UnbindRole(w.as(w.first, mallory), &identityv1.UnbindRoleRequest{UserId: "mallory", Binding: oneOnWire(b)}))
 		}
 	}
 	require.NoError(t, w.grant(w.login("bob"), "ada", web))
@@ -34,63 +34,64 @@ func TestGivingUpForeignRolesSpendsNoForeignBudget(t *testing.T) {
 
 // With a token that is limited to an org or a project a user cannot give up roles outside of it, nor answer
 // invitations.
-func TestATokenOfOnePlaceGivesUpNothingElsewhere(t *testing.T) {
-	w, r := rivals(t)
+func TestScopedTokenUnbindsOnlyWithinItsScope(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
 	other := cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"}
 	for _, b := range []cloud.Binding{lair, other} {
 		require.NoError(t, w.grant(mallory, "ada", b))
 	}
-	require.NoError(t, second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
-	inLairOnly := w.as(w.first, w.token(w.first, ask{User: "ada", Password: secret, Org: "evil", Project: "lair"}))
-	err := second(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(web)}))
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
+	inLairOnly := w.as(w.first, w.token(w.first, tokenRequest{User: "ada", Password: secret, Org: "evil", Project: "lair"}))
+	err := errOf(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(web)}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	f, _ := fault.From(err)
 	require.Equal(t, auth.TokenScope, f.Reason)
-	err = second(r.DeclineInvitation(inLairOnly, &identityv1.DeclineInvitationRequest{Binding: oneOnWire(other)}))
+	err = errOf(r.DeclineInvitation(inLairOnly, &identityv1.DeclineInvitationRequest{Binding: oneOnWire(other)}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	at, err := auth.Admit(w.login("ada"), getVM, "acme", "web")
 	require.NoError(t, err)
 	require.Equal(t, inWeb, at)
 	require.Equal(t, []cloud.Binding{other}, w.invitations("ada"))
 
-	require.NoError(t, second(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.UnbindRole(inLairOnly, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
 	_, err = auth.Admit(w.login("ada"), getVM, "evil", "lair")
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
 // Roles in deleted projects do not count for the limit of a user's roles in an org.
-func TestRolesInDeletedProjectsTakeNoRoom(t *testing.T) {
-	w, r := rivals(t)
+func TestRolesInDeletedProjectsDoNotCount(t *testing.T) {
+	w, r := newTwoOrgs(t)
 	bob := w.login("bob")
 	for range 70 {
 		job := cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "job"}
 		w.place(job)
 		require.NoError(t, w.grant(bob, "ada", job))
 		require.NoError(t, w.grant(bob, "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "job"}))
-		require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "job"})))
+		require.NoError(t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: "job"})))
 	}
 	for i := range 70 {
 		job := cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: cloud.ProjectID(fmt.Sprint("job-", i))}
 		w.place(job)
 		require.NoError(t, w.grant(bob, "ada", job), "project %d", i)
-		require.NoError(t, second(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: string(job.Project)})))
+		require.NoError(t, errOf(r.DeleteProject(w.admin(), &identityv1.DeleteProjectRequest{Id: string(job.Project)})))
 	}
-	at, err := w.acts(w.token(w.first, ask{User: "ada", Password: secret}), getVM)
+	at, err := w.tenantOfCall(w.token(w.first, tokenRequest{User: "ada", Password: secret}), getVM)
 	require.NoError(t, err)
 	require.Equal(t, inWeb, at)
 }
 
-// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that name.
-func TestRevokedDevTokensCountAgainstNobody(t *testing.T) {
+// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that
+// name.
+func TestRevokedDevTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	dev := w.member(0, true)
 	w.user("ada", member)
-	real := w.token(dev, ask{User: "ada", Password: secret})
+	real := w.token(dev, tokenRequest{User: "ada", Password: secret})
 	for range maxDenials + 1 {
 		w.wait(tokenEvery)
-		text := w.token(dev, ask{User: "ada"})
-		require.NoError(t, second((&server{s: dev}).RevokeToken(w.as(dev, text), &identityv1.RevokeTokenRequest{Token: text})))
+		text := w.token(dev, tokenRequest{User: "ada"})
+		require.NoError(t, errOf((&server{s: dev}).RevokeToken(w.as(dev, text), &identityv1.RevokeTokenRequest{Token: text})))
 	}
 	_, err := dev.Verify(t.Context(), real)
 	require.NoError(t, err)

@@ -19,7 +19,7 @@ func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoA
 		OrgId: string(c.Scope.Org), ProjectId: string(c.Scope.Project), Bindings: bindingsOnWire(c.Bindings), ExpiresAt: c.Expires, TokenId: c.TokenID,
 	}
 	// Unauthenticated callers must not learn whether a name exists.
-	if !c.Proven() || c.Proof == cloud.ProofDev {
+	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return out, nil
 	}
 	var u *principal.User
@@ -78,8 +78,8 @@ func (s *Service) accounts(ctx context.Context, at cloud.Tenant, size int32, pag
 	return principal.Accounts(ctx, s.opts.Store, at, size, page)
 }
 
-// sees reports whether a caller has a role in an org or, if project is not empty, in that project of the org.
-func sees(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
+// canSee reports whether a caller has a role in an org or, if project is not empty, in that project of the org.
+func canSee(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
 	if c.Scope.Org != "" && c.Scope.Org != org || c.Scope.Project != "" && project != "" && c.Scope.Project != project {
 		return false
 	}
@@ -92,7 +92,7 @@ func sees(c *cloud.Caller, org cloud.OrgID, project cloud.ProjectID) bool {
 // org returns an org in which the caller has a role, or NotFound.
 func (s *Service) org(ctx context.Context, c *cloud.Caller, id cloud.OrgID) (o *tenant.Org, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		if o, err = tenant.FindOrg(v, id); err == nil && (o == nil || !sees(c, id, "")) {
+		if o, err = tenant.FindOrg(v, id); err == nil && (o == nil || !canSee(c, id, "")) {
 			err = tenant.NoOrg(id)
 		}
 		return err
@@ -103,13 +103,13 @@ func (s *Service) org(ctx context.Context, c *cloud.Caller, id cloud.OrgID) (o *
 // orgs returns a page of the orgs in which the caller has a role.
 func (s *Service) orgs(ctx context.Context, c *cloud.Caller, size int32, page string) ([]*tenant.Org, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "orgs\x00" + c.Name()}
-	return store.Page(ctx, s.opts.Store, tenant.Orgs, req, func(o *tenant.Org) bool { return o.DeletedAt == 0 && sees(c, o.ID, "") })
+	return store.Page(ctx, s.opts.Store, tenant.Orgs, req, func(o *tenant.Org) bool { return o.DeletedAt == 0 && canSee(c, o.ID, "") })
 }
 
 // project returns a project in which the caller has a role, or NotFound.
 func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.ProjectID) (p *tenant.Project, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
-		if p, err = tenant.Find(v, id); err == nil && (p == nil || !sees(c, p.Org, id)) {
+		if p, err = tenant.Find(v, id); err == nil && (p == nil || !canSee(c, p.Org, id)) {
 			err = tenant.NoProject(id)
 		}
 		return err
@@ -120,7 +120,7 @@ func (s *Service) project(ctx context.Context, c *cloud.Caller, id cloud.Project
 // projects returns a page of the projects, of one org or of all, in which the caller has a role.
 func (s *Service) projects(ctx context.Context, c *cloud.Caller, org cloud.OrgID, size int32, page string) ([]*tenant.Project, string, error) {
 	keep := func(p *tenant.Project) bool {
-		return p.DeletedAt == 0 && (org == "" || p.Org == org) && sees(c, p.Org, p.ID)
+		return p.DeletedAt == 0 && (org == "" || p.Org == org) && canSee(c, p.Org, p.ID)
 	}
 	req := store.PageRequest{Size: size, Token: page, Query: "projects\x00" + c.Name() + "\x00" + string(org)}
 	return store.Page(ctx, s.opts.Store, tenant.Projects, req, keep)

@@ -19,13 +19,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// An OpenID relying party that trusts this service refuses a token that the endpoint gave without a correct password, in
-// any name, and still accepts one that was proven. It refuses the first for three reasons, each of which is enough: the
-// signing key is not published, the audience is not the relying party's, and the subject is no user's.
+// An OpenID relying party that trusts this service refuses a token that the endpoint gave without a correct password,
+// in any name, and still accepts one that was proven. It refuses the first for three reasons, each of which is enough:
+// the signing key is not published, the audience is not the relying party's, and the subject is no user's.
 func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	issuer := w.published(t, w.first)
+	issuer := w.rawResponse(t, w.first)
 	provider, err := gooidc.NewProvider(t.Context(), issuer)
 	require.NoError(t, err)
 	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
@@ -33,7 +33,7 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	anyKey := provider.Verifier(&gooidc.Config{ClientID: token.Audience, Now: now, InsecureSkipSignatureCheck: true})
 	anyAudience := provider.Verifier(&gooidc.Config{SkipClientIDCheck: true, Now: now})
 
-	for _, q := range []ask{
+	for _, q := range []tokenRequest{
 		{User: "admin", TTL: token.MaxTTL}, {User: "ada", Password: "wrong password"}, {User: "nobody", Password: secret}, {User: "ada", Org: "default", Project: "default"},
 	} {
 		text := w.token(w.first, q)
@@ -54,7 +54,7 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 		require.NoError(t, parsed.UnsafeClaimsWithoutVerification(&claims))
 		require.Equal(t, "unproven:"+string(q.User), claims.Subject)
 	}
-	proven, err := verifier.Verify(t.Context(), w.token(w.first, ask{User: "ada", Password: secret}))
+	proven, err := verifier.Verify(t.Context(), w.token(w.first, tokenRequest{User: "ada", Password: secret}))
 	require.NoError(t, err)
 	require.Equal(t, "ada", proven.Subject)
 
@@ -68,12 +68,12 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	require.Empty(t, keys.Key(hostKeyID))
 }
 
-// A second cloud that trusts this one as a login provider logs in a user of this cloud who proved who they are, and not a
-// caller who claims to be that user.
+// A second cloud that trusts this one as a login provider logs in a user of this cloud who proved who they are, and not
+// a caller who claims to be that user.
 func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	w.user("ada", member)
-	other.providers = []oidc.Provider{{Name: "first", Issuer: w.published(t, w.first), ClientID: token.Audience}}
+	other.providers = []oidc.Provider{{Name: "first", Issuer: w.rawResponse(t, w.first), ClientID: token.Audience}}
 	r := &server{s: other.member(0, false)}
 	_, err := r.CreateUser(other.admin(), &identityv1.CreateUserRequest{Id: "ada"})
 	require.NoError(t, err)
@@ -82,18 +82,18 @@ func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 		require.NoError(t, err)
 	}
 	exchange := func(text string) error {
-		return second(r.ExchangeToken(t.Context(), &identityv1.ExchangeTokenRequest{Provider: "first", IdToken: text}))
+		return errOf(r.ExchangeToken(t.Context(), &identityv1.ExchangeTokenRequest{Provider: "first", IdToken: text}))
 	}
-	err = exchange(w.token(w.first, ask{User: "ada"}))
+	err = exchange(w.token(w.first, tokenRequest{User: "ada"}))
 	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
-	require.NoError(t, exchange(w.token(w.first, ask{User: "ada", Password: secret})))
+	require.NoError(t, exchange(w.token(w.first, tokenRequest{User: "ada", Password: secret})))
 }
 
 // Under --dev an unauthenticated token still acts in the default project, on every member that runs so.
-func TestDevAcceptsTheUnprovenKey(t *testing.T) {
+func TestDevAcceptsUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.member(0, true), w.member(0, true)
-	caller, err := two.Verify(t.Context(), w.token(one, ask{User: "ada"}))
+	caller, err := two.Verify(t.Context(), w.token(one, tokenRequest{User: "ada"}))
 	require.NoError(t, err)
 	require.Equal(t, cloud.ProofDev, caller.Proof)
 	require.EqualValues(t, "ada", caller.User)

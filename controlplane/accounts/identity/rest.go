@@ -66,7 +66,7 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	if _, err := rest.Decode(r, &in); err != nil {
 		return nil, err
 	}
-	q, err := older{in.PrincipalID, in.PrincipalType, in.ScopeID}.in(ask{
+	q, err := legacyRequest{in.PrincipalID, in.PrincipalType, in.ScopeID}.mergeInto(tokenRequest{
 		User: cloud.UserID(in.Username), Password: in.Password, Address: r.RemoteAddr, RequestID: rest.RequestID(r.Context()),
 		Org: in.OrgID, Project: in.ProjectID,
 	})
@@ -87,11 +87,11 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	return tokenAnswer{Token: made.text, ExpiresAt: made.expires.UTC().Format(time.RFC3339)}, nil
 }
 
-// older holds the older form of a request for a token.
-type older struct{ principal, kind, scope string }
+// legacyRequest holds the older form of a request for a token.
+type legacyRequest struct{ principal, kind, scope string }
 
-// in copies the older fields into the fields that the newer form left empty.
-func (o older) in(q ask) (ask, error) {
+// mergeInto copies the older fields into the fields that the newer form left empty.
+func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	if q.User == "" {
 		q.User = cloud.UserID(o.principal)
 	}
@@ -177,11 +177,11 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 		return nil, fault.Invalid("name", "is required")
 	}
 	if err := s.names.pass(time.Now()); err != nil {
-		return nil, failed(w, "USER_CREATE_FAILED", err)
+		return nil, withErrorCode(w, "USER_CREATE_FAILED", err)
 	}
 	u, err := createUserCommand.Call(r.Context(), s.opts.Commands, newName{ID: cloud.UserID(*in.ID), Name: *in.Name, Open: true})
 	if err != nil {
-		return nil, failed(w, "USER_CREATE_FAILED", err)
+		return nil, withErrorCode(w, "USER_CREATE_FAILED", err)
 	}
 	s.opts.Audit.Note(audit.Record{
 		Method: service + "CreateUser", Target: "id=" + string(u.ID), Outcome: audit.OK, RequestID: rest.RequestID(r.Context()), Address: rest.Remote(r),
@@ -191,9 +191,9 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// failed sets the response's error code to the operation's own. Errors that are neither the request's fault nor due to
-// an unreachable backend become internal errors (part 7.3 of the wire contract).
-func failed(w *rest.Response, code string, err error) error {
+// withErrorCode sets the response's error code to the operation's own. Errors that are neither the request's fault nor
+// due to an unreachable backend become internal errors (part 7.3 of the wire contract).
+func withErrorCode(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)
 	if !ok {
@@ -214,7 +214,7 @@ func failed(w *rest.Response, code string, err error) error {
 func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
 	if err != nil {
-		return nil, failed(w, "USER_LIST_FAILED", err)
+		return nil, withErrorCode(w, "USER_LIST_FAILED", err)
 	}
 	answer := struct {
 		Users []userBody `json:"users"`
@@ -258,7 +258,7 @@ func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 
 // getDiscovery implements the part of OpenID Connect Discovery 1.0 part 4.2 that verifying tokens requires.
 func (s *Service) getDiscovery(w *rest.Response, _ *http.Request) (any, error) {
-	return s.published(w, map[string]any{
+	return s.rawResponse(w, map[string]any{
 		"issuer":                                s.opts.Issuer,
 		"jwks_uri":                              s.opts.Issuer + "/.well-known/jwks.json",
 		"token_endpoint":                        s.opts.Issuer + "/api/v1/auth/token",
@@ -276,13 +276,13 @@ func (s *Service) getKeys(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	if ring == nil {
-		return nil, settingUp()
+		return nil, errSettingUp()
 	}
-	return s.published(w, ring.Published())
+	return s.rawResponse(w, ring.Published())
 }
 
-// published returns a response without Trivet's envelope that clients may cache for 300 s.
-func (s *Service) published(w *rest.Response, v any) (any, error) {
+// rawResponse returns a response without Trivet's envelope that clients may cache for 300 s.
+func (s *Service) rawResponse(w *rest.Response, v any) (any, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return nil, err

@@ -23,8 +23,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestREST runs testdata/rest, requests of part 4.6 of the wire contract with their answers. The argument keep stores the
-// token of an answer; <token> in a later body stands for it.
+// TestREST runs testdata/rest, requests of part 4.6 of the wire contract with their answers. The argument keep stores
+// the token of an answer; <token> in a later body stands for it.
 func TestREST(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member, cloud.Binding{Role: cloud.OrgAdmin, Org: "default"})
@@ -76,7 +76,7 @@ func TestREST(t *testing.T) {
 	})
 }
 
-// A failure that is ours has the code that the law gives it, and says nothing of the cause.
+// An internal failure has the error code of the wire contract, and its message does not contain the cause.
 func TestTokenIssueFailed(t *testing.T) {
 	w := newWorld(t)
 	w.key = nil // the clusters' keys differ

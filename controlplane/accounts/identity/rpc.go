@@ -35,13 +35,13 @@ func admit(ctx context.Context, method string) error {
 	return err
 }
 
-// wanted converts either message that requests a token.
-func wanted(ctx context.Context, in interface {
+// tokenRequestOf converts either message that requests a token.
+func tokenRequestOf(ctx context.Context, in interface {
 	GetTtlSeconds() uint64
 	GetOrgId() string
 	GetProjectId() string
-}) ask {
-	q := ask{TTL: in.GetTtlSeconds(), Org: in.GetOrgId(), Project: in.GetProjectId(), RequestID: rpc.RequestID(ctx)}
+}) tokenRequest {
+	q := tokenRequest{TTL: in.GetTtlSeconds(), Org: in.GetOrgId(), Project: in.GetProjectId(), RequestID: rpc.RequestID(ctx)}
 	if p, ok := peer.FromContext(ctx); ok {
 		q.Address = p.Addr.String()
 	}
@@ -49,9 +49,9 @@ func wanted(ctx context.Context, in interface {
 }
 
 func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenRequest) (*identityv1.IssueTokenResponse, error) {
-	q := wanted(ctx, in)
+	q := tokenRequestOf(ctx, in)
 	q.User, q.Password, q.Strict = cloud.UserID(in.GetUsername()), in.GetPassword(), true
-	q, err := older{in.GetPrincipalId(), in.GetPrincipalType(), in.GetScopeId()}.in(q)
+	q, err := legacyRequest{in.GetPrincipalId(), in.GetPrincipalType(), in.GetScopeId()}.mergeInto(q)
 	if err != nil {
 		return nil, err
 	}
@@ -65,14 +65,14 @@ func (r *server) IssueToken(ctx context.Context, in *identityv1.IssueTokenReques
 	return tokenOnWire(made), nil
 }
 
-func tokenOnWire(made issued) *identityv1.IssueTokenResponse {
+func tokenOnWire(made issuedToken) *identityv1.IssueTokenResponse {
 	return &identityv1.IssueTokenResponse{
 		Token: made.text, ExpiresAt: made.expires.UnixMilli(), OrgId: string(made.scope.Org), ProjectId: string(made.scope.Project),
 	}
 }
 
 func (r *server) ExchangeToken(ctx context.Context, in *identityv1.ExchangeTokenRequest) (*identityv1.IssueTokenResponse, error) {
-	made, err := r.s.exchange(ctx, in.GetProvider(), in.GetIdToken(), in.GetNonce(), wanted(ctx, in))
+	made, err := r.s.exchange(ctx, in.GetProvider(), in.GetIdToken(), in.GetNonce(), tokenRequestOf(ctx, in))
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (r *server) RevokeToken(ctx context.Context, in *identityv1.RevokeTokenRequ
 }
 
 func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRequest) (*emptypb.Empty, error) {
-	if err := r.themselves(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
+	if err := r.admitOwnUser(ctx, "RevokeTokens", in.GetUserId(), "may end only their own tokens"); err != nil {
 		return nil, err
 	}
 	if _, err := revokeCommand.Call(ctx, r.s.opts.Commands, cloud.UserID(in.GetUserId())); err != nil {
@@ -129,8 +129,8 @@ func (r *server) RevokeTokens(ctx context.Context, in *identityv1.RevokeTokensRe
 	return &emptypb.Empty{}, nil
 }
 
-// themselves authorizes calls on the caller's own user, and lets system:admin call for any user.
-func (r *server) themselves(ctx context.Context, method, user, says string) error {
+// admitOwnUser authorizes calls on the caller's own user, and lets system:admin call for any user.
+func (r *server) admitOwnUser(ctx context.Context, method, user, says string) error {
 	if err := admit(ctx, method); err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (r *server) themselves(ctx context.Context, method, user, says string) erro
 	caller := auth.CallerOf(ctx)
 	// Under --dev any caller can get a token in any name, even the administrator's, so the name does not make the user the
 	// caller's own.
-	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.Governs() {
+	if own := string(caller.User) == user && caller.Proof != cloud.ProofDev; !own && !caller.IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "%s %s, and only when proven to be who they are", caller.Name(), says)
 	}
 	return nil
@@ -161,7 +161,7 @@ func (r *server) RotateKeys(ctx context.Context, in *identityv1.RotateKeysReques
 	if err := admit(ctx, "RotateKeys"); err != nil {
 		return nil, err
 	}
-	ring, err := rotateKeysCommand.Call(ctx, r.s.opts.Commands, turn{in.GetForce()})
+	ring, err := rotateKeysCommand.Call(ctx, r.s.opts.Commands, rotation{in.GetForce()})
 	if err != nil {
 		return nil, err
 	}

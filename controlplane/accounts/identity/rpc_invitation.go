@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// invited admits a call about the caller's own invitations and returns the user.
-func invited(ctx context.Context, method string) (cloud.UserID, error) {
+// admitInvited admits a call about the caller's own invitations and returns the user.
+func admitInvited(ctx context.Context, method string) (cloud.UserID, error) {
 	if err := admit(ctx, method); err != nil {
 		return "", err
 	}
@@ -28,7 +28,7 @@ func invited(ctx context.Context, method string) (cloud.UserID, error) {
 }
 
 func (r *server) ListInvitations(ctx context.Context, in *identityv1.ListInvitationsRequest) (*identityv1.ListInvitationsResponse, error) {
-	user, err := invited(ctx, "ListInvitations")
+	user, err := admitInvited(ctx, "ListInvitations")
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (r *server) ListInvitations(ctx context.Context, in *identityv1.ListInvitat
 }
 
 func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvitationRequest) (*emptypb.Empty, error) {
-	user, err := invited(ctx, "AcceptInvitation")
+	user, err := admitInvited(ctx, "AcceptInvitation")
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func (r *server) AcceptInvitation(ctx context.Context, in *identityv1.AcceptInvi
 }
 
 func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineInvitationRequest) (*emptypb.Empty, error) {
-	user, err := invited(ctx, "DeclineInvitation")
+	user, err := admitInvited(ctx, "DeclineInvitation")
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,8 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 
 // answer runs a command that accepts or declines an invitation of the user.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do *command[answer, none]) (*emptypb.Empty, error) {
-	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline an offer.
+	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline
+	// an offer.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
 			WithReason(auth.TokenScope)

@@ -21,7 +21,7 @@ func (r *server) CreateUser(ctx context.Context, in *identityv1.CreateUserReques
 	if err := admit(ctx, "CreateUser"); err != nil {
 		return nil, err
 	}
-	return shown(createUserCommand.Call(ctx, r.s.opts.Commands, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
+	return userResponse(createUserCommand.Call(ctx, r.s.opts.Commands, newName{ID: cloud.UserID(in.GetId()), Name: in.GetName(), Home: cloud.OrgID(in.GetOrgId())}))
 }
 
 func (r *server) GetUser(ctx context.Context, in *identityv1.GetUserRequest) (*identityv1.User, error) {
@@ -57,14 +57,14 @@ func (r *server) DisableUser(ctx context.Context, in *identityv1.DisableUserRequ
 	if err := admit(ctx, "DisableUser"); err != nil {
 		return nil, err
 	}
-	return shown(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), true}))
+	return userResponse(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), true}))
 }
 
 func (r *server) EnableUser(ctx context.Context, in *identityv1.EnableUserRequest) (*identityv1.User, error) {
 	if err := admit(ctx, "EnableUser"); err != nil {
 		return nil, err
 	}
-	return shown(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), false}))
+	return userResponse(setDisabledCommand.Call(ctx, r.s.opts.Commands, newState{cloud.UserID(in.GetUserId()), false}))
 }
 
 func (r *server) DeleteUser(ctx context.Context, in *identityv1.DeleteUserRequest) (*emptypb.Empty, error) {
@@ -78,15 +78,15 @@ func (r *server) DeleteUser(ctx context.Context, in *identityv1.DeleteUserReques
 }
 
 func (r *server) SetPassword(ctx context.Context, in *identityv1.SetPasswordRequest) (*emptypb.Empty, error) {
-	if err := r.themselves(ctx, "SetPassword", in.GetUserId(), "may set only their own password"); err != nil {
+	if err := r.admitOwnUser(ctx, "SetPassword", in.GetUserId(), "may set only their own password"); err != nil {
 		return nil, err
 	}
 	if err := password.Check(in.GetPassword()); err != nil {
 		return nil, err
 	}
-	if caller := auth.CallerOf(ctx); !caller.Governs() {
-		q := ask{User: caller.User, Password: in.GetCurrentPassword(), Kind: token.User, Address: caller.Address}
-		if u, err := r.s.proven(ctx, q); err != nil {
+	if caller := auth.CallerOf(ctx); !caller.IsCloudAdmin() {
+		q := tokenRequest{User: caller.User, Password: in.GetCurrentPassword(), Kind: token.User, Address: caller.Address}
+		if u, err := r.s.authenticate(ctx, q); err != nil {
 			return nil, err
 		} else if u == nil {
 			return nil, fault.New(fault.PermissionDenied, "current_password is not your password; without one, ask an administrator")
@@ -117,7 +117,7 @@ func (r *server) LinkIdentity(ctx context.Context, in *identityv1.LinkIdentityRe
 	if err != nil {
 		return nil, err
 	}
-	return shown(linkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
+	return userResponse(linkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
 func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdentityRequest) (*identityv1.User, error) {
@@ -128,11 +128,11 @@ func (r *server) UnlinkIdentity(ctx context.Context, in *identityv1.UnlinkIdenti
 	if i.Provider == "" || i.Subject == "" {
 		return nil, fault.Invalid("identity", "provider and subject are required")
 	}
-	return shown(unlinkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
+	return userResponse(unlinkCommand.Call(ctx, r.s.opts.Commands, newIdentity{cloud.UserID(in.GetUserId()), i}))
 }
 
 func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
-	grant, err := granted(ctx, "BindRole", in.GetUserId(), in.GetBinding())
+	grant, err := admitGrant(ctx, "BindRole", in.GetUserId(), in.GetBinding())
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (r *server) BindRole(ctx context.Context, in *identityv1.BindRoleRequest) (
 }
 
 func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleRequest) (*emptypb.Empty, error) {
-	grant, err := granted(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
+	grant, err := admitGrant(ctx, "UnbindRole", in.GetUserId(), in.GetBinding())
 	if err != nil {
 		return nil, err
 	}
@@ -154,10 +154,10 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 	return &emptypb.Empty{}, nil
 }
 
-// granted admits a call that gives or takes a role, for the role's tenant, and returns the grant.
-func granted(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
+// admitGrant admits a call that gives or takes a role, for the role's tenant, and returns the grant.
+func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
-		if method != "UnbindRole" || !givesUp(auth.CallerOf(ctx), user, bindingFrom(b), err) {
+		if method != "UnbindRole" || !isOwnRole(auth.CallerOf(ctx), user, bindingFrom(b), err) {
 			return none, err
 		}
 	}
@@ -175,15 +175,15 @@ func granted(ctx context.Context, method, user string, b *identityv1.Binding) (n
 	}, nil
 }
 
-// givesUp reports whether a caller who was refused UnbindRole in a tenant may call it there nevertheless, to give up
+// isOwnRole reports whether a caller who was refused UnbindRole in a tenant may call it there nevertheless, to give up
 // the caller's own role. The caller must have the role, because the call counts for the budget of its org, which nobody
 // else may spend. A token limited to another tenant is still refused.
-func givesUp(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
+func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
 	f, ok := fault.From(refused)
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {
 		return false
 	}
-	return c != nil && c.Proven() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
+	return c != nil && c.Authenticated() && c.Proof != cloud.ProofDev && string(c.User) == user && slices.ContainsFunc(c.Bindings, b.Same)
 }
 
 func (r *server) ListBindings(ctx context.Context, in *identityv1.ListBindingsRequest) (*identityv1.ListBindingsResponse, error) {
@@ -261,7 +261,7 @@ func accountOnWire(u *principal.User) *identityv1.ServiceAccount {
 	return out
 }
 
-func shown(u principal.User, err error) (*identityv1.User, error) {
+func userResponse(u principal.User, err error) (*identityv1.User, error) {
 	if err != nil {
 		return nil, err
 	}

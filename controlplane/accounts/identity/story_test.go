@@ -31,13 +31,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// login is a caller's context, proven by a password.
+// login returns the context of a user who logged in with a password.
 func (w *world) login(user string) context.Context {
 	w.t.Helper()
-	return w.as(w.first, w.token(w.first, ask{User: cloud.UserID(user), Password: secret}))
+	return w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(user), Password: secret}))
 }
 
-// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or expires.
+// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or
+// expires.
 func TestServiceAccounts(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -55,13 +56,13 @@ func TestServiceAccounts(t *testing.T) {
 		err  error
 		says string
 	}{
-		"by a member":              {second(make(bob, "x", 0, "project:viewer")), "may not CreateServiceAccount"},
-		"twice":                    {second(make(ada, "deploy", 0, "project:viewer")), "has a service account called deploy"},
-		"with a role of an org":    {second(make(ada, "x", 0, "org:admin")), "not a role in a project"},
-		"with a role of the cloud": {second(make(ada, "x", 0, "system:admin")), "not a role in a project"},
-		"with none":                {second(make(ada, "x", 0)), "needs a role"},
-		"that is over":             {second(make(ada, "x", 1, "project:viewer")), "over already"},
-		"by a name that is none":   {second(make(ada, "X Y", 0, "project:viewer")), "name"},
+		"by a member":              {errOf(make(bob, "x", 0, "project:viewer")), "may not CreateServiceAccount"},
+		"twice":                    {errOf(make(ada, "deploy", 0, "project:viewer")), "has a service account called deploy"},
+		"with a role of an org":    {errOf(make(ada, "x", 0, "org:admin")), "not a role in a project"},
+		"with a role of the cloud": {errOf(make(ada, "x", 0, "system:admin")), "not a role in a project"},
+		"with none":                {errOf(make(ada, "x", 0)), "needs a role"},
+		"that is over":             {errOf(make(ada, "x", 1, "project:viewer")), "over already"},
+		"by a name that is none":   {errOf(make(ada, "X Y", 0, "project:viewer")), "name"},
 		"in another's project": {func() error {
 			_, err := r.CreateServiceAccount(eve, &identityv1.CreateServiceAccountRequest{OrgId: "acme", ProjectId: "web", Name: "x", Roles: []string{"project:viewer"}})
 			return err
@@ -79,7 +80,7 @@ func TestServiceAccounts(t *testing.T) {
 		t.Run(name, func(t *testing.T) { require.ErrorContains(t, c.err, c.says) })
 	}
 
-	text := w.token(w.first, ask{User: id, Password: made.GetSecret(), Org: "evil", Project: "lair"})
+	text := w.token(w.first, tokenRequest{User: id, Password: made.GetSecret(), Org: "evil", Project: "lair"})
 	caller, err := w.first.Verify(t.Context(), text)
 	require.NoError(t, err)
 	require.Equal(t, cloud.ProofAppCred, caller.Proof)
@@ -89,18 +90,18 @@ func TestServiceAccounts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = auth.Admit(ctx, "/vmcontroller.v1.VmService/CreateVm", "", "")
 	require.ErrorContains(t, err, "may not CreateVm")
-	_, proven, err := w.first.token(t.Context(), ask{User: id, Password: made.GetSecret() + "x"})
+	_, proven, err := w.first.token(t.Context(), tokenRequest{User: id, Password: made.GetSecret() + "x"})
 	require.NoError(t, err)
 	require.False(t, proven)
-	_, proven, err = w.first.token(t.Context(), ask{User: id, Password: made.GetSecret(), Kind: token.User})
+	_, proven, err = w.first.token(t.Context(), tokenRequest{User: id, Password: made.GetSecret(), Kind: token.User})
 	require.NoError(t, err)
 	require.False(t, proven, "it is no user")
 
-	long := w.token(w.first, ask{User: id, Password: made.GetSecret(), TTL: token.MaxTTL})
-	require.NoError(t, second(w.first.Verify(t.Context(), long)))
+	long := w.token(w.first, tokenRequest{User: id, Password: made.GetSecret(), TTL: token.MaxTTL})
+	require.NoError(t, errOf(w.first.Verify(t.Context(), long)))
 	w.wait(time.Hour)
-	require.ErrorContains(t, second(w.first.Verify(t.Context(), long)), "no longer valid", "a token of an account ends with the account")
-	_, proven, err = w.first.token(t.Context(), ask{User: id, Password: made.GetSecret()})
+	require.ErrorContains(t, errOf(w.first.Verify(t.Context(), long)), "no longer valid", "a token of an account ends with the account")
+	_, proven, err = w.first.token(t.Context(), tokenRequest{User: id, Password: made.GetSecret()})
 	require.NoError(t, err)
 	require.False(t, proven, "its time is over")
 	other, err := make(w.login("ada"), "other", 0, "project:member")
@@ -108,16 +109,17 @@ func TestServiceAccounts(t *testing.T) {
 	list, err := r.ListServiceAccounts(w.login("ada"), &identityv1.ListServiceAccountsRequest{})
 	require.NoError(t, err)
 	require.Len(t, list.GetAccounts(), 2)
-	text = w.token(w.first, ask{User: cloud.UserID(other.GetAccount().GetId()), Password: other.GetSecret()})
+	text = w.token(w.first, tokenRequest{User: cloud.UserID(other.GetAccount().GetId()), Password: other.GetSecret()})
 	_, err = r.DeleteServiceAccount(w.login("ada"), &identityv1.DeleteServiceAccountRequest{Id: other.GetAccount().GetId()})
 	require.NoError(t, err)
 	_, err = w.first.Verify(t.Context(), text)
 	require.ErrorContains(t, err, "no longer valid")
 }
 
-// TestAServiceAccountGivesNoAccess has a service account with the role project:admin call what gives access that would
-// outlive the account, or takes access away from others. It may do none of this, although users with that role may.
-func TestAServiceAccountGivesNoAccess(t *testing.T) {
+// TestServiceAccountCannotGrantAccess has a service account with the role project:admin call what gives access that
+// would outlive the account, or takes access away from others. It may do none of this, although users with that role
+// may.
+func TestServiceAccountCannotGrantAccess(t *testing.T) {
 	w := newWorld(t)
 	admin := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
 	w.user("ada", admin)
@@ -125,28 +127,28 @@ func TestAServiceAccountGivesNoAccess(t *testing.T) {
 	made, err := r.CreateServiceAccount(w.login("ada"), &identityv1.CreateServiceAccountRequest{Name: "ci", Roles: []string{"project:admin"}})
 	require.NoError(t, err)
 	id := made.GetAccount().GetId()
-	account := w.as(w.first, w.token(w.first, ask{User: cloud.UserID(id), Password: made.GetSecret()}))
+	account := w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(id), Password: made.GetSecret()}))
 	_, err = auth.Admit(account, createVM, "", "")
 	require.NoError(t, err, "the account may work in its project")
 	viewer := oneOnWire(cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "web"})
 	for name, call := range map[string]func(ctx context.Context) error{
 		"give a role": func(ctx context.Context) error {
-			return second(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer}))
+			return errOf(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer}))
 		},
 		"give itself a role": func(ctx context.Context) error {
-			return second(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: id, Binding: viewer}))
+			return errOf(r.BindRole(ctx, &identityv1.BindRoleRequest{UserId: id, Binding: viewer}))
 		},
 		"create an account": func(ctx context.Context) error {
-			return second(r.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{Name: "more", Roles: []string{"project:viewer"}}))
+			return errOf(r.CreateServiceAccount(ctx, &identityv1.CreateServiceAccountRequest{Name: "more", Roles: []string{"project:viewer"}}))
 		},
 		"set a user's password": func(ctx context.Context) error {
-			return second(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret}))
+			return errOf(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "ada", Password: "another one", CurrentPassword: secret}))
 		},
 		"set a password of its own": func(ctx context.Context) error {
-			return second(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: id, Password: "another one", CurrentPassword: made.GetSecret()}))
+			return errOf(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: id, Password: "another one", CurrentPassword: made.GetSecret()}))
 		},
 		"revoke a user's tokens": func(ctx context.Context) error {
-			return second(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+			return errOf(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
 		},
 	} {
 		err := call(account)
@@ -154,13 +156,13 @@ func TestAServiceAccountGivesNoAccess(t *testing.T) {
 	}
 	require.NoError(t, w.grant(w.login("ada"), "ada", cloud.Binding{Role: cloud.ProjectViewer, Org: "acme", Project: "web"}), "the user may")
 	w.user("mallory", evil)
-	err = second(r.RevokeTokens(w.login("mallory"), &identityv1.RevokeTokensRequest{UserId: id}))
+	err = errOf(r.RevokeTokens(w.login("mallory"), &identityv1.RevokeTokensRequest{UserId: id}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of another org revokes the account's tokens: %v", err)
 }
 
-// TestTheSecretOfAnAccountIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has
-// no secret: only the first shows the secret, and the records do not keep an answer that has one.
-func TestTheSecretOfAnAccountIsShownOnce(t *testing.T) {
+// TestAccountSecretIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has no
+// secret: only the first shows the secret, and the records do not keep an answer that has one.
+func TestAccountSecretIsShownOnce(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
 	ada := w.login("ada")
@@ -174,10 +176,10 @@ func TestTheSecretOfAnAccountIsShownOnce(t *testing.T) {
 	require.Empty(t, again.GetSecret())
 }
 
-func second[A any](_ A, err error) error { return err }
+func errOf[A any](_ A, err error) error { return err }
 
-// What ends a token ends it on every member; what is another's stays.
-func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
+// Everything that revokes a token revokes it on every member. Tokens of others stay valid.
+func TestRevocationAppliesOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
 	r := &server{s: w.first}
@@ -185,27 +187,27 @@ func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
 	w.user("bob", member)
 	for name, end := range map[string]func(ctx context.Context, text string) error{
 		"revoked by its holder": func(ctx context.Context, text string) error {
-			return second(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
+			return errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text}))
 		},
 		"revoked by its id": func(ctx context.Context, _ string) error {
-			return second(r.RevokeToken(w.admin(), &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(ctx).TokenID}))
+			return errOf(r.RevokeToken(w.admin(), &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(ctx).TokenID}))
 		},
 		"all revoked by themselves": func(ctx context.Context, _ string) error {
-			return second(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+			return errOf(r.RevokeTokens(ctx, &identityv1.RevokeTokensRequest{UserId: "ada"}))
 		},
 		"disabled": func(context.Context, string) error {
-			return errors.Join(second(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: "ada"})),
-				second(r.EnableUser(w.admin(), &identityv1.EnableUserRequest{UserId: "ada"})))
+			return errors.Join(errOf(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: "ada"})),
+				errOf(r.EnableUser(w.admin(), &identityv1.EnableUserRequest{UserId: "ada"})))
 		},
 		"the key revoked": func(context.Context, string) error {
 			ring, err := r.ListKeys(w.admin(), &identityv1.ListKeysRequest{})
 			if err != nil {
 				return err
 			}
-			return second(r.RevokeKey(w.admin(), &identityv1.RevokeKeyRequest{KeyId: ring.GetKeys()[0].GetId()}))
+			return errOf(r.RevokeKey(w.admin(), &identityv1.RevokeKeyRequest{KeyId: ring.GetKeys()[0].GetId()}))
 		},
 		"deleted and made again": func(context.Context, string) error {
-			if err := second(r.DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})); err != nil {
+			if err := errOf(r.DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: "ada"})); err != nil {
 				return err
 			}
 			w.user("ada", member)
@@ -213,8 +215,8 @@ func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			text := w.token(w.first, ask{User: "ada", Password: secret})
-			theirs := w.token(w.first, ask{User: "bob", Password: secret})
+			text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+			theirs := w.token(w.first, tokenRequest{User: "bob", Password: secret})
 			ctx := w.as(other, text)
 			require.NoError(t, end(ctx, text))
 			for _, s := range []*Service{w.first, other} {
@@ -225,25 +227,25 @@ func TestWhatEndsATokenEndsItEverywhere(t *testing.T) {
 					require.NoError(t, err)
 				}
 			}
-			again := w.token(other, ask{User: "ada", Password: secret})
+			again := w.token(other, tokenRequest{User: "ada", Password: secret})
 			_, err := w.first.Verify(t.Context(), again)
 			require.NoError(t, err, "a new one is good")
 		})
 	}
 	bob := w.login("bob")
-	err := second(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(w.login("ada")).TokenID}))
+	err := errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{TokenId: auth.CallerOf(w.login("ada")).TokenID}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
-	err = second(r.RevokeTokens(bob, &identityv1.RevokeTokensRequest{UserId: "ada"}))
+	err = errOf(r.RevokeTokens(bob, &identityv1.RevokeTokensRequest{UserId: "ada"}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
-	require.NoError(t, second(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{Token: "garbage"})), "what is worth nothing is over already")
+	require.NoError(t, errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{Token: "garbage"})), "what is worth nothing is over already")
 }
 
-// A denial is kept as long as its token could be good, and no longer.
-func TestDenialsAreForgotten(t *testing.T) {
+// A denial is stored until its token has expired on every member, and no longer.
+func TestDenialsExpire(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret, TTL: 60})
-	require.NoError(t, second((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret, TTL: 60})
+	require.NoError(t, errOf((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
 	kept := func() (n int) {
 		require.NoError(t, w.first.Tend(t.Context()))
 		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
@@ -259,13 +261,13 @@ func TestDenialsAreForgotten(t *testing.T) {
 	require.Equal(t, 0, kept())
 }
 
-// cut is a proposer whose member is cut off from the others.
-type cut struct {
+// partitionedProposer is a Proposer whose member a test can isolate.
+type partitionedProposer struct {
 	*store.Direct
 	off atomic.Bool
 }
 
-func (c *cut) ReadIndex(ctx context.Context) error {
+func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	if c.off.Load() {
 		<-ctx.Done()
 		return ctx.Err()
@@ -273,19 +275,19 @@ func (c *cut) ReadIndex(ctx context.Context) error {
 	return c.Direct.ReadIndex(ctx)
 }
 
-// Behind a partition a member believes what it knows for less than a second, and then nobody.
-func TestBehindAPartitionNobodyIsBelieved(t *testing.T) {
+// An isolated member accepts tokens by its own records for less than a second, and then refuses all.
+func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	wire := &cut{Direct: w.direct}
+	wire := &partitionedProposer{Direct: w.direct}
 	now := func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }
 	far := w.member(0, false)
 	far.opts.Store = store.New(store.Options{Engine: w.engine, Proposer: wire, PageKey: make([]byte, 32), Now: now})
-	text := w.token(w.first, ask{User: "ada", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
 	verify := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		return second(far.Verify(ctx, text))
+		return errOf(far.Verify(ctx, text))
 	}
 	require.NoError(t, verify())
 	wire.off.Store(true)
@@ -300,19 +302,19 @@ func TestBehindAPartitionNobodyIsBelieved(t *testing.T) {
 	require.NoError(t, verify())
 }
 
-// A member whose clock is far from the others' says so, instead of judging dates.
-func TestAWrongClockIsSaid(t *testing.T) {
+// A member whose clock is far from the others' refuses with a message about its clock, instead of checking dates.
+func TestWrongClockIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
 	for _, ahead := range []time.Duration{0, time.Minute, -time.Minute, MaxSkew} {
 		w.skew = ahead
-		require.NoError(t, second(w.first.Verify(t.Context(), text)))
+		require.NoError(t, errOf(w.first.Verify(t.Context(), text)))
 	}
 	for ahead, says := range map[time.Duration]string{10 * time.Minute: "10m0s ahead of the others'", -10 * time.Minute: "10m0s behind the others'"} {
 		w.skew = ahead
-		for _, err := range []error{second(w.first.Verify(t.Context(), text)), func() error {
-			_, _, err := w.first.token(t.Context(), ask{User: "ada", Password: secret})
+		for _, err := range []error{errOf(w.first.Verify(t.Context(), text)), func() error {
+			_, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret})
 			return err
 		}()} {
 			require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
@@ -322,16 +324,16 @@ func TestAWrongClockIsSaid(t *testing.T) {
 	w.skew = 0
 	early := w.member(10*time.Minute, false)
 	early.opts.Skew = nil // it has not heard the others yet
-	ahead := w.token(early, ask{User: "ada", Password: secret})
-	err := second(w.first.Verify(t.Context(), ahead))
+	ahead := w.token(early, tokenRequest{User: "ada", Password: secret})
+	err := errOf(w.first.Verify(t.Context(), ahead))
 	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
 	require.ErrorContains(t, err, "the clock of this member or of the one that made it is wrong")
-	near := w.token(w.member(time.Minute, false), ask{User: "ada", Password: secret})
-	require.NoError(t, second(w.first.Verify(t.Context(), near)))
+	near := w.token(w.member(time.Minute, false), tokenRequest{User: "ada", Password: secret})
+	require.NoError(t, errOf(w.first.Verify(t.Context(), near)))
 }
 
-// published serves discovery as the program does.
-func (w *world) published(t *testing.T, s *Service) string {
+// rawResponse serves discovery as the program does.
+func (w *world) rawResponse(t *testing.T, s *Service) string {
 	r := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	s.Routes(r, false)
 	server := httptest.NewServer(r)
@@ -340,24 +342,24 @@ func (w *world) published(t *testing.T, s *Service) string {
 	return server.URL
 }
 
-// A program of others checks our tokens with what discovery tells it alone, and while keys rotate under load neither it
-// nor any member ever refuses a good one.
-func TestForeignersAndRotation(t *testing.T) {
+// A program that knows only the discovery document verifies tokens. While keys are rotated under load, neither the
+// program nor any member refuses a valid token.
+func TestExternalVerifierDuringRotation(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	other := w.member(0, false)
-	issuer := w.published(t, w.first)
+	issuer := w.rawResponse(t, w.first)
 	provider, err := oidc.NewProvider(t.Context(), issuer)
 	require.NoError(t, err)
 	foreign := provider.Verifier(&oidc.Config{ClientID: token.Audience, Now: func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.at }})
 
-	text := w.token(w.first, ask{User: "ada", Password: secret})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
 	id, err := foreign.Verify(t.Context(), text)
 	require.NoError(t, err)
 	require.Equal(t, "ada", id.Subject)
-	var said struct{ Kind, Scope, Proof string }
-	require.NoError(t, id.Claims(&said))
-	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, said)
+	var claims struct{ Kind, Scope, Proof string }
+	require.NoError(t, id.Claims(&claims))
+	require.Equal(t, struct{ Kind, Scope, Proof string }{"user", "system", "password"}, claims)
 	_, err = foreign.Verify(t.Context(), text[:len(text)-4]+"AAAA")
 	require.Error(t, err)
 	host := w.hostToken(cloud.Tenant{})
@@ -388,8 +390,8 @@ func TestForeignersAndRotation(t *testing.T) {
 				}
 				// Signed directly: trying a password each time would take longer than all the rest.
 				fresh, err := w.first.issue(t.Context(), proven, time.Hour)
-				if !checkNo(t, err) || !checkNo(t, second(other.Verify(t.Context(), fresh.text))) ||
-					!checkNo(t, second(foreign.Verify(t.Context(), fresh.text))) {
+				if !checkNo(t, err) || !checkNo(t, errOf(other.Verify(t.Context(), fresh.text))) ||
+					!checkNo(t, errOf(foreign.Verify(t.Context(), fresh.text))) {
 					return
 				}
 				checks.Add(1)
@@ -405,8 +407,8 @@ func TestForeignersAndRotation(t *testing.T) {
 	}
 	close(done)
 	load.Wait()
-	require.NoError(t, second(other.Verify(t.Context(), w.token(w.first, ask{User: "ada", Password: secret}))))
-	err = second((&server{s: w.first}).RotateKeys(w.admin(), &identityv1.RotateKeysRequest{}))
+	require.NoError(t, errOf(other.Verify(t.Context(), w.token(w.first, tokenRequest{User: "ada", Password: secret}))))
+	err = errOf((&server{s: w.first}).RotateKeys(w.admin(), &identityv1.RotateKeysRequest{}))
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 }
 
@@ -425,19 +427,19 @@ func TestAudit(t *testing.T) {
 	var work sync.WaitGroup
 	work.Go(func() { w.first.opts.Audit.Run(ctx) })
 	w.user("ada", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
-	_, proven, err := w.first.token(t.Context(), ask{User: "ada", Password: "guess guess", Address: "192.0.2.1:1"})
+	_, proven, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: "guess guess", Address: "192.0.2.1:1"})
 	require.NoError(t, err)
 	require.False(t, proven)
-	text := w.token(w.first, ask{User: "ada", Password: secret, Address: "192.0.2.1:1"})
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret, Address: "192.0.2.1:1"})
 	ada := w.as(w.first, text)
 	auth.CallerOf(ada).RequestID = "11111111-1111-4111-8111-111111111111"
 	r := &server{s: w.first}
-	require.NoError(t, second(r.CreateProject(ada, &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
+	require.NoError(t, errOf(r.CreateProject(ada, &identityv1.CreateProjectRequest{Id: "web", OrgId: "acme"})))
 	for range 3 {
-		err := second(r.CreateUser(ada, &identityv1.CreateUserRequest{Id: "x"}))
+		err := errOf(r.CreateUser(ada, &identityv1.CreateUserRequest{Id: "x"}))
 		f, ok := fault.From(err)
 		require.True(t, ok)
-		auth.Report(w.first.opts.Audit, auth.CallerOf(ada), service+"CreateUser", f, "", "")
+		auth.ReportFailure(w.first.opts.Audit, auth.CallerOf(ada), service+"CreateUser", f, "", "")
 	}
 	cancel()
 	work.Wait()
@@ -453,9 +455,9 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	all := list(&identityv1.ListAuditRecordsRequest{})
-	said := map[string]int{}
+	counts := map[string]int{}
 	for i, a := range all {
-		said[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
+		counts[fmt.Sprintf("%s %s %s", a.GetPrincipal(), a.GetMethod()[len(service):], a.GetOutcome())]++
 		require.NotContains(t, a.String(), secret)
 		require.NotContains(t, a.String(), "guess")
 		require.NotContains(t, a.String(), text)
@@ -466,7 +468,7 @@ func TestAudit(t *testing.T) {
 	require.Equal(t, map[string]int{
 		"admin CreateUser OK": 1, "admin SetPassword OK": 1, "admin CreateOrg OK": 1, "admin BindRole OK": 1,
 		" IssueToken UNAUTHENTICATED": 1, "ada IssueToken OK": 1, "ada CreateProject OK": 1, "ada CreateUser PERMISSION_DENIED": 1,
-	}, said)
+	}, counts)
 	refused := list(&identityv1.ListAuditRecordsRequest{Outcome: audit.Refused, Principal: "ada"})
 	require.Len(t, refused, 1)
 	require.EqualValues(t, 2, refused[0].GetSuppressed(), "like ones are one record")
@@ -487,7 +489,7 @@ func TestAudit(t *testing.T) {
 	w.user("eve", lair)
 	require.NotEmpty(t, list(&identityv1.ListAuditRecordsRequest{OrgId: "evil", ProjectId: "lair"}), "system:admin sees records of the project")
 	for _, at := range []cloud.Tenant{{}, {Org: "evil"}, {Org: "evil", Project: "lair"}, {Project: "lair"}, {Project: "web"}} {
-		err := second(r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{OrgId: string(at.Org), ProjectId: string(at.Project)}))
+		err := errOf(r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{OrgId: string(at.Org), ProjectId: string(at.Project)}))
 		require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of acme reads the audit of %q: %v", at, err)
 	}
 	foreign, err := r.ListAuditRecords(ada, &identityv1.ListAuditRecordsRequest{OrgId: "acme", ProjectId: "lair"})
@@ -498,9 +500,9 @@ func TestAudit(t *testing.T) {
 	require.Empty(t, list(&identityv1.ListAuditRecordsRequest{}))
 }
 
-// TestWhoRulesWhat gives roles, sets quotas and deletes projects as administrators of an org, of a project and of another
-// org: each acts within their own org or project only, and gives no role above their own.
-func TestWhoRulesWhat(t *testing.T) {
+// TestRolesGrantPermissions gives roles, sets quotas and deletes projects as administrators of an org, of a project and
+// of another org: each acts within their own org or project only, and gives no role above their own.
+func TestRolesGrantPermissions(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
 	w.user("pam", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -508,7 +510,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"})
 	r := &server{s: w.first}
 	bind := func(who string, b cloud.Binding) error {
-		return second(r.BindRole(w.login(who), &identityv1.BindRoleRequest{UserId: "bob", Binding: oneOnWire(b)}))
+		return errOf(r.BindRole(w.login(who), &identityv1.BindRoleRequest{UserId: "bob", Binding: oneOnWire(b)}))
 	}
 	in := func(role cloud.Role, org cloud.OrgID, project cloud.ProjectID) cloud.Binding {
 		return cloud.Binding{Role: role, Org: org, Project: project}
@@ -545,12 +547,12 @@ func TestWhoRulesWhat(t *testing.T) {
 		require.Equal(t, c.ok, err == nil, "%s %v: %v", c.who, c.b, err)
 		require.True(t, c.ok || fault.Is(err, c.kind), "%s %v: %v", c.who, c.b, err)
 	}
-	scoped := w.as(w.first, w.token(w.first, ask{User: "root", Password: secret, Org: "acme", Project: "web"}))
-	err := second(r.CreateProject(scoped, &identityv1.CreateProjectRequest{Id: "more", OrgId: "acme"}))
+	scoped := w.as(w.first, w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"}))
+	err := errOf(r.CreateProject(scoped, &identityv1.CreateProjectRequest{Id: "more", OrgId: "acme"}))
 	require.ErrorContains(t, err, "limited to acme/web", "a token of a project reaches no further")
 
-	require.True(t, fault.Is(second(r.GetProject(w.login("eve"), &identityv1.GetProjectRequest{Id: "web"})), fault.NotFound))
-	require.True(t, fault.Is(second(r.GetOrg(w.login("eve"), &identityv1.GetOrgRequest{Id: "acme"})), fault.NotFound))
+	require.True(t, fault.Is(errOf(r.GetProject(w.login("eve"), &identityv1.GetProjectRequest{Id: "web"})), fault.NotFound))
+	require.True(t, fault.Is(errOf(r.GetOrg(w.login("eve"), &identityv1.GetOrgRequest{Id: "acme"})), fault.NotFound))
 	seen, err := r.ListProjects(w.login("pam"), &identityv1.ListProjectsRequest{})
 	require.NoError(t, err)
 	require.Len(t, seen.GetProjects(), 1)
@@ -561,7 +563,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, grants.GetGrants(), 5)
 
-	err = second(r.SetQuota(w.login("root"), &identityv1.SetQuotaRequest{OrgId: "acme", ProjectId: "web"}))
+	err = errOf(r.SetQuota(w.login("root"), &identityv1.SetQuotaRequest{OrgId: "acme", ProjectId: "web"}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 	two := uint64(2)
 	got, err := r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{ProjectId: "web", Quota: &identityv1.Quota{Vms: &two}})
@@ -569,7 +571,7 @@ func TestWhoRulesWhat(t *testing.T) {
 	require.EqualValues(t, 2, got.GetQuota().GetVms())
 	require.Nil(t, got.GetQuota().Vcpus)
 	require.Equal(t, "acme", got.GetOrgId())
-	require.True(t, fault.Is(second(r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{OrgId: "evil", ProjectId: "web"})), fault.NotFound))
+	require.True(t, fault.Is(errOf(r.SetQuota(w.admin(), &identityv1.SetQuotaRequest{OrgId: "evil", ProjectId: "web"})), fault.NotFound))
 
 	w.first.opts.Holds = []func(store.Reader, cloud.Tenant) error{func(_ store.Reader, t cloud.Tenant) error {
 		if t.Project == "" {
@@ -578,7 +580,7 @@ func TestWhoRulesWhat(t *testing.T) {
 		return fault.New(fault.FailedPrecondition, "project web has a wallet: close it first")
 	}}
 	remove := func(who string, org string) error {
-		return second(r.DeleteProject(w.login(who), &identityv1.DeleteProjectRequest{Id: "web", OrgId: org}))
+		return errOf(r.DeleteProject(w.login(who), &identityv1.DeleteProjectRequest{Id: "web", OrgId: org}))
 	}
 	require.True(t, fault.Is(remove("pam", "acme"), fault.PermissionDenied))
 	require.True(t, fault.Is(remove("eve", "evil"), fault.NotFound))
@@ -589,8 +591,8 @@ func TestWhoRulesWhat(t *testing.T) {
 	require.ErrorContains(t, err, "no role in any project", "a role goes with what it is for")
 }
 
-// Names are taken from anybody only so fast.
-func TestNamesAreBounded(t *testing.T) {
+// The registration of names by unauthenticated callers is rate-limited.
+func TestRegistrationIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	w.first.Routes(handler, false)
@@ -609,34 +611,34 @@ func TestNamesAreBounded(t *testing.T) {
 	require.Equal(t, map[int]int{201: 20, 500: 20}, codes)
 }
 
-// Users set their own password with the one that they have, and give up what others bound them to.
-func TestOnesOwn(t *testing.T) {
+// Users set their own password with the current one, and give up roles that others gave them.
+func TestUsersManageThemselves(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
 	w.user("eve", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
 	r := &server{s: w.first}
 	set := func(ctx context.Context, user, current string) error {
-		return second(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: user, Password: "another one", CurrentPassword: current}))
+		return errOf(r.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: user, Password: "another one", CurrentPassword: current}))
 	}
 	for _, current := range []string{"", "guess guess"} {
 		err := set(w.login("ada"), "ada", current)
 		require.True(t, fault.Is(err, fault.PermissionDenied), "a token alone is not enough: %v", err)
 	}
 	require.NoError(t, set(w.login("ada"), "ada", secret))
-	require.NoError(t, second(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "ada", Password: secret})))
+	require.NoError(t, errOf(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: "ada", Password: secret})))
 	scoped := w.as(w.first, w.hostToken(tenant.Default))
 	require.True(t, fault.Is(set(scoped, "ada", ""), fault.PermissionDenied), "an administrator's token of a project rules that project")
 
 	lair := cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"}
-	require.NoError(t, second(r.BindRole(w.login("eve"), &identityv1.BindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
-	require.NoError(t, second(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.BindRole(w.login("eve"), &identityv1.BindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.AcceptInvitation(w.login("ada"), &identityv1.AcceptInvitationRequest{Binding: oneOnWire(lair)})))
 	at, err := auth.Admit(w.login("ada"), "/vmcontroller.v1.VmService/GetVm", "evil", "lair")
 	require.NoError(t, err)
 	require.Equal(t, cloud.Tenant{Org: "evil", Project: "lair"}, at)
-	require.NoError(t, second(r.UnbindRole(w.login("ada"), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
+	require.NoError(t, errOf(r.UnbindRole(w.login("ada"), &identityv1.UnbindRoleRequest{UserId: "ada", Binding: oneOnWire(lair)})))
 	_, err = auth.Admit(w.login("ada"), "/vmcontroller.v1.VmService/GetVm", "evil", "lair")
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
-	err = second(r.UnbindRole(w.login("ada"), &identityv1.UnbindRoleRequest{UserId: "eve", Binding: oneOnWire(cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})}))
+	err = errOf(r.UnbindRole(w.login("ada"), &identityv1.UnbindRoleRequest{UserId: "eve", Binding: oneOnWire(cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})}))
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
@@ -646,7 +648,7 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
 	register := func(id cloud.UserID) {
-		require.NoError(t, second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: id, Name: "Squatter", Open: true})))
+		require.NoError(t, errOf(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: id, Name: "Squatter", Open: true})))
 	}
 	create := func(id string) (*identityv1.User, error) {
 		return r.CreateUser(w.admin(), &identityv1.CreateUserRequest{Id: id, Name: "Ada Lovelace"})
@@ -658,14 +660,14 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	require.Equal(t, []any{"Ada Lovelace", w.at.UnixMilli(), false}, []any{u.GetName(), u.GetCreatedAt(), u.GetRegistered()})
 	_, err = create("ada")
 	require.True(t, fault.Is(err, fault.AlreadyExists), "an administrator made it: %v", err)
-	require.True(t, fault.Is(second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "ada", Open: true})), fault.AlreadyExists))
+	require.True(t, fault.Is(errOf(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: "ada", Open: true})), fault.AlreadyExists))
 
 	for id, give := range map[string]func(id string) error{
 		"with-password": func(id string) error {
-			return second(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: id, Password: secret}))
+			return errOf(r.SetPassword(w.admin(), &identityv1.SetPasswordRequest{UserId: id, Password: secret}))
 		},
 		"disabled": func(id string) error {
-			return second(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: id}))
+			return errOf(r.DisableUser(w.admin(), &identityv1.DisableUserRequest{UserId: id}))
 		},
 	} {
 		register(cloud.UserID(id))
@@ -673,7 +675,7 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 		_, err = create(id)
 		require.True(t, fault.Is(err, fault.AlreadyExists), "%s: %v", id, err)
 	}
-	require.True(t, fault.Is(second(create("admin")), fault.AlreadyExists))
+	require.True(t, fault.Is(errOf(create("admin")), fault.AlreadyExists))
 	require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
 		count, err := openNames.Get(v, "all")
 		require.EqualValues(t, 2, *count, "the name that was created anew makes room for another")
@@ -681,8 +683,8 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	}))
 }
 
-// A name that anybody registered makes room for another when it is deleted.
-func TestOpenNamesAreCounted(t *testing.T) {
+// Deleting a name that an unauthenticated caller registered makes room for another.
+func TestRegisteredNamesAreCounted(t *testing.T) {
 	w := newWorld(t)
 	count := func() (n uint64) {
 		require.NoError(t, w.first.opts.Store.Local(func(v *store.View) error {
@@ -695,12 +697,12 @@ func TestOpenNamesAreCounted(t *testing.T) {
 		return n
 	}
 	for _, name := range []cloud.UserID{"a", "b"} {
-		require.NoError(t, second(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: name, Open: true})))
+		require.NoError(t, errOf(createUserCommand.Call(t.Context(), w.first.opts.Commands, newName{ID: name, Open: true})))
 	}
 	w.user("ada")
 	require.EqualValues(t, 2, count())
 	for _, name := range []string{"a", "ada"} {
-		require.NoError(t, second((&server{s: w.first}).DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: name})))
+		require.NoError(t, errOf((&server{s: w.first}).DeleteUser(w.admin(), &identityv1.DeleteUserRequest{UserId: name})))
 	}
 	require.EqualValues(t, 1, count())
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Clocks may be apart when a token begins. It ends when it says, to the millisecond.
-func TestATokenEndsWhenItSays(t *testing.T) {
+// A token is accepted although the clocks differ at its beginning. It expires at its exp claim, to the millisecond.
+func TestTokenExpiry(t *testing.T) {
 	w := newWorld(t)
-	for _, text := range []string{w.token(w.first, ask{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
+	for _, text := range []string{w.token(w.first, tokenRequest{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
 		c, err := w.first.Verify(t.Context(), text)
 		require.NoError(t, err)
 		left := time.UnixMilli(c.Expires).Sub(w.at)
@@ -38,17 +38,17 @@ func TestATokenEndsWhenItSays(t *testing.T) {
 	}
 }
 
-// What IssueToken and the REST answer say of the end is what the token says.
-func TestTheEndThatIsToldIsTheTokens(t *testing.T) {
+// IssueToken and the REST response report the expiry that the token has.
+func TestReportedExpiryMatchesTheToken(t *testing.T) {
 	w := newWorld(t)
-	out, _, err := w.first.token(t.Context(), ask{User: "ada", TTL: 10})
+	out, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", TTL: 10})
 	require.NoError(t, err)
 	c, err := w.first.Verify(t.Context(), out.text)
 	require.NoError(t, err)
 	require.Equal(t, c.Expires, out.expires.UnixMilli())
 }
 
-// forgery makes tokens by hand.
+// forgery builds tokens by hand.
 type forgery struct {
 	alg    jose.SignatureAlgorithm
 	key    any
@@ -96,7 +96,7 @@ func TestForgedTokens(t *testing.T) {
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
 	elsewhere := clusterkey.Generate()
-	// unproven is an unauthenticated token made by hand, with one change.
+	// unproven returns a handmade unauthenticated token with one change.
 	unproven := func(change func(*token.Claims)) forgery {
 		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
 			c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
@@ -219,8 +219,8 @@ func TestForgedTokens(t *testing.T) {
 	}
 }
 
-// plusOrder adds the order L of edwards25519 (RFC 8032) to the scalar of a signature. The sum satisfies the equation of the
-// signature; a verifier that accepts it has not checked that the scalar is less than L.
+// plusOrder adds the order L of edwards25519 (RFC 8032) to the scalar of a signature. The sum satisfies the equation of
+// the signature; a verifier that accepts it has not checked that the scalar is less than L.
 func plusOrder(signature []byte) []byte {
 	order, ok := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989", 10)
 	if !ok {
@@ -239,12 +239,12 @@ func plusOrder(signature []byte) []byte {
 func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
-	text := w.token(w.first, ask{User: "ada", Password: secret})
-	require.NoError(t, second((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
+	text := w.token(w.first, tokenRequest{User: "ada", Password: secret})
+	require.NoError(t, errOf((&server{s: w.first}).RevokeToken(w.as(w.first, text), &identityv1.RevokeTokenRequest{Token: text})))
 	parts := strings.Split(text, ".")
 	last := parts[2][len(parts[2])-1]
 	spellings := []string{text, text + "\n", parts[0] + ".\n" + parts[1] + "." + parts[2]}
-	// The last character of a signature of 64 bytes has four bits that mean nothing.
+	// The last character of an encoded 64-byte signature has four unused bits.
 	for _, c := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" {
 		if byte(c) != last {
 			spellings = append(spellings, text[:len(text)-1]+string(c))
@@ -256,10 +256,10 @@ func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	}
 }
 
-// Whatever the text, Verify says who it is or that it is nobody, and never that it is somebody else.
+// For any text, Verify returns the caller of a valid token or an error, and never another caller.
 func FuzzVerify(f *testing.F) {
 	w := newWorld(f)
-	good := w.token(w.first, ask{User: "ada"})
+	good := w.token(w.first, tokenRequest{User: "ada"})
 	f.Add(good)
 	f.Add(good[:len(good)/2])
 	f.Add("a.b.c")

@@ -50,7 +50,7 @@ func (s *Service) skewed() error {
 	if ahead < 0 {
 		where = "behind"
 	}
-	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before tokens can be issued or judged here",
+	return fault.New(fault.Unavailable, "this member's clock is %s %s the others': it must be set before this member can issue or verify tokens",
 		ahead.Abs().Round(time.Second), where).WithReason("CLOCK_SKEW")
 }
 
@@ -64,13 +64,13 @@ func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error
 	defer cancel()
 	caller, err := s.verify(ctx, text)
 	if err != nil && ctx.Err() != nil {
-		return nil, fault.New(fault.Unavailable, "the token cannot be judged: this member does not reach the others").MayRetry().Because(err)
+		return nil, fault.New(fault.Unavailable, "the token cannot be verified: this member does not reach the others").MayRetry().Because(err)
 	}
 	return caller, err
 }
 
 func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error) {
-	j, err := s.judged(text)
+	j, err := s.newCheck(text)
 	if err != nil {
 		return nil, err
 	}
@@ -78,14 +78,15 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
-		// This member's records may lag behind those of the member that made the token or the key, or that bound the role.
+		// This member's records may lag behind those of the member that made the token or the key, or that bound the
+		// role.
 		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
 		if _, ok := fault.From(err); ok {
 			return nil, err
 		}
-		return nil, fmt.Errorf("judge a token: %w", err)
+		return nil, fmt.Errorf("verify a token: %w", err)
 	}
 	if err := j.verdict(s, caller, s.now()); err != nil {
 		return nil, err
@@ -93,8 +94,8 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	return caller, nil
 }
 
-// judgement holds the state of a token's verification.
-type judgement struct {
+// tokenCheck holds the state of a token's verification.
+type tokenCheck struct {
 	sum    [32]byte
 	parsed *token.Parsed
 	kid    string
@@ -105,9 +106,9 @@ type judgement struct {
 	denied bool
 }
 
-// judged returns the initial judgement of a token: parsed, or with the cached claims of the same text.
-func (s *Service) judged(text string) (*judgement, error) {
-	j := &judgement{sum: sha256.Sum256([]byte(text))}
+// newCheck returns the initial check of a token: parsed, or with the cached claims of the same text.
+func (s *Service) newCheck(text string) (*tokenCheck, error) {
+	j := &tokenCheck{sum: sha256.Sum256([]byte(text))}
 	if known, ok := s.checked.Get(j.sum); ok {
 		j.kid, j.claims = known.kid, known.claims
 		return j, nil
@@ -122,7 +123,7 @@ func (s *Service) judged(text string) (*judgement, error) {
 
 // look reads the records that decide whether a token is valid, as of one revision: the key, the holder, the scope, and
 // whether the token is revoked. Missing records leave their fields unset.
-func (j *judgement) look(v *store.View, s *Service, caller *cloud.Caller) error {
+func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	if j.claims == nil {
 		known, err := j.checkSignature(v, s)
 		if err != nil || !known {
@@ -157,7 +158,7 @@ func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyri
 }
 
 // checkSignature verifies a token's signature and sets its claims. known is false if this member does not know the key.
-func (j *judgement) checkSignature(v *store.View, s *Service) (known bool, err error) {
+func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err error) {
 	public, key, err := publicKey(v, s, j.kid)
 	if err != nil || public == nil {
 		return false, err
@@ -228,7 +229,7 @@ func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(
 		return t, err
 	}
 	holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
-	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.Reaches(cloud.Tenant{Org: p.Org, Project: t.Project}) {
+	if p != nil && actsIn(p) && (t.Org == "" || t.Org == p.Org) && holder.HasRoleIn(cloud.Tenant{Org: p.Org, Project: t.Project}) {
 		return cloud.Tenant{Org: p.Org, Project: t.Project}, nil
 	}
 	return cloud.Tenant{Project: t.Project}, nil
@@ -273,12 +274,12 @@ func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err er
 
 // keyKnown reports whether the token's key ID is that of a signing key or of one of the two keys derived from the
 // cluster key.
-func (j *judgement) keyKnown() bool {
+func (j *tokenCheck) keyKnown() bool {
 	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
 }
 
 // behind reports whether newer records might make the token valid or give it more access.
-func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
+func (j *tokenCheck) behind(s *Service, caller *cloud.Caller) bool {
 	if !j.keyKnown() {
 		return keyring.Possible(j.kid) && s.unknown.Allow()
 	}
@@ -290,7 +291,7 @@ func (j *judgement) behind(s *Service, caller *cloud.Caller) bool {
 }
 
 // verdict returns an error unless the token is valid now, according to the records that look read.
-func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
+func (j *tokenCheck) verdict(s *Service, caller *cloud.Caller, now time.Time) error {
 	if !j.keyKnown() {
 		return token.NotValid()
 	}
@@ -310,7 +311,7 @@ func (j *judgement) verdict(s *Service, caller *cloud.Caller, now time.Time) err
 	u := j.user
 	switch {
 	case u == nil && c.Proof == cloud.ProofHostKey:
-		return settingUp() // the administrator is never deleted
+		return errSettingUp() // the administrator is never deleted
 	case u == nil, j.denied && !mutant.On(mutant.IgnoreRevocation), u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
 		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch:
 		return token.Ended()

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ticking is a world whose clock the test moves, with the org evil beside acme.
+// ticking returns a world whose clock the test sets, with the orgs acme and evil.
 func ticking(t *testing.T) (*world, *time.Time) {
 	at := time.UnixMilli(1_800_000_000_000)
 	w := &world{t, storetest.Memory(t, func() time.Time { return at })}
@@ -40,7 +40,7 @@ func (w *world) records() (n int) {
 
 // The org of a deleted project may use its ID again, for a project that is another incarnation, even in the same
 // millisecond.
-func TestADeletedIDIsUsedAgainByItsOrg(t *testing.T) {
+func TestDeletedIDCanBeUsedByItsOrg(t *testing.T) {
 	w, _ := ticking(t)
 	var last cloud.Incarnation
 	for range 3 {
@@ -57,7 +57,7 @@ func TestADeletedIDIsUsedAgainByItsOrg(t *testing.T) {
 
 // An ID of another org's project is taken while the project exists, and for a time after that, but not for ever. Both
 // refusals are the same, and name no org.
-func TestADeletedIDIsReservedForATime(t *testing.T) {
+func TestDeletedIDIsReserved(t *testing.T) {
 	w, at := ticking(t)
 	first, err := w.create("evil", "acme-production")
 	require.NoError(t, err)
@@ -102,7 +102,7 @@ func TestReservedIDsAreLimited(t *testing.T) {
 	require.Equal(t, 2, w.records())
 }
 
-// What a version without reservations left is brought below the limits.
+// Reservations that a version without limits stored are pruned to the limits.
 func TestPruneOldRecords(t *testing.T) {
 	w, at := ticking(t)
 	const many = 1300

@@ -71,7 +71,7 @@ func TestOrgQuotaIsSharedByItsProjects(t *testing.T) {
 	require.True(t, fault.Is(w.do(func(tx *store.Tx) error { return tenant.SetOrgQuota(tx, "nowhere", tenant.Quota{}) }), fault.NotFound))
 }
 
-// The number of an org's projects is limited even when nobody set a limit.
+// The number of an org's projects is limited even if no limit was set.
 func TestProjectsOfAnOrgAreLimited(t *testing.T) {
 	w := newWorld(t)
 	for i := 1; i < tenant.DefaultProjects; i++ {
@@ -122,7 +122,7 @@ func TestOrgUsageOfOldRecordsIsCounted(t *testing.T) {
 }
 
 // A limit that is set later, or again, counts everything that was created while there was none.
-func TestALimitCountsWhatWasThereBefore(t *testing.T) {
+func TestLimitCountsExistingResources(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.create(web.Org, "other")
 	require.NoError(t, err)

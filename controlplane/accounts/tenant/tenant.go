@@ -17,7 +17,7 @@
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
 //     not conflict. If there is no such record yet, the usage is counted from the objects themselves. An org has such a
 //     record for a kind that its quota limits; if there is none yet, the usage of its projects is summed.
-//   - Usage counts what was requested: a stopped VM keeps its room on its host, so it counts like a running one.
+//   - Usage counts the requested amounts: a stopped VM keeps its room on its host, so it counts like a running one.
 //
 // Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
 // project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
@@ -55,7 +55,8 @@ type Project struct {
 }
 
 var (
-	// Orgs and Projects are exported for reading and listing; only this package changes them. They include deleted ones.
+	// Orgs and Projects are exported for reading and listing; only this package changes them. They include deleted
+	// ones.
 	Orgs     = store.NewTable[Org]("org")
 	Projects = store.NewTable[Project]("project")
 )
@@ -140,7 +141,7 @@ func DeleteOrg(tx *store.Tx, id cloud.OrgID) error {
 		return NoOrg(id)
 	}
 	if id == Default.Org {
-		return fault.New(fault.FailedPrecondition, "org %s stays: the cloud was made with it", id)
+		return fault.New(fault.FailedPrecondition, "org %s cannot be deleted: it was created with the cloud", id)
 	}
 	all, _, err := Projects.List(tx, 0)
 	if err != nil {
@@ -210,7 +211,7 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 		return NoProject(id)
 	}
 	if id == Default.Project {
-		return fault.New(fault.FailedPrecondition, "project %s stays: the cloud was made with it", id)
+		return fault.New(fault.FailedPrecondition, "project %s cannot be deleted: it was created with the cloud", id)
 	}
 	used, err := Used(tx, id)
 	if err != nil {

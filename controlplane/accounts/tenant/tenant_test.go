@@ -53,7 +53,7 @@ func (w *world) used() (sum tenant.Amount) {
 
 func upTo(n uint64) *uint64 { return &n }
 
-// What fits is taken, what does not is refused with the numbers, and then nothing has changed.
+// Usage within the quota is taken. Usage beyond it is refused with the numbers, and nothing changes.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	one := tenant.Amount{VCPUs: 2, MemoryMiB: 1024, StorageGiB: 10, VMs: 1}
@@ -72,21 +72,21 @@ func TestQuota(t *testing.T) {
 
 	grown := one
 	grown.VCPUs = 3
-	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "growing is judged by what is more")
+	require.True(t, fault.Is(w.take(grown, one), fault.ResourceExhausted), "growth is checked by the difference")
 	require.NoError(t, w.do(func(tx *store.Tx) error {
 		return tenant.SetQuota(tx, web.Project, tenant.Quota{VCPUs: upTo(1), VMs: upTo(0)})
 	}), "a bound below what is there takes nothing away")
 	shrunk := one
 	shrunk.VCPUs = 1
-	require.NoError(t, w.take(shrunk, one), "what does not grow is not judged")
+	require.NoError(t, w.take(shrunk, one), "a resource that does not grow is not checked")
 	require.ErrorContains(t, w.take(tenant.Amount{VMs: 1}, tenant.Amount{}), "allows 0 vms")
 	require.NoError(t, w.take(tenant.Amount{StorageGiB: 1 << 60}, tenant.Amount{}), "what is not bounded stays so")
 	require.NoError(t, w.do(func(tx *store.Tx) error { return tenant.Give(tx, web, tenant.Machines, w.used()) }))
 	require.Zero(t, w.used())
 }
 
-// Nothing is made in a project under the name of another org.
-func TestQuotaIsOfTheOrgToo(t *testing.T) {
+// Usage in a project is refused if the call names another org.
+func TestQuotaChecksTheOrg(t *testing.T) {
 	w := newWorld(t)
 	err := w.do(func(tx *store.Tx) error {
 		return tenant.Take(tx, cloud.Tenant{Org: "evil", Project: web.Project}, tenant.Machines, tenant.Amount{VMs: 1}, tenant.Amount{}, nil)
@@ -95,7 +95,7 @@ func TestQuotaIsOfTheOrgToo(t *testing.T) {
 	require.Zero(t, w.used())
 }
 
-// No sum of large numbers passes for a small one.
+// Sums of large numbers do not overflow.
 func TestQuotaDoesNotOverflow(t *testing.T) {
 	q := tenant.Quota{MemoryMiB: upTo(100)}
 	const all = ^uint64(0)
@@ -111,7 +111,7 @@ func TestQuotaDoesNotOverflow(t *testing.T) {
 	}
 }
 
-// Where there is no sum yet the things themselves are counted, once.
+// Without a stored sum the resources are counted once.
 func TestUsageIsCountedOnce(t *testing.T) {
 	w := newWorld(t)
 	require.NoError(t, w.do(func(tx *store.Tx) error {
@@ -135,7 +135,7 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	}))
 }
 
-// IDs of orgs are never used again, those of projects not while a project has them.
+// The ID of an org is never used again, that of a project not while a project has it.
 func TestIDsAreUnique(t *testing.T) {
 	w := newWorld(t)
 	create := func(org cloud.OrgID, id cloud.ProjectID) error {
@@ -162,7 +162,7 @@ func TestIDsAreUnique(t *testing.T) {
 	require.ErrorContains(t, create("acme", "later"), "no org acme")
 }
 
-// Records of before orgs and projects were made by hand become whole.
+// Records from before orgs and projects were created explicitly are completed.
 func TestAdopt(t *testing.T) {
 	s := storetest.Memory(t, time.Now)
 	for range 2 {

@@ -80,7 +80,7 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 		return fmt.Errorf("make certificate request: %w", err)
 	}
 	q := &memberv1.BringKeyRequest{Protocol: Protocol, Token: token, Csr: csr}
-	text, err := insist(ctx, members, pin, q, log)
+	text, err := askUntilAnswered(ctx, members, pin, q, log)
 	if err != nil {
 		return fmt.Errorf("get the cluster key: %w", err)
 	}
@@ -91,26 +91,26 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	if authority, err := key.Authority(); err != nil {
 		return err
 	} else if mtls.Pin(authority.Certificate()) != pin {
-		return errors.New("get the cluster key: what came is the key of another cluster than the token's")
+		return errors.New("get the cluster key: the received key belongs to another cluster than the token")
 	}
 	if err := keep(to, []byte(key.Encode())); err != nil {
 		return fmt.Errorf("keep the cluster key: %w", err)
 	}
 	if err := os.Remove(filepath.Join(dir, proofFile)); err != nil {
-		return fmt.Errorf("remove %s, which is needed no more: %w", proofFile, err)
+		return fmt.Errorf("remove %s, which is no longer needed: %w", proofFile, err)
 	}
 	log.Info("got the cluster key; the token is used up")
 	return nil
 }
 
-// insist calls the members in turn until one returns the key or a permanent error.
-func insist(ctx context.Context, members []string, pin string, q *memberv1.BringKeyRequest, log *slog.Logger) (string, error) {
-	said := ""
+// askUntilAnswered calls the members in turn until one returns the key or a permanent error.
+func askUntilAnswered(ctx context.Context, members []string, pin string, q *memberv1.BringKeyRequest, log *slog.Logger) (string, error) {
+	logged := ""
 	for {
 		var problems []error
-		strangers := 0
+		foreign := 0
 		for _, member := range members {
-			text, stranger, err := ask(ctx, member, pin, q)
+			text, isForeign, err := ask(ctx, member, pin, q)
 			switch {
 			case err == nil:
 				return text, nil
@@ -118,17 +118,17 @@ func insist(ctx context.Context, members []string, pin string, q *memberv1.Bring
 				return "", ctx.Err()
 			case final[status.Code(err)]:
 				return "", fmt.Errorf("%s: %w", member, err)
-			case stranger:
-				strangers++
+			case isForeign:
+				foreign++
 			}
 			problems = append(problems, fmt.Errorf("%s: %w", member, err))
 		}
 		err := errors.Join(problems...)
-		if strangers == len(members) {
+		if foreign == len(members) {
 			return "", err
 		}
-		if text := err.Error(); text != said {
-			said = text
+		if text := err.Error(); text != logged {
+			logged = text
 			log.Info("waiting for the cluster key", "why", text)
 		}
 		select {
@@ -139,9 +139,9 @@ func insist(ctx context.Context, members []string, pin string, q *memberv1.Bring
 	}
 }
 
-// ask sends the request to one member. stranger reports that the server at the address does not belong to the token's
+// ask sends the request to one member. isForeign reports that the server at the address does not belong to the token's
 // cluster; such a server receives no data.
-func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (text string, stranger bool, err error) {
+func ask(ctx context.Context, member, pin string, q *memberv1.BringKeyRequest) (text string, isForeign bool, err error) {
 	config := mtls.ClientPinned(pin)
 	verify := config.VerifyConnection
 	refused := make(chan error, 1)

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A token that works for two keys is noticed.
+// The tests fail with the mutant that accepts a token for two keys.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	require.NoError(t, newWorld(t).secondNewcomer())

@@ -34,7 +34,7 @@ type server struct {
 
 func (r *server) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*memberv1.BringKeyResponse, error) {
 	if in.GetProtocol() != Protocol {
-		return nil, fault.New(fault.FailedPrecondition, "the newcomer speaks version %d of member.v1, this member %d: upgrade the older", in.GetProtocol(), Protocol)
+		return nil, fault.New(fault.FailedPrecondition, "the joining member uses version %d of member.v1, this member version %d: upgrade the older one", in.GetProtocol(), Protocol)
 	}
 	parts := strings.Split(strings.TrimSpace(in.GetToken()), ".")
 	if len(parts) != 3 || len(in.GetToken()) > maxText {
@@ -51,6 +51,6 @@ func (r *server) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*m
 	if _, err := admitCommand.Call(ctx, r.s.opts.Commands, admitAsk{ID: parts[0], Secret: parts[1], Key: key, Address: from, RequestID: rpc.RequestID(ctx)}); err != nil {
 		return nil, err
 	}
-	r.s.opts.Log.Warn("the cluster key was given to a newcomer by its token", "token", parts[0], "key", hex.EncodeToString(key), "address", from)
+	r.s.opts.Log.Warn("sent the cluster key to a joining member", "token", parts[0], "key", hex.EncodeToString(key), "address", from)
 	return &memberv1.BringKeyResponse{ClusterKey: r.s.opts.Key.Encode()}, nil
 }

@@ -155,7 +155,7 @@ func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, e
 			case m.State == Leaving:
 				return fault.New(fault.FailedPrecondition, "member %d is being removed", q.ID).WithReason(ReasonBusy)
 			case HostPort(m.RaftAddr) != HostPort(q.RaftAddr):
-				return fault.New(fault.FailedPrecondition, "member %d is there, with the address %s", q.ID, m.RaftAddr).WithReason(ReasonExists)
+				return fault.New(fault.FailedPrecondition, "member %d exists already, with the address %s", q.ID, m.RaftAddr).WithReason(ReasonExists)
 			}
 			return nil
 		}
@@ -181,14 +181,14 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 		return err
 	}
 	if gone {
-		return fault.New(fault.FailedPrecondition, "member %d was removed: an id does not come back, choose another", q.ID).WithReason(ReasonRemoved)
+		return fault.New(fault.FailedPrecondition, "member %d was removed: the ID cannot be used again, choose another", q.ID).WithReason(ReasonRemoved)
 	}
 	waiting := 0
 	for _, m := range all {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
 			return fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", m.RaftAddr, m.ID).WithReason(ReasonAddressTaken)
 		}
-		if !m.Proven() && !m.Kept && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
+		if !m.Proven() && !m.NoExpiry && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
 			waiting++
 		}
 	}

@@ -65,14 +65,14 @@ func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, err
 		return struct{}{}, err
 	}
 	err = s.rewrite(ctx, id, func(m *Member) error { m.Wanted = Voter; return nil })
-	s.hurry()
+	s.wakeLoop()
 	return struct{}{}, err
 }
 
 // mayVote returns an error unless every raft group would make the learner a voter, and the learner presents its own
 // certificate at its address, which a caller without a credential may have set.
 func (s *Service) mayVote(ctx context.Context, m *Member) error {
-	if err := s.judge(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
+	if err := s.verifyChange(ctx, consensus.Change{Kind: consensus.Promote, Member: m.ID}, false); err != nil {
 		return err
 	}
 	return s.verify(ctx, m.ID, m.RaftAddr)
@@ -119,7 +119,7 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 // checkOpen returns an error if RemoveOpen may not remove the member. It reads within the transaction that marks the
 // member as leaving, so that concurrent removals are counted.
 func checkOpen(tx *store.Tx, m *Member) error {
-	if m.Kept || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
+	if m.NoExpiry || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
 			m.ID, m.ID).WithReason(ReasonOperator)
 	}
@@ -169,7 +169,7 @@ func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 	case m.State == Waiting && q.Replace:
 		return struct{}{}, nil
 	case m.State != Waiting && m.State != Leaving:
-		if err := s.judge(ctx, consensus.Change{Kind: consensus.Remove, Member: q.ID}, q.Force); err != nil {
+		if err := s.verifyChange(ctx, consensus.Change{Kind: consensus.Remove, Member: q.ID}, q.Force); err != nil {
 			return struct{}{}, err
 		}
 	}
@@ -194,7 +194,7 @@ func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 		Members.Put(tx, m, path(q.ID))
 		return nil
 	})
-	s.hurry()
+	s.wakeLoop()
 	return struct{}{}, err
 }
 
@@ -391,8 +391,8 @@ func (s *Service) inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// hurry makes Settle run at once if this member is the leader.
-func (s *Service) hurry() {
+// wakeLoop makes Reconcile run at once if this member is the leader.
+func (s *Service) wakeLoop() {
 	select {
 	case s.wake <- struct{}{}:
 	default:

@@ -93,21 +93,21 @@ func (s *Service) serveList(context.Context, uint64, []byte) ([]byte, error) {
 	return cbor.Marshal(k)
 }
 
-// Stranger records that a member called that is not in the local records. It does not block.
-func (s *Service) Stranger(id uint64) {
+// UnknownMember records that a member called that is not in the local records. It does not block.
+func (s *Service) UnknownMember(id uint64) {
 	select {
-	case s.strangers <- id:
+	case s.unknownMembers <- id:
 	default:
 	}
 }
 
-// Meet asks the known members about strangers until the context ends. The local records may be old, and the stranger
-// may be the member that can send the newer ones.
-func (s *Service) Meet(ctx context.Context) {
+// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local
+// records may be old, and the unknown member may be the one that can send the newer ones.
+func (s *Service) ResolveUnknownMembers(ctx context.Context) {
 	for {
 		select {
-		case id := <-s.strangers:
-			s.meet(ctx, id)
+		case id := <-s.unknownMembers:
+			s.resolveUnknownMember(ctx, id)
 		case <-ctx.Done():
 			return
 		}
@@ -119,7 +119,7 @@ func (s *Service) Meet(ctx context.Context) {
 	}
 }
 
-func (s *Service) meet(ctx context.Context, id uint64) {
+func (s *Service) resolveUnknownMember(ctx context.Context, id uint64) {
 	have := s.opts.Peers.Members()
 	if _, met := have[id]; met {
 		return
@@ -132,10 +132,10 @@ func (s *Service) meet(ctx context.Context, id uint64) {
 		if err != nil || cbor.Unmarshal(body, &k) != nil || k.Addresses[id] == "" {
 			continue
 		}
-		s.opts.Log.Info("met a member that the records here do not have yet", "id", id, "through", other)
+		s.opts.Log.Info("learned of a member that is not in the local records yet", "id", id, "through", other)
 		have[id] = k.Addresses[id]
 		if err := s.opts.Peers.SetMembers(have, k.Removed); err != nil {
-			s.opts.Log.Warn("meet a member", "id", id, "err", err)
+			s.opts.Log.Warn("look up an unknown member", "id", id, "err", err)
 		}
 		return
 	}

@@ -23,13 +23,13 @@ const leaderRole = "Leader"
 type act struct {
 	Group   uint64
 	Changes []consensus.Change
-	// Judge only checks whether the changes would be refused.
-	Judge bool
-	Force bool
+	// VerifyOnly only checks whether the changes would be refused.
+	VerifyOnly bool `cbor:"Judge"`
+	Force      bool
 	// Transfer, if not 0, is the member to which leadership is transferred; other fields except Group are ignored.
 	Transfer uint64
-	// Look only reads the status of the group.
-	Look bool
+	// StatusOnly only reads the status of the group.
+	StatusOnly bool `cbor:"Look"`
 }
 
 // onGroup executes an act on the leader of a group. All acts are idempotent, so onGroup tries the next leader if the
@@ -58,7 +58,7 @@ func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupSt
 	if leaderID == 0 || leaderID == s.opts.Self {
 		return s.ownStatus(ctx, group)
 	}
-	answer, err := s.ask(ctx, leaderID, act{Group: group, Look: true})
+	answer, err := s.ask(ctx, leaderID, act{Group: group, StatusOnly: true})
 	if err != nil {
 		return out, err
 	}
@@ -103,7 +103,7 @@ func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte
 	if err := cbor.Unmarshal(body, &a); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", groupCall, err)
 	}
-	if a.Look {
+	if a.StatusOnly {
 		status, err := s.ownStatus(ctx, a.Group)
 		if err != nil {
 			return nil, err
@@ -118,8 +118,8 @@ func (s *Service) onOwn(ctx context.Context, a act) error {
 	switch {
 	case a.Transfer != 0:
 		err = s.opts.Consensus.TransferLeader(ctx, a.Group, a.Transfer)
-	case a.Judge:
-		err = s.opts.Consensus.JudgeMembers(ctx, a.Group, a.Changes, a.Force)
+	case a.VerifyOnly:
+		err = s.opts.Consensus.VerifyMembers(ctx, a.Group, a.Changes, a.Force)
 	default:
 		err = s.opts.Consensus.ChangeMembers(ctx, a.Group, a.Changes, a.Force)
 	}
@@ -159,10 +159,10 @@ func explain(err error) error {
 	return err
 }
 
-// judge returns an error unless every group would accept the change.
-func (s *Service) judge(ctx context.Context, c consensus.Change, force bool) error {
+// verifyChange returns an error unless every group would accept the change.
+func (s *Service) verifyChange(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
-		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Judge: true, Force: force}); err != nil {
+		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, VerifyOnly: true, Force: force}); err != nil {
 			return err
 		}
 	}

@@ -26,23 +26,23 @@ const (
 // JoinRequest asks to join as a member. The certificate of the connection is the proof.
 type JoinRequest struct {
 	ID uint64
-	// Birth is the ID of the process's data directory.
-	Birth uint64
+	// DirID is the ID of the process's data directory.
+	DirID uint64 `cbor:"Birth"`
 	// ClientURLs replace those of the entry, unless empty.
 	ClientURLs []string
 }
 
-// JoinAnswer lists the members.
-type JoinAnswer struct {
+// JoinResponse lists the members.
+type JoinResponse struct {
 	Members []Member
 }
 
 // Join binds a waiting entry to the data directory of the process that joins as the member. The caller of Join must
 // have checked the process's certificate. It returns FailedPrecondition with ReasonNotFound if there is no entry, with
 // ReasonWiped if another directory is bound, or with ReasonRemoved.
-func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
+func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinResponse, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
-		return JoinAnswer{}, err
+		return JoinResponse{}, err
 	}
 	return joinCommand.Call(ctx, s.opts.Commands, q)
 }
@@ -50,7 +50,7 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinAnswer, error) {
 var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
 
 // joinOnLeader implements Join on the leader. It does not wait for the groups.
-func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnswer, err error) {
+func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
 		if err != nil {
@@ -61,16 +61,16 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnsw
 			return err
 		case gone:
 			return fault.New(fault.FailedPrecondition, "%s", (&consensus.RemovedError{Member: q.ID}).Error()).WithReason(ReasonRemoved)
-		case m == nil || m.State == Leaving && !slices.Contains(m.Lost, q.Birth) && m.Birth != q.Birth:
+		case m == nil || m.State == Leaving && !slices.Contains(m.FormerDirIDs, q.DirID) && m.DirID != q.DirID:
 			return notFound(q.ID)
-		case m.State == Leaving || slices.Contains(m.Lost, q.Birth):
+		case m.State == Leaving || slices.Contains(m.FormerDirIDs, q.DirID):
 			return fault.New(fault.FailedPrecondition, "member %d was replaced: start it with an empty directory", q.ID).WithReason(ReasonWiped)
-		case m.State != Waiting && m.Birth == q.Birth:
+		case m.State != Waiting && m.DirID == q.DirID:
 			return nil // a repeated call
-		case m.State != Waiting || q.Birth == 0:
+		case m.State != Waiting || q.DirID == 0:
 			return fault.New(fault.FailedPrecondition, "%s", (&consensus.WipedError{Member: q.ID}).Error()).WithReason(ReasonWiped)
 		}
-		m.State, m.Birth = Joined, q.Birth
+		m.State, m.DirID = Joined, q.DirID
 		if len(q.ClientURLs) > 0 {
 			m.ClientURLs = q.ClientURLs
 		}
@@ -78,9 +78,9 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinAnsw
 		return nil
 	})
 	if err != nil {
-		return JoinAnswer{}, err
+		return JoinResponse{}, err
 	}
-	s.hurry()
+	s.wakeLoop()
 	out.Members, err = s.List(ctx, false)
 	return out, err
 }
@@ -123,7 +123,7 @@ type located struct {
 	Waiting bool
 }
 
-// Asker runs a command on the member that serves an address. *transport.Mesh implements it.
+// Asker runs a command on the member that serves an address. *transport.Transport implements it.
 type Asker interface {
 	Ask(ctx context.Context, address, command string, body []byte) ([]byte, error)
 }
@@ -144,8 +144,8 @@ func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log 
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", joinCall, err)
 	}
-	var answer JoinAnswer
-	err = insist(ctx, asker, seeds, joinCall, body, &answer, log.With("as", q.ID))
+	var answer JoinResponse
+	err = askUntilAnswered(ctx, asker, seeds, joinCall, body, &answer, log.With("as", q.ID))
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, l
 		return 0, fmt.Errorf("encode %s: %w", locateCall, err)
 	}
 	var at located
-	err = insist(ctx, asker, seeds, locateCall, body, &at, log.With("address", hostPort))
+	err = askUntilAnswered(ctx, asker, seeds, locateCall, body, &at, log.With("address", hostPort))
 	return at.ID, err
 }
 
@@ -187,9 +187,9 @@ func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostP
 	return false
 }
 
-// insist calls the seeds in turn until one responds or returns a permanent error.
-func insist(ctx context.Context, asker Asker, seeds []string, command string, body []byte, answer any, log *slog.Logger) error {
-	said := ""
+// askUntilAnswered calls the seeds in turn until one responds or returns a permanent error.
+func askUntilAnswered(ctx context.Context, asker Asker, seeds []string, command string, body []byte, answer any, log *slog.Logger) error {
+	logged := ""
 	for {
 		var problems []string
 		for _, seed := range seeds {
@@ -207,9 +207,9 @@ func insist(ctx context.Context, asker Asker, seeds []string, command string, bo
 			}
 			problems = append(problems, err.Error())
 		}
-		if text := strings.Join(problems, "; "); text != said {
-			said = text
-			log.Info("waiting to be let in", "why", text)
+		if text := strings.Join(problems, "; "); text != logged {
+			logged = text
+			log.Info("waiting to join the cluster", "why", text)
 		}
 		select {
 		case <-time.After(askPause):

@@ -2,7 +2,7 @@
 // follow the records. The main type is Service.
 //
 // A member is a record in the system group. The calls Add, Promote, Remove, Replace and Update change only the record.
-// Settle, a leader task, applies the change to one group after the other, first kv and then system; a new leader
+// Reconcile, a leader task, applies the change to one group after the other, first kv and then system; a new leader
 // continues where the last one stopped. Before a change begins in any group, all groups check it.
 //
 // Guarantees:
@@ -112,15 +112,15 @@ type Member struct {
 	// Wanted is the desired role.
 	Wanted Role
 	State  State
-	// Birth is the ID of the data directory with which the process joined; 0 before, and for members of the first
+	// DirID is the ID of the data directory with which the process joined; 0 before, and for members of the first
 	// configuration.
-	Birth uint64
-	// Lost holds the IDs of the data directories that the member had before it was replaced; they are refused.
-	Lost []uint64
+	DirID uint64 `cbor:"Birth"`
+	// FormerDirIDs holds the IDs of the data directories that the member had before it was replaced; they are refused.
+	FormerDirIDs []uint64 `cbor:"Lost"`
 	// Since is when the entry was added.
 	Since cloud.Time
-	// Kept entries do not expire while Waiting: an operator replaced their member.
-	Kept bool
+	// NoExpiry entries do not expire while Waiting: an operator replaced their member.
+	NoExpiry bool `cbor:"Kept"`
 	// Replace, for a leaving member, means that a process with another data directory will use its ID.
 	Replace bool
 	// Open is set if a caller without a credential added the entry.
@@ -159,12 +159,12 @@ type Group struct {
 // Consensus changes the raft groups that this member leads. *consensus.Runner implements it.
 type Consensus interface {
 	ChangeMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
-	JudgeMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
+	VerifyMembers(ctx context.Context, group uint64, changes []consensus.Change, force bool) error
 	TransferLeader(ctx context.Context, group, to uint64) error
 	Status(ctx context.Context) (consensus.Status, error)
 }
 
-// Peers calls a given member, independent of the leader. *transport.Mesh implements it.
+// Peers calls a given member, independent of the leader. *transport.Transport implements it.
 type Peers interface {
 	// Verify returns an error unless the member presents its own certificate at the address (host:port).
 	Verify(ctx context.Context, address string, member uint64) error
@@ -172,8 +172,8 @@ type Peers interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	// HandleDirect registers a command that other members can call.
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// HandleStranger registers a command that any holder of the cluster key can call.
-	HandleStranger(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
+	// HandleNonMember registers a command that any holder of the cluster key can call.
+	HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 	// Members returns the addresses of the reachable members; SetMembers replaces them.
 	Members() map[uint64]string
 	SetMembers(addresses map[uint64]string, removed []uint64) error
@@ -201,24 +201,25 @@ type Options struct {
 // Service implements the membership service of one member.
 type Service struct {
 	opts Options
-	// wake makes Settle run at once. strangers holds IDs of members that called and are not in the local records.
-	wake      chan struct{}
-	strangers chan uint64
+	// wake makes Reconcile run at once. unknownMembers holds IDs of members that called and are not in the local
+	// records.
+	wake           chan struct{}
+	unknownMembers chan uint64
 
 	mu sync.Mutex
-	// said holds the last logged reason why a member's change waits, by member ID.
-	said map[uint64]string
+	// logged holds the last logged reason why a member's change waits, by member ID.
+	logged map[uint64]string
 }
 
 // New creates the service and registers its commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, wake: make(chan struct{}, 1), strangers: make(chan uint64, 16), said: map[uint64]string{}}
+	s := &Service{opts: opts, wake: make(chan struct{}, 1), unknownMembers: make(chan uint64, 16), logged: map[uint64]string{}}
 	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
 	if opts.Peers != nil {
 		opts.Peers.HandleDirect(groupCall, s.serveGroup)
 		opts.Peers.HandleDirect(listCall, s.serveList)
-		opts.Peers.HandleStranger(joinCall, s.serveJoin)
-		opts.Peers.HandleStranger(locateCall, s.serveLocate)
+		opts.Peers.HandleNonMember(joinCall, s.serveJoin)
+		opts.Peers.HandleNonMember(locateCall, s.serveLocate)
 	}
 	return s
 }

@@ -125,7 +125,7 @@ func (s *server) BackupCluster(_ *operatorv1.BackupClusterRequest, stream grpc.S
 		return err
 	}
 	if s.opts.Backup == nil {
-		return fault.New(fault.Unavailable, "this member has nothing to back up")
+		return fault.New(fault.Unavailable, "this member has no data to back up")
 	}
 	return s.opts.Backup(stream.Context(), func(b []byte) error { return stream.Send(&operatorv1.BackupClusterResponse{Data: b}) })
 }

@@ -28,8 +28,8 @@ func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 // complete and verified; files being written have the prefix part-.
 type Files struct {
 	dir string
-	// keeping prevents sweep from removing a file while the same bytes are stored again.
-	keeping sync.Mutex
+	// mu prevents sweep from removing a file while the same bytes are stored again.
+	mu sync.Mutex
 }
 
 // OpenFiles creates the directory if needed and removes incomplete files that a crash left.
@@ -46,7 +46,7 @@ func OpenFiles(dir string) (*Files, error) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-			return nil, fmt.Errorf("remove half an image: %w", err)
+			return nil, fmt.Errorf("remove incomplete image: %w", err)
 		}
 	}
 	return &Files{dir: dir}, nil
@@ -88,27 +88,27 @@ func (f *Files) has(sum string) (bool, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	}
-	return false, fmt.Errorf("look for image: %w", err)
+	return false, fmt.Errorf("find image: %w", err)
 }
 
 // part is an image that is being written.
 type part struct {
-	files *Files
-	file  *os.File
-	sum   hash.Hash
-	size  int64
-	kept  bool
+	files     *Files
+	file      *os.File
+	sum       hash.Hash
+	size      int64
+	committed bool
 }
 
 // begin creates a file for an image of size bytes and reserves its disk space, so that later writes do not run out of
-// space. It returns errNoRoom if fewer than reserveBytes would stay free.
+// space. It returns errNoSpace if fewer than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
-	var room unix.Statfs_t
-	if err := unix.Statfs(f.dir, &room); err != nil {
-		return nil, fmt.Errorf("look at the disk: %w", err)
+	var stat unix.Statfs_t
+	if err := unix.Statfs(f.dir, &stat); err != nil {
+		return nil, fmt.Errorf("read free disk space: %w", err)
 	}
-	if free := int64(room.Bavail) * room.Bsize; size > free-reserveBytes {
-		return nil, errNoRoom
+	if free := int64(stat.Bavail) * stat.Bsize; size > free-reserveBytes {
+		return nil, errNoSpace
 	}
 	file, err := os.CreateTemp(f.dir, partPrefix)
 	if err != nil {
@@ -118,11 +118,11 @@ func (f *Files) begin(size int64) (*part, error) {
 	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, max(size, 1))
 	switch {
 	case errors.Is(err, unix.ENOSPC):
-		p.drop()
-		return nil, errNoRoom
+		p.discard()
+		return nil, errNoSpace
 	case err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS):
-		p.drop()
-		return nil, fmt.Errorf("make room for image: %w", err)
+		p.discard()
+		return nil, fmt.Errorf("reserve disk space for image: %w", err)
 	}
 	return p, nil
 }
@@ -131,13 +131,13 @@ func (f *Files) begin(size int64) (*part, error) {
 const reserveBytes = 1 << 30
 
 var (
-	errNoRoom = errors.New("there is no room for the image")
+	errNoSpace = errors.New("not enough disk space for the image")
 	// errSource wraps errors of reading an image's source, as opposed to errors of writing it.
-	errSource = errors.New("read image")
-	errLonger = errors.New("it is longer than it should be")
+	errSource  = errors.New("read image")
+	errTooLong = errors.New("it is longer than expected")
 )
 
-// copy appends all bytes of r. It checks ctx before each read, and returns errLonger instead of writing beyond limit
+// copy appends all bytes of r. It checks ctx before each read, and returns errTooLong instead of writing beyond limit
 // bytes.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
@@ -147,7 +147,7 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 		}
 		n, err := r.Read(buf)
 		if int64(n) > limit-p.size {
-			return errLonger
+			return errTooLong
 		}
 		p.sum.Write(buf[:n])
 		p.size += int64(n)
@@ -163,8 +163,8 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	}
 }
 
-// again discards the bytes written so far.
-func (p *part) again() error {
+// reset discards the bytes written so far.
+func (p *part) reset() error {
 	if err := p.file.Truncate(0); err != nil {
 		return fmt.Errorf("empty image file: %w", err)
 	}
@@ -178,8 +178,8 @@ func (p *part) again() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// keep stores the bytes durably under their checksum.
-func (p *part) keep() error {
+// commit stores the bytes durably under their checksum.
+func (p *part) commit() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {
 		return err
@@ -193,13 +193,13 @@ func (p *part) keep() error {
 	if err := p.file.Sync(); err != nil {
 		return fmt.Errorf("sync image: %w", err)
 	}
-	if err := p.files.take(p.file.Name(), path); err != nil {
-		return fmt.Errorf("keep image: %w", err)
+	if err := p.files.rename(p.file.Name(), path); err != nil {
+		return fmt.Errorf("store image: %w", err)
 	}
-	p.kept = true
+	p.committed = true
 	dir, err := os.Open(p.files.dir)
 	if err != nil {
-		return fmt.Errorf("keep image: %w", err)
+		return fmt.Errorf("store image: %w", err)
 	}
 	defer dir.Close()
 	if err := dir.Sync(); err != nil {
@@ -208,16 +208,16 @@ func (p *part) keep() error {
 	return nil
 }
 
-func (f *Files) take(from, to string) error {
-	f.keeping.Lock()
-	defer f.keeping.Unlock()
+func (f *Files) rename(from, to string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return os.Rename(from, to)
 }
 
-// drop closes the file, and removes it unless keep succeeded.
-func (p *part) drop() {
+// discard closes the file, and removes it unless keep succeeded.
+func (p *part) discard() {
 	p.file.Close()
-	if !p.kept {
+	if !p.committed {
 		os.Remove(p.file.Name())
 	}
 }
@@ -232,17 +232,17 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 		if wanted[e.Name()] || !sumPattern.MatchString(e.Name()) {
 			continue
 		}
-		if err := f.forget(e, now, age); err != nil {
+		if err := f.removeIfOld(e, now, age); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// forget removes a file that is older than age.
-func (f *Files) forget(e fs.DirEntry, now time.Time, age time.Duration) error {
-	f.keeping.Lock()
-	defer f.keeping.Unlock()
+// removeIfOld removes a file that is older than age.
+func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	info, err := e.Info()
 	if err != nil || now.Sub(info.ModTime()) < age {
 		return nil // gone, or too young

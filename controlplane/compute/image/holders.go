@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-type importDone struct {
+type importResult struct {
 	ID      cloud.ImageID
 	Member  uint64
 	SHA256  string
@@ -25,29 +25,29 @@ var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable,
 
 // finishImportOnLeader records the result of an import. It ignores results of members other than the importer, and
 // images that are no longer PENDING.
-func (s *Service) finishImportOnLeader(ctx context.Context, q importDone) (struct{}, error) {
+func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
 		case i.Status != cloud.ImagePending || i.Importer != q.Member:
 			return false
 		case q.Failure != "":
-			fail(i, q.Failure)
+			setFailed(i, q.Failure)
 		default:
 			i.SHA256, i.SizeBytes, i.VirtualSize, i.Format = q.SHA256, q.Size, q.Virtual, q.Format
 			i.Status = cloud.ImageUploading
-			s.hold(i, q.Member)
+			s.addHolder(i, q.Member)
 		}
 		return true
 	})
 }
 
-// fail sets an image to ERROR. Its bytes are no longer needed.
-func fail(i *cloud.Image, why string) {
+// setFailed sets an image to ERROR. Its bytes are no longer needed.
+func setFailed(i *cloud.Image, why string) {
 	i.Status, i.SHA256, i.Holders = cloud.ImageError, "", nil
 	i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.ImageReason: why})
 }
 
-type heldAsk struct {
+type holderRequest struct {
 	ID     cloud.ImageID
 	Member uint64
 	SHA256 string
@@ -56,12 +56,12 @@ type heldAsk struct {
 var addHolderCommand = leader.NewCommand("image.held", leader.Repeatable, (*Service).addHolderOnLeader)
 
 // addHolderOnLeader records that a member holds the verified bytes of an image.
-func (s *Service) addHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
+func (s *Service) addHolderOnLeader(ctx context.Context, q holderRequest) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
 			return false
 		}
-		s.hold(i, q.Member)
+		s.addHolder(i, q.Member)
 		return true
 	})
 }
@@ -70,14 +70,14 @@ var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*S
 
 // removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds
 // becomes ERROR.
-func (s *Service) removeHolderOnLeader(ctx context.Context, q heldAsk) (struct{}, error) {
+func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
 			return false
 		}
 		i.Holders = slices.DeleteFunc(slices.Clone(i.Holders), func(m uint64) bool { return m == q.Member })
 		if len(i.Holders) == 0 {
-			fail(i, "its bytes were lost on member "+itoa(q.Member)+", and no other member holds them")
+			setFailed(i, "its bytes were lost on member "+itoa(q.Member)+", and no other member holds them")
 		}
 		return true
 	})
@@ -97,13 +97,9 @@ func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cl
 	return err
 }
 
-func (s *Service) hold(i *cloud.Image, member uint64) {
+func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	i.Holders = append(slices.Clone(i.Holders), member)
-	members := s.opts.Members
-	if s.opts.Count != nil {
-		members = s.opts.Count()
-	}
-	if i.Status == cloud.ImageUploading && len(i.Holders) > members/2 {
+	if i.Status == cloud.ImageUploading && len(i.Holders) > s.opts.Members()/2 {
 		i.Status = cloud.ImageAvailable
 	}
 }
@@ -118,7 +114,7 @@ func (s *Service) Settle(ctx context.Context) error {
 	err := s.opts.Store.Local(func(v *store.View) error {
 		all, _, err := Images.List(v, 0)
 		for _, r := range all {
-			if overdue(r.Value, now) != "" {
+			if timeoutReason(r.Value, now) != "" {
 				late = append(late, r.Value.ID)
 			}
 		}
@@ -129,9 +125,9 @@ func (s *Service) Settle(ctx context.Context) error {
 	}
 	for _, id := range late {
 		if err := s.rewrite(ctx, id, func(i *cloud.Image) bool {
-			why := overdue(i, now)
+			why := timeoutReason(i, now)
 			if why != "" {
-				fail(i, why)
+				setFailed(i, why)
 			}
 			return why != ""
 		}); err != nil {
@@ -141,8 +137,8 @@ func (s *Service) Settle(ctx context.Context) error {
 	return nil
 }
 
-// overdue returns the reason to give an image up, or "".
-func overdue(i *cloud.Image, now cloud.Time) string {
+// timeoutReason returns the reason to give an image up, or "".
+func timeoutReason(i *cloud.Image, now cloud.Time) string {
 	switch {
 	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():
 		return "member " + itoa(i.Importer) + " did not finish the import"

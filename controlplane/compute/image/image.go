@@ -45,16 +45,15 @@ var (
 	uses   = store.NewTable[use]("image-use")
 )
 
-// Options configures New. All fields except Count and ImportDirs are required.
+// Options configures New. All fields except ImportDirs are required.
 type Options struct {
 	Store    *store.Store
 	Commands *leader.Commands
 	Files    *Files
-	// Self is this member's ID, Members the number of members.
-	Self    uint64
-	Members int
-	// Count returns the current number of members; it replaces Members.
-	Count func() int
+	// Self is this member's ID.
+	Self uint64
+	// Members returns the current number of members.
+	Members func() int
 	// Peers reads image bytes from other members.
 	Peers Peers
 	// ImportDirs are the directories for file:// sources.
@@ -66,8 +65,8 @@ type Options struct {
 type Service struct {
 	opts Options
 	// wake signals that Run may have work.
-	wake    chan struct{}
-	errands *errands
+	wake chan struct{}
+	jobs *backgroundJobs
 	// imports and pulls are semaphores that limit concurrent imports and pulls.
 	imports, pulls chan struct{}
 }
@@ -75,9 +74,9 @@ type Service struct {
 // New creates the service and registers its leader commands.
 func New(opts Options) *Service {
 	s := &Service{
-		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, importsAtOnce), pulls: make(chan struct{}, pullsAtOnce),
+		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
 	}
-	s.errands = newErrands(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
+	s.jobs = newBackgroundJobs(s.wakeUp, func(name string, err error) { opts.Log.Warn("image work failed", "work", name, "err", err) })
 	leader.Register(opts.Commands, s, createCommand, finishImportCommand, addHolderCommand, removeHolderCommand, updateCommand, deleteCommand)
 	return s
 }
@@ -87,7 +86,7 @@ func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no imag
 // Usable is an image that an org may use for VMs.
 type Usable struct {
 	cloud.Image
-	user cloud.OrgID
+	forOrg cloud.OrgID
 }
 
 // Lookup returns an image that org may use. It returns NotFound if org cannot see the image, and FailedPrecondition if
@@ -108,15 +107,15 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 
 // Use records that a VM uses the image, so that the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
-	uses.Put(tx, &use{u.user}, string(u.ID), string(vm))
+	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
 }
 
 // Release removes the record of Use.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
 // Built returns the fields of the image that a host needs.
-func (u *Usable) Built() *cloud.BuiltImage {
-	return &cloud.BuiltImage{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
+func (u *Usable) Built() *cloud.ImageRef {
+	return &cloud.ImageRef{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
 }
 
 // Get returns an image that org may read, or NotFound.
@@ -155,7 +154,7 @@ type Created struct {
 	Replayed bool
 }
 
-type createAsk struct {
+type createRequest struct {
 	Image cloud.Image
 	Body  [32]byte
 	// Missing is set if the source cannot be opened: the call can then only return the response of an earlier call.
@@ -171,7 +170,7 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	if err := checkMetadata(i.Metadata); err != nil {
 		return Created{}, err
 	}
-	if err := mayShow(ctx, &i); err != nil {
+	if err := checkVisibility(ctx, &i); err != nil {
 		return Created{}, err
 	}
 	if i.Format == cloud.FormatVMDK || i.Format == cloud.FormatVHD {
@@ -183,14 +182,14 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 		return Created{}, err
 	}
 	i.Importer, i.Status, i.CreatedBy = s.opts.Self, cloud.ImagePending, auth.CallerOf(ctx).Name()
-	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).Governs() {
-		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name one by the metadata trivet-project, or ask for a token with its project_id").
+	if i.Project = auth.CallerOf(ctx).ProjectIn(i.Org); i.Project == "" && !auth.CallerOf(ctx).IsCloudAdmin() {
+		return Created{}, fault.New(fault.PermissionDenied, "an image counts in the quota of a project: name the project in the metadata trivet-project, or request a token with its project_id").
 			WithReason(auth.TenantRequired)
 	}
 	if i.Visibility == cloud.VisibilityUnspecified {
 		i.Visibility = cloud.Private
 	}
-	out, err := createCommand.Call(ctx, s.opts.Commands, createAsk{i, body, missing})
+	out, err := createCommand.Call(ctx, s.opts.Commands, createRequest{i, body, missing})
 	switch {
 	case source == nil:
 	case err != nil || out.Replayed:
@@ -201,22 +200,23 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// Holds returns an error if a project, or an org without t.Project, still has images: it cannot be deleted then.
-func Holds(r store.Reader, t cloud.Tenant) error {
+// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted
+// then.
+func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {
 		return err
 	}
 	for _, i := range all {
 		if t.Project != "" && i.Value.Project == t.Project || t.Project == "" && i.Value.Org == t.Org {
-			return fault.New(fault.FailedPrecondition, "image %s is still there: delete its images first", i.Value.ID)
+			return fault.New(fault.FailedPrecondition, "image %s still exists: delete the images first", i.Value.ID)
 		}
 	}
 	return nil
 }
 
-// count charges a new image to the quotas of its project and its org.
-func count(tx *store.Tx, i *cloud.Image) error {
+// chargeQuota charges a new image to the quotas of its project and its org.
+func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
 	}
@@ -231,9 +231,9 @@ func count(tx *store.Tx, i *cloud.Image) error {
 	})
 }
 
-// mayShow returns an error unless the caller may give the image its visibility.
-func mayShow(ctx context.Context, i *cloud.Image) error {
-	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).Governs() {
+// checkVisibility returns an error unless the caller may give the image its visibility.
+func checkVisibility(ctx context.Context, i *cloud.Image) error {
+	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
 	}
 	if i.Visibility != cloud.Shared {
@@ -245,7 +245,7 @@ func mayShow(ctx context.Context, i *cloud.Image) error {
 	}
 	for _, org := range strings.Split(orgs, ",") {
 		if cloud.CheckCallerID("", org) != nil {
-			return fault.Invalid("metadata", "%s names orgs separated by commas and nothing else: %q is none", cloud.SharedWith, org)
+			return fault.Invalid("metadata", "%s must be org IDs separated by commas: %q is not an org ID", cloud.SharedWith, org)
 		}
 	}
 	return nil
@@ -254,7 +254,7 @@ func mayShow(ctx context.Context, i *cloud.Image) error {
 // checkMetadata refuses metadata keys that callers must not set.
 func checkMetadata(m map[string]string) error {
 	if _, ok := m[cloud.ImageReason]; ok {
-		return fault.Invalid("metadata", "%s is ours to set", cloud.ImageReason)
+		return fault.Invalid("metadata", "%s is set by the control plane only", cloud.ImageReason)
 	}
 	return nil
 }
@@ -263,7 +263,7 @@ var createCommand = leader.NewCommand("image.create", leader.Keyed, (*Service).c
 
 // createOnLeader implements Create on the leader: it writes the record. The member that received the call imports the
 // bytes.
-func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
+func (s *Service) createOnLeader(ctx context.Context, q createRequest) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return out, err
@@ -275,7 +275,7 @@ func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created,
 			}
 			i := q.Image
 			i.ID, i.CreatedAt, i.UpdatedAt = cloud.ImageID(id.String()), tx.Now(), tx.Now()
-			if err := count(tx, &i); err != nil {
+			if err := chargeQuota(tx, &i); err != nil {
 				return cloud.Image{}, err
 			}
 			Images.Put(tx, &i, string(i.ID))
@@ -286,7 +286,7 @@ func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created,
 	return out, err
 }
 
-type changeAsk struct {
+type updateRequest struct {
 	Org        cloud.OrgID
 	ID         cloud.ImageID
 	Name       string
@@ -302,15 +302,15 @@ func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	if err := checkMetadata(metadata); err != nil {
 		return cloud.Image{}, err
 	}
-	return updateCommand.Call(ctx, s.opts.Commands, changeAsk{org, id, name, v, metadata})
+	return updateCommand.Call(ctx, s.opts.Commands, updateRequest{org, id, name, v, metadata})
 }
 
 var updateCommand = leader.NewCommand("image.change", leader.Repeatable, (*Service).updateOnLeader)
 
 // updateOnLeader implements Update on the leader.
-func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Image, err error) {
+func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out cloud.Image, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		i, err := owned(tx, q.Org, q.ID)
+		i, err := getOwned(tx, q.Org, q.ID)
 		if err != nil {
 			return err
 		}
@@ -324,7 +324,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Im
 		if err := i.Check(); err != nil {
 			return err
 		}
-		if err := mayShow(ctx, i); err != nil {
+		if err := checkVisibility(ctx, i); err != nil {
 			return err
 		}
 		i.UpdatedAt = tx.Now()
@@ -335,9 +335,9 @@ func (s *Service) updateOnLeader(ctx context.Context, q changeAsk) (out cloud.Im
 	return out, err
 }
 
-// owned returns an image of org. It returns PermissionDenied for another org's image that org can see, and NotFound
+// getOwned returns an image of org. It returns PermissionDenied for another org's image that org can see, and NotFound
 // otherwise.
-func owned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
+func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
 	i, err := Images.Get(tx, string(id))
 	switch {
 	case err != nil:
@@ -345,12 +345,12 @@ func owned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error
 	case i == nil || !i.VisibleTo(org):
 		return nil, noImage(id)
 	case i.Org != org:
-		return nil, fault.New(fault.PermissionDenied, "image %s is another org's", id)
+		return nil, fault.New(fault.PermissionDenied, "image %s belongs to another org", id)
 	}
 	return i, nil
 }
 
-type removeAsk struct {
+type deleteRequest struct {
 	Org  cloud.OrgID
 	ID   cloud.ImageID
 	Body [32]byte
@@ -361,17 +361,17 @@ func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID,
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
 	}
-	_, err := deleteCommand.Call(ctx, s.opts.Commands, removeAsk{org, id, body})
+	_, err := deleteCommand.Call(ctx, s.opts.Commands, deleteRequest{org, id, body})
 	return err
 }
 
 var deleteCommand = leader.NewCommand("image.delete", leader.Keyed, (*Service).deleteOnLeader)
 
 // deleteOnLeader implements Delete on the leader.
-func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
+func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		_, _, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InOrg(q.Org), "DeleteImage", q.Body, func() (struct{}, error) {
-			i, err := owned(tx, q.Org, q.ID)
+			i, err := getOwned(tx, q.Org, q.ID)
 			if err != nil {
 				return struct{}{}, err
 			}
@@ -380,7 +380,7 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 				return struct{}{}, err
 			}
 			if len(used) > 0 {
-				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, users(used, more, q.Org))
+				return struct{}{}, fault.New(fault.FailedPrecondition, "image %s is used by %s", q.ID, describeUsers(used, more, q.Org))
 			}
 			Images.Delete(tx, string(q.ID))
 			if i.Project != "" {
@@ -393,8 +393,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 	return struct{}{}, err
 }
 
-// users returns a text that names the VMs of org, and mentions VMs of other orgs without naming them.
-func users(used []store.Record[use], more bool, org cloud.OrgID) string {
+// describeUsers returns a text that names the VMs of org, and mentions VMs of other orgs without naming them.
+func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {
 		if u.Value.Org == org {

@@ -30,7 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// world is members over one store, each with a directory of its own.
+// world holds several members that share one store. Each member has an image directory of its own.
 type world struct {
 	t       *testing.T
 	now     time.Time
@@ -40,15 +40,15 @@ type world struct {
 	dirs    map[uint64]string
 	files   map[uint64]*Files
 	gates   map[uint64]chan struct{}
-	// asked has who read from another member.
-	asked chan uint64
-	size  int
+	// readers receives the ID of each member that reads an image from another one.
+	readers chan uint64
+	size    int
 }
 
 func newWorld(t *testing.T, members int) *world {
 	w := &world{
 		t: t, now: time.Now(), imports: t.TempDir(), dirs: map[uint64]string{}, files: map[uint64]*Files{},
-		gates: map[uint64]chan struct{}{}, asked: make(chan uint64, 1000), size: members,
+		gates: map[uint64]chan struct{}{}, readers: make(chan uint64, 1000), size: members,
 	}
 	w.records = storetest.Memory(t, func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.now })
 	_, err := w.records.Update(t.Context(), func(tx *store.Tx) error {
@@ -75,12 +75,12 @@ func (w *world) member(id uint64) *Service {
 	// Every member leads, since all of them share one store.
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
-		Store: w.records, Commands: commands, Files: files, Self: id, Members: w.size,
+		Store: w.records, Commands: commands, Files: files, Self: id, Members: func() int { return w.size },
 		Peers: &reader{w, id}, ImportDirs: []ImportDir{{Path: w.imports, Orgs: []cloud.OrgID{"acme"}}}, Log: slog.New(slog.DiscardHandler),
 	})
 }
 
-// reader reads other members' files, once the reader's gate is open.
+// reader implements Peers by reading other members' files. It blocks until the reader's gate is open.
 type reader struct {
 	w    *world
 	self uint64
@@ -90,7 +90,7 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	r.w.mu.Lock()
 	gate, files := r.w.gates[r.self], r.w.files[member]
 	r.w.mu.Unlock()
-	r.w.asked <- r.self
+	r.w.readers <- r.self
 	if gate != nil {
 		select {
 		case <-gate:
@@ -122,7 +122,7 @@ func (w *world) write(name string, data []byte) (url string) {
 	return "file://" + path
 }
 
-// until waits for an image's record to be as wished.
+// until waits until ok accepts the record of an image.
 func (w *world) until(id cloud.ImageID, what string, ok func(*cloud.Image) bool) *cloud.Image {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
@@ -174,8 +174,8 @@ func noise(n int) []byte {
 
 func sumOf(b []byte) string { sum := sha256.Sum256(b); return hex.EncodeToString(sum[:]) }
 
-// The life of an image on a trio: PENDING at once, UPLOADING with the importer's copy, AVAILABLE with the second, and
-// the third follows.
+// An image of three members is PENDING at once, UPLOADING when the importer has its copy, and AVAILABLE when a second
+// member has one. The third member copies it too.
 func TestMajority(t *testing.T) {
 	w := newWorld(t, 3)
 	data := noise(3 << 20)
@@ -221,13 +221,14 @@ func TestMajority(t *testing.T) {
 
 	require.NoError(t, s.Delete(member(t), "acme", id, [32]byte{}))
 	require.NoError(t, w.files[1].sweep(nil, time.Now(), sweepAge))
-	require.Len(t, w.kept(1), 1, "young bytes may belong to an import under way")
+	require.Len(t, w.kept(1), 1, "young files may belong to an import in progress")
 	require.NoError(t, w.files[1].sweep(nil, time.Now().Add(2*sweepAge), sweepAge))
 	require.Empty(t, w.kept(1))
 }
 
-// The same call again, also on another member, also when the source is gone by now.
-func TestCreateAgain(t *testing.T) {
+// A repeated CreateImage under an idempotency key returns the first response, also on another member and after the
+// source was removed.
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))
@@ -255,8 +256,8 @@ func TestCreateAgain(t *testing.T) {
 	require.Len(t, list, 1)
 }
 
-// A member that stops in the middle of an import leaves the record as it is; when it is back it begins again.
-func TestRestart(t *testing.T) {
+// A member that stops during an import leaves the record PENDING. After a restart it starts the import again.
+func TestRestartContinuesImport(t *testing.T) {
 	w := newWorld(t, 1)
 	data := noise(1000)
 	url := w.write("disk.raw", data)
@@ -277,7 +278,7 @@ func TestRestart(t *testing.T) {
 	require.Equal(t, []string{sumOf(data)}, w.kept(1))
 	halt()
 
-	// Between Create and the restart the source went.
+	// The source is removed between Create and the restart.
 	url = w.write("other.raw", noise(1000))
 	s = w.member(1)
 	made, err = s.Create(member(t), described(url), [32]byte{})
@@ -286,11 +287,11 @@ func TestRestart(t *testing.T) {
 	w.run(w.member(1))
 	i = w.settled(made.Image.ID)
 	require.Equal(t, cloud.ImageError, i.Status)
-	require.Equal(t, "the source is no longer there", i.Metadata[cloud.ImageReason])
+	require.Equal(t, "the source no longer exists", i.Metadata[cloud.ImageReason])
 }
 
-// A stop waits for what is copied, and leaves no half image that a start would not remove.
-func TestStopWaits(t *testing.T) {
+// Run returns only after running copies have ended, and OpenFiles removes the incomplete files that they leave.
+func TestStopWaitsForCopies(t *testing.T) {
 	w := newWorld(t, 3)
 	w.gates[2] = make(chan struct{})
 	one, two := w.member(1), w.member(2)
@@ -299,8 +300,8 @@ func TestStopWaits(t *testing.T) {
 	made, err := one.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	w.until(made.Image.ID, "imported", func(i *cloud.Image) bool { return i.Status == cloud.ImageUploading })
-	require.EqualValues(t, 2, <-w.asked)
-	require.Len(t, w.kept(2), 1, "half an image")
+	require.EqualValues(t, 2, <-w.readers)
+	require.Len(t, w.kept(2), 1, "an incomplete image")
 	stop()
 	require.Empty(t, w.kept(2), "the pull has ended and cleaned up")
 
@@ -309,8 +310,8 @@ func TestStopWaits(t *testing.T) {
 	require.Empty(t, w.kept(2))
 }
 
-// An importer, or the majority that should follow it, never comes back.
-func TestImporterLost(t *testing.T) {
+// An image becomes ERROR if its importer, or the majority that should copy it, does not respond in time.
+func TestUnfinishedImportsTimeOut(t *testing.T) {
 	w := newWorld(t, 3)
 	s := w.member(1)
 	put := func(i cloud.Image) cloud.ImageID {
@@ -342,17 +343,18 @@ func TestImporterLost(t *testing.T) {
 	require.Contains(t, get(uploading).Metadata[cloud.ImageReason], "member 3 imported it")
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
-	// Whoever comes late changes nothing.
-	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importDone{ID: pending, Member: 2, SHA256: sumOf(nil)})
+	// Results that arrive after the timeout change nothing.
+	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importResult{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
-	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, heldAsk{uploading, 1, sumOf(nil)})
+	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, holderRequest{uploading, 1, sumOf(nil)})
 	require.NoError(t, err)
 	require.Equal(t, cloud.ImageError, get(pending).Status)
 	require.Empty(t, get(uploading).Holders)
 }
 
-// A member whose copy is gone says so and gets it anew; the last copy is not to be had again.
-func TestLostCopy(t *testing.T) {
+// A member without its copy removes itself from the holders and pulls the image again. When the last copy is lost, the
+// image becomes ERROR.
+func TestLostCopyIsPulledAgain(t *testing.T) {
 	w := newWorld(t, 2)
 	one, two := w.member(1), w.member(2)
 	stopOne, stopTwo := w.run(one), w.run(two)
@@ -363,7 +365,7 @@ func TestLostCopy(t *testing.T) {
 	stopTwo()
 
 	require.NoError(t, os.Remove(filepath.Join(w.dirs[2], i.SHA256)))
-	require.NoError(t, w.member(2).obtain(t.Context(), i))
+	require.NoError(t, w.member(2).pullAndRecord(t.Context(), i))
 	require.Len(t, w.kept(2), 1)
 	now, err := one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -373,7 +375,7 @@ func TestLostCopy(t *testing.T) {
 		require.NoError(t, os.Remove(filepath.Join(w.dirs[member], i.SHA256)))
 	}
 	for _, s := range []*Service{w.member(1), w.member(2)} {
-		require.Error(t, s.obtain(t.Context(), i))
+		require.Error(t, s.pullAndRecord(t.Context(), i))
 	}
 	now, err = one.Get(t.Context(), "acme", i.ID)
 	require.NoError(t, err)
@@ -381,7 +383,7 @@ func TestLostCopy(t *testing.T) {
 	require.Contains(t, now.Metadata[cloud.ImageReason], "lost on member 2")
 }
 
-func TestUsedImageStays(t *testing.T) {
+func TestUsedImageIsNotDeleted(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	w.run(s)
@@ -401,13 +403,13 @@ func TestUsedImageStays(t *testing.T) {
 		})
 		require.NoError(t, err)
 	}
-	use("acme", "vm-ours")
-	use("other", "vm-theirs")
+	use("acme", "vm-own")
+	use("other", "vm-other")
 	err = s.Delete(member(t), "acme", id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition))
-	require.ErrorContains(t, err, "used by VM vm-ours, other VMs")
-	require.NotContains(t, err.Error(), "vm-theirs", "another org's VM is not ours to know")
-	for _, vm := range []cloud.VMID{"vm-ours", "vm-theirs"} {
+	require.ErrorContains(t, err, "used by VM vm-own, other VMs")
+	require.NotContains(t, err.Error(), "vm-other", "the VMs of another org must not be named")
+	for _, vm := range []cloud.VMID{"vm-own", "vm-other"} {
 		_, err = w.records.Update(t.Context(), func(tx *store.Tx) error { Release(tx, id, vm); return nil })
 		require.NoError(t, err)
 	}
@@ -417,7 +419,7 @@ func TestUsedImageStays(t *testing.T) {
 	err = s.Delete(member(t), "acme", id, [32]byte{})
 	require.True(t, fault.Is(err, fault.NotFound))
 
-	// A retry whose first answer was lost is told the same again.
+	// A retry after a lost response gets the same response.
 	made, err = s.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	for range 2 {
@@ -425,7 +427,7 @@ func TestUsedImageStays(t *testing.T) {
 	}
 }
 
-// Who may show an image to whom.
+// Which callers may give an image which visibility.
 func TestVisibility(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -442,10 +444,10 @@ func TestVisibility(t *testing.T) {
 		{name: "private", v: cloud.Private},
 		{name: "a member publishes", v: cloud.Public, kind: fault.PermissionDenied, says: "only system:admin may publish"},
 		{name: "an administrator publishes", v: cloud.Public, admin: true},
-		{name: "shared with nobody", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
+		{name: "shared without orgs", v: cloud.Shared, kind: fault.InvalidArgument, says: "trivet/shared-with"},
 		{name: "shared", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b,c"}},
-		{name: "shared with what is no org", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is none`},
-		{name: "a reason that is ours", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "ours to set"},
+		{name: "shared with an invalid org ID", v: cloud.Shared, metadata: map[string]string{cloud.SharedWith: "b, c"}, kind: fault.InvalidArgument, says: `" c" is not an org ID`},
+		{name: "a reserved key", metadata: map[string]string{cloud.ImageReason: "x"}, kind: fault.InvalidArgument, says: "set by the control plane only"},
 		{name: "no visibility at all", v: 9, kind: fault.InvalidArgument, says: "visibility"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -463,7 +465,7 @@ func TestVisibility(t *testing.T) {
 			require.True(t, fault.Is(err, c.kind), "%v", err)
 			require.ErrorContains(t, err, c.says)
 			require.Empty(t, made.Image.ID)
-			// An update is no way around.
+			// Update is refused like Create.
 			private, err := s.Create(member(t), described(url), [32]byte{})
 			require.NoError(t, err)
 			_, err = s.Update(member(t), "acme", private.Image.ID, "", c.v, c.metadata)
@@ -475,8 +477,8 @@ func TestVisibility(t *testing.T) {
 	}
 }
 
-// Four images as three orgs see them.
-func TestWhoSees(t *testing.T) {
+// What three orgs see of four images.
+func TestVisibilityInLists(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
 	url := w.write("disk.raw", noise(1000))
@@ -530,12 +532,12 @@ func TestWhoSees(t *testing.T) {
 				require.True(t, fault.Is(s.Delete(member(t), c.org, id, [32]byte{}), fault.PermissionDenied))
 			}
 			require.NoError(t, err)
-			_, told := shown(i, c.org).Metadata[cloud.SharedWith]
-			require.Equal(t, name == "shared" && c.org == "acme", told, "whom else it is shared with is the owner's to know")
-			require.Equal(t, convert.Image(i).GetChecksum(), shown(i, c.org).GetChecksum())
+			_, visible := toProto(i, c.org).Metadata[cloud.SharedWith]
+			require.Equal(t, name == "shared" && c.org == "acme", visible, "only the owner sees with whom it is shared")
+			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}
-	// A page token is its list's alone.
+	// A page token is valid only for the list that returned it.
 	_, next, err := s.List(t.Context(), "acme", false, 1, "")
 	require.NoError(t, err)
 	require.NotEmpty(t, next)
@@ -551,35 +553,35 @@ func TestWhoSees(t *testing.T) {
 	}
 }
 
-// What the background does: each thing once, so many at a time, and a failure rests.
-func TestErrands(t *testing.T) {
+// Each job runs once at a time, the number of concurrent jobs is limited, and a failed job pauses before it runs again.
+func TestBackgroundJobs(t *testing.T) {
 	woken := make(chan struct{}, 100)
 	var failed []string
-	e := newErrands(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
+	e := newBackgroundJobs(func() { woken <- struct{}{} }, func(name string, _ error) { failed = append(failed, name) })
 	slots, gate := make(chan struct{}, 2), make(chan struct{})
 	wait := func(context.Context) error { <-gate; return nil }
-	require.False(t, e.begin("early", slots, wait), "nothing runs before Run")
+	require.False(t, e.start("early", slots, wait), "nothing runs before Run")
 	ctx, cancel := context.WithCancel(t.Context())
 	e.open(ctx)
-	require.True(t, e.begin("a", slots, wait))
-	require.False(t, e.begin("a", slots, wait), "once at a time")
-	require.True(t, e.begin("b", slots, wait))
-	require.False(t, e.begin("c", slots, wait), "two at a time")
+	require.True(t, e.start("a", slots, wait))
+	require.False(t, e.start("a", slots, wait), "one run of a job at a time")
+	require.True(t, e.start("b", slots, wait))
+	require.False(t, e.start("c", slots, wait), "two at a time")
 	close(gate)
 	<-woken
 	<-woken
-	require.True(t, e.begin("c", slots, func(context.Context) error { return errors.New("no") }))
+	require.True(t, e.start("c", slots, func(context.Context) error { return errors.New("no") }))
 	<-woken
 	require.Equal(t, []string{"c"}, failed)
-	require.False(t, e.begin("c", slots, wait), "it rests")
-	for times, rest := range []time.Duration{2 * firstRest, 4 * firstRest, 8 * firstRest, 16 * firstRest, 32 * firstRest, lastRest, lastRest} {
+	require.False(t, e.start("c", slots, wait), "the job is paused")
+	for times, rest := range []time.Duration{2 * minBackoff, 4 * minBackoff, 8 * minBackoff, 16 * minBackoff, 32 * minBackoff, maxBackoff, maxBackoff} {
 		now := time.Now()
-		e.note("c", errors.New("no"), now)
+		e.recordResult("c", errors.New("no"), now)
 		require.Equal(t, rest, e.failed["c"].until.Sub(now), times)
 	}
-	e.note("c", nil, time.Now())
+	e.recordResult("c", nil, time.Now())
 	ended := false
-	require.True(t, e.begin("c", slots, func(ctx context.Context) error {
+	require.True(t, e.start("c", slots, func(ctx context.Context) error {
 		<-ctx.Done()
 		for range 1000 {
 			runtime.Gosched()
@@ -591,10 +593,10 @@ func TestErrands(t *testing.T) {
 	e.close()
 	require.True(t, ended, "close waits")
 	require.Equal(t, []string{"c"}, failed, "being stopped is no failure")
-	require.False(t, e.begin("late", slots, wait))
+	require.False(t, e.start("late", slots, wait))
 }
 
-// An image counts in the quota of the project that its creator acts in, until it is deleted.
+// An image counts in the quota of its creator's project until it is deleted.
 func TestQuota(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)

@@ -20,21 +20,21 @@ const (
 	importTime = 30 * time.Minute
 	// recordTime limits the recording of an import's result.
 	recordTime = time.Minute
-	// importsAtOnce limits the concurrent imports of a member.
-	importsAtOnce = 4
+	// maxImports limits the concurrent imports of a member.
+	maxImports = 4
 )
 
 // beginImport imports a source in the background. If the import cannot start now, Run starts it later because the
 // record is PENDING.
 func (s *Service) beginImport(i cloud.Image, from *source) {
-	if !s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
+	if !s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
 		from.Close()
 	}
 }
 
-// again restarts an import that this member started but did not finish.
-func (s *Service) again(i *cloud.Image) {
-	s.errands.begin("import "+string(i.ID), s.imports, func(ctx context.Context) error {
+// restartImport restarts an import that this member started but did not finish.
+func (s *Service) restartImport(i *cloud.Image) {
+	s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error {
 		// The caller was authorized when the import was requested. Now only check that the file is still in an import
 		// directory.
 		if u, err := url.Parse(i.Source); err == nil {
@@ -42,7 +42,7 @@ func (s *Service) again(i *cloud.Image) {
 				return s.importFrom(ctx, *i, from)
 			}
 		}
-		return s.record(ctx, importDone{ID: i.ID, Failure: "the source is no longer there"})
+		return s.record(ctx, importResult{ID: i.ID, Failure: "the source no longer exists"})
 	})
 }
 
@@ -52,15 +52,15 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	defer from.Close()
 	limited, cancel := context.WithTimeout(ctx, importTime)
 	defer cancel()
-	done, err := s.take(limited, &i, from)
+	done, err := s.copySource(limited, &i, from)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		var bad *refusal
-		done = importDone{Failure: "the import failed on member " + itoa(s.opts.Self)}
+		var bad *userError
+		done = importResult{Failure: "the import failed on member " + itoa(s.opts.Self)}
 		if errors.As(err, &bad) {
-			done.Failure = bad.why
+			done.Failure = bad.text
 		}
 		s.opts.Log.Warn("image import failed", "image", i.ID, "err", err)
 	}
@@ -70,7 +70,7 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 
 // record writes an import's result. It returns when this member's own records contain the result; otherwise look would
 // start the import again.
-func (s *Service) record(ctx context.Context, done importDone) error {
+func (s *Service) record(ctx context.Context, done importResult) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
 	done.Member = s.opts.Self
@@ -80,54 +80,54 @@ func (s *Service) record(ctx context.Context, done importDone) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// refusal is an error whose text the owner of the image may read.
-type refusal struct{ why string }
+// userError is an error whose text the owner of the image may read.
+type userError struct{ text string }
 
-func (r *refusal) Error() string { return r.why }
+func (r *userError) Error() string { return r.text }
 
-// take copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are used
-// later.
-func (s *Service) take(ctx context.Context, i *cloud.Image, from *source) (done importDone, err error) {
+// copySource copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are
+// used later.
+func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
-		return done, &refusal{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
+		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
 	}
 	if from.size == 0 {
-		return done, &refusal{"the source is empty"}
+		return done, &userError{"the source is empty"}
 	}
 	p, err := s.opts.Files.begin(from.size)
-	if errors.Is(err, errNoRoom) {
-		return done, &refusal{fmt.Sprintf("member %d has no room for it", s.opts.Self)}
+	if errors.Is(err, errNoSpace) {
+		return done, &userError{fmt.Sprintf("member %d has not enough disk space for it", s.opts.Self)}
 	}
 	if err != nil {
 		return done, err
 	}
-	defer p.drop()
-	if err := p.copy(ctx, from, from.size); err != nil && !errors.Is(err, errLonger) {
+	defer p.discard()
+	if err := p.copy(ctx, from, from.size); err != nil && !errors.Is(err, errTooLong) {
 		return done, err
 	} else if err != nil || p.size != from.size {
-		return done, &refusal{"the source changed while it was read"}
+		return done, &userError{"the source changed while it was read"}
 	}
 	done.SHA256, done.Size = p.checksum(), uint64(p.size)
-	if done.Format, done.Virtual, err = examine(until{ctx, p.file}, p.size, i.Format); err != nil {
+	if done.Format, done.Virtual, err = examine(contextReaderAt{ctx, p.file}, p.size, i.Format); err != nil {
 		return done, err
 	}
-	return done, p.keep()
+	return done, p.commit()
 }
 
-// until is a reader that fails after its context has ended.
-type until struct {
+// contextReaderAt is a reader that fails after its context has ended.
+type contextReaderAt struct {
 	ctx context.Context
 	io.ReaderAt
 }
 
-func (u until) ReadAt(b []byte, at int64) (int, error) {
+func (u contextReaderAt) ReadAt(b []byte, at int64) (int, error) {
 	if err := u.ctx.Err(); err != nil {
 		return 0, err
 	}
 	return u.ReaderAt.ReadAt(b, at)
 }
 
-// examine detects the format of an image and returns it with the virtual size in bytes. It returns a refusal for a
+// examine detects the format of an image and returns it with the virtual size in bytes. It returns a userError for a
 // format that differs from the declared one or is not supported.
 func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.ImageFormat, uint64, error) {
 	first := make([]byte, qcow2.DetectLength)
@@ -138,17 +138,17 @@ func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.Image
 	is := qcow2.Detect(first[:n])
 	switch {
 	case declared == cloud.FormatQCOW2 && is != qcow2.QCOW2:
-		return 0, 0, &refusal{fmt.Sprintf("it was declared QCOW2, but its bytes are %s", is)}
-	case declared == cloud.FormatRaw && slices.Contains(disks, is):
-		return 0, 0, &refusal{fmt.Sprintf("it was declared RAW, but its bytes are %s", is)}
-	case is != qcow2.QCOW2 && slices.Contains(disks, is):
-		return 0, 0, &refusal{fmt.Sprintf("images of format %s are not served; convert with qemu-img convert -O qcow2", is)}
+		return 0, 0, &userError{fmt.Sprintf("it was declared QCOW2, but its bytes are %s", is)}
+	case declared == cloud.FormatRaw && slices.Contains(diskFormats, is):
+		return 0, 0, &userError{fmt.Sprintf("it was declared RAW, but its bytes are %s", is)}
+	case is != qcow2.QCOW2 && slices.Contains(diskFormats, is):
+		return 0, 0, &userError{fmt.Sprintf("images of format %s are not served; convert with qemu-img convert -O qcow2", is)}
 	case is != qcow2.QCOW2:
 		return cloud.FormatRaw, uint64(size), nil
 	}
 	info, err := qcow2.Inspect(f, size)
 	if errors.Is(err, qcow2.ErrRefused) {
-		return 0, 0, &refusal{err.Error()}
+		return 0, 0, &userError{err.Error()}
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("examine image: %w", err)
@@ -156,6 +156,6 @@ func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.Image
 	return cloud.FormatQCOW2, info.VirtualSize, nil
 }
 
-// disks lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a valid
-// RAW image.
-var disks = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}
+// diskFormats lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a
+// valid RAW image.
+var diskFormats = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}

@@ -25,8 +25,8 @@ type server struct {
 	s *Service
 }
 
-// shown converts an image for org. Only the image's own org sees the list of orgs that the image is shared with.
-func shown(i *cloud.Image, org cloud.OrgID) *vmv1.Image {
+// toProto converts an image for org. Only the image's own org sees the list of orgs that the image is shared with.
+func toProto(i *cloud.Image, org cloud.OrgID) *vmv1.Image {
 	out := convert.Image(i)
 	if i.Org != org {
 		delete(out.Metadata, cloud.SharedWith)
@@ -65,7 +65,7 @@ func (r *server) GetImage(ctx context.Context, in *vmv1.GetImageRequest) (*vmv1.
 	if err != nil {
 		return nil, err
 	}
-	return shown(i, org), nil
+	return toProto(i, org), nil
 }
 
 func (r *server) ListImages(ctx context.Context, in *vmv1.ListImagesRequest) (*vmv1.ListImagesResponse, error) {
@@ -79,7 +79,7 @@ func (r *server) ListImages(ctx context.Context, in *vmv1.ListImagesRequest) (*v
 	}
 	out := &vmv1.ListImagesResponse{NextPageToken: next}
 	for _, i := range list {
-		out.Images = append(out.Images, shown(i, org))
+		out.Images = append(out.Images, toProto(i, org))
 	}
 	return out, nil
 }
@@ -121,8 +121,8 @@ func (r *server) BeginImageUpload(ctx context.Context, in *vmv1.BeginImageUpload
 	return nil, rpc.Unimplemented("BeginImageUpload")
 }
 
-// session checks the IDs that all calls of an upload have.
-func session(image, id string) error {
+// checkUploadIDs checks the IDs that all calls of an upload have.
+func checkUploadIDs(image, id string) error {
 	if err := cloud.CheckUUID("image_id", image); err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func (r *server) UploadImagePart(ctx context.Context, in *vmv1.UploadImagePartRe
 	if _, err := admit(ctx, "UploadImagePart", in.GetOrgId()); err != nil {
 		return nil, err
 	}
-	if err := session(in.GetImageId(), in.GetUploadSessionId()); err != nil {
+	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
 		return nil, err
 	}
 	if n := in.GetPartNumber(); n < 1 || n > 10_000 {
@@ -149,7 +149,7 @@ func (r *server) CompleteImageUpload(ctx context.Context, in *vmv1.CompleteImage
 	if _, err := admit(ctx, "CompleteImageUpload", in.GetOrgId()); err != nil {
 		return nil, err
 	}
-	if err := session(in.GetImageId(), in.GetUploadSessionId()); err != nil {
+	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
 		return nil, err
 	}
 	return nil, rpc.Unimplemented("CompleteImageUpload")
@@ -159,7 +159,7 @@ func (r *server) AbortImageUpload(ctx context.Context, in *vmv1.AbortImageUpload
 	if _, err := admit(ctx, "AbortImageUpload", in.GetOrgId()); err != nil {
 		return nil, err
 	}
-	if err := session(in.GetImageId(), in.GetUploadSessionId()); err != nil {
+	if err := checkUploadIDs(in.GetImageId(), in.GetUploadSessionId()); err != nil {
 		return nil, err
 	}
 	return nil, rpc.Unimplemented("AbortImageUpload")

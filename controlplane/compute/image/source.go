@@ -59,7 +59,7 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	if u.User != nil || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
 		return nil, fault.Invalid("source_url", "must be file:///an/absolute/path")
 	}
-	return s.openFile(org, auth.CallerOf(ctx).Governs(), u.Path)
+	return s.openFile(org, auth.CallerOf(ctx).IsCloudAdmin(), u.Path)
 }
 
 // openFile opens a path below one of the directories that org, or an administrator, may import from. A path with . or

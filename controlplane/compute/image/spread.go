@@ -19,29 +19,30 @@ type Peers interface {
 }
 
 const (
-	// lookEvery is the interval at which a member checks which images it should hold, in addition to being woken.
-	lookEvery = 10 * time.Second
+	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being
+	// woken.
+	reconcileInterval = 10 * time.Second
 	// sweepAge is how long a file without a record is kept: an import writes the file before the record.
 	sweepAge = 10 * time.Minute
-	// pullsAtOnce limits concurrent reads from other members.
-	pullsAtOnce = 2
+	// maxPulls limits concurrent reads from other members.
+	maxPulls = 2
 )
 
 // Run makes this member hold the images of the records until ctx ends. It returns when all work that it started has
 // ended.
 func (s *Service) Run(ctx context.Context) {
-	s.errands.open(ctx)
-	defer s.errands.close()
+	s.jobs.open(ctx)
+	defer s.jobs.close()
 	watching := make(chan struct{})
 	go func() {
 		defer close(watching)
-		s.follow(ctx)
+		s.watchImages(ctx)
 	}()
 	defer func() { <-watching }()
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(reconcileInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if err := s.look(); err != nil {
+		if err := s.reconcile(); err != nil {
 			s.opts.Log.Warn("images", "err", err)
 		}
 		select {
@@ -60,8 +61,8 @@ func (s *Service) wakeUp() {
 	}
 }
 
-// follow wakes Run whenever an image changes.
-func (s *Service) follow(ctx context.Context) {
+// watchImages wakes Run whenever an image changes.
+func (s *Service) watchImages(ctx context.Context) {
 	for ctx.Err() == nil {
 		w := Images.WatchPaths(s.opts.Store, 0)
 		s.wakeUp() // for changes before the watch began
@@ -79,8 +80,8 @@ func (s *Service) follow(ctx context.Context) {
 	}
 }
 
-// look compares the images that this member holds with the records, and starts the missing imports and pulls.
-func (s *Service) look() error {
+// reconcile compares the images that this member holds with the records, and starts the missing imports and pulls.
+func (s *Service) reconcile() error {
 	var all []store.Record[cloud.Image]
 	if err := s.opts.Store.Local(func(v *store.View) (err error) {
 		all, _, err = Images.List(v, 0)
@@ -94,26 +95,26 @@ func (s *Service) look() error {
 		i := r.Value
 		switch {
 		case i.Status == cloud.ImagePending && i.Importer == s.opts.Self:
-			s.again(i)
+			s.restartImport(i)
 		case i.SHA256 != "":
 			wanted[i.SHA256] = true
-			errs = append(errs, s.want(i))
+			errs = append(errs, s.startPull(i))
 		}
 	}
 	errs = append(errs, s.opts.Files.sweep(wanted, time.Now(), sweepAge))
 	return errors.Join(errs...)
 }
 
-// want starts the pull of an image, unless this member holds it and the record says so.
-func (s *Service) want(i *cloud.Image) error {
+// startPull starts the pull of an image, unless this member holds it and the record says so.
+func (s *Service) startPull(i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {
 		return err
 	}
-	s.errands.begin("hold "+i.SHA256, s.pulls, func(ctx context.Context) error {
+	s.jobs.start("hold "+i.SHA256, s.pulls, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, importTime)
 		defer cancel()
-		if err := s.obtain(ctx, i); err != nil {
+		if err := s.pullAndRecord(ctx, i); err != nil {
 			return fmt.Errorf("image %s: %w", i.ID, err)
 		}
 		return nil
@@ -121,17 +122,17 @@ func (s *Service) want(i *cloud.Image) error {
 	return nil
 }
 
-// obtain makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists this
-// member as a holder, obtain first removes it there.
-func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
+// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists
+// this member as a holder, pullAndRecord first removes it there.
+func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {
 		return err
 	}
-	ask := heldAsk{i.ID, s.opts.Self, i.SHA256}
+	ask := holderRequest{i.ID, s.opts.Self, i.SHA256}
 	if !has {
 		if slices.Contains(i.Holders, s.opts.Self) {
-			s.opts.Log.Warn("the bytes of an image are gone", "image", i.ID)
+			s.opts.Log.Warn("the file of an image is missing; pulling it again", "image", i.ID)
 			if _, err := removeHolderCommand.Call(ctx, s.opts.Commands, ask); err != nil {
 				return err
 			}
@@ -146,8 +147,8 @@ func (s *Service) obtain(ctx context.Context, i *cloud.Image) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// errOther means that a member sent wrong bytes.
-var errOther = errors.New("it sent other bytes")
+// errWrongBytes means that a member sent wrong bytes.
+var errWrongBytes = errors.New("it sent bytes with another checksum")
 
 // pull reads an image from its holders. If one fails, the next continues at the same offset. If the checksum is wrong,
 // the bytes are read again, from a single member if several had contributed.
@@ -156,7 +157,7 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	if err != nil {
 		return err
 	}
-	defer p.drop()
+	defer p.discard()
 	err = errors.New("no other member holds it")
 	for _, member := range i.Holders {
 		if member == s.opts.Self {
@@ -164,17 +165,17 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 		}
 		shared := p.size > 0
 		err = s.read(ctx, member, i, p)
-		if errors.Is(err, errOther) && shared {
-			if err = p.again(); err == nil {
+		if errors.Is(err, errWrongBytes) && shared {
+			if err = p.reset(); err == nil {
 				err = s.read(ctx, member, i, p)
 			}
 		}
 		switch {
 		case err == nil:
-			return p.keep()
-		case errors.Is(err, errOther):
-			s.opts.Log.Warn("a member sent other bytes than the image's", "image", i.ID, "member", member)
-			if err := p.again(); err != nil {
+			return p.commit()
+		case errors.Is(err, errWrongBytes):
+			s.opts.Log.Warn("a member sent bytes with another checksum", "image", i.ID, "member", member)
+			if err := p.reset(); err != nil {
 				return err
 			}
 		case ctx.Err() != nil || !errors.Is(err, errSource):
@@ -193,14 +194,14 @@ func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *pa
 	}
 	defer r.Close()
 	switch err := p.copy(ctx, r, int64(i.SizeBytes)); {
-	case errors.Is(err, errLonger):
-		return fmt.Errorf("member %d: %w", member, errOther)
+	case errors.Is(err, errTooLong):
+		return fmt.Errorf("member %d: %w", member, errWrongBytes)
 	case err != nil:
 		return err
 	case p.size < int64(i.SizeBytes):
 		return fmt.Errorf("%w: member %d: %w", errSource, member, io.ErrUnexpectedEOF)
 	case p.checksum() != i.SHA256:
-		return fmt.Errorf("member %d: %w", member, errOther)
+		return fmt.Errorf("member %d: %w", member, errWrongBytes)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// blank is a QCOW2 file without data, changed by patch.
+// blank returns a QCOW2 file without data, changed by patch.
 func blank(t *testing.T, patch func([]byte)) []byte {
 	path := filepath.Join(t.TempDir(), "blank")
 	f, err := os.Create(path)
@@ -36,7 +36,7 @@ func blank(t *testing.T, patch func([]byte)) []byte {
 	return b
 }
 
-// What the bytes are decides, not what was declared; of what is refused nothing is kept.
+// The format of an image is detected from its bytes, not taken from the request. Nothing is kept of a refused image.
 func TestExamine(t *testing.T) {
 	backing := func(b []byte) { // a backing file's name, in the rest of the header's cluster
 		copy(b[1024:], "/etc/shadow")
@@ -88,25 +88,25 @@ func TestExamine(t *testing.T) {
 			require.Contains(t, got.Metadata[cloud.ImageReason], c.says)
 			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "no path of a host")
 			require.Empty(t, got.SHA256)
-			// The bytes go just after the record has said why.
+			// The bytes are deleted just after the record has the reason.
 			require.Eventually(t, func() bool { return len(w.kept(1)) == 0 }, 20*time.Second, time.Millisecond)
 		})
 	}
 }
 
-// mouth is a member that gives an image in its own way.
-type mouth func(whole []byte, offset uint64) (io.Reader, error)
+// fakeHolder is a function that plays a member from which an image is read.
+type fakeHolder func(content []byte, offset uint64) (io.Reader, error)
 
-func honest(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
-func absent([]byte, uint64) (io.Reader, error)      { return nil, errors.New("it holds none") }
-func wrong(b []byte, at uint64) (io.Reader, error) {
+func serveAll(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
+func absent([]byte, uint64) (io.Reader, error)        { return nil, errors.New("it holds none") }
+func serveWrongBytes(b []byte, at uint64) (io.Reader, error) {
 	b = bytes.Clone(b)
 	b[len(b)-1]++
 	return bytes.NewReader(b[at:]), nil
 }
 
-// breaks gives n bytes, of something else when they are bad, and then fails.
-func breaks(n int, bad bool, with error) mouth {
+// serveThenFail serves the first n bytes, of other content if bad is set, and then an error.
+func serveThenFail(n int, bad bool, with error) fakeHolder {
 	return func(b []byte, at uint64) (io.Reader, error) {
 		part := bytes.Clone(b[at:min(len(b), int(at)+n)])
 		if bad {
@@ -120,56 +120,56 @@ type fails struct{ err error }
 
 func (f fails) Read([]byte) (int, error) { return 0, f.err }
 
-func longer(b []byte, at uint64) (io.Reader, error) {
+func serveTooMuch(b []byte, at uint64) (io.Reader, error) {
 	return bytes.NewReader(append(bytes.Clone(b[at:]), 1)), nil
 }
 
-type mouths struct {
-	whole []byte
-	of    map[uint64]mouth
-	asked []string
+type fakeHolders struct {
+	content   []byte
+	holders   map[uint64]fakeHolder
+	requested []string
 }
 
-func (m *mouths) ReadImage(_ context.Context, member uint64, _ string, offset uint64) (io.ReadCloser, error) {
-	m.asked = append(m.asked, fmt.Sprintf("%d@%d", member, offset))
-	r, err := m.of[member](m.whole, offset)
+func (m *fakeHolders) ReadImage(_ context.Context, member uint64, _ string, offset uint64) (io.ReadCloser, error) {
+	m.requested = append(m.requested, fmt.Sprintf("%d@%d", member, offset))
+	r, err := m.holders[member](m.content, offset)
 	return io.NopCloser(r), err
 }
 
-// Holders that lie, break off or hang up: the image is whole, or nothing is kept.
+// Holders that send wrong bytes, fail or hang: the image is either complete and correct, or not kept.
 func TestPull(t *testing.T) {
 	gone := errors.New("connection reset")
 	for _, c := range []struct {
 		name    string
-		holders []mouth // members 1, 2, …; this one is 9
+		holders []fakeHolder // members 1, 2, …; this one is 9
 		asked   string
 		says    string // empty: it is held
 	}{
-		{"one that is honest", []mouth{honest}, "1@0", ""},
-		{"the first has none", []mouth{absent, honest}, "1@0 2@0", ""},
-		{"one breaks off, the next goes on", []mouth{breaks(400, false, gone), honest}, "1@0 2@400", ""},
-		{"two break off", []mouth{breaks(400, false, gone), breaks(400, false, gone), honest}, "1@0 2@400 3@800", ""},
-		{"one ends early", []mouth{breaks(400, false, io.EOF), honest}, "1@0 2@400", ""},
-		{"one is corrupt, the next is not", []mouth{wrong, honest}, "1@0 2@0", ""},
-		{"one sends too much", []mouth{longer, honest}, "1@0 2@0", ""},
-		{"the first half was bad", []mouth{breaks(400, true, gone), honest}, "1@0 2@400 2@0", ""},
-		{"the second half was bad", []mouth{breaks(400, false, gone), wrong, honest}, "1@0 2@400 2@0 3@0", ""},
-		{"all are corrupt", []mouth{wrong, longer, wrong}, "1@0 2@0 3@0", "other bytes"},
-		{"all break off", []mouth{breaks(100, false, gone), breaks(100, false, gone)}, "1@0 2@100", "connection reset"},
-		{"nobody has it", nil, "", "no other member"},
+		{"one holder", []fakeHolder{serveAll}, "1@0", ""},
+		{"the first returns an error", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
+		{"one breaks off, the next goes on", []fakeHolder{serveThenFail(400, false, gone), serveAll}, "1@0 2@400", ""},
+		{"two fail", []fakeHolder{serveThenFail(400, false, gone), serveThenFail(400, false, gone), serveAll}, "1@0 2@400 3@800", ""},
+		{"one ends early", []fakeHolder{serveThenFail(400, false, io.EOF), serveAll}, "1@0 2@400", ""},
+		{"one is corrupt, the next is not", []fakeHolder{serveWrongBytes, serveAll}, "1@0 2@0", ""},
+		{"one sends too much", []fakeHolder{serveTooMuch, serveAll}, "1@0 2@0", ""},
+		{"the first half has wrong bytes", []fakeHolder{serveThenFail(400, true, gone), serveAll}, "1@0 2@400 2@0", ""},
+		{"the second half was bad", []fakeHolder{serveThenFail(400, false, gone), serveWrongBytes, serveAll}, "1@0 2@400 2@0 3@0", ""},
+		{"all are corrupt", []fakeHolder{serveWrongBytes, serveTooMuch, serveWrongBytes}, "1@0 2@0 3@0", "bytes with another checksum"},
+		{"all fail", []fakeHolder{serveThenFail(100, false, gone), serveThenFail(100, false, gone)}, "1@0 2@100", "connection reset"},
+		{"no holder", nil, "", "no other member"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 3)
 			s := w.member(9)
-			m := &mouths{whole: noise(1000), of: map[uint64]mouth{}}
+			m := &fakeHolders{content: noise(1000), holders: map[uint64]fakeHolder{}}
 			s.opts.Peers = m
-			i := &cloud.Image{SHA256: sumOf(m.whole), SizeBytes: 1000, Holders: []uint64{9}}
+			i := &cloud.Image{SHA256: sumOf(m.content), SizeBytes: 1000, Holders: []uint64{9}}
 			for n, mouth := range c.holders {
-				m.of[uint64(n+1)] = mouth
+				m.holders[uint64(n+1)] = mouth
 				i.Holders = append(i.Holders, uint64(n+1))
 			}
 			err := s.pull(t.Context(), i)
-			require.Equal(t, c.asked, strings.Join(m.asked, " "))
+			require.Equal(t, c.asked, strings.Join(m.requested, " "))
 			if c.says != "" {
 				require.ErrorContains(t, err, c.says)
 				require.Empty(t, w.kept(9))
@@ -179,28 +179,28 @@ func TestPull(t *testing.T) {
 			require.Equal(t, []string{i.SHA256}, w.kept(9))
 			got, err := os.ReadFile(filepath.Join(w.dirs[9], i.SHA256))
 			require.NoError(t, err)
-			require.Equal(t, m.whole, got)
+			require.Equal(t, m.content, got)
 		})
 	}
 }
 
-func TestPullEndsWithItsTime(t *testing.T) {
+func TestPullTimesOut(t *testing.T) {
 	w := newWorld(t, 3)
 	s := w.member(9)
 	ctx, cancel := context.WithCancel(t.Context())
-	m := &mouths{whole: noise(1000)}
-	m.of = map[uint64]mouth{
+	m := &fakeHolders{content: noise(1000)}
+	m.holders = map[uint64]fakeHolder{
 		1: func(b []byte, at uint64) (io.Reader, error) { cancel(); return bytes.NewReader(b), nil },
-		2: honest,
+		2: serveAll,
 	}
 	s.opts.Peers = m
-	err := s.pull(ctx, &cloud.Image{SHA256: sumOf(m.whole), SizeBytes: 1000, Holders: []uint64{1, 2}})
+	err := s.pull(ctx, &cloud.Image{SHA256: sumOf(m.content), SizeBytes: 1000, Holders: []uint64{1, 2}})
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, []string{"1@0"}, m.asked)
+	require.Equal(t, []string{"1@0"}, m.requested)
 	require.Empty(t, w.kept(9))
 }
 
-// What is swept: bytes with a checksum for a name, old, and wanted by no record.
+// sweep removes old files whose name is a checksum that no record contains.
 func TestSweep(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "with [odd* name")
 	f, err := OpenFiles(dir)
@@ -217,12 +217,12 @@ func TestSweep(t *testing.T) {
 	for _, name := range []string{sums["wanted"], sums["old"], sums["anew"], "part-1", "notes.txt", strings.ToUpper(sums["old"])} {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, name), past, past))
 	}
-	// The same bytes come again, as an import's: that makes them young.
+	// An import stores the same bytes again, which makes the file young.
 	p, err := f.begin(4)
 	require.NoError(t, err)
 	require.NoError(t, p.copy(t.Context(), strings.NewReader("anew"), 4))
-	require.NoError(t, p.keep())
-	p.drop()
+	require.NoError(t, p.commit())
+	p.discard()
 	require.NoError(t, f.sweep(map[string]bool{sums["wanted"]: true}, time.Now(), sweepAge))
 	for name, stays := range map[string]bool{"wanted": true, "old": false, "young": true, "anew": true} {
 		has, err := f.has(sums[name])
@@ -241,16 +241,16 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-func TestNoRoom(t *testing.T) {
+func TestNoDiskSpace(t *testing.T) {
 	f, err := OpenFiles(t.TempDir())
 	require.NoError(t, err)
 	_, err = f.begin(1 << 60)
-	require.ErrorIs(t, err, errNoRoom)
+	require.ErrorIs(t, err, errNoSpace)
 }
 
-// TestImagesAreFoundByTheirSum opens and looks for images by names that are not the SHA-256 of an image: paths to a file
-// beside the directory, and names of files in it. All are refused.
-func TestImagesAreFoundByTheirSum(t *testing.T) {
+// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a
+// file beside the directory, and names of files in it. All are refused.
+func TestOpenRefusesInvalidChecksums(t *testing.T) {
 	above := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(above, "secret"), []byte("secret"), 0o600))
 	dir := filepath.Join(above, "images")

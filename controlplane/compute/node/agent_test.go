@@ -26,8 +26,8 @@ import (
 
 func codeOf(err error) codes.Code { return status.Code(err) }
 
-// everything calls every method, as far as its first answer.
-func everything(ctx context.Context, a agent) map[string]error {
+// callAll calls every method, up to its first response.
+func callAll(ctx context.Context, a agent) map[string]error {
 	out := map[string]error{}
 	_, out["Join"] = a.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol})
 	_, out["Renew"] = a.Renew(ctx, &agentv1.RenewRequest{})
@@ -56,7 +56,7 @@ func everything(ctx context.Context, a agent) map[string]error {
 	return out
 }
 
-// Certificates of every kind at the agents' port.
+// Certificates of every kind are tried at the agents' port.
 func TestEveryCertificate(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -72,20 +72,20 @@ func TestEveryCertificate(t *testing.T) {
 		"a member":            {w.certificate(mtls.Member, "2", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
 		"another cluster's":   {other.certificate(mtls.Node, "n", now, time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
 		"not yet valid":       {w.certificate(mtls.Node, "n", now.Add(2*time.Hour), time.Hour), codes.Unavailable, codes.Unavailable, codes.Unavailable},
-		"a host of no record": {w.certificate(mtls.Node, string(guest(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
+		"a host of no record": {w.certificate(mtls.Node, string(testVM(1)), now, time.Hour), codes.PermissionDenied, codes.Unauthenticated, codes.PermissionDenied},
 	} {
-		for method, err := range everything(ctx, w.with(1, c.own)) {
+		for method, err := range callAll(ctx, w.with(1, c.own)) {
 			want := c.code
 			switch method {
 			case "Join":
-				want = c.joins // open to all who get a connection, for whoever has a token
+				want = c.joins // Join requires a token, not a certificate
 			case "Renew":
 				want = c.renews
 			}
 			require.Equal(t, want, codeOf(err), "%s: %s: %v", name, method, err)
 		}
 	}
-	for method, err := range everything(ctx, w.host(1, 1)) {
+	for method, err := range callAll(ctx, w.host(1, 1)) {
 		require.NotContains(t, []codes.Code{codes.Unavailable, codes.Internal, codes.Unimplemented}, codeOf(err), "%s: %v", method, err)
 	}
 	host := w.host(1, 1)
@@ -93,7 +93,7 @@ func TestEveryCertificate(t *testing.T) {
 	require.Equal(t, codes.Unimplemented, codeOf(err), "nothing but heartbeats on this port")
 }
 
-func beat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.HeartbeatNodeRequest {
+func sendHeartbeat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.HeartbeatNodeRequest {
 	r := &vmv1.HeartbeatNodeRequest{
 		NodeId: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), AgentVersion: "1.0",
 		Capacity:    &vmv1.NodeCapacity{Vcpus: 8, MemoryMib: 16384, StorageGib: 100},
@@ -106,29 +106,29 @@ func beat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.HeartbeatNo
 	return r
 }
 
-// What a heartbeat says is recorded when it changes, and only then.
+// The content of a heartbeat is recorded if it differs from the record, and only then.
 func TestHeartbeat(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	ctx := limited(t)
 	a := w.host(1, 1)
-	n, err := a.HeartbeatNode(ctx, beat(a))
+	n, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeReady), n.GetState())
 	require.EqualValues(t, 16, w.node(a.id).Allocatable.VCPUs)
 	at := w.records.Revision()
 	for range 3 {
-		_, err = a.HeartbeatNode(ctx, beat(a))
+		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
-	require.Equal(t, at, w.records.Revision(), "the same again is no news")
-	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonChange{a.id, true})
+	require.Equal(t, at, w.records.Revision(), "an unchanged observation is not a change")
+	_, err = cordonCommand.Call(ctx, w.members[1].opts.Commands, cordonRequest{a.id, true})
 	require.NoError(t, err)
-	w.pass(time.Duration(recordEvery) * time.Millisecond)
-	n, err = a.HeartbeatNode(ctx, beat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
+	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
+	n, err = a.HeartbeatNode(ctx, sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) { r.Labels["rack"] = "2" }))
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeCordoned), n.GetState())
-	require.True(t, w.node(a.id).Cordoned, "that is the operator's, not the host's")
+	require.True(t, w.node(a.id).Cordoned, "cordoned is set by the operator, not by the host")
 	require.Equal(t, "2", w.node(a.id).Labels["rack"])
 
 	before := w.records.Revision()
@@ -137,7 +137,7 @@ func TestHeartbeat(t *testing.T) {
 		code   codes.Code
 		says   string
 	}{
-		"for another":        {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(guest(1)) }, codes.PermissionDenied, "only for itself"},
+		"for another":        {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = string(testVM(1)) }, codes.PermissionDenied, "only for itself"},
 		"without a node ID":  {func(r *vmv1.HeartbeatNodeRequest) { r.NodeId = "" }, codes.PermissionDenied, "only for itself"},
 		"no name":            {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
 		"a name with lines":  {func(r *vmv1.HeartbeatNodeRequest) { r.Name = "a\x1b[2J" }, codes.InvalidArgument, "name"},
@@ -155,28 +155,28 @@ func TestHeartbeat(t *testing.T) {
 		}, codes.InvalidArgument, "labels: at most 4096 bytes together"},
 		"a long label":    {func(r *vmv1.HeartbeatNodeRequest) { r.Labels["x"] = strings.Repeat("x", 1025) }, codes.InvalidArgument, "labels"},
 		"a long version":  {func(r *vmv1.HeartbeatNodeRequest) { r.AgentVersion = strings.Repeat("x", 129) }, codes.InvalidArgument, "agent_version"},
-		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too much"},
+		"many classes":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = make([]string, 65) }, codes.InvalidArgument, "too many values"},
 		"a long class":    {func(r *vmv1.HeartbeatNodeRequest) { r.SupportedStorageClasses = []string{strings.Repeat("x", 129)} }, codes.InvalidArgument, "storage"},
 		"a sum overflows": {func(r *vmv1.HeartbeatNodeRequest) { r.Allocatable.Vcpus = 1<<32 - 1 }, codes.InvalidArgument, "allocatable"},
 		"memory of 2^63":  {func(r *vmv1.HeartbeatNodeRequest) { r.Capacity.MemoryMib = 1 << 63 }, codes.InvalidArgument, "capacity"},
 	} {
-		_, err := a.HeartbeatNode(ctx, beat(a, c.change))
+		_, err := a.HeartbeatNode(ctx, sendHeartbeat(a, c.change))
 		require.Error(t, err, name)
 		refused(t, err, c.code, c.says)
 	}
 	require.Equal(t, before, w.records.Revision())
 
-	_, err = w.host(2, 1).HeartbeatNode(ctx, beat(a))
+	_, err = w.host(2, 1).HeartbeatNode(ctx, sendHeartbeat(a))
 	refused(t, err, codes.FailedPrecondition, "member 1 leads")
 	require.Equal(t, w.addresses[1], rpc.FaultOf(err).Details["leader"])
 	w.leadership.Elect(0)
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	refused(t, err, codes.Unavailable, "no leader")
 }
 
-// A member that loses the leadership while it takes a heartbeat must not answer it: that would renew the host's lease,
-// and the next leader knows nothing of it.
-func TestHeartbeatWhileDeposed(t *testing.T) {
+// A member that loses the leadership while it processes a heartbeat must not acknowledge it: that would renew the
+// host's lease, and the next leader would not know about it.
+func TestHeartbeatAfterLosingLeadership(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	a := w.host(1, 1)
@@ -193,9 +193,9 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 	w.mu.Unlock()
 	_, err := w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
-	require.Zero(t, w.members[1].seen[a.id])
+	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 
-	// The same member again, in a later term: no better.
+	// The same holds if the member leads again, in a later term.
 	w.leadership.Elect(1)
 	deposed = false
 	w.mu.Lock()
@@ -211,11 +211,12 @@ func TestHeartbeatWhileDeposed(t *testing.T) {
 	w.mu.Unlock()
 	_, err = w.members[1].heartbeat(limited(t), cloud.Node{ID: a.id, Name: "rack-1", Declared: cloud.NodeReady})
 	require.Error(t, err)
-	require.Zero(t, w.members[1].seen[a.id])
+	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 }
 
-// A new leader calls no host lost before its grace is over, and knows of each as soon as it has heard from it.
-func TestNewLeader(t *testing.T) {
+// A new leader reports no host as unresponsive before HeartbeatTimeout has passed, and knows each host from its first
+// heartbeat.
+func TestNewLeaderLearnsLiveness(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -228,10 +229,10 @@ func TestNewLeader(t *testing.T) {
 		return err
 	})
 	s := w.members[1]
-	require.False(t, s.Away(a.id), "it does not know yet")
+	require.False(t, s.Unresponsive(a.id), "no heartbeat has arrived yet")
 	require.Empty(t, s.Fleet())
-	// A heartbeat that comes before the new leader has read its records counts.
-	_, err := a.HeartbeatNode(ctx, beat(a))
+	// A heartbeat that arrives before the new leader has read its records counts.
+	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	stop := w.follow(1)
 	states := func() map[cloud.NodeID]cloud.NodeState {
@@ -242,39 +243,39 @@ func TestNewLeader(t *testing.T) {
 		return out
 	}
 	require.Equal(t, map[cloud.NodeID]cloud.NodeState{a.id: cloud.NodeReady, b.id: cloud.NodeNotReady}, states())
-	require.False(t, s.Away(b.id))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
-	require.True(t, s.Away(a.id))
-	require.True(t, s.Away(b.id))
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	require.False(t, s.Unresponsive(b.id))
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
+	require.True(t, s.Unresponsive(a.id))
+	require.True(t, s.Unresponsive(b.id))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
-	require.False(t, s.Away(a.id))
+	require.False(t, s.Unresponsive(a.id))
 	require.Equal(t, cloud.NodeReady, states()[a.id])
 
-	// Whoever sets the clock of this member loses no host, and finds none that is lost.
+	// Setting the wall clock of this member makes no host unresponsive, and no unresponsive host responsive.
 	for _, d := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
 		w.setClock(d)
-		require.False(t, s.Away(a.id), d)
-		require.True(t, s.Away(b.id), d)
+		require.False(t, s.Unresponsive(a.id), d)
+		require.True(t, s.Unresponsive(b.id), d)
 		require.Equal(t, cloud.NodeReady, states()[a.id], d)
 	}
 
-	// Deposed and back: what was heard before stays true and grows old; the grace begins anew.
+	// A member that leads again keeps the old heartbeat times, and the time that it waits for hosts begins again.
 	stop()
 	require.Empty(t, s.Fleet())
-	require.False(t, s.Away(b.id))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	require.False(t, s.Unresponsive(b.id))
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.follow(1)
 	require.Equal(t, cloud.NodeNotReady, states()[a.id])
-	require.False(t, s.Away(a.id))
+	require.False(t, s.Unresponsive(a.id))
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
 	require.Eventually(t, func() bool { return len(s.Fleet()) == 1 }, 10*time.Second, time.Millisecond)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.NotContains(t, s.seen, a.id)
+	require.NotContains(t, s.lastHeartbeat, a.id)
 }
 
-// Reports go to the guests under the name of the certificate; facts into the record.
+// Observations are recorded for the host that the certificate names, and facts in its record.
 func TestReport(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -286,21 +287,21 @@ func TestReport(t *testing.T) {
 	}}))
 	message := &agentv1.ReportRequest{}
 	for n := range 40 {
-		message.Vms = append(message.Vms, &agentv1.VmObservation{VmId: string(guest(n)), Generation: uint64(n), Observed: agentv1.Observed_OBSERVED_RUNNING})
+		message.Vms = append(message.Vms, &agentv1.VmObservation{VmId: string(testVM(n)), Generation: uint64(n), Observed: agentv1.Observed_OBSERVED_RUNNING})
 	}
 	require.NoError(t, s.Send(message))
 	_, err = s.CloseAndRecv()
 	require.NoError(t, err)
 	require.Equal(t, "7.2.0", w.node(a.id).QEMUVersion)
 	require.Equal(t, cloud.X8664, w.node(a.id).Architecture)
-	require.Len(t, w.guests.told, 1)
-	require.Len(t, w.guests.told[a.id], 40)
-	require.Equal(t, guest(39), w.guests.told[a.id][39].VM)
+	require.Len(t, w.vms.reports, 1)
+	require.Len(t, w.vms.reports[a.id], 40)
+	require.Equal(t, testVM(39), w.vms.reports[a.id][39].VM)
 
 	for says, facts := range map[string]*agentv1.NodeFacts{
 		"cpu_models":   {CpuModels: make([]string, maxModels+1)},
-		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWord)}, maxModelBytes/maxWord+1)},
-		"printable":    {CpuModels: []string{strings.Repeat("x", maxWord+1)}},
+		"together":     {CpuModels: slices.Repeat([]string{strings.Repeat("x", maxWordBytes)}, maxModelBytes/maxWordBytes+1)},
+		"printable":    {CpuModels: []string{strings.Repeat("x", maxWordBytes+1)}},
 		"qemu_version": {QemuVersion: "7.2\n"},
 		"architecture": {Architecture: 257},
 	} {
@@ -312,16 +313,19 @@ func TestReport(t *testing.T) {
 	}
 	require.Equal(t, []string{"EPYC"}, w.node(a.id).CPUModels)
 
-	// A stream outlives neither the host's record nor the leadership.
+	// A stream ends when the host's record is deleted and when the leadership ends.
 	s, err = a.Report(ctx)
 	require.NoError(t, err)
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
 	s.Send(message) // the answer says whether it was taken
 	_, err = s.CloseAndRecv()
 	require.Error(t, err) // refused, or its connection was closed
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.Error(t, err)
-	require.Eventually(t, func() bool { _, err = a.HeartbeatNode(ctx, beat(a)); return codeOf(err) == codes.PermissionDenied },
+	require.Eventually(t, func() bool {
+		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
+		return codeOf(err) == codes.PermissionDenied
+	},
 		10*time.Second, time.Millisecond)
 	refused(t, err, codes.PermissionDenied, "join again")
 	b := w.host(1, 2)
@@ -331,16 +335,16 @@ func TestReport(t *testing.T) {
 	s.Send(message) // the answer says whether it was taken
 	_, err = s.CloseAndRecv()
 	refused(t, err, codes.FailedPrecondition, "member 2 leads")
-	require.NotContains(t, w.guests.told, b.id)
+	require.NotContains(t, w.vms.reports, b.id)
 }
 
-// An agent reads the images of its VMs from whichever member holds them, some at a time. An image that no VM of its host
-// uses is answered like one that does not exist, although its SHA-256 is known.
+// An agent reads the images of its VMs from any member that holds them, a limited number at a time. For an image that
+// no VM of its host uses, the error is the same as for one that does not exist, although its SHA-256 is known.
 func TestReadImage(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	a, stranger := w.host(2, 1), w.host(2, 2)
-	w.guests.uses[a.id] = []string{"sum", "not held here"}
+	a, other := w.host(2, 1), w.host(2, 2)
+	w.vms.uses[a.id] = []string{"sum", "not held here"}
 	for at, want := range map[uint64]string{0: "0123456789", 7: "789", 10: "", 99: ""} {
 		s, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum", Offset: at})
 		require.NoError(t, err)
@@ -361,9 +365,9 @@ func TestReadImage(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{stranger, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
-		{stranger, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
-		{stranger, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{Sha256: "sum"}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
+		{other, &agentv1.ReadImageRequest{}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "other"}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "not held here"}, codes.NotFound, errNoImage().Error()},
 		{a, &agentv1.ReadImageRequest{Sha256: "sum", Offset: 1 << 63}, codes.InvalidArgument, "offset"},
@@ -374,8 +378,8 @@ func TestReadImage(t *testing.T) {
 		refused(t, err, c.code, c.says)
 	}
 	s := w.members[2]
-	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.reading) == 0 }, 10*time.Second, time.Millisecond)
-	for range maxReading {
+	require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return len(s.imageReads) == 0 }, 10*time.Second, time.Millisecond)
+	for range maxImageReads {
 		require.True(t, s.beginReading(a.id))
 	}
 	stream, err := a.ReadImage(ctx, &agentv1.ReadImageRequest{Sha256: "sum"})
@@ -393,12 +397,13 @@ func as(t *testing.T, role cloud.Role) context.Context {
 	return auth.With(t.Context(), c, auth.RPC)
 }
 
-// What operators and tenants see of hosts, and who may cordon. A cordon shows in its own answer, whichever member gives it.
-func TestNodesAsSeen(t *testing.T) {
+// What operators and tenants see of hosts, and who may cordon. The response to a cordon contains its effect on every
+// member.
+func TestListNodes(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	a := w.host(1, 1)
-	_, err := a.HeartbeatNode(limited(t), beat(a))
+	_, err := a.HeartbeatNode(limited(t), sendHeartbeat(a))
 	require.NoError(t, err)
 	server := &server{s: w.members[2]}
 	root, tenant := as(t, cloud.SystemAdmin), as(t, "")
@@ -420,7 +425,7 @@ func TestNodesAsSeen(t *testing.T) {
 				Id: string(a.id), Name: "rack-1", State: vmv1.NodeState(cloud.NodeReady), Hypervisors: n.GetHypervisors(),
 				Labels: map[string]string{"trivet/accel": "kvm"}, Capacity: &vmv1.NodeCapacity{}, Allocatable: &vmv1.NodeCapacity{}, Allocated: &vmv1.NodeCapacity{},
 			}
-			require.Equal(t, want.String(), n.String(), "who it is and whether it works, no more")
+			require.Equal(t, want.String(), n.String(), "only its name, ID and state")
 		}
 		for name, call := range map[string]func() error{
 			"CordonNode": func() error {
@@ -454,7 +459,7 @@ func TestNodesAsSeen(t *testing.T) {
 	_, err = server.UncordonNode(root, &vmv1.UncordonNodeRequest{NodeId: string(a.id)})
 	require.NoError(t, err)
 	require.Equal(t, at, w.records.Revision())
-	for id, kind := range map[string]fault.Kind{"": fault.InvalidArgument, "x": fault.InvalidArgument, string(guest(1)): fault.NotFound} {
+	for id, kind := range map[string]fault.Kind{"": fault.InvalidArgument, "x": fault.InvalidArgument, string(testVM(1)): fault.NotFound} {
 		_, err = server.CordonNode(root, &vmv1.CordonNodeRequest{NodeId: id})
 		require.True(t, fault.Is(err, kind), "%q: %v", id, err)
 		_, err = server.GetNode(root, &vmv1.GetNodeRequest{NodeId: id})
@@ -462,7 +467,7 @@ func TestNodesAsSeen(t *testing.T) {
 	}
 	_, err = server.DrainNode(root, &vmv1.DrainNodeRequest{NodeId: string(a.id)})
 	require.True(t, fault.Is(err, fault.Unimplemented))
-	w.pass((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.pass((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	n, err = server.GetNode(tenant, &vmv1.GetNodeRequest{NodeId: string(a.id)})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.NodeState(cloud.NodeNotReady), n.GetState())

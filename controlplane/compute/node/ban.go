@@ -30,11 +30,11 @@ const (
 )
 
 func errBanned() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is banned: its key is not admitted until `trivet node unban`").WithReason(ReasonBanned)
+	return fault.New(fault.PermissionDenied, "this host is banned: its key is refused until `trivet node unban`").WithReason(ReasonBanned)
 }
 
-// barred returns an error if the key is banned.
-func barred(r store.Reader, key []byte) error {
+// checkBan returns an error if the key is banned.
+func checkBan(r store.Reader, key []byte) error {
 	banned, err := bans.Has(r, keyText(key))
 	if err == nil && banned && !mutant.On(mutant.IgnoreBans) {
 		return errBanned()
@@ -42,14 +42,14 @@ func barred(r store.Reader, key []byte) error {
 	return err
 }
 
-// banAsk identifies a host either by Node or by Key.
-type banAsk struct {
+// banRequest identifies a host either by Node or by Key.
+type banRequest struct {
 	Node   cloud.NodeID
 	Key    string
 	Reason string
 }
 
-func (q *banAsk) check() error {
+func (q *banRequest) check() error {
 	switch {
 	case (q.Node == "") == (q.Key == ""):
 		return fault.Invalid("node_id", "give a node or a key")
@@ -65,7 +65,7 @@ func (q *banAsk) check() error {
 // Ban refuses a host, given by its ID or by its key, and cordons it. Its record and the placement of its VMs stay. An
 // existing ban is not changed. The caller must have been authorized.
 func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) ([]Ban, error) {
-	q := banAsk{id, key, reason}
+	q := banRequest{id, key, reason}
 	if err := q.check(); err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) 
 var banCommand = leader.NewCommand("node.ban", leader.Repeatable, (*Service).banOnLeader)
 
 // banOnLeader implements Ban on the leader. It returns the bans of the host, including earlier ones.
-func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err error) {
+func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		made = nil
 		keys, id := []string{q.Key}, q.Node
@@ -105,7 +105,7 @@ func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err er
 			}
 		}
 		if len(keys) == 0 {
-			return fault.New(fault.FailedPrecondition, "the key of node %s is not known: it has not reported since keys are noted; evict it instead", id)
+			return fault.New(fault.FailedPrecondition, "the key of node %s is not recorded: the host has not connected since keys are recorded; evict it instead", id)
 		}
 		if all, more, err := bans.List(tx.Unguarded(), maxBans); err != nil {
 			return err
@@ -135,7 +135,7 @@ func (s *Service) banOnLeader(ctx context.Context, q banAsk) (made []Ban, err er
 
 // Unban removes the ban of a host or key. It returns NotFound without one.
 func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
-	q := banAsk{Node: id, Key: key}
+	q := banRequest{Node: id, Key: key}
 	if err := q.check(); err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error 
 var unbanCommand = leader.NewCommand("node.unban", leader.Once, (*Service).unbanOnLeader)
 
 // unbanOnLeader implements Unban on the leader.
-func (s *Service) unbanOnLeader(ctx context.Context, q banAsk) (none struct{}, err error) {
+func (s *Service) unbanOnLeader(ctx context.Context, q banRequest) (none struct{}, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := bans.List(tx, 0)
 		if err != nil {

@@ -44,9 +44,9 @@ const (
 	changeRate, changeBurst = 200, 2000
 	// refusalDelay delays the refusal of a call beyond callRate, so that a client that retries at once costs little.
 	refusalDelay = time.Second
-	// recordEvery is the minimum time between two writes of a host's heartbeat data, and between two of its facts, in
-	// milliseconds. Changes in between are recorded together at the end of that time.
-	recordEvery cloud.Time = 30_000
+	// minUpdateInterval is the minimum time between two writes of a host's heartbeat data, and between two of its
+	// facts, in milliseconds. Changes in between are recorded together at the end of that time.
+	minUpdateInterval cloud.Time = 30_000
 )
 
 // budget holds this member's limiters and counters for one host. It exists in memory, for each host that has called.
@@ -54,10 +54,10 @@ type budget struct {
 	calls, watches, images, observations, changes *rate.Limiter
 
 	// Guarded by Service.mu:
-	underWay, reports int
-	described         cloud.Time   // when heartbeat data was last recorded; 0: never
-	stated            cloud.Time   // when facts were last recorded; 0: never
-	facts             *statedFacts // the newest facts, until they are recorded
+	activeCalls, reportStreams int
+	lastUpdate                 cloud.Time // when heartbeat data was last recorded; 0: never
+	lastFacts                  cloud.Time // when facts were last recorded; 0: never
+	pendingFacts               *hostFacts // the newest facts, until they are recorded
 }
 
 // budgetOf returns the budget of a host, creating it if needed.
@@ -75,22 +75,22 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	return b
 }
 
-// enter admits one call of a host. Call leave when the call ends, unless err is set.
-func (s *Service) enter(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
+// beginCall admits one call of a host. Call leave when the call ends, unless err is set.
+func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
-	full := b.underWay >= maxCalls
+	full := b.activeCalls >= maxCalls
 	if !full {
-		b.underWay++
+		b.activeCalls++
 	}
 	s.mu.Unlock()
 	if full {
-		return nil, fault.New(fault.ResourceExhausted, "%d calls of this host are under way: end some before beginning more", maxCalls)
+		return nil, fault.New(fault.ResourceExhausted, "this host has %d calls in progress, which is the limit: end some first", maxCalls)
 	}
 	leave = func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		b.underWay--
+		b.activeCalls--
 	}
 	if b.calls.AllowN(s.opts.Steady(), 1) {
 		return leave, nil
@@ -107,20 +107,20 @@ func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.reports >= maxReportStreams {
+	if b.reportStreams >= maxReportStreams {
 		return nil, fault.New(fault.ResourceExhausted, "this host has %d streams of reports open: end one before opening another", maxReportStreams)
 	}
-	b.reports++
+	b.reportStreams++
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		b.reports--
+		b.reportStreams--
 	}, nil
 }
 
-// spend takes n tokens from a limiter and waits until they are available. The stream is not read meanwhile, so flow
+// throttle takes n tokens from a limiter and waits until they are available. The stream is not read meanwhile, so flow
 // control slows its sender.
-func (s *Service) spend(ctx context.Context, l *rate.Limiter, n int) error {
+func (s *Service) throttle(ctx context.Context, l *rate.Limiter, n int) error {
 	for n > 0 {
 		now, part := s.opts.Steady(), min(n, l.Burst())
 		if err := s.pause(ctx, l.ReserveN(now, part).DelayFrom(now)); err != nil {
@@ -145,19 +145,19 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// describeInTurn calls describe if at least recordEvery has passed since *last, the time of the last recorded change,
-// and updates *last. Otherwise it does nothing and returns ok false.
-func (s *Service) describeInTurn(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
+// updateNodeThrottled calls change if at least minUpdateInterval has passed since *last, the time of the last recorded
+// change, and updates *last. Otherwise it does nothing and returns ok false.
+func (s *Service) updateNodeThrottled(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()
 	before := *last
-	if before != 0 && now-before < recordEvery {
+	if before != 0 && now-before < minUpdateInterval {
 		s.mu.Unlock()
 		return cloud.Node{}, false, nil
 	}
 	*last = now
 	s.mu.Unlock()
-	n, changed, err := s.describe(ctx, id, change)
+	n, changed, err := s.updateNode(ctx, id, change)
 	if !changed {
 		s.mu.Lock()
 		*last = before

@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// keepKey stores the key of a connection's certificate. Certificates that were issued before keys were stored have
+// storePeerKey stores the key of a connection's certificate. Certificates that were issued before keys were stored have
 // none.
-func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
-	leaf, err := shown(ctx)
+func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
+	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
 		return err
 	}
@@ -26,57 +26,57 @@ func (s *Service) keepKey(ctx context.Context, id cloud.NodeID) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return keep(tx, sum, id) })
+	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return storeKey(tx, sum, id) })
 	return err
 }
 
 // caller returns the host that the certificate of a connection names. It returns an error if the certificate has
 // expired, or if the host is evicted, banned or has no record.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
-	leaf, err := shown(ctx)
+	leaf, err := peerCertificate(ctx)
 	if err != nil {
 		return "", err
 	}
 	if leaf != nil && mtls.Expired(leaf, s.opts.Now()) {
 		return "", errExpired()
 	}
-	return s.holder(ctx, leaf)
+	return s.certifiedHost(ctx, leaf)
 }
 
-// admitted authenticates a call like caller and counts it. Call leave when the call ends.
-func (s *Service) admitted(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
+// admit authenticates a call like caller and counts it. Call leave when the call ends.
+func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
 	}
-	leave, err = s.enter(ctx, id)
+	leave, err = s.beginCall(ctx, id)
 	return id, leave, err
 }
 
-// holder returns the host that a certificate names, unless it is evicted, banned or has no record. It does not check
+// certifiedHost returns the host that a certificate names, unless it is evicted, banned or has no record. It does not check
 // whether the certificate has expired.
-func (s *Service) holder(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
+func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
-	id, err := mtls.Of(leaf)
+	id, err := mtls.IDOf(leaf)
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
 	// Streams have no deadline of their own.
-	ctx, cancel := context.WithTimeout(ctx, knownTime)
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return judge(v, cloud.NodeID(id.Name), leaf) })
+	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return checkHost(v, cloud.NodeID(id.Name), leaf) })
 	if err != nil {
 		return "", err
 	}
 	return cloud.NodeID(id.Name), nil
 }
 
-// knownTime limits the lookup of a host's record.
-const knownTime = 5 * time.Second
+// recordTimeout limits the lookup of a host's record.
+const recordTimeout = 5 * time.Second
 
-// shown returns the peer certificate of a connection, or nil without one.
-func shown(ctx context.Context) (*x509.Certificate, error) {
+// peerCertificate returns the peer certificate of a connection, or nil without one.
+func peerCertificate(ctx context.Context) (*x509.Certificate, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
 		return nil, errors.New("no connection")

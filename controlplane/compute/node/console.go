@@ -25,35 +25,35 @@ type consoles struct {
 type console struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
-	// pieces has a small buffer: a slow reader slows down only the agent's stream.
-	pieces chan piece
-	// taken is closed when the agent has opened its stream.
-	taken  chan struct{}
-	gone   chan struct{}
-	opened sync.Once
+	// chunks has a small buffer: a slow reader slows down only the agent's stream.
+	chunks chan chunk
+	// accepted is closed when the agent has opened its stream.
+	accepted chan struct{}
+	closed   chan struct{}
+	opened   sync.Once
 }
 
-// piece is a part of a console log, or its end: io.EOF, or the error that ended it.
-type piece struct {
+// chunk is a part of a console log, or its end: io.EOF, or the error that ended it.
+type chunk struct {
 	data []byte
 	err  error
 }
 
 const (
-	// answerTime limits the wait for an agent's response, and for each further piece of a log that is not followed.
-	answerTime = 10 * time.Second
+	// consoleTimeout limits the wait for an agent's response, and for each further piece of a log that is not followed.
+	consoleTimeout = 10 * time.Second
 	// maxConsoles limits the open consoles of a host. An agent has the same limit.
 	maxConsoles = 64
 	// maxProjectConsoles and maxOrgConsoles limit the open consoles on a host per project and per org, so that one org
 	// cannot use all consoles of a host.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
-	// maxPiece limits one message of an agent in bytes; agents send smaller ones.
-	maxPiece = 256 << 10
+	// maxChunk limits one message of an agent in bytes; agents send smaller ones.
+	maxChunk = 256 << 10
 )
 
 // add adds a reader, or returns an error if the host, the org or the project has reached its limit.
-func (c *consoles) add(id string, q consoleAsk) (*console, error) {
+func (c *consoles) add(id string, q consoleRequest) (*console, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	host, org, project := 0, 0, 0
@@ -71,13 +71,13 @@ func (c *consoles) add(id string, q consoleAsk) (*console, error) {
 	}
 	switch {
 	case project >= maxProjectConsoles:
-		return nil, tooMany("project", q.Tenant.String(), maxProjectConsoles)
+		return nil, errTooManyConsoles("project", q.Tenant.String(), maxProjectConsoles)
 	case org >= maxOrgConsoles:
-		return nil, tooMany("org", string(q.Tenant.Org), maxOrgConsoles)
+		return nil, errTooManyConsoles("org", string(q.Tenant.Org), maxOrgConsoles)
 	case host >= maxConsoles:
 		return nil, fault.New(fault.Unavailable, "too many consoles are being read on the host of the VM: try again later").MayRetry()
 	}
-	one := &console{node: q.Node, tenant: q.Tenant, pieces: make(chan piece, 4), taken: make(chan struct{}), gone: make(chan struct{})}
+	one := &console{node: q.Node, tenant: q.Tenant, chunks: make(chan chunk, 4), accepted: make(chan struct{}), closed: make(chan struct{})}
 	c.open[id] = one
 	return one, nil
 }
@@ -85,17 +85,18 @@ func (c *consoles) add(id string, q consoleAsk) (*console, error) {
 func (c *consoles) remove(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	close(c.open[id].gone)
+	close(c.open[id].closed)
 	delete(c.open, id)
 }
 
-// tooMany returns the ResourceExhausted error for a project or org that has reached its limit of open consoles.
-func tooMany(what, id string, most int) error {
+// errTooManyConsoles returns the ResourceExhausted error for a project or org that has reached its limit of open
+// consoles.
+func errTooManyConsoles(what, id string, most int) error {
 	return fault.New(fault.ResourceExhausted, "%s %s reads %d consoles on the host of the VM, which is the limit: end one of them", what, id, most).
 		WithReason("TOO_MANY_CONSOLES").With("limit", most).MayRetry()
 }
 
-type consoleAsk struct {
+type consoleRequest struct {
 	Tenant cloud.Tenant
 	Node   cloud.NodeID
 	VM     cloud.VMID
@@ -105,14 +106,14 @@ type consoleAsk struct {
 
 // ReadConsole passes the console log of a tenant's VM to send. It runs on the leader, to which the host is connected.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
-	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleAsk{t, node, vm, follow, tail}, send)
+	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleRequest{t, node, vm, follow, tail}, send)
 }
 
 var readConsoleCommand = leader.NewStream("node.console", (*Service).readConsoleOnLeader)
 
 // readConsoleOnLeader requests a console log over the host's session and passes it to send. It returns Unavailable if
-// the host has no session with this member, or does not respond within answerTime.
-func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send func([]byte) error) error {
+// the host has no session with this member, or does not respond within consoleTimeout.
+func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleRequest, send func([]byte) error) error {
 	s.mu.Lock()
 	agent := s.sessions[q.Node]
 	s.mu.Unlock()
@@ -125,24 +126,24 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send fu
 		return err
 	}
 	defer s.consoles.remove(id)
-	agent.request(&agentv1.ConsoleRequest{RequestId: id, VmId: string(q.VM), Follow: q.Follow, TailBytes: q.Tail})
-	defer agent.withdraw(id)
-	late := time.NewTimer(answerTime)
+	agent.enqueue(&agentv1.ConsoleRequest{RequestId: id, VmId: string(q.VM), Follow: q.Follow, TailBytes: q.Tail})
+	defer agent.cancelRequest(id)
+	late := time.NewTimer(consoleTimeout)
 	defer late.Stop()
-	taken := c.taken
+	accepted := c.accepted
 	for {
 		select {
-		case <-taken:
-			taken = nil
+		case <-accepted:
+			accepted = nil
 			late.Stop() // a followed console may be silent for any time
 			if !q.Follow {
-				late.Reset(answerTime)
+				late.Reset(consoleTimeout)
 			}
 		case <-late.C:
 			return fault.New(fault.Unavailable, "the host of the VM does not answer").MayRetry()
 		case <-ctx.Done():
 			return ctx.Err()
-		case p := <-c.pieces:
+		case p := <-c.chunks:
 			if errors.Is(p.err, io.EOF) {
 				return nil
 			}
@@ -153,7 +154,7 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleAsk, send fu
 				return err
 			}
 			if !q.Follow {
-				late.Reset(answerTime)
+				late.Reset(consoleTimeout)
 			}
 		}
 	}
@@ -169,47 +170,47 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 	c := s.consoles.open[first.GetRequestId()]
 	s.consoles.mu.Unlock()
 	if c == nil || c.node != node {
-		return fault.New(fault.NotFound, "nobody waits for this console")
+		return fault.New(fault.NotFound, "no reader waits for this console")
 	}
 	mine := false
-	c.opened.Do(func() { mine = true; close(c.taken) })
+	c.opened.Do(func() { mine = true; close(c.accepted) })
 	if !mine {
 		return fault.New(fault.AlreadyExists, "this console is being sent already")
 	}
-	for said := first; ; {
-		p := consolePiece(said, err)
+	for message := first; ; {
+		p := toChunk(message, err)
 		select {
-		case c.pieces <- p:
-		case <-c.gone:
+		case c.chunks <- p:
+		case <-c.closed:
 			return nil
 		case <-ctx.Done():
 			// Send an error, so that the reader does not take this for the end of the log.
 			select {
-			case c.pieces <- consolePiece(nil, ctx.Err()):
-			case <-c.gone:
+			case c.chunks <- toChunk(nil, ctx.Err()):
+			case <-c.closed:
 			}
 			return ctx.Err()
 		}
 		if p.err != nil {
 			return nil
 		}
-		said, err = recv()
+		message, err = recv()
 	}
 }
 
-// consolePiece converts an agent's message, or the error that ended its stream, for the reader.
-func consolePiece(said *agentv1.SendConsoleRequest, err error) piece {
+// toChunk converts an agent's message, or the error that ended its stream, for the reader.
+func toChunk(message *agentv1.SendConsoleRequest, err error) chunk {
 	switch {
 	case errors.Is(err, io.EOF):
-		return piece{err: io.EOF}
+		return chunk{err: io.EOF}
 	case err != nil:
-		return piece{err: fault.New(fault.Unavailable, "the connection to the host of the VM broke").Because(err).MayRetry()}
-	case len(said.GetData()) > maxPiece:
-		return piece{err: fault.New(fault.Unavailable, "the host of the VM sent a piece of %d bytes", len(said.GetData()))}
-	case said.GetError() != "":
-		return piece{err: fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(said.GetError()[:min(len(said.GetError()), maxError)], ""))}
+		return chunk{err: fault.New(fault.Unavailable, "the connection to the host of the VM broke").Because(err).MayRetry()}
+	case len(message.GetData()) > maxChunk:
+		return chunk{err: fault.New(fault.Unavailable, "the host of the VM sent a message of %d bytes, which is too large", len(message.GetData()))}
+	case message.GetError() != "":
+		return chunk{err: fault.New(fault.FailedPrecondition, "%s", strings.ToValidUTF8(message.GetError()[:min(len(message.GetError()), maxError)], ""))}
 	}
-	return piece{data: said.GetData()}
+	return chunk{data: message.GetData()}
 }
 
 // maxError is how many bytes of an agent's error text a reader gets.

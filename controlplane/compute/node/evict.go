@@ -27,12 +27,15 @@ type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// ends reports whether a certificate was issued before the eviction. Certificates record the time of issue in seconds.
-func (e *eviction) ends(leaf *x509.Certificate) bool { return mtls.Issued(leaf).UnixMilli() < e.At }
+// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in
+// seconds.
+func (e *eviction) invalidates(leaf *x509.Certificate) bool {
+	return mtls.Issued(leaf).UnixMilli() < e.At
+}
 
-// signedAt returns the issue time for a new certificate: now, but later than the eviction even if this member's clock
+// issueTime returns the issue time for a new certificate: now, but later than the eviction even if this member's clock
 // is behind.
-func (e *eviction) signedAt(now time.Time) time.Time {
+func (e *eviction) issueTime(now time.Time) time.Time {
 	if after := time.UnixMilli(e.At).Truncate(time.Second).Add(time.Second); now.Before(after) {
 		return after
 	}
@@ -49,17 +52,17 @@ func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, er
 }
 
 func errEvicted() *fault.Fault {
-	return fault.New(fault.PermissionDenied, "this host is no longer of the cluster: it may join again with a new token of `trivet node token`").
+	return fault.New(fault.PermissionDenied, "this host is no longer in the cluster: to join again, it needs a new token of `trivet node token`").
 		WithReason(ReasonEvicted)
 }
 
-// judge returns an error unless the holder of the certificate may call: errBanned or errEvicted.
-func judge(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
+// checkHost returns an error unless the holder of the certificate may call: errBanned or errEvicted.
+func checkHost(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
 	key, err := mtls.KeyOf(leaf.PublicKey)
 	if err != nil {
 		return err
 	}
-	if err := barred(r, key); err != nil {
+	if err := checkBan(r, key); err != nil {
 		return err
 	}
 	known, err := Nodes.Has(r, string(id))
@@ -70,13 +73,13 @@ func judge(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	if !known || e != nil && e.ends(leaf) {
+	if !known || e != nil && e.invalidates(leaf) {
 		return errEvicted()
 	}
 	return nil
 }
 
-type evictAsk struct {
+type evictRequest struct {
 	Node  cloud.NodeID
 	Force bool
 }
@@ -92,7 +95,7 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return 0, err
 	}
-	return evictCommand.Call(ctx, s.opts.Commands, evictAsk{id, force})
+	return evictCommand.Call(ctx, s.opts.Commands, evictRequest{id, force})
 }
 
 // ReasonHasVMs is the error reason when a host with VMs is evicted without force.
@@ -101,7 +104,7 @@ const ReasonHasVMs = "NODE_HAS_VMS"
 var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
 
 // evictOnLeader implements Evict on the leader.
-func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err error) {
+func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {
@@ -122,10 +125,10 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err e
 		}
 		if vms > 0 && !q.Force {
 			return fault.New(fault.FailedPrecondition, "%d VMs are placed on node %s (%s): move or delete them first (`trivet node cordon` keeps others away; "+
-				"of a host that is lost, `trivet vm delete --force`), or force: then they stay its own, start nowhere else, and it can come back to them",
+				"of a host that is lost, `trivet vm delete --force`), or use force: the VMs then stay placed on this host and start on no other one, and the host can rejoin with them",
 				vms, q.Node, n.Name).WithReason(ReasonHasVMs).With("vms", vms)
 		}
-		if err := forgetTokens(tx, q.Node); err != nil {
+		if err := deleteUsedTokens(tx, q.Node); err != nil {
 			return err
 		}
 		if vms > 0 && !mutant.On(mutant.EvictForgets) {
@@ -151,8 +154,8 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictAsk) (vms int, err e
 	return vms, err
 }
 
-// forgetTokens removes the join tokens that a host has used: it could join again with them.
-func forgetTokens(tx *store.Tx, id cloud.NodeID) error {
+// deleteUsedTokens removes the join tokens that a host has used: it could join again with them.
+func deleteUsedTokens(tx *store.Tx, id cloud.NodeID) error {
 	all, _, err := joinTokens.List(tx, 0)
 	if err != nil {
 		return err

@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// joined is a host that has come by a token.
+// joined is a host that joined with a token.
 type joined struct {
 	id    cloud.NodeID
 	key   ed25519.PrivateKey
@@ -32,12 +32,12 @@ type joined struct {
 	own   mtls.Source
 }
 
-// comes joins a host with a new token.
-func (w *world) comes(ctx context.Context, key ed25519.PrivateKey, name string) (*joined, error) {
-	return w.comesWith(ctx, key, name, w.token("", 0))
+// join joins a host with a new token.
+func (w *world) join(ctx context.Context, key ed25519.PrivateKey, name string) (*joined, error) {
+	return w.joinWith(ctx, key, name, w.token("", 0))
 }
 
-func (w *world) comesWith(ctx context.Context, key ed25519.PrivateKey, name, token string) (*joined, error) {
+func (w *world) joinWith(ctx context.Context, key ed25519.PrivateKey, name, token string) (*joined, error) {
 	c, err := w.dial(2, mtls.ClientPinned(token[strings.LastIndex(token, ".")+1:])).Join(ctx,
 		&agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(w.t, key), Name: name})
 	if err != nil {
@@ -49,14 +49,14 @@ func (w *world) comesWith(ctx context.Context, key ed25519.PrivateKey, name, tok
 	return &joined{cloud.NodeID(c.GetNodeId()), key, token, func() (*tls.Certificate, error) { return own, nil }}, nil
 }
 
-// at is the host at a member, on a connection of its own.
+// at returns the host's connection to a member. Each call opens a new connection.
 func (w *world) at(member uint64, h *joined) agent {
 	a := w.with(member, h.own)
 	a.id = h.id
 	return a
 }
 
-// reason is the program-readable one of a refusal.
+// reason returns the reason of an error's ErrorInfo.
 func reason(err error) string {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
@@ -66,8 +66,8 @@ func reason(err error) string {
 	return ""
 }
 
-// open begins a watch and a report at the leader and a console at the other member, and gives
-// what ends when each does.
+// open begins a watch and a report at the leader and a console at the other member. It returns, for each, a function
+// that waits for its end and returns the error.
 func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	watch, err := w.at(1, h).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol})
 	require.NoError(w.t, err)
@@ -79,7 +79,7 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	console, err := w.at(2, h).SendConsole(ctx)
 	require.NoError(w.t, err)
 	require.Eventually(w.t, func() bool {
-		return len(w.members[2].guard.some(everyone)) > 0 && len(w.members[1].guard.some(everyone)) > 1
+		return len(w.members[2].guard.filter(anyConn)) > 0 && len(w.members[1].guard.filter(anyConn)) > 1
 	},
 		10*time.Second, time.Millisecond)
 	return map[string]func() error{
@@ -95,19 +95,19 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	}
 }
 
-// A host without VMs is evicted: everything that it has open on any member ends by itself, and nothing begins again, not
-// even a renewal. What hung on it is gone. With a new token it is another host, although it has its key.
+// Evicting a host without VMs ends all its streams on every member and refuses all its calls, also a renewal. Its
+// records are deleted. With a new token it joins under another ID, although it has the same key.
 func TestEvict(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
-	other, err := w.comes(ctx, newKey(t), "rack-2")
+	other, err := w.join(ctx, newKey(t), "rack-2")
 	require.NoError(t, err)
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	require.NoError(t, err)
-	w.place(h.id, guest(1), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
+	w.place(h.id, testVM(1), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
 	ends := w.open(ctx, h)
 	w.open(ctx, other)
 
@@ -118,9 +118,9 @@ func TestEvict(t *testing.T) {
 		require.Error(t, end(), what)
 	}
 	for member := uint64(1); member <= 2; member++ {
-		for method, err := range everything(ctx, w.at(member, h)) {
+		for method, err := range callAll(ctx, w.at(member, h)) {
 			if method != "Join" {
-				refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+				refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 				require.Equal(t, ReasonEvicted, reason(err), method)
 			}
 		}
@@ -134,22 +134,22 @@ func TestEvict(t *testing.T) {
 	}))
 	s := w.members[1]
 	s.mu.Lock()
-	require.Zero(t, s.seen[h.id])
+	require.Zero(t, s.lastHeartbeat[h.id])
 	s.mu.Unlock()
-	_, err = w.comesWith(ctx, h.key, "rack-1", h.token)
+	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
-	again, err := w.comes(ctx, h.key, "rack-1")
+	again, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, again.id)
-	_, err = w.at(1, again).HeartbeatNode(ctx, beat(w.at(1, again)))
+	_, err = w.at(1, again).HeartbeatNode(ctx, sendHeartbeat(w.at(1, again)))
 	require.NoError(t, err)
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 
-	// The other host noticed nothing: what it had open is open.
+	// The streams of the other host stay open.
 	open := func() (n int) {
 		for member := uint64(1); member <= 2; member++ {
-			n += len(w.members[member].guard.some(func(g *guarded) bool { return g.node == other.id }))
+			n += len(w.members[member].guard.filter(func(g *guardedConn) bool { return g.node == other.id }))
 		}
 		return n
 	}
@@ -161,12 +161,13 @@ func TestEvict(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), err)
 }
 
-// evictWithVMs evicts a host that VMs are placed on, and says what of them is not as it must be.
+// evictWithVMs evicts a host on which VMs are placed. It returns the host, and an error if the eviction freed what the
+// host may still run.
 func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
-	h, err := w.comes(ctx, newKey(w.t), "rack-1")
+	h, err := w.join(ctx, newKey(w.t), "rack-1")
 	require.NoError(w.t, err)
-	w.place(h.id, guest(1), &Placed{Generation: 4})
-	w.place(h.id, guest(2), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
+	w.place(h.id, testVM(1), &Placed{Generation: 4})
+	w.place(h.id, testVM(2), &Placed{Generation: 2, Gone: true, Held: cloud.Capacity{StorageGiB: 3}})
 	before := w.node(h.id)
 
 	_, err = w.members[1].Evict(ctx, h.id, false)
@@ -192,71 +193,72 @@ func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 	return h, nil
 }
 
-// A host with VMs is evicted only by force, and then they stay its own: nothing of them is free to start elsewhere. It
-// comes back to them with its key and a new token; the certificate of before stays over.
+// A host with VMs is evicted only with force. Its VMs stay placed on it, so that none starts elsewhere. With its key
+// and a new token it joins under its old ID; its old certificate stays invalid.
 func TestEvictWithVMs(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	h, err := w.evictWithVMs(ctx)
 	require.NoError(t, err)
 	ends := w.with(1, h.own)
-	_, err = ends.HeartbeatNode(ctx, beat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	_, err = ends.HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 	_, err = w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
-	_, err = w.comesWith(ctx, h.key, "rack-1", h.token)
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
+	_, err = w.joinWith(ctx, h.key, "rack-1", h.token)
 	refused(t, err, codes.Unauthenticated, "make a new one")
 
-	back, err := w.comes(ctx, h.key, "rack-1")
+	back, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.Equal(t, h.id, back.id)
-	s, err := w.at(1, back).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol, PresentVms: []string{string(guest(1))}})
+	s, err := w.at(1, back).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol, PresentVms: []string{string(testVM(1))}})
 	require.NoError(t, err)
 	first, err := s.Recv()
 	require.NoError(t, err)
 	require.Len(t, first.GetVms(), 2)
 	require.Equal(t, agentv1.Power_POWER_ON, first.GetVms()[0].GetPower())
 	require.Equal(t, agentv1.Power_POWER_DESTROYED, first.GetVms()[1].GetPower())
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
-	refused(t, err, codes.PermissionDenied, "no longer of the cluster")
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
+	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 	_, err = w.at(2, back).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	require.NoError(t, err)
 
-	// A copy of its disk with another key is not that host.
-	thief, err := w.comes(ctx, newKey(t), "rack-1")
+	// A copy of its disk with another key joins as another host.
+	other, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
-	require.NotEqual(t, h.id, thief.id)
+	require.NotEqual(t, h.id, other.id)
 
-	w.place(h.id, guest(1), nil)
+	w.place(h.id, testVM(1), nil)
 	vms, err := w.members[1].Evict(ctx, h.id, false)
 	require.NoError(t, err)
 	require.Zero(t, vms)
 	require.Nil(t, w.node(h.id))
 }
 
-// A certificate that is given right after an eviction, by a member whose clock is behind, is not of before it.
-func TestEvictedAMomentAgo(t *testing.T) {
+// A certificate that is issued right after an eviction, by a member whose clock is behind, is valid.
+func TestCertificateAfterEviction(t *testing.T) {
 	w := newWorld(t)
 	at := time.Now()
 	for _, ahead := range []time.Duration{0, time.Millisecond, 999 * time.Millisecond, 5 * time.Second} {
 		e := &eviction{At: at.Add(ahead).UnixMilli()}
 		before, err := w.authority.IssueFor(mtls.Node, "n", at, time.Hour)
 		require.NoError(t, err)
-		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.ends(before.Leaf))
-		after, err := w.authority.IssueFor(mtls.Node, "n", e.signedAt(at), time.Hour)
+		require.Equal(t, before.Leaf.NotBefore.Add(10*time.Minute).UnixMilli() < e.At, e.invalidates(before.Leaf))
+		after, err := w.authority.IssueFor(mtls.Node, "n", e.issueTime(at), time.Hour)
 		require.NoError(t, err)
-		require.False(t, e.ends(after.Leaf), ahead)
+		require.False(t, e.invalidates(after.Leaf), ahead)
 		require.True(t, after.Leaf.NotBefore.Before(at), "it can be used at once")
 	}
 }
 
-// bannedComesBack bans a host and says whether its key gets anything: a call, a renewal (within the grace too), a join.
-func (w *world) bannedComesBack(ctx context.Context, h *joined) error {
+// bannedCalls bans a host and returns an error if any call with its key is accepted: a normal call, a renewal (also
+// after expiry) or a join.
+func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	late := &joined{h.id, h.key, h.token, w.certificateFor(h.id, h.key, time.Now().Add(-48*time.Hour), 24*time.Hour)}
-	_, call := w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, call := w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	_, renew := w.at(2, h).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
 	_, grace := w.at(2, late).Renew(ctx, &agentv1.RenewRequest{Csr: request(w.t, h.key)})
-	_, join := w.comes(ctx, h.key, "rack-1")
+	_, join := w.join(ctx, h.key, "rack-1")
 	for what, err := range map[string]error{"call": call, "renew": renew, "renew within the grace": grace, "join": join} {
 		if reason(err) != ReasonBanned {
 			return fmt.Errorf("%s: %w", what, errors.Join(errors.New("it was let in"), err))
@@ -265,13 +267,13 @@ func (w *world) bannedComesBack(ctx context.Context, h *joined) error {
 	return nil
 }
 
-// A banned host is out, whatever it shows, and what is placed on it stays as it is. Unbanned it goes on as it was.
+// Every call of a banned host is refused, and the placements on it stay. After unban it continues as before.
 func TestBan(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
-	w.place(h.id, guest(1), &Placed{Generation: 4})
+	w.place(h.id, testVM(1), &Placed{Generation: 4})
 	ends := w.open(ctx, h)
 	made, err := w.members[2].Ban(ctx, h.id, "", "stolen")
 	require.NoError(t, err)
@@ -282,15 +284,15 @@ func TestBan(t *testing.T) {
 	for what, end := range ends {
 		require.Error(t, end(), what)
 	}
-	require.NoError(t, w.bannedComesBack(ctx, h))
+	require.NoError(t, w.bannedCalls(ctx, h))
 	require.True(t, w.node(h.id).Cordoned)
 	require.NoError(t, w.records.Local(func(v *store.View) error {
-		have, err := PlacedVMs.Get(v, string(h.id), string(guest(1)))
+		have, err := PlacedVMs.Get(v, string(h.id), string(testVM(1)))
 		require.Equal(t, &Placed{Generation: 4}, have)
 		return err
 	}))
 
-	// Again it stays as it stands; the ban outlives the host's record.
+	// A second ban changes nothing, and the ban remains after the host's record is deleted.
 	again, err := w.members[1].Ban(ctx, "", made[0].Key, "other words")
 	require.NoError(t, err)
 	require.Equal(t, made, again)
@@ -301,23 +303,23 @@ func TestBan(t *testing.T) {
 	require.Equal(t, []*Ban{&made[0]}, page)
 
 	require.NoError(t, w.members[2].Unban(ctx, h.id, ""))
-	_, err = w.at(1, h).HeartbeatNode(ctx, beat(w.at(1, h)))
+	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	require.NoError(t, err)
 	require.True(t, fault.Is(w.members[2].Unban(ctx, h.id, ""), fault.NotFound))
 
 	made, err = w.members[1].Ban(ctx, h.id, "", "")
 	require.NoError(t, err)
-	w.place(h.id, guest(1), nil)
+	w.place(h.id, testVM(1), nil)
 	_, err = w.members[1].Evict(ctx, h.id, false)
 	require.NoError(t, err)
-	require.NoError(t, w.bannedComesBack(ctx, h))
+	require.NoError(t, w.bannedCalls(ctx, h))
 	require.NoError(t, w.members[1].Unban(ctx, "", made[0].Key))
-	back, err := w.comes(ctx, h.key, "rack-1")
+	back, err := w.join(ctx, h.key, "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, back.id)
 }
 
-// A key can be banned before its host ever came; a host cannot whose key nobody knows.
+// A key can be banned before its host has joined. A host whose key is not recorded cannot be banned.
 func TestBanAKey(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -328,19 +330,19 @@ func TestBanAKey(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, made[0].Node)
 	token := w.token("", 0)
-	_, err = w.comesWith(ctx, key, "rack-1", token)
+	_, err = w.joinWith(ctx, key, "rack-1", token)
 	refused(t, err, codes.PermissionDenied, "banned")
-	_, err = w.comesWith(ctx, newKey(t), "rack-2", token)
-	require.NoError(t, err, "that did not use the token up")
+	_, err = w.joinWith(ctx, newKey(t), "rack-2", token)
+	require.NoError(t, err, "the refused call did not use the token")
 
-	for says, q := range map[string]banAsk{
+	for says, q := range map[string]banRequest{
 		"give a node or a key":  {},
-		"a node or a key":       {Node: cloud.NodeID(guest(1)), Key: keyText(sum)},
+		"a node or a key":       {Node: cloud.NodeID(testVM(1)), Key: keyText(sum)},
 		"64 digits":             {Key: "abc"},
 		"SHA-256":               {Key: strings.ToUpper(keyText(sum))},
 		"node_id":               {Node: "rack-1"},
-		"no node":               {Node: cloud.NodeID(guest(7))},
-		"is not known":          {Node: w.host(1, 3).id},
+		"no node":               {Node: cloud.NodeID(testVM(7))},
+		"is not recorded":       {Node: w.host(1, 3).id},
 		"at most 256 printable": {Key: keyText(sum), Reason: strings.Repeat("x", 257)},
 		"printable bytes":       {Key: keyText(sum), Reason: "a\nb"},
 	} {
@@ -349,27 +351,27 @@ func TestBanAKey(t *testing.T) {
 	}
 }
 
-// A member that cannot find out who was evicted talks to no host.
-func TestBlindMember(t *testing.T) {
+// A member that cannot read evictions within the limit closes the connections of all hosts.
+func TestStaleMemberClosesConnections(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	ends := w.open(ctx, h)
 	s := w.members[2]
-	s.beFresh(ctx, blindTime)
-	require.NotEmpty(t, s.guard.some(everyone))
+	s.closeIfStale(ctx, freshTimeout)
+	require.NotEmpty(t, s.guard.filter(anyConn))
 	w.pass(time.Hour)
 	over, cancel := context.WithCancel(ctx)
 	cancel()
-	s.beFresh(over, blindTime) // that it stops is no reason
-	require.NotEmpty(t, s.guard.some(everyone))
-	// The member's own look, once a second, may come between the two.
+	s.closeIfStale(over, freshTimeout) // that it stops is no reason
+	require.NotEmpty(t, s.guard.filter(anyConn))
+	// The member's own check, once a second, may run between the two.
 	require.Eventually(t, func() bool {
 		w.pass(time.Hour)
-		s.beFresh(ctx, 0)
-		return len(s.guard.some(everyone)) == 0
+		s.closeIfStale(ctx, 0)
+		return len(s.guard.filter(anyConn)) == 0
 	}, 10*time.Second, time.Millisecond)
 	require.Error(t, ends["console"]())
-	require.NotEmpty(t, w.members[1].guard.some(everyone))
+	require.NotEmpty(t, w.members[1].guard.filter(anyConn))
 }

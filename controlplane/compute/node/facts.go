@@ -11,77 +11,77 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// statedFacts holds the facts that a host reports once per session.
-type statedFacts struct {
+// hostFacts holds the facts that a host reports once per session.
+type hostFacts struct {
 	models       []string
 	qemu         string
 	architecture cloud.Architecture
 }
 
-func factsOf(n *cloud.Node) statedFacts {
-	return statedFacts{n.CPUModels, n.QEMUVersion, n.Architecture}
+func factsOf(n *cloud.Node) hostFacts {
+	return hostFacts{n.CPUModels, n.QEMUVersion, n.Architecture}
 }
 
-func (f statedFacts) equal(g statedFacts) bool {
+func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture
 }
 
 // checkFacts returns an error for facts that are too large to be recorded, or have unknown values.
-func checkFacts(f *agentv1.NodeFacts) (statedFacts, error) {
+func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if len(f.GetCpuModels()) > maxModels {
-		return statedFacts{}, fault.Invalid("facts.cpu_models", "at most %d", maxModels)
+		return hostFacts{}, fault.Invalid("facts.cpu_models", "at most %d", maxModels)
 	}
 	total := 0
 	for _, m := range f.GetCpuModels() {
 		total += len(m)
 	}
 	if total > maxModelBytes {
-		return statedFacts{}, fault.Invalid("facts.cpu_models", "at most %d bytes together", maxModelBytes)
+		return hostFacts{}, fault.Invalid("facts.cpu_models", "at most %d bytes together", maxModelBytes)
 	}
 	if err := checkWords("facts.cpu_models", f.GetCpuModels()...); err != nil {
-		return statedFacts{}, err
+		return hostFacts{}, err
 	}
 	if err := checkWords("facts.qemu_version", f.GetQemuVersion()); err != nil {
-		return statedFacts{}, err
+		return hostFacts{}, err
 	}
 	if f.GetArchitecture() < 0 || f.GetArchitecture() > vmv1.Architecture(cloud.AArch64) {
-		return statedFacts{}, fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
+		return hostFacts{}, fault.Invalid("facts.architecture", "unknown value %d", f.GetArchitecture())
 	}
-	return statedFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
+	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
 }
 
-// facts accepts the facts that a host reports once per session. Facts that arrive within recordEvery of the last
+// receiveFacts accepts the facts that a host reports once per session. Facts that arrive within minUpdateInterval of the last
 // recorded ones replace any pending facts, and the first heartbeat after that time records them.
-func (s *Service) facts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
+func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {
 		return err
 	}
 	b := s.budgetOf(id)
 	s.mu.Lock()
-	known, ok := s.fleet[id]
-	if b.facts = &stated; ok && stated.equal(factsOf(&known)) {
-		b.facts = nil
+	known, ok := s.nodes[id]
+	if b.pendingFacts = &stated; ok && stated.equal(factsOf(&known)) {
+		b.pendingFacts = nil
 	}
 	s.mu.Unlock()
 	return s.recordFacts(ctx, id, b)
 }
 
-// recordFacts records the pending facts if recordEvery has passed since the last ones.
+// recordFacts records the pending facts if minUpdateInterval has passed since the last ones.
 func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) error {
 	s.mu.Lock()
-	waiting := b.facts
+	waiting := b.pendingFacts
 	s.mu.Unlock()
 	if waiting == nil {
 		return nil
 	}
-	_, inTurn, err := s.describeInTurn(ctx, id, &b.stated, func(n *cloud.Node) {
+	_, inTurn, err := s.updateNodeThrottled(ctx, id, &b.lastFacts, func(n *cloud.Node) {
 		n.CPUModels, n.QEMUVersion, n.Architecture = waiting.models, waiting.qemu, waiting.architecture
 	})
 	if inTurn && err == nil {
 		s.mu.Lock()
-		if b.facts == waiting {
-			b.facts = nil
+		if b.pendingFacts == waiting {
+			b.pendingFacts = nil
 		}
 		s.mu.Unlock()
 	}

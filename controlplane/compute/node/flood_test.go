@@ -18,20 +18,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets answers, and one record is written per recordEvery. Its last
-// labels are recorded afterwards.
+// A host that changes its labels with every heartbeat gets responses, and one record is written per minUpdateInterval.
+// The last labels are recorded afterwards.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	w.mu.Unlock()
 	w.follow(1)
 	ctx := limited(t)
 	a := w.host(1, 1)
-	_, err := a.HeartbeatNode(ctx, beat(a))
+	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	changed := func(n int) *vmv1.HeartbeatNodeRequest {
-		return beat(a, func(r *vmv1.HeartbeatNodeRequest) {
+		return sendHeartbeat(a, func(r *vmv1.HeartbeatNodeRequest) {
 			r.Capacity.Vcpus = uint32(n)
 			for i := range 62 {
 				r.Labels[fmt.Sprint("label-", i)] = fmt.Sprintf("%060d", n)[:min(60, 4000/62-8)]
@@ -54,19 +54,19 @@ func TestHeartbeatFlood(t *testing.T) {
 		})
 	}
 	work.Wait()
-	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within recordEvery")
+	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within minUpdateInterval")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
-	// The answers renewed the lease, and another host is served as ever.
+	// The responses renewed the lease, and calls of another host are not delayed.
 	w.members[1].mu.Lock()
-	require.Equal(t, w.still.UnixMilli(), w.members[1].seen[a.id])
+	require.Equal(t, w.frozen.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
 	b := w.host(1, 2)
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 
 	w.mu.Lock()
-	w.still = w.still.Add(time.Duration(recordEvery) * time.Millisecond)
+	w.frozen = w.frozen.Add(time.Duration(minUpdateInterval) * time.Millisecond)
 	w.mu.Unlock()
 	before = w.records.Revision()
 	for range 3 {
@@ -77,13 +77,13 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
 }
 
-// Facts that change with every message are recorded once per recordEvery, with their last values.
+// Facts that change with every message are recorded once per minUpdateInterval, with their last values.
 func TestFactsFlood(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
 	ctx := limited(t)
 	a := w.host(1, 1)
-	_, err := a.HeartbeatNode(ctx, beat(a))
+	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	before := w.records.Revision()
 	s, err := a.Report(ctx)
@@ -98,14 +98,14 @@ func TestFactsFlood(t *testing.T) {
 	}
 	_, err = s.CloseAndRecv()
 	require.NoError(t, err)
-	// The first facts, and the key of the connection's certificate.
+	// Two writes: the first facts, and the key of the connection's certificate.
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
-	w.pass(time.Duration(recordEvery) * time.Millisecond)
+	w.pass(time.Duration(minUpdateInterval) * time.Millisecond)
 	before = w.records.Revision()
 	for range 3 {
-		_, err = a.HeartbeatNode(ctx, beat(a))
+		_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 		require.NoError(t, err)
 	}
 	require.Equal(t, before+1, w.records.Revision())
@@ -114,13 +114,13 @@ func TestFactsFlood(t *testing.T) {
 
 func observations(from, n int) (out []*agentv1.VmObservation) {
 	for i := range n {
-		out = append(out, &agentv1.VmObservation{VmId: string(guest(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
+		out = append(out, &agentv1.VmObservation{VmId: string(testVM(from + i)), Observed: agentv1.Observed_OBSERVED_RUNNING})
 	}
 	return out
 }
 
-// A host that reports more than it may is read more slowly, while others are served; a message that is too large ends the
-// stream.
+// Observations beyond a host's rate are read more slowly, while other hosts are served. A message that is too large
+// ends the stream.
 func TestReportFlood(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -140,9 +140,9 @@ func TestReportFlood(t *testing.T) {
 		require.Error(t, err, name)
 		refused(t, err, c.code, c.says)
 	}
-	require.Empty(t, w.guests.told)
+	require.Empty(t, w.vms.reports)
 
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	flood, end := context.WithCancel(ctx)
 	defer end()
 	s, err := a.Report(flood)
@@ -157,35 +157,36 @@ func TestReportFlood(t *testing.T) {
 			}
 		}
 	})
-	held(ctx)
+	awaitPause(ctx)
 	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
 	require.Equal(t, burst, w.told(a.id))
 
-	// Meanwhile a host with 5,000 VMs is heard of all of them, and its heartbeats are answered.
-	honest, err := b.Report(ctx)
+	// Meanwhile the observations of a host with 5,000 VMs are all processed, and its heartbeats are acknowledged.
+	other, err := b.Report(ctx)
 	require.NoError(t, err)
 	for n := range 50 {
-		require.NoError(t, honest.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
+		require.NoError(t, other.Send(&agentv1.ReportRequest{Vms: observations(n*100, 100)}))
 	}
-	_, err = honest.CloseAndRecv()
+	_, err = other.CloseAndRecv()
 	require.NoError(t, err)
 	require.Equal(t, 5000, w.told(b.id))
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	require.Equal(t, burst, w.told(a.id))
 }
 
 func (w *world) told(id cloud.NodeID) int {
-	w.guests.mu.Lock()
-	defer w.guests.mu.Unlock()
-	return len(w.guests.told[id])
+	w.vms.mu.Lock()
+	defer w.vms.mu.Unlock()
+	return len(w.vms.reports[id])
 }
 
-// holdPauses stops a member's clock and lets none of its pauses end before the caller does. held waits for one to begin.
-func (w *world) holdPauses(member uint64) (held func(context.Context)) {
+// holdPauses stops a member's clock and makes each of its pauses last until the context of the call ends. awaitPause
+// waits until one has begun.
+func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.still = time.Now()
+	w.frozen = time.Now()
 	began := make(chan struct{}, 64)
 	w.members[member].pause = func(ctx context.Context, d time.Duration) error {
 		if d <= 0 {
@@ -205,12 +206,12 @@ func (w *world) holdPauses(member uint64) (held func(context.Context)) {
 	}
 }
 
-// Observations that change records are slowed by how many they change.
-func TestChangesAreSlowed(t *testing.T) {
+// Observations that change records are slowed down by the number of changed records.
+func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
-	held := w.holdPauses(1)
-	w.guests.changes = true
+	awaitPause := w.holdPauses(1)
+	w.vms.changes = true
 	ctx, end := context.WithCancel(limit)
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -218,16 +219,16 @@ func TestChangesAreSlowed(t *testing.T) {
 	s := w.members[1]
 	var all []cloud.Observation
 	for n := range 4 * changeBurst {
-		all = append(all, cloud.Observation{VM: guest(n)})
+		all = append(all, cloud.Observation{VM: testVM(n)})
 	}
-	work.Go(func() { _ = s.reports(ctx, "host", all) })
-	held(limit)
+	work.Go(func() { _ = s.applyReports(ctx, "host", all) })
+	awaitPause(limit)
 	require.LessOrEqual(t, w.told("host"), changeBurst+16)
-	require.NoError(t, s.reports(ctx, "another host", all[:changeBurst]))
+	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
-// A host has few connections, few calls and fewer streams of reports; other hosts have their own.
-func TestStreamsOfAHost(t *testing.T) {
+// The connections, calls and report streams of a host are limited, independently of other hosts.
+func TestConnectionAndCallLimits(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -240,7 +241,7 @@ func TestStreamsOfAHost(t *testing.T) {
 	require.Eventually(t, func() bool {
 		w.members[1].mu.Lock()
 		defer w.members[1].mu.Unlock()
-		return budget.reports == maxReportStreams
+		return budget.reportStreams == maxReportStreams
 	}, 10*time.Second, time.Millisecond)
 	s, err := a.Report(ctx)
 	require.NoError(t, err)
@@ -249,18 +250,18 @@ func TestStreamsOfAHost(t *testing.T) {
 
 	var leave []func()
 	for range maxCalls - maxReportStreams {
-		l, err := w.members[1].enter(ctx, a.id)
+		l, err := w.members[1].beginCall(ctx, a.id)
 		require.NoError(t, err)
 		leave = append(leave, l)
 	}
-	_, err = a.HeartbeatNode(ctx, beat(a))
-	refused(t, err, codes.ResourceExhausted, "128 calls of this host are under way")
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
+	refused(t, err, codes.ResourceExhausted, "128 calls in progress")
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 	for _, l := range leave {
 		l()
 	}
-	_, err = a.HeartbeatNode(ctx, beat(a))
+	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 
 	own := w.certificate(mtls.Node, string(a.id), time.Now(), time.Hour)
@@ -268,26 +269,26 @@ func TestStreamsOfAHost(t *testing.T) {
 	for range maxConnections {
 		c := w.with(1, own)
 		c.id = a.id
-		if _, err := c.HeartbeatNode(ctx, beat(c)); err != nil {
+		if _, err := c.HeartbeatNode(ctx, sendHeartbeat(c)); err != nil {
 			require.Equal(t, codes.Unavailable, codeOf(err))
 			refusals += err.Error() + "\n"
 		}
 	}
 	require.Equal(t, 1, strings.Count(refusals, "\n"), refusals)
-	_, err = b.HeartbeatNode(ctx, beat(b))
+	_, err = b.HeartbeatNode(ctx, sendHeartbeat(b))
 	require.NoError(t, err)
 }
 
-// A host that begins one session after the other is sent snapshots at a limited rate.
+// Snapshots to a host that opens one session after the other are sent at a limited rate.
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
-	held := w.holdPauses(1)
+	awaitPause := w.holdPauses(1)
 	for range watchBurst {
 		a.watch(t).all()
 	}
 	s, err := a.AgentServiceClient.Watch(limited(t), &agentv1.WatchRequest{Protocol: Protocol})
 	require.NoError(t, err)
-	held(s.Context())
+	awaitPause(s.Context())
 	b.watch(t).all()
 }

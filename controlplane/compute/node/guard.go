@@ -22,11 +22,11 @@ import (
 // authenticated only when they begin, and some streams are open for days.
 type guard struct {
 	mu    sync.Mutex // guards conns
-	conns map[*guarded]bool
+	conns map[*guardedConn]bool
 }
 
-// guarded is one connection of a host.
-type guarded struct {
+// guardedConn is one connection of a host.
+type guardedConn struct {
 	net.Conn
 	raw   net.Conn // the connection below TLS
 	node  cloud.NodeID
@@ -34,12 +34,12 @@ type guarded struct {
 	guard *guard
 }
 
-// cut closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may not
-// read it.
-func (c *guarded) cut() { c.raw.Close() }
+// closeRaw closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may
+// not read it.
+func (c *guardedConn) closeRaw() { c.raw.Close() }
 
 // Close implements net.Conn.
-func (c *guarded) Close() error {
+func (c *guardedConn) Close() error {
 	c.guard.mu.Lock()
 	delete(c.guard.conns, c)
 	c.guard.mu.Unlock()
@@ -48,16 +48,16 @@ func (c *guarded) Close() error {
 
 // Credentials returns the transport credentials of the server on port 7443. config comes from mtls.ServerOptional.
 func (s *Service) Credentials(config *tls.Config) credentials.TransportCredentials {
-	return watched{credentials.NewTLS(config), &s.guard}
+	return guardedCredentials{credentials.NewTLS(config), &s.guard}
 }
 
-type watched struct {
+type guardedCredentials struct {
 	credentials.TransportCredentials
 	guard *guard
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (w guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return nil, nil, err
@@ -67,11 +67,11 @@ func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		return conn, info, nil
 	}
 	leaf := t.State.PeerCertificates[0]
-	id, err := mtls.Of(leaf)
+	id, err := mtls.IDOf(leaf)
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}
-	c := &guarded{conn, raw, cloud.NodeID(id.Name), leaf, w.guard}
+	c := &guardedConn{conn, raw, cloud.NodeID(id.Name), leaf, w.guard}
 	if !w.guard.add(c) {
 		return nil, nil, errors.Join(fmt.Errorf("host %s has %d connections", id.Name, maxConnections), conn.Close())
 	}
@@ -79,12 +79,12 @@ func (w watched) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 }
 
 // Clone implements credentials.TransportCredentials.
-func (w watched) Clone() credentials.TransportCredentials {
-	return watched{w.TransportCredentials.Clone(), w.guard}
+func (w guardedCredentials) Clone() credentials.TransportCredentials {
+	return guardedCredentials{w.TransportCredentials.Clone(), w.guard}
 }
 
 // add registers a connection. It returns false if the host has maxConnections already.
-func (g *guard) add(c *guarded) bool {
+func (g *guard) add(c *guardedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := 0
@@ -99,8 +99,8 @@ func (g *guard) add(c *guarded) bool {
 	return n < maxConnections
 }
 
-// some returns the connections for which choose returns true.
-func (g *guard) some(choose func(*guarded) bool) (out []*guarded) {
+// filter returns the connections for which choose returns true.
+func (g *guard) filter(choose func(*guardedConn) bool) (out []*guardedConn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for c := range g.conns {
@@ -111,33 +111,33 @@ func (g *guard) some(choose func(*guarded) bool) (out []*guarded) {
 	return out
 }
 
-func everyone(*guarded) bool { return true }
+func anyConn(*guardedConn) bool { return true }
 
 const (
-	// freshEvery is how often a member checks that its records are current, so that it would have seen an eviction.
-	freshEvery = time.Second
-	// blindTime limits that check. A member that fails it closes the connections of all hosts; they connect to another
-	// member and continue interrupted image reads there.
-	blindTime = 5 * time.Second
+	// freshInterval is how often a member checks that its records are current, so that it would have seen an eviction.
+	freshInterval = time.Second
+	// freshTimeout limits that check. A member that fails it closes the connections of all hosts; they connect to
+	// another member and continue interrupted image reads there.
+	freshTimeout = 5 * time.Second
 )
 
 // Guard closes the connections of evicted or banned hosts on this member until ctx ends. Every member runs it.
 func (s *Service) Guard(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := s.guardOn(ctx)
+		err := s.guardOnce(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		s.opts.Log.Warn("evictions are read again", "err", err)
+		s.opts.Log.Warn("watch of evictions failed; retrying", "err", err)
 		select {
-		case <-time.After(freshEvery):
+		case <-time.After(freshInterval):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// guardOn checks every connection once, and then those that a change of records affects.
-func (s *Service) guardOn(ctx context.Context) error {
+// guardOnce checks every connection once, and then those that a change of records affects.
+func (s *Service) guardOnce(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -151,38 +151,38 @@ func (s *Service) guardOn(ctx context.Context) error {
 	}
 	// Start the watches before the first check: a change in between is then handled twice instead of never.
 	work.Go(func() {
-		end(heed(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
+		end(forEachChange(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
 			if !c.Deleted {
 				return nil
 			}
-			return s.review(func(g *guarded) bool { return string(g.node) == c.Path[0] })
+			return s.recheck(func(g *guardedConn) bool { return string(g.node) == c.Path[0] })
 		}))
 	})
 	work.Go(func() {
-		end(heed(ctx, evictions.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
-			return s.review(func(g *guarded) bool { return string(g.node) == c.Path[0] })
+		end(forEachChange(ctx, evictions.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
+			return s.recheck(func(g *guardedConn) bool { return string(g.node) == c.Path[0] })
 		}))
 	})
 	work.Go(func() {
-		end(heed(ctx, bans.WatchPaths(s.opts.Store, from), func(store.PathChange) error { return s.review(everyone) }))
+		end(forEachChange(ctx, bans.WatchPaths(s.opts.Store, from), func(store.PathChange) error { return s.recheck(anyConn) }))
 	})
-	if err := s.review(everyone); err != nil {
+	if err := s.recheck(anyConn); err != nil {
 		return err
 	}
-	tick := time.NewTicker(freshEvery)
+	tick := time.NewTicker(freshInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
-			s.beFresh(ctx, blindTime)
+			s.closeIfStale(ctx, freshTimeout)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// heed calls take for each change of a watch until one call fails.
-func heed(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
+// forEachChange calls take for each change of a watch until one call fails.
+func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
 	defer w.Close()
 	for {
 		changes, _, err := w.Next(ctx)
@@ -197,44 +197,44 @@ func heed(ctx context.Context, w *store.PathWatch, take func(store.PathChange) e
 	}
 }
 
-// review closes the chosen connections whose host is evicted, banned or unknown, and deletes the hosts' last-heartbeat
+// recheck closes the chosen connections whose host is evicted, banned or unknown, and deletes the hosts' last-heartbeat
 // times.
-func (s *Service) review(choose func(*guarded) bool) error {
-	chosen := s.guard.some(choose)
+func (s *Service) recheck(choose func(*guardedConn) bool) error {
+	chosen := s.guard.filter(choose)
 	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
 		return nil
 	}
 	return s.opts.Store.Local(func(v *store.View) error {
 		for _, c := range chosen {
-			why := judge(v, c.node, c.leaf)
+			why := checkHost(v, c.node, c.leaf)
 			if why == nil {
 				continue
 			}
 			s.opts.Log.Info("closing a host's connection", "node", c.node, "why", why)
-			c.cut()
+			c.closeRaw()
 			s.mu.Lock()
-			delete(s.seen, c.node)
+			delete(s.lastHeartbeat, c.node)
 			s.mu.Unlock()
 		}
 		return nil
 	})
 }
 
-// beFresh closes all hosts' connections if this member cannot confirm within the given time that its records are
+// closeIfStale closes all hosts' connections if this member cannot confirm within the given time that its records are
 // current.
-func (s *Service) beFresh(ctx context.Context, within time.Duration) {
-	if len(s.guard.some(everyone)) == 0 {
+func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
+	if len(s.guard.filter(anyConn)) == 0 {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	err := s.opts.Store.Recent(limited, freshEvery, func(*store.View) error { return nil })
+	err := s.opts.Store.Recent(limited, freshInterval, func(*store.View) error { return nil })
 	if err == nil || ctx.Err() != nil {
 		return
 	}
-	open := s.guard.some(everyone)
-	s.opts.Log.Warn("closing the connections of all hosts: whether one was evicted cannot be known", "count", len(open), "err", err)
+	open := s.guard.filter(anyConn)
+	s.opts.Log.Warn("closing the connections of all hosts: evictions could not be read", "count", len(open), "err", err)
 	for _, c := range open {
-		c.cut()
+		c.closeRaw()
 	}
 }

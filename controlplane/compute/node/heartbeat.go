@@ -15,36 +15,37 @@ import (
 
 // heartbeat processes a host's description of itself and returns the recorded description. Before it returns, a quorum
 // has confirmed that this member still led after the heartbeat arrived, because the response renews the host's lease.
-// If the description changes more often than recordEvery, the change is recorded by a later heartbeat that repeats it.
-func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, error) {
+// If the description changes more often than minUpdateInterval, the change is recorded by a later heartbeat that
+// repeats it.
+func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
 		return cloud.Node{}, s.redirect(leader)
 	}
-	if err := checkHeartbeat(&said); err != nil {
+	if err := checkHeartbeat(&reported); err != nil {
 		return cloud.Node{}, err
 	}
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()
-	known, ok := s.fleet[said.ID]
+	known, ok := s.nodes[reported.ID]
 	s.mu.Unlock()
-	b := s.budgetOf(said.ID)
-	if !ok || !same(&known, &said) {
-		stored, inTurn, err := s.describeInTurn(ctx, said.ID, &b.described, func(n *cloud.Node) { merge(n, &said) })
+	b := s.budgetOf(reported.ID)
+	if !ok || !sameHeartbeat(&known, &reported) {
+		stored, inTurn, err := s.updateNodeThrottled(ctx, reported.ID, &b.lastUpdate, func(n *cloud.Node) { copyHeartbeat(n, &reported) })
 		switch {
 		case err != nil:
 			return cloud.Node{}, err
 		case inTurn:
 			known = stored
 		case !ok:
-			n, err := s.get(ctx, said.ID)
+			n, err := s.get(ctx, reported.ID)
 			if err != nil {
 				return cloud.Node{}, err
 			}
 			known = *n
 		}
 	}
-	if err := s.recordFacts(ctx, said.ID, b); err != nil {
+	if err := s.recordFacts(ctx, reported.ID, b); err != nil {
 		return cloud.Node{}, err
 	}
 	if err := s.opts.Store.Barrier(ctx); err != nil {
@@ -55,13 +56,13 @@ func (s *Service) heartbeat(ctx context.Context, said cloud.Node) (cloud.Node, e
 		return cloud.Node{}, s.redirect(leader)
 	}
 	s.mu.Lock()
-	s.seen[said.ID] = now
+	s.lastHeartbeat[reported.ID] = now
 	s.mu.Unlock()
 	return known, nil
 }
 
-// describe applies change to a host's record, and reports whether the record changed.
-func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
+// updateNode applies change to a host's record, and reports whether the record changed.
+func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))
 		if err != nil {
@@ -73,7 +74,7 @@ func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cl
 		before := *n
 		change(n)
 		out = *n
-		if changed = !same(&before, n) || !factsOf(&before).equal(factsOf(n)); !changed {
+		if changed = !sameHeartbeat(&before, n) || !factsOf(&before).equal(factsOf(n)); !changed {
 			return nil
 		}
 		n.UpdatedAt = tx.Now()
@@ -84,15 +85,15 @@ func (s *Service) describe(ctx context.Context, id cloud.NodeID, change func(*cl
 	return out, changed && err == nil, err
 }
 
-// merge copies the fields that a heartbeat sets from said to n. Other fields of n keep their values.
-func merge(n, said *cloud.Node) {
-	n.Name, n.Declared, n.Capacity, n.Allocatable = said.Name, said.Declared, said.Capacity, said.Allocatable
-	n.Hypervisors, n.Labels, n.AgentVersion = said.Hypervisors, said.Labels, said.AgentVersion
-	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = said.VolumeDrivers, said.StorageClasses, said.SharedMigration
+// copyHeartbeat copies the fields that a heartbeat sets from reported to n. Other fields of n keep their values.
+func copyHeartbeat(n, reported *cloud.Node) {
+	n.Name, n.Declared, n.Capacity, n.Allocatable = reported.Name, reported.Declared, reported.Capacity, reported.Allocatable
+	n.Hypervisors, n.Labels, n.AgentVersion = reported.Hypervisors, reported.Labels, reported.AgentVersion
+	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = reported.VolumeDrivers, reported.StorageClasses, reported.SharedMigration
 }
 
-// same reports whether two records agree in all fields that a heartbeat sets.
-func same(a, b *cloud.Node) bool {
+// sameHeartbeat reports whether two records agree in all fields that a heartbeat sets.
+func sameHeartbeat(a, b *cloud.Node) bool {
 	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
 		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
 		slices.Equal(a.VolumeDrivers, b.VolumeDrivers) && slices.Equal(a.StorageClasses, b.StorageClasses) &&
@@ -101,15 +102,15 @@ func same(a, b *cloud.Node) bool {
 
 // Limits of a host's description, in bytes unless stated otherwise.
 const (
-	maxHostName = 253
-	maxWord     = 128
+	maxHostName  = 253
+	maxWordBytes = 128
 	// maxModels and maxModelBytes limit the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, 2 KiB in total.
 	maxModels     = 512
 	maxModelBytes = 16 << 10
 )
 
-// most limits a host's capacity. It is more than any host has, and far from integer overflow of sums.
-var most = cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 32, StorageGiB: 1 << 32}
+// maxCapacity limits a host's capacity. It is more than any host has, and far from integer overflow of sums.
+var maxCapacity = cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 32, StorageGiB: 1 << 32}
 
 func checkHeartbeat(n *cloud.Node) error {
 	if err := checkHostName(n.Name); err != nil {
@@ -117,16 +118,16 @@ func checkHeartbeat(n *cloud.Node) error {
 	}
 	switch {
 	case n.Declared != cloud.NodeReady && n.Declared != cloud.NodeNotReady:
-		return fault.Invalid("state", "an agent says READY or NOT_READY")
+		return fault.Invalid("state", "must be READY or NOT_READY")
 	case len(n.Hypervisors) > 8 || len(n.VolumeDrivers) > 8 || len(n.StorageClasses) > 64:
-		return fault.New(fault.InvalidArgument, "the heartbeat lists too much")
+		return fault.New(fault.InvalidArgument, "the heartbeat lists too many values")
 	}
 	for _, c := range []struct {
 		field string
 		have  cloud.Capacity
 	}{{"capacity", n.Capacity}, {"allocatable", n.Allocatable}} {
-		if c.have.VCPUs > most.VCPUs || c.have.MemoryMiB > most.MemoryMiB || c.have.StorageGiB > most.StorageGiB {
-			return fault.Invalid(c.field, "at most %d vCPUs, %d MiB and %d GiB", most.VCPUs, most.MemoryMiB, most.StorageGiB)
+		if c.have.VCPUs > maxCapacity.VCPUs || c.have.MemoryMiB > maxCapacity.MemoryMiB || c.have.StorageGiB > maxCapacity.StorageGiB {
+			return fault.Invalid(c.field, "at most %d vCPUs, %d MiB and %d GiB", maxCapacity.VCPUs, maxCapacity.MemoryMiB, maxCapacity.StorageGiB)
 		}
 	}
 	if err := checkWords("agent_version", n.AgentVersion); err != nil {
@@ -147,8 +148,8 @@ func checkHostName(name string) error {
 
 func checkWords(field string, words ...string) error {
 	for _, w := range words {
-		if len(w) > maxWord || !printable(w) {
-			return fault.Invalid(field, "must be at most %d printable bytes", maxWord)
+		if len(w) > maxWordBytes || !printable(w) {
+			return fault.Invalid(field, "must be at most %d printable bytes", maxWordBytes)
 		}
 	}
 	return nil

@@ -12,14 +12,14 @@ import (
 // openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
 // for an image that this member does not hold, so that a host cannot find out which images exist.
 func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
-	if err := s.spend(ctx, s.budgetOf(id).images, 1); err != nil {
+	if err := s.throttle(ctx, s.budgetOf(id).images, 1); err != nil {
 		return nil, err
 	}
-	limited, cancel := context.WithTimeout(ctx, knownTime)
+	limited, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	uses := false
 	err := s.opts.Store.View(limited, func(v *store.View) (err error) {
-		uses, err = s.guests.UsesImage(v, id, sha256)
+		uses, err = s.vms.UsesImage(v, id, sha256)
 		return err
 	})
 	if err != nil {
@@ -39,23 +39,23 @@ func errNoImage() error {
 	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
 }
 
-// maxReading limits the concurrent image reads of a host from one member.
-const maxReading = 8
+// maxImageReads limits the concurrent image reads of a host from one member.
+const maxImageReads = 8
 
 func (s *Service) beginReading(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reading[id] >= maxReading {
+	if s.imageReads[id] >= maxImageReads {
 		return false
 	}
-	s.reading[id]++
+	s.imageReads[id]++
 	return true
 }
 
 func (s *Service) endReading(id cloud.NodeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reading[id]--; s.reading[id] == 0 {
-		delete(s.reading, id)
+	if s.imageReads[id]--; s.imageReads[id] == 0 {
+		delete(s.imageReads, id)
 	}
 }

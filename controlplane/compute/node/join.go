@@ -47,17 +47,17 @@ var joinTokens = store.NewTable[joinToken]("join-token")
 // because its certificate expired or the cluster was restored from a backup, keeps its ID.
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
-// keep stores that a host holds a key, unless the key belongs to another host that has a record.
-func keep(tx *store.Tx, key []byte, id cloud.NodeID) error {
-	if holder, err := holderOf(tx, key); err != nil || holder != "" {
+// storeKey stores that a host holds a key, unless the key belongs to another host that has a record.
+func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
+	if holder, err := keyOwner(tx, key); err != nil || holder != "" {
 		return err
 	}
 	hostKeys.Put(tx, &id, keyText(key))
 	return nil
 }
 
-// holderOf returns the host that holds a key, or "" if there is none with a record.
-func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
+// keyOwner returns the host that holds a key, or "" if there is none with a record.
+func keyOwner(tx *store.Tx, key []byte) (cloud.NodeID, error) {
 	id, err := hostKeys.Get(tx, keyText(key))
 	if err != nil || id == nil {
 		return "", err
@@ -68,12 +68,12 @@ func holderOf(tx *store.Tx, key []byte) (cloud.NodeID, error) {
 	return *id, nil
 }
 
-type tokenAsk struct {
+type tokenRequest struct {
 	Name string
 	TTL  time.Duration
 }
 
-type tokenMade struct {
+type tokenResponse struct {
 	Token   string
 	Expires cloud.Time
 }
@@ -82,7 +82,7 @@ var newTokenCommand = leader.NewCommand("node.new-token", leader.Repeatable, (*S
 
 // newTokenOnLeader stores a join token and returns its text: the ID, the secret, and the pin of the certificate
 // authority, which the agent verifies. Only the hash of the secret is stored.
-func (s *Service) newTokenOnLeader(ctx context.Context, q tokenAsk) (made tokenMade, err error) {
+func (s *Service) newTokenOnLeader(ctx context.Context, q tokenRequest) (made tokenResponse, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
 	id := hex.EncodeToString(secret[:8])
@@ -96,12 +96,12 @@ func (s *Service) newTokenOnLeader(ctx context.Context, q tokenAsk) (made tokenM
 	return made, err
 }
 
-type joinAsk struct {
+type joinRequest struct {
 	ID, Secret, Name string
 	Key              []byte
 }
 
-func errBadJoin() error {
+func errBadToken() error {
 	return fault.New(fault.Unauthenticated, "the join token is unknown, expired or used by another host: make a new one with `trivet node token`")
 }
 
@@ -109,7 +109,7 @@ var admitCommand = leader.NewCommand("node.admit", leader.Repeatable, (*Service)
 
 // admitOnLeader marks a join token as used by a key and returns the host's ID. A key that already belongs to a host
 // gets the same ID again, also with a new token: only the machine that runs the host's VMs has the key.
-func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID, err error) {
+func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
 		if err != nil {
@@ -117,25 +117,25 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID
 		}
 		given := sha256.Sum256([]byte(q.Secret))
 		if t == nil || subtle.ConstantTimeCompare(given[:], t.Secret[:]) != 1 || tx.Now() >= t.Expires {
-			return errBadJoin()
+			return errBadToken()
 		}
 		if t.Name != "" && t.Name != q.Name {
 			return fault.New(fault.PermissionDenied, "the join token is for the host %s", t.Name)
 		}
-		if err := barred(tx, q.Key); err != nil {
+		if err := checkBan(tx, q.Key); err != nil {
 			return err
 		}
 		if t.Node != "" {
 			if subtle.ConstantTimeCompare(t.Key, q.Key) != 1 {
-				return errBadJoin()
+				return errBadToken()
 			}
 			if known, err := Nodes.Has(tx, string(t.Node)); err != nil || !known {
-				return cmp.Or(err, errBadJoin()) // the host was removed since
+				return cmp.Or(err, errBadToken()) // the host was removed since
 			}
 			id = t.Node
 			return nil
 		}
-		if id, err = holderOf(tx, q.Key); err != nil {
+		if id, err = keyOwner(tx, q.Key); err != nil {
 			return err
 		}
 		if id != "" && s.connected(id) {
@@ -154,7 +154,7 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinAsk) (id cloud.NodeID
 		id = cloud.NodeID(made.String())
 		t.Key, t.Node = q.Key, id
 		joinTokens.Put(tx, t, q.ID)
-		if err := keep(tx, q.Key, id); err != nil {
+		if err := storeKey(tx, q.Key, id); err != nil {
 			return err
 		}
 		Nodes.Put(tx, &cloud.Node{ID: id, Name: q.Name, Declared: cloud.NodeNotReady, CreatedAt: tx.Now(), UpdatedAt: tx.Now()}, string(id))

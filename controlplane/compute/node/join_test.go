@@ -34,7 +34,7 @@ func (w *world) token(name string, ttl time.Duration) string {
 	return token
 }
 
-// A host joins at a member that does not lead, asks again, and is who its certificate says.
+// A host joins at a member that does not lead, repeats the call, and is identified by its certificate.
 func TestJoin(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -48,18 +48,18 @@ func TestJoin(t *testing.T) {
 	leaf, err := x509.ParseCertificate(c.GetCertificate())
 	require.NoError(t, err)
 	require.NoError(t, leaf.CheckSignatureFrom(w.authority.Certificate()))
-	party, err := mtls.Of(leaf)
+	id, err := mtls.IDOf(leaf)
 	require.NoError(t, err)
-	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, party)
-	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host serves nobody")
+	require.Equal(t, mtls.ID{Cluster: "test", Kind: mtls.Node, Name: c.GetNodeId()}, id)
+	require.Equal(t, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, leaf.ExtKeyUsage, "a host's certificate is not for servers")
 	require.WithinDuration(t, time.Now().Add(CertificateLife), leaf.NotAfter, time.Minute)
 	n := w.node(cloud.NodeID(c.GetNodeId()))
 	require.Equal(t, "rack-1", n.Name)
-	require.Equal(t, cloud.NodeNotReady, n.Declared, "it has said nothing of itself yet")
+	require.Equal(t, cloud.NodeNotReady, n.Declared, "no heartbeat has arrived yet")
 
 	again, err := pinned.Join(ctx, ask)
 	require.NoError(t, err)
-	require.Equal(t, c.GetNodeId(), again.GetNodeId(), "the answer may have been lost")
+	require.Equal(t, c.GetNodeId(), again.GetNodeId(), "the response may have been lost")
 	_, err = pinned.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol, Token: token, Csr: request(t, newKey(t)), Name: "rack-1"})
 	refused(t, err, codes.Unauthenticated, "used by another host")
 
@@ -77,7 +77,7 @@ func TestJoin(t *testing.T) {
 	refused(t, err, codes.Unauthenticated, "make a new one")
 }
 
-// Joins that get nothing, and change nothing.
+// Joins that are refused, and change no record.
 func TestJoinRefused(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -127,7 +127,7 @@ func TestJoinRefused(t *testing.T) {
 		return err
 	}))
 
-	// None of that used the tokens up.
+	// None of these calls used a token.
 	_, err = pinned.Join(ctx, &ask{Protocol: 1, Token: named, Csr: good, Name: "rack-9"})
 	require.NoError(t, err)
 	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -136,11 +136,12 @@ func TestJoinRefused(t *testing.T) {
 	require.NoError(t, err)
 
 	_, err = w.dial(1, mtls.ClientPinned(strings.Repeat("0", 64))).Join(ctx, &ask{Protocol: 1, Token: token, Csr: good, Name: "h"})
-	refused(t, err, codes.Unavailable, "another authority")
+	refused(t, err, codes.Unavailable, "another certificate authority")
 }
 
-// TestHostsRaceForAToken has twenty hosts join at two members with one token at the same time. One of them joins.
-func TestHostsRaceForAToken(t *testing.T) {
+// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them
+// joins.
+func TestConcurrentJoinsWithOneToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	token := w.token("", 0)
@@ -167,7 +168,7 @@ func TestHostsRaceForAToken(t *testing.T) {
 	}))
 }
 
-// Tokens: how long they live, and that they go.
+// How long tokens are valid, and that expired ones are deleted.
 func TestTokens(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[2]
@@ -194,14 +195,14 @@ func TestTokens(t *testing.T) {
 	w.pass(2 * time.Minute)
 	require.NoError(t, s.Expire(t.Context()))
 	require.Equal(t, 2, left())
-	// Many that live do not hide those that are over.
+	// Expired tokens are deleted also if there are many valid ones.
 	w.update(func(tx *store.Tx) error {
 		for n := range 1500 {
 			expires := tx.Now() + 1
 			if n < 1100 {
 				expires += time.Hour.Milliseconds()
 			}
-			joinTokens.Put(tx, &joinToken{Expires: expires}, string(guest(n)))
+			joinTokens.Put(tx, &joinToken{Expires: expires}, string(testVM(n)))
 		}
 		return nil
 	})
@@ -210,7 +211,8 @@ func TestTokens(t *testing.T) {
 	require.Equal(t, 1102, left())
 }
 
-// A host renews while its certificate is valid, and for a week after; it can do nothing else with one that is over.
+// A host can renew its certificate while it is valid and for a week after. With an expired certificate it can call
+// nothing else.
 func TestRenew(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -223,7 +225,7 @@ func TestRenew(t *testing.T) {
 		"valid": issued(0, time.Hour), "just over": issued(time.Hour+time.Minute, time.Hour), "six days over": issued(7*24*time.Hour, 24*time.Hour),
 	} {
 		_, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: request(t, newKey(t))})
-		refused(t, err, codes.InvalidArgument, "the key of the certificate")
+		refused(t, err, codes.InvalidArgument, "the key of the connection")
 		c, err := a.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 		require.NoError(t, err, name)
 		require.Equal(t, string(id), c.GetNodeId())
@@ -235,21 +237,21 @@ func TestRenew(t *testing.T) {
 	}
 	_, err := issued(9*24*time.Hour, 24*time.Hour).Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 	require.Equal(t, codes.Unavailable, codeOf(err), "beyond the grace not even a connection: %v", err)
-	for method, err := range everything(ctx, issued(time.Hour+time.Minute, time.Hour)) {
+	for method, err := range callAll(ctx, issued(time.Hour+time.Minute, time.Hour)) {
 		if method != "Join" && method != "Renew" {
 			require.Equal(t, codes.Unauthenticated, codeOf(err), "%s: %v", method, err)
 			require.ErrorContains(t, err, "renew", method)
 		}
 	}
-	gone := w.with(1, w.certificate(mtls.Node, string(guest(99)), time.Now(), time.Hour))
+	gone := w.with(1, w.certificate(mtls.Node, string(testVM(99)), time.Now(), time.Hour))
 	_, err = gone.Renew(ctx, &agentv1.RenewRequest{Csr: csr})
 	refused(t, err, codes.PermissionDenied, "join again")
 }
 
-// A host that joins once more with its key is the host that it was: its certificate ran out for long, or it comes back
-// after a restore, when its tokens and sessions are gone. Nobody else gets its id: not another key under its name, and
-// not a copy of it while it is connected.
-func TestJoinAgain(t *testing.T) {
+// A host that joins again with its key keeps its ID: after its certificate expired, or after a restore, when its tokens
+// and sessions are gone. No other caller gets its ID: not another key under its name, and not a copy of the host while
+// it is connected.
+func TestRejoinKeepsNodeID(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	join := func(key any, name string) (*agentv1.Credential, error) {
@@ -264,7 +266,7 @@ func TestJoinAgain(t *testing.T) {
 	again, err := join(key, "rack-1")
 	require.NoError(t, err)
 	require.Equal(t, first.GetNodeId(), again.GetNodeId())
-	require.Equal(t, before, w.node(before.ID), "its record stays as it is")
+	require.Equal(t, before, w.node(before.ID), "its record is unchanged")
 	other, err := join(newKey(t), "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, first.GetNodeId(), other.GetNodeId())
@@ -286,7 +288,7 @@ func TestJoinAgain(t *testing.T) {
 	_, err = join(key, "rack-2")
 	require.NoError(t, err)
 
-	// A host whose record is gone is a new one.
+	// A host without a record joins under a new ID.
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, first.GetNodeId()); return nil })
 	later, err := join(key, "rack-1")
 	require.NoError(t, err)
@@ -296,8 +298,8 @@ func TestJoinAgain(t *testing.T) {
 	require.Equal(t, later.GetNodeId(), again.GetNodeId())
 }
 
-// The key of a host that joined before keys were noted is noted when it reports.
-func TestKeyOfAnOldHost(t *testing.T) {
+// The key of a host that joined before keys were recorded is recorded when it reports.
+func TestKeyIsStoredOnReport(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
 	a := w.host(1, 1)

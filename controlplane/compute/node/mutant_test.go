@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each broken rule is noticed.
+// The tests notice each mutant of this package.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	ctx := limited(t)
@@ -22,15 +22,15 @@ func TestMutants(t *testing.T) {
 
 	mutant.Set(mutant.IgnoreBans)
 	w := newWorld(t)
-	h, err := w.comes(ctx, newKey(t), "rack-1")
+	h, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	_, err = w.members[1].Ban(ctx, h.id, "", "")
 	require.NoError(t, err)
-	require.ErrorContains(t, w.bannedComesBack(ctx, h), "let in")
+	require.ErrorContains(t, w.bannedCalls(ctx, h), "let in")
 
 	mutant.Set(mutant.KeepEvictedOpen)
 	w = newWorld(t)
-	h, err = w.comes(ctx, newKey(t), "rack-1")
+	h, err = w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	ends := w.open(ctx, h)
 	_, err = w.members[1].Evict(ctx, h.id, false)

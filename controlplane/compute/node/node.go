@@ -4,10 +4,10 @@
 // The leader writes a host's record when the host's description changes. Liveness is not stored: the leader keeps in
 // memory when it last received a heartbeat of each host, and the session of its agent. A new leader has none of this
 // and collects it within one heartbeat interval. Until a host's first heartbeat, a new leader reports the host as
-// NOT_READY. It reports no host as Away before cloud.HeartbeatLost has passed since the start of its term. The state
+// NOT_READY. It reports no host as Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state
 // READY, NOT_READY or CORDONED is computed for each request.
 //
-// The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and Guests (package
+// The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController (package
 // vm) returns the desired state of each. There is no second copy of the desired state.
 //
 // A host is identified by its key. It keeps its ID when it joins again, for example after its certificate expired or
@@ -49,8 +49,8 @@ var Nodes = store.NewTable[cloud.Node]("node")
 // LeaseSeconds is how long, in seconds, a host may run its VMs after it sent the last heartbeat that got a response.
 const LeaseSeconds = 30
 
-// Guests provides the desired state of VMs and records what hosts report. Package vm implements it.
-type Guests interface {
+// VMController provides the desired state of VMs and records what hosts report. Package vm implements it.
+type VMController interface {
 	// Assigned returns the desired state of VMs that are or were placed on the host: of the given VMs, or of all if
 	// none are given.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
@@ -66,10 +66,7 @@ type Options struct {
 	Commands   *leader.Commands
 	Leadership leader.Leadership
 	Self       uint64
-	// AgentAddresses maps each member to its listener for agents, host:port.
-	AgentAddresses map[uint64]string
-	// Listeners returns the current listeners; it replaces AgentAddresses, since members can be added and removed.
-	// Optional.
+	// Listeners returns each current member's listener for agents, host:port.
 	Listeners func() map[uint64]string
 	Authority *mtls.Authority
 	Log       *slog.Logger
@@ -83,19 +80,19 @@ type Options struct {
 // Service implements the node service of one member.
 type Service struct {
 	opts   Options
-	guests Guests
+	vms    VMController
 	images ImageSource
 
 	mu sync.Mutex
-	// since is when this member's term as leader began, 0 while it does not lead. seen holds the time of each host's
+	// termStart is when this member's term as leader began, 0 while it does not lead. lastHeartbeat holds the time of each host's
 	// last heartbeat to this member as leader; it stays valid for this member's next term.
-	since cloud.Time
-	seen  map[cloud.NodeID]cloud.Time
-	// fleet holds every host's record while this member leads; it is empty on other members.
-	fleet    map[cloud.NodeID]cloud.Node
+	termStart     cloud.Time
+	lastHeartbeat map[cloud.NodeID]cloud.Time
+	// nodes holds every host's record while this member leads; it is empty on other members.
+	nodes    map[cloud.NodeID]cloud.Node
 	sessions map[cloud.NodeID]*session
-	// reading counts the image reads in progress per host.
-	reading map[cloud.NodeID]int
+	// imageReads counts the image reads in progress per host.
+	imageReads map[cloud.NodeID]int
 	// budgets holds one budget per host that has called this member.
 	budgets map[cloud.NodeID]*budget
 	// pause is sleep, except in tests.
@@ -117,37 +114,29 @@ func New(opts Options) *Service {
 		opts.Steady = opts.Now
 	}
 	s := &Service{
-		opts: opts, seen: map[cloud.NodeID]cloud.Time{}, fleet: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
-		reading: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
-		guard: guard{conns: map[*guarded]bool{}},
+		opts: opts, lastHeartbeat: map[cloud.NodeID]cloud.Time{}, nodes: map[cloud.NodeID]cloud.Node{}, sessions: map[cloud.NodeID]*session{},
+		imageReads: map[cloud.NodeID]int{}, budgets: map[cloud.NodeID]*budget{}, pause: sleep, consoles: consoles{open: map[string]*console{}},
+		guard: guard{conns: map[*guardedConn]bool{}},
 	}
 	leader.Register(opts.Commands, s, lastHeardCommand, cordonCommand, newTokenCommand, admitCommand, evictCommand, banCommand, unbanCommand,
 		readConsoleCommand)
 	return s
 }
 
-// listeners returns the members' listeners for agents, host:port.
-func (s *Service) listeners() map[uint64]string {
-	if s.opts.Listeners != nil {
-		return s.opts.Listeners()
-	}
-	return s.opts.AgentAddresses
-}
-
 // Attach sets the sources of VM states and images. Call it before serving.
-func (s *Service) Attach(guests Guests, images ImageSource) { s.guests, s.images = guests, images }
+func (s *Service) Attach(guests VMController, images ImageSource) { s.vms, s.images = guests, images }
 
-// Follow keeps s.fleet equal to the host records while this member leads. It is a leader task: it ends with the term.
+// Follow keeps s.nodes equal to the host records while this member leads. It is a leader task: it ends with the term.
 func (s *Service) Follow(ctx context.Context) error {
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.since = 0
-		clear(s.fleet)
+		s.termStart = 0
+		clear(s.nodes)
 	}()
 	// A host that sent a heartbeat before the records are read either has a record in them, or was removed.
 	s.mu.Lock()
-	before := slices.Collect(maps.Keys(s.seen))
+	before := slices.Collect(maps.Keys(s.lastHeartbeat))
 	s.mu.Unlock()
 	var from int64
 	if err := s.opts.Store.View(ctx, func(v *store.View) error {
@@ -159,14 +148,14 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, r := range all {
-			s.fleet[r.Value.ID] = *r.Value
+			s.nodes[r.Value.ID] = *r.Value
 		}
 		for _, id := range before {
-			if _, known := s.fleet[id]; !known {
-				delete(s.seen, id)
+			if _, known := s.nodes[id]; !known {
+				delete(s.lastHeartbeat, id)
 			}
 		}
-		s.since = s.opts.Steady().UnixMilli()
+		s.termStart = s.opts.Steady().UnixMilli()
 		return nil
 	}); err != nil {
 		return err
@@ -182,13 +171,13 @@ func (s *Service) Follow(ctx context.Context) error {
 		for _, c := range changes {
 			id := cloud.NodeID(c.Path[0])
 			if c.Value == nil {
-				delete(s.fleet, id)
-				delete(s.seen, id)
-				if b := s.budgets[id]; b != nil && b.underWay == 0 {
+				delete(s.nodes, id)
+				delete(s.lastHeartbeat, id)
+				if b := s.budgets[id]; b != nil && b.activeCalls == 0 {
 					delete(s.budgets, id)
 				}
 			} else {
-				s.fleet[id] = *c.Value
+				s.nodes[id] = *c.Value
 			}
 		}
 		s.mu.Unlock()
@@ -200,21 +189,21 @@ func (s *Service) Fleet() []schedule.Candidate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Steady().UnixMilli()
-	out := make([]schedule.Candidate, 0, len(s.fleet))
-	for _, id := range slices.Sorted(maps.Keys(s.fleet)) {
-		n := s.fleet[id]
-		out = append(out, schedule.Candidate{Node: n, State: n.State(now, s.seen[id])})
+	out := make([]schedule.Candidate, 0, len(s.nodes))
+	for _, id := range slices.Sorted(maps.Keys(s.nodes)) {
+		n := s.nodes[id]
+		out = append(out, schedule.Candidate{Node: n, State: n.State(now, s.lastHeartbeat[id])})
 	}
 	return out
 }
 
-// Away reports whether a host has sent no heartbeat for more than cloud.HeartbeatLost. It returns false if this member
+// Unresponsive reports whether a host has sent no heartbeat for more than cloud.HeartbeatTimeout. It returns false if this member
 // does not lead, or has led for less than that time.
-func (s *Service) Away(id cloud.NodeID) bool {
+func (s *Service) Unresponsive(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.opts.Steady().UnixMilli()
-	return s.since != 0 && now-max(s.seen[id], s.since) > cloud.HeartbeatLost
+	return s.termStart != 0 && now-max(s.lastHeartbeat[id], s.termStart) > cloud.HeartbeatTimeout
 }
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)
@@ -225,7 +214,7 @@ func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (live
 	defer s.mu.Unlock()
 	out := liveness{Now: s.opts.Steady().UnixMilli(), Seen: make(map[cloud.NodeID]cloud.Time, len(ids))}
 	for _, id := range ids {
-		out.Seen[id] = s.seen[id]
+		out.Seen[id] = s.lastHeartbeat[id]
 	}
 	return out, nil
 }
@@ -247,7 +236,7 @@ func (s *Service) list(ctx context.Context, size int32, token string) ([]*cloud.
 	return store.Page(ctx, s.opts.Store, Nodes, store.PageRequest{Size: size, Token: token, Query: "nodes"}, all)
 }
 
-type cordonChange struct {
+type cordonRequest struct {
 	Node   cloud.NodeID
 	Cordon bool
 }
@@ -255,7 +244,7 @@ type cordonChange struct {
 var cordonCommand = leader.NewCommand("node.cordon", leader.Repeatable, (*Service).cordonOnLeader)
 
 // cordonOnLeader sets whether the scheduler may place new VMs on a host, and returns the host's record.
-func (s *Service) cordonOnLeader(ctx context.Context, q cordonChange) (n cloud.Node, err error) {
+func (s *Service) cordonOnLeader(ctx context.Context, q cordonRequest) (n cloud.Node, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		have, err := Nodes.Get(tx, string(q.Node))
 		if err != nil {

@@ -78,7 +78,7 @@ func (r *server) cordon(ctx context.Context, method auth.Method, id string, cord
 	if err := cloud.CheckUUID("node_id", id); err != nil {
 		return nil, err
 	}
-	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonChange{cloud.NodeID(id), cordon})
+	n, err := cordonCommand.Call(ctx, r.s.opts.Commands, cordonRequest{cloud.NodeID(id), cordon})
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 	if err != nil {
 		return nil, err
 	}
-	admin := auth.CallerOf(ctx).Governs()
+	admin := auth.CallerOf(ctx).IsCloudAdmin()
 	out := make([]*vmv1.Node, len(nodes))
 	for i, n := range nodes {
 		seen, last := *n, alive.Seen[n.ID]
@@ -140,6 +140,6 @@ func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) 
 			return "", 0, err
 		}
 	}
-	made, err := newTokenCommand.Call(ctx, s.opts.Commands, tokenAsk{name, ttl})
+	made, err := newTokenCommand.Call(ctx, s.opts.Commands, tokenRequest{name, ttl})
 	return made.Token, made.Expires, err
 }

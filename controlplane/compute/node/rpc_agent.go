@@ -45,7 +45,7 @@ type agents struct {
 
 func checkProtocol(v uint32) error {
 	if v != Protocol {
-		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older", v, Protocol)
+		return fault.New(fault.FailedPrecondition, "the agent speaks version %d of the protocol, the control plane %d: upgrade the older one", v, Protocol)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Cre
 	}
 	parts := strings.Split(strings.TrimSpace(r.GetToken()), ".")
 	if len(parts) != 3 || len(r.GetToken()) > 512 {
-		return nil, errBadJoin()
+		return nil, errBadToken()
 	}
 	if err := checkHostName(r.GetName()); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (a *agents) Join(ctx context.Context, r *agentv1.JoinRequest) (*agentv1.Cre
 	if err != nil {
 		return nil, err
 	}
-	id, err := admitCommand.Call(ctx, a.s.opts.Commands, joinAsk{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
+	id, err := admitCommand.Call(ctx, a.s.opts.Commands, joinRequest{ID: parts[0], Secret: parts[1], Name: r.GetName(), Key: key})
 	if err != nil {
 		return nil, err
 	}
@@ -78,14 +78,14 @@ func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (
 	if e, err := s.evicted(ctx, id); err != nil {
 		return nil, err
 	} else if e != nil {
-		at = e.signedAt(at)
+		at = e.issueTime(at)
 	}
 	cert, err := s.opts.Authority.Issue(mtls.Node, string(id), public, at, CertificateLife)
 	if err != nil {
 		return nil, err
 	}
 	c := &agentv1.Credential{Certificate: cert.Raw, Authority: s.opts.Authority.Certificate().Raw, NodeId: string(id)}
-	listeners := s.listeners()
+	listeners := s.opts.Listeners()
 	for _, member := range slices.Sorted(maps.Keys(listeners)) {
 		c.Members = append(c.Members, listeners[member])
 	}
@@ -95,15 +95,15 @@ func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (
 // Renew issues a new certificate if the current one is valid or expired at most RenewGrace ago; TLS refuses older ones.
 // The new certificate must be for the same key, since bans refer to keys.
 func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
-	leaf, err := shown(ctx)
+	leaf, err := peerCertificate(ctx)
 	if err != nil {
 		return nil, err
 	}
-	id, err := a.s.holder(ctx, leaf)
+	id, err := a.s.certifiedHost(ctx, leaf)
 	if err != nil {
 		return nil, err
 	}
-	leave, err := a.s.enter(ctx, id)
+	leave, err := a.s.beginCall(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -113,13 +113,13 @@ func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.C
 		return nil, err
 	}
 	if !sameKey(csr.PublicKey, leaf.PublicKey) {
-		return nil, fault.Invalid("csr", "must be for the key of the certificate that is shown")
+		return nil, fault.Invalid("csr", "must be for the key of the connection's certificate")
 	}
 	return a.s.credential(ctx, id, csr.PublicKey)
 }
 
 func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_WatchServer) error {
-	id, leave, err := a.s.admitted(stream.Context())
+	id, leave, err := a.s.admit(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -135,20 +135,20 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 			return err
 		}
 	}
-	ctx, cancel, err := a.s.valid(stream.Context())
+	ctx, cancel, err := a.s.untilExpiry(stream.Context())
 	if err != nil {
 		return err
 	}
 	defer cancel()
-	if err := a.s.spend(ctx, a.s.budgetOf(id).watches, 1); err != nil {
+	if err := a.s.throttle(ctx, a.s.budgetOf(id).watches, 1); err != nil {
 		return err
 	}
 	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
 }
 
-// valid returns a context that ends when the stream's client certificate expires.
-func (s *Service) valid(ctx context.Context) (context.Context, context.CancelFunc, error) {
-	leaf, err := shown(ctx)
+// untilExpiry returns a context that ends when the stream's client certificate expires.
+func (s *Service) untilExpiry(ctx context.Context) (context.Context, context.CancelFunc, error) {
+	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
 		return nil, nil, cmp.Or(err, errExpired())
 	}
@@ -161,7 +161,7 @@ func errExpired() error {
 }
 
 func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
-	id, leave, err := a.s.admitted(stream.Context())
+	id, leave, err := a.s.admit(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -184,10 +184,10 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
 		}
 		// Apply the host's limit before reading the stream's next message.
-		if err := a.s.spend(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
+		if err := a.s.throttle(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
 			return err
 		}
-		if err := a.s.leads(); err != nil {
+		if err := a.s.checkLeader(); err != nil {
 			return err
 		}
 		// A stream may outlive the certificate and the host's record.
@@ -195,11 +195,11 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 			return err
 		}
 		if f := r.GetFacts(); f != nil {
-			if err := a.s.facts(stream.Context(), id, f); err != nil {
+			if err := a.s.receiveFacts(stream.Context(), id, f); err != nil {
 				return err
 			}
 			if !keyKept {
-				if err := a.s.keepKey(stream.Context(), id); err != nil {
+				if err := a.s.storePeerKey(stream.Context(), id); err != nil {
 					return err
 				}
 				keyKept = true
@@ -209,20 +209,20 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		for _, o := range r.GetVms() {
 			reports = append(reports, convert.ObservationFrom(o))
 		}
-		if err := a.s.reports(stream.Context(), id, reports); err != nil {
+		if err := a.s.applyReports(stream.Context(), id, reports); err != nil {
 			return err
 		}
 	}
 }
 
 func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentService_ReadImageServer) error {
-	id, leave, err := a.s.admitted(stream.Context())
+	id, leave, err := a.s.admit(stream.Context())
 	if err != nil {
 		return err
 	}
 	defer leave()
 	if !a.s.beginReading(id) {
-		return fault.New(fault.Unavailable, "this host reads %d images already", maxReading).MayRetry()
+		return fault.New(fault.Unavailable, "this host reads %d images already", maxImageReads).MayRetry()
 	}
 	defer a.s.endReading(id)
 	f, err := a.s.openImage(stream.Context(), id, r.GetSha256())
@@ -234,7 +234,7 @@ func (a *agents) ReadImage(r *agentv1.ReadImageRequest, stream agentv1.AgentServ
 }
 
 func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) error {
-	id, leave, err := a.s.admitted(stream.Context())
+	id, leave, err := a.s.admit(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -252,13 +252,13 @@ type heartbeats struct {
 }
 
 func (h *heartbeats) HeartbeatNode(ctx context.Context, r *vmv1.HeartbeatNodeRequest) (*vmv1.Node, error) {
-	id, leave, err := h.s.admitted(ctx)
+	id, leave, err := h.s.admit(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
 	if r.GetNodeId() != string(id) {
-		return nil, fault.New(fault.PermissionDenied, "a host speaks only for itself: node_id must be %s", id)
+		return nil, fault.New(fault.PermissionDenied, "a host can send heartbeats only for itself: node_id must be %s", id)
 	}
 	n, err := h.s.heartbeat(ctx, convert.NodeFrom(r))
 	if err != nil {

@@ -32,64 +32,64 @@ var PlacedVMs = store.NewTable[Placed]("placed")
 
 // Assignment is the desired state of one VM, as sent to its host.
 type Assignment struct {
-	VM  cloud.VMID
-	Say *agentv1.AssignedVm
+	VM    cloud.VMID
+	State *agentv1.AssignedVm
 }
 
 // session is one Watch call of an agent.
 type session struct {
 	node cloud.NodeID
-	// end cancels the session's context.
-	end context.CancelCauseFunc
-	// ask signals that asks is not empty.
-	ask chan struct{}
+	// cancel cancels the session's context.
+	cancel context.CancelCauseFunc
+	// wake signals that asks is not empty.
+	wake chan struct{}
 
-	mu   sync.Mutex
-	asks []*agentv1.ConsoleRequest
+	mu       sync.Mutex
+	requests []*agentv1.ConsoleRequest
 }
 
-// request queues a console request for the agent. maxConsoles bounds the length of the queue.
-func (s *session) request(r *agentv1.ConsoleRequest) {
+// enqueue queues a console request for the agent. maxConsoles bounds the length of the queue.
+func (s *session) enqueue(r *agentv1.ConsoleRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asks = append(s.asks, r)
+	s.requests = append(s.requests, r)
 	select {
-	case s.ask <- struct{}{}:
+	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// withdraw removes a request from the queue, or sends a cancellation if the agent has it already.
-func (s *session) withdraw(id string) {
+// cancelRequest removes a request from the queue, or sends a cancellation if the agent has it already.
+func (s *session) cancelRequest(id string) {
 	s.mu.Lock()
-	waits := slices.IndexFunc(s.asks, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
+	waits := slices.IndexFunc(s.requests, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
 	if waits >= 0 {
-		s.asks = slices.Delete(s.asks, waits, waits+1)
+		s.requests = slices.Delete(s.requests, waits, waits+1)
 	}
 	s.mu.Unlock()
 	if waits < 0 {
-		s.request(&agentv1.ConsoleRequest{RequestId: id, Cancel: true})
+		s.enqueue(&agentv1.ConsoleRequest{RequestId: id, Cancel: true})
 	}
 }
 
-func (s *session) taken() []*agentv1.ConsoleRequest {
+func (s *session) takeRequests() []*agentv1.ConsoleRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asks := s.asks
-	s.asks = nil
+	asks := s.requests
+	s.requests = nil
 	return asks
 }
 
 // errReplaced ends a session that a newer session of the same host replaces.
 var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
 
-// begin registers a new session of a host and ends the older one, if any.
-func (s *Service) begin(node cloud.NodeID, end context.CancelCauseFunc) *session {
-	n := &session{node: node, end: end, ask: make(chan struct{}, 1)}
+// openSession registers a new session of a host and ends the older one, if any.
+func (s *Service) openSession(node cloud.NodeID, end context.CancelCauseFunc) *session {
+	n := &session{node: node, cancel: end, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.sessions[node]; old != nil {
-		old.end(errReplaced)
+		old.cancel(errReplaced)
 	}
 	s.sessions[node] = n
 	return n
@@ -102,7 +102,7 @@ func (s *Service) connected(node cloud.NodeID) bool {
 	return s.sessions[node] != nil
 }
 
-func (s *Service) end(n *session) {
+func (s *Service) closeSession(n *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessions[n.node] == n {
@@ -110,11 +110,11 @@ func (s *Service) end(n *session) {
 	}
 }
 
-// loggedVMs limits how many VMs one log line names.
-const loggedVMs = 16
+// maxLoggedVMs limits how many VMs one log line names.
+const maxLoggedVMs = 16
 
-// chunkVMs limits the VMs in one message of a snapshot.
-const chunkVMs = 100
+// snapshotChunk limits the VMs in one message of a snapshot.
+const snapshotChunk = 100
 
 // watch sends an agent the desired state of its host until ctx ends, this member's term as leader ends, or the agent
 // starts another session.
@@ -129,8 +129,8 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer end(nil)
-	me := s.begin(node, end)
-	defer s.end(me)
+	me := s.openSession(node, end)
+	defer s.closeSession(me)
 	err := s.serve(ctx, me, present, term, &work, send)
 	switch {
 	case ctx.Err() == nil:
@@ -143,10 +143,10 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 
 // termOver returns the error for a session whose term has ended.
 func (s *Service) termOver() error {
-	if err := s.leads(); err != nil {
+	if err := s.checkLeader(); err != nil {
 		return err
 	}
-	return fault.New(fault.Unavailable, "this member leads anew").MayRetry()
+	return fault.New(fault.Unavailable, "this member has become the leader again in a new term").MayRetry()
 }
 
 // batch is one result of the watch on Placed records.
@@ -180,27 +180,27 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	})
 	revision := from - 1
 	for {
-		say := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
+		message := &agentv1.WatchResponse{Term: term, Complete: true, Revision: revision}
 		select {
 		case b := <-batches:
 			if b.err != nil {
 				return b.err
 			}
-			revision, say.Revision = b.revision, b.revision
+			revision, message.Revision = b.revision, b.revision
 			if len(b.changes) == 0 {
 				continue
 			}
-			if err := s.delta(me.node, b.changes, say); err != nil {
+			if err := s.delta(me.node, b.changes, message); err != nil {
 				return err
 			}
-		case <-me.ask:
-			if say.ConsoleRequests = me.taken(); len(say.ConsoleRequests) == 0 {
+		case <-me.wake:
+			if message.ConsoleRequests = me.takeRequests(); len(message.ConsoleRequests) == 0 {
 				continue
 			}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := send(say); err != nil {
+		if err := send(message); err != nil {
 			return err
 		}
 	}
@@ -212,7 +212,7 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	var all []Assignment
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		from = v.Revision() + 1
-		all, err = s.guests.Assigned(v, node)
+		all, err = s.vms.Assigned(v, node)
 		return err
 	}); err != nil {
 		return 0, err
@@ -230,41 +230,41 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 		}
 	}
 	if len(unknown) > 0 {
-		s.opts.Log.Warn("a host has VMs that no record places there", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), loggedVMs)])
+		s.opts.Log.Warn("a host reports VMs that are not placed on it", "node", node, "count", len(unknown), "vms", unknown[:min(len(unknown), maxLoggedVMs)])
 	}
 	for first := true; first || len(all) > 0; first = false {
-		n := min(len(all), chunkVMs)
-		say := &agentv1.WatchResponse{Term: term, Revision: from - 1, Complete: n == len(all)}
+		n := min(len(all), snapshotChunk)
+		message := &agentv1.WatchResponse{Term: term, Revision: from - 1, Complete: n == len(all)}
 		if first {
-			say.LeaseSeconds = LeaseSeconds
+			message.LeaseSeconds = LeaseSeconds
 		}
 		for _, a := range all[:n] {
-			say.Vms = append(say.Vms, a.Say)
+			message.Vms = append(message.Vms, a.State)
 		}
 		all = all[n:]
-		if err := send(say); err != nil {
+		if err := send(message); err != nil {
 			return 0, err
 		}
 	}
 	return from, nil
 }
 
-// delta adds the desired state of the changed VMs, as of this member's records, to the message say. The records contain
+// delta adds the desired state of the changed VMs, as of this member's records, to the message. The records contain
 // the changes, which the watch returned after they were applied here; a confirmation by the other members would not
 // make the message any newer. The state may be newer than the changes, which is harmless since generations only grow.
 // ReleasedVms lists VMs that are no longer placed on the host: the host keeps nothing of them.
-func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, say *agentv1.WatchResponse) error {
+func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, message *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
 		touched[cloud.VMID(c.Path[1])] = true
 	}
 	return s.opts.Store.Local(func(v *store.View) error {
-		all, err := s.guests.Assigned(v, node, slices.Collect(maps.Keys(touched))...)
+		all, err := s.vms.Assigned(v, node, slices.Collect(maps.Keys(touched))...)
 		if err != nil {
 			return err
 		}
 		for _, a := range all {
-			say.Vms = append(say.Vms, a.Say)
+			message.Vms = append(message.Vms, a.State)
 			delete(touched, a.VM)
 		}
 		for id := range touched {
@@ -273,7 +273,7 @@ func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, say *agen
 				return err
 			}
 			if !placed {
-				say.ReleasedVms = append(say.ReleasedVms, string(id))
+				message.ReleasedVms = append(message.ReleasedVms, string(id))
 			}
 		}
 		return nil
@@ -285,31 +285,31 @@ func (s *Service) redirect(leading uint64) error {
 	if leading == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
 	}
-	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.listeners()[leading])
+	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.opts.Listeners()[leading])
 }
 
-// leads returns nil on the leader, and the error of redirect on other members.
-func (s *Service) leads() error {
+// checkLeader returns nil on the leader, and the error of redirect on other members.
+func (s *Service) checkLeader() error {
 	if leading, _ := s.opts.Leadership.Leader(); leading != s.opts.Self {
 		return s.redirect(leading)
 	}
 	return nil
 }
 
-// reports passes a host's reports to Guests in batches of 16, so that the size of a transaction does not grow with the
-// number of VMs. It waits while the host changes records faster than changeRate.
-func (s *Service) reports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
+// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not
+// grow with the number of VMs. It waits while the host changes records faster than changeRate.
+func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)
 	for len(all) > 0 {
 		n := min(len(all), most)
 		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
-		changed, err := s.guests.Observed(attempt, node, all[:n])
+		changed, err := s.vms.Observed(attempt, node, all[:n])
 		cancel()
 		if err != nil {
 			return err
 		}
-		if err := s.spend(ctx, b.changes, changed); err != nil {
+		if err := s.throttle(ctx, b.changes, changed); err != nil {
 			return err
 		}
 		all = all[n:]

@@ -43,16 +43,16 @@ func (s watching) next() *agentv1.WatchResponse {
 	return m
 }
 
-// all is a snapshot, put together.
+// all returns the VMs of a whole snapshot.
 func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchResponse) {
 	s.t.Helper()
 	vms = map[cloud.VMID]agentv1.Power{}
 	for first := true; ; first = false {
 		last = s.next()
 		require.Equal(s.t, first, last.GetLeaseSeconds() == LeaseSeconds, "the lease is in the first message")
-		require.LessOrEqual(s.t, len(last.GetVms()), chunkVMs)
+		require.LessOrEqual(s.t, len(last.GetVms()), snapshotChunk)
 		for _, vm := range last.GetVms() {
-			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "said once")
+			require.NotContains(s.t, vms, cloud.VMID(vm.GetVmId()), "logged once")
 			vms[cloud.VMID(vm.GetVmId())] = vm.GetPower()
 		}
 		if last.GetComplete() {
@@ -61,49 +61,50 @@ func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchRe
 	}
 }
 
-// A snapshot in chunks, with a ruling on everything that the host has; then what changes, and nothing of other hosts.
+// A session sends a snapshot in chunks, with a desired state for each VM that the host has, and then the changes of
+// this host's VMs only.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
 	want := map[cloud.VMID]agentv1.Power{}
 	w.update(func(tx *store.Tx) error {
 		for n := range 250 {
-			PlacedVMs.Put(tx, &Placed{Generation: 1, Gone: n == 7}, string(a.id), string(guest(n)))
-			want[guest(n)] = agentv1.Power_POWER_ON
+			PlacedVMs.Put(tx, &Placed{Generation: 1, Gone: n == 7}, string(a.id), string(testVM(n)))
+			want[testVM(n)] = agentv1.Power_POWER_ON
 		}
-		PlacedVMs.Put(tx, &Placed{Generation: 1}, string(b.id), string(guest(300)))
+		PlacedVMs.Put(tx, &Placed{Generation: 1}, string(b.id), string(testVM(300)))
 		return nil
 	})
-	want[guest(7)] = agentv1.Power_POWER_DESTROYED
-	want[guest(400)] = agentv1.Power_POWER_ORPHANED
-	want[guest(300)] = agentv1.Power_POWER_ORPHANED // another host's
-	s := a.watch(t, guest(1), guest(7), guest(400), guest(300), guest(400))
+	want[testVM(7)] = agentv1.Power_POWER_DESTROYED
+	want[testVM(400)] = agentv1.Power_POWER_ORPHANED
+	want[testVM(300)] = agentv1.Power_POWER_ORPHANED // another host's
+	s := a.watch(t, testVM(1), testVM(7), testVM(400), testVM(300), testVM(400))
 	got, last := s.all()
 	require.Equal(t, want, got)
 	require.EqualValues(t, 1, last.GetTerm())
 	require.Equal(t, w.records.Revision(), last.GetRevision())
 
-	w.place(b.id, guest(301), &Placed{Generation: 1})
-	w.place(a.id, guest(1), &Placed{Generation: 2})
+	w.place(b.id, testVM(301), &Placed{Generation: 1})
+	w.place(a.id, testVM(1), &Placed{Generation: 2})
 	m := s.next()
 	require.True(t, m.GetComplete())
 	require.Len(t, m.GetVms(), 1)
-	require.Equal(t, string(guest(1)), m.GetVms()[0].GetVmId())
+	require.Equal(t, string(testVM(1)), m.GetVms()[0].GetVmId())
 	require.EqualValues(t, 2, m.GetVms()[0].GetGeneration())
 	require.Equal(t, w.records.Revision(), m.GetRevision())
 	require.EqualValues(t, 1, m.GetTerm())
 
-	w.place(a.id, guest(2), &Placed{Generation: 2, Gone: true})
+	w.place(a.id, testVM(2), &Placed{Generation: 2, Gone: true})
 	m = s.next()
 	require.Equal(t, agentv1.Power_POWER_DESTROYED, m.GetVms()[0].GetPower())
 	require.Empty(t, m.GetReleasedVms())
-	w.place(a.id, guest(2), nil)
+	w.place(a.id, testVM(2), nil)
 	m = s.next()
 	require.Empty(t, m.GetVms())
-	require.Equal(t, []string{string(guest(2))}, m.GetReleasedVms())
+	require.Equal(t, []string{string(testVM(2))}, m.GetReleasedVms())
 
-	// A placement whose record cannot be found is no word to destroy anything.
-	w.place(a.id, guest(3), &Placed{Project: "no record", Generation: 9})
+	// A placement without a VM record is not sent as a destroyed VM.
+	w.place(a.id, testVM(3), &Placed{Project: "no record", Generation: 9})
 	m = s.next()
 	require.Empty(t, m.GetVms())
 	require.Empty(t, m.GetReleasedVms())
@@ -115,7 +116,7 @@ func TestWatch(t *testing.T) {
 	require.Empty(t, empty, "an empty snapshot is complete, too")
 }
 
-// Who gets no session, and where those are sent.
+// Which callers get no session, and to which member they are redirected.
 func TestWatchRefused(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct {
@@ -127,7 +128,7 @@ func TestWatchRefused(t *testing.T) {
 	}{
 		{"another protocol", 1, &agentv1.WatchRequest{Protocol: 2}, codes.FailedPrecondition, "upgrade the older"},
 		{"no UUID", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: []string{"../x"}}, codes.InvalidArgument, "present_vms"},
-		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(guest(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
+		{"too many", 1, &agentv1.WatchRequest{Protocol: 1, PresentVms: slices.Repeat([]string{string(testVM(1))}, maxPresent+1)}, codes.InvalidArgument, "20000"},
 		{"a follower", 2, &agentv1.WatchRequest{Protocol: 1}, codes.FailedPrecondition, "member 1 leads"},
 	} {
 		s, err := w.host(c.member, 1).AgentServiceClient.Watch(limited(t), c.ask)
@@ -144,7 +145,8 @@ func TestWatchRefused(t *testing.T) {
 	require.Empty(t, w.members[1].sessions)
 }
 
-// A session ends with the leadership, naming the next leader; with a newer one of the same host; with its certificate.
+// A session ends when the leadership ends, with the address of the next leader; when the same host opens a newer
+// session; and when its certificate expires.
 func TestSessionsEnd(t *testing.T) {
 	w := newWorld(t)
 	a := w.host(1, 1)
@@ -156,8 +158,8 @@ func TestSessionsEnd(t *testing.T) {
 	refused(t, err, codes.Aborted, "another session")
 	other := w.host(1, 2).watch(t)
 	other.all()
-	w.place(a.id, guest(1), &Placed{Generation: 1})
-	require.Len(t, again.next().GetVms(), 1, "the newer one lives")
+	w.place(a.id, testVM(1), &Placed{Generation: 1})
+	require.Len(t, again.next().GetVms(), 1, "the newer session stays open")
 
 	w.leadership.Elect(2)
 	for _, s := range []watching{again, other} {
@@ -165,13 +167,13 @@ func TestSessionsEnd(t *testing.T) {
 		refused(t, err, codes.FailedPrecondition, "member 2 leads")
 		require.Equal(t, w.addresses[2], rpc.FaultOf(err).Details["leader"])
 	}
-	s = w.host(2, 1).watch(t, guest(5))
+	s = w.host(2, 1).watch(t, testVM(5))
 	vms, first := s.all()
-	require.Equal(t, map[cloud.VMID]agentv1.Power{guest(1): agentv1.Power_POWER_ON, guest(5): agentv1.Power_POWER_ORPHANED}, vms)
+	require.Equal(t, map[cloud.VMID]agentv1.Power{testVM(1): agentv1.Power_POWER_ON, testVM(5): agentv1.Power_POWER_ORPHANED}, vms)
 	require.EqualValues(t, 2, first.GetTerm())
 	w.leadership.Elect(2)
 	_, err = s.Recv()
-	refused(t, err, codes.Unavailable, "leads anew")
+	refused(t, err, codes.Unavailable, "leader again in a new term")
 	w.leadership.Elect(0)
 	_, err = w.host(2, 1).watch(t).Recv()
 	refused(t, err, codes.Unavailable, "no leader")
@@ -187,7 +189,7 @@ func TestSessionsEnd(t *testing.T) {
 	refused(t, err, codes.Unauthenticated, "expired")
 }
 
-// reading is somebody who reads a console through a member.
+// reading is a caller that reads a console through a member.
 type reading struct {
 	pieces chan string
 	end    chan error
@@ -198,12 +200,13 @@ func (w *world) read(member uint64, on cloud.NodeID, follow bool) *reading {
 	ctx, cancel := context.WithCancel(limited(w.t))
 	r := &reading{make(chan string, 100), make(chan error, 1), cancel}
 	go func() {
-		r.end <- w.members[member].ReadConsole(ctx, cloud.Tenant{Org: "acme", Project: "web"}, on, guest(1), follow, 4096, func(b []byte) error { r.pieces <- string(b); return nil })
+		r.end <- w.members[member].ReadConsole(ctx, cloud.Tenant{Org: "acme", Project: "web"}, on, testVM(1), follow, 4096, func(b []byte) error { r.pieces <- string(b); return nil })
 	}()
 	return r
 }
 
-// The console's way: a reader at a follower, the request on the agent's session, the bytes back; and every way to end.
+// A reader at a follower gets the bytes of a console: the request goes to the agent over its session, and the bytes
+// come back. All ways in which this can end.
 func TestConsole(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -211,7 +214,7 @@ func TestConsole(t *testing.T) {
 	s := a.watch(t)
 	s.all()
 	b.watch(t).all()
-	asked := func() *agentv1.ConsoleRequest {
+	nextRequest := func() *agentv1.ConsoleRequest {
 		m := s.next()
 		require.True(t, m.GetComplete())
 		require.Empty(t, m.GetVms())
@@ -225,19 +228,19 @@ func TestConsole(t *testing.T) {
 		return out
 	}
 	canceled := func(id string) {
-		r := asked()
+		r := nextRequest()
 		require.True(t, r.GetCancel())
 		require.Equal(t, id, r.GetRequestId())
 	}
 
-	// To the end.
+	// The agent sends the complete log.
 	r := w.read(2, a.id, false)
-	ask := asked()
-	require.Equal(t, string(guest(1)), ask.GetVmId())
+	ask := nextRequest()
+	require.Equal(t, string(testVM(1)), ask.GetVmId())
 	require.EqualValues(t, 4096, ask.GetTailBytes())
 	require.False(t, ask.GetFollow())
 	_, err := answer(b, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.NotFound, "nobody waits") // another host cannot put words into this one's mouth
+	refused(t, err, codes.NotFound, "no reader waits") // another host cannot send the console of this one
 	out := answer(a, ask.GetRequestId())
 	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
 	require.Empty(t, <-r.pieces, "the first message says only what it answers")
@@ -249,9 +252,9 @@ func TestConsole(t *testing.T) {
 	require.NoError(t, <-r.end)
 	canceled(ask.GetRequestId())
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.NotFound, "nobody waits")
+	refused(t, err, codes.NotFound, "no reader waits")
 
-	// The host has none; it breaks off; it sends too much; the reader goes.
+	// The agent returns an error, breaks the stream, sends too large a message; then the reader cancels.
 	for name, c := range map[string]struct {
 		how  func(agentv1.AgentService_SendConsoleClient, context.CancelFunc, *reading)
 		kind fault.Kind
@@ -262,12 +265,12 @@ func TestConsole(t *testing.T) {
 		}, fault.FailedPrecondition, "no console log"},
 		"breaks off": {func(_ agentv1.AgentService_SendConsoleClient, cut context.CancelFunc, _ *reading) { cut() }, fault.Unavailable, "broke"},
 		"too large": {func(out agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, _ *reading) {
-			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxPiece+1)})
-		}, fault.Unavailable, "a piece of"},
+			out.Send(&agentv1.SendConsoleRequest{Data: make([]byte, maxChunk+1)})
+		}, fault.Unavailable, "which is too large"},
 		"reader goes": {func(_ agentv1.AgentService_SendConsoleClient, _ context.CancelFunc, r *reading) { r.cancel() }, fault.Internal, "canceled"},
 	} {
 		r := w.read(2, a.id, true)
-		ask := asked()
+		ask := nextRequest()
 		require.True(t, ask.GetFollow())
 		ctx, cut := context.WithCancel(limited(t))
 		out, err := a.SendConsole(ctx)
@@ -292,21 +295,21 @@ func TestConsole(t *testing.T) {
 	require.Empty(t, w.members[1].consoles.open)
 }
 
-// Readers beyond the limit are refused, and leave nothing behind on an agent that takes nothing.
-func TestConsolesAreBounded(t *testing.T) {
+// Readers beyond the limit are refused, and no requests stay queued for an agent that reads none.
+func TestConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
-	a := s.begin("host", func(error) {})
+	a := s.openSession("host", func(error) {})
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxConsoles)
-	reader := func(i int) consoleAsk {
+	reader := func(i int) consoleRequest {
 		org := fmt.Sprint("org-", i/maxOrgConsoles)
-		return consoleAsk{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: guest(1)}
+		return consoleRequest{Tenant: cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(fmt.Sprint(org, "-", i%2))}, Node: "host", VM: testVM(1)}
 	}
 	for i := range maxConsoles {
 		go func() { ends <- s.readConsoleOnLeader(ctx, reader(i), func([]byte) error { return nil }) }()
 	}
-	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.asks) }
+	waiting := func() int { a.mu.Lock(); defer a.mu.Unlock(); return len(a.requests) }
 	require.Eventually(t, func() bool { return waiting() == maxConsoles }, 10*time.Second, time.Millisecond)
 	for range 10 {
 		err := s.readConsoleOnLeader(ctx, reader(maxConsoles), nil)
@@ -314,31 +317,32 @@ func TestConsolesAreBounded(t *testing.T) {
 		require.ErrorContains(t, err, "too many consoles")
 	}
 	require.Equal(t, maxConsoles, waiting())
-	_, err := s.consoles.add("x", consoleAsk{Node: "another host"})
+	_, err := s.consoles.add("x", consoleRequest{Node: "another host"})
 	require.NoError(t, err)
 	s.consoles.remove("x")
 	cancel()
 	for range maxConsoles {
 		require.ErrorIs(t, <-ends, context.Canceled)
 	}
-	require.Zero(t, waiting(), "what the agent never saw need not be canceled")
+	require.Zero(t, waiting(), "a request that the agent has not received is not canceled")
 
-	a.request(&agentv1.ConsoleRequest{RequestId: "seen"})
-	a.taken()
-	a.withdraw("seen")
-	require.True(t, a.taken()[0].GetCancel())
+	a.enqueue(&agentv1.ConsoleRequest{RequestId: "seen"})
+	a.takeRequests()
+	a.cancelRequest("seen")
+	require.True(t, a.takeRequests()[0].GetCancel())
 }
 
-// The consoles that one project and one org read on a host are bounded, so that other tenants can still read theirs.
-func TestConsolesOfATenantAreBounded(t *testing.T) {
+// The numbers of consoles that a project and an org read on one host are limited, so that other tenants can read
+// theirs.
+func TestTenantConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
-	s.begin("host", func(error) {})
+	s.openSession("host", func(error) {})
 	ctx, cancel := context.WithCancel(limited(t))
 	ends := make(chan error, maxConsoles)
 	reading := 0
 	read := func(org cloud.OrgID, project cloud.ProjectID) error {
-		q := consoleAsk{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: guest(1), Follow: true}
+		q := consoleRequest{Tenant: cloud.Tenant{Org: org, Project: project}, Node: "host", VM: testVM(1), Follow: true}
 		ended := make(chan error, 1)
 		go func() { ended <- s.readConsoleOnLeader(ctx, q, func([]byte) error { return nil }) }()
 		var err error
@@ -379,7 +383,7 @@ func TestConsolesOfATenantAreBounded(t *testing.T) {
 	require.Empty(t, s.consoles.open)
 }
 
-// What an agent's stream may say, to the reader.
+// How the reader gets each message and each end of an agent's stream.
 func TestConsolePieces(t *testing.T) {
 	long := make([]byte, 2*maxError)
 	for i := range long {
@@ -397,7 +401,7 @@ func TestConsolePieces(t *testing.T) {
 		{nil, io.EOF, "", "EOF"},
 		{nil, errors.New("reset"), "", "the connection to the host of the VM broke"},
 	} {
-		p := consolePiece(c.said, c.err)
+		p := toChunk(c.said, c.err)
 		require.Equal(t, c.data, string(p.data))
 		require.Equal(t, c.says, fmt.Sprint(p.err))
 	}

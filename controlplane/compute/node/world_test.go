@@ -35,44 +35,44 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// guests are what package vm would say: what is placed, and no more; and what it was told.
-type guests struct {
-	mu   sync.Mutex
-	told map[cloud.NodeID][]cloud.Observation
-	fail error
-	// uses are the images of a host's VMs.
+// fakeVMs implements VMController: it returns all VMs that are placed, and stores the reports that it gets.
+type fakeVMs struct {
+	mu      sync.Mutex
+	reports map[cloud.NodeID][]cloud.Observation
+	fail    error
+	// uses holds the SHA-256 of the images that each host's VMs use.
 	uses map[cloud.NodeID][]string
-	// changes makes every report one that changes a record.
+	// changes makes every report change a record.
 	changes bool
 }
 
-func (g *guests) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
+func (g *fakeVMs) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) (out []Assignment, err error) {
 	all, _, err := PlacedVMs.List(v, 0, string(on))
 	for _, r := range all {
 		id := cloud.VMID(r.Path[1])
 		if len(vms) > 0 && !slices.Contains(vms, id) || r.Value.Project == "no record" {
 			continue
 		}
-		say := &agentv1.AssignedVm{VmId: string(id), Generation: r.Value.Generation, Power: agentv1.Power_POWER_ON}
+		state := &agentv1.AssignedVm{VmId: string(id), Generation: r.Value.Generation, Power: agentv1.Power_POWER_ON}
 		if r.Value.Gone {
-			say.Power = agentv1.Power_POWER_DESTROYED
+			state.Power = agentv1.Power_POWER_DESTROYED
 		}
-		out = append(out, Assignment{id, say})
+		out = append(out, Assignment{id, state})
 	}
 	return out, err
 }
 
-func (g *guests) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
+func (g *fakeVMs) Observed(_ context.Context, on cloud.NodeID, reports []cloud.Observation) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.told[on] = append(g.told[on], slices.Clone(reports)...)
+	g.reports[on] = append(g.reports[on], slices.Clone(reports)...)
 	if g.changes {
 		return len(reports), g.fail
 	}
 	return 0, g.fail
 }
 
-func (g *guests) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
+func (g *fakeVMs) UsesImage(_ *store.View, on cloud.NodeID, sum string) (bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Contains(g.uses[on], sum), nil
@@ -92,30 +92,30 @@ func (i images) Open(sum string) (io.ReadSeekCloser, error) {
 	return file{bytes.NewReader(b)}, nil
 }
 
-// world is two members over one store, of which the first leads, each with a port for agents on loopback.
+// world holds two members over one store, the first of which leads. Each has a listener for agents on loopback.
 type world struct {
 	t          *testing.T
 	records    *store.Store
 	leadership *leadertest.Leadership
 	authority  *mtls.Authority
-	guests     *guests
+	vms        *fakeVMs
 	members    map[uint64]*Service
 	addresses  map[uint64]string
 
 	mu  sync.Mutex
 	off time.Duration
-	// still, when set, is what the clock that hosts are judged by shows for ever.
-	still time.Time
-	// set is how much further the clock was set that hosts are not judged by.
-	set time.Duration
-	// tick, when set, is called when a member looks at its clock.
+	// frozen, if set, is the constant time of the clock that measures heartbeats.
+	frozen time.Time
+	// wallOffset is how far the wall clock was set forward. It does not affect the clock that measures heartbeats.
+	wallOffset time.Duration
+	// tick, if set, is called when a member reads its clock.
 	tick func()
 }
 
 func (w *world) now() time.Time {
 	w.mu.Lock()
 	tick := w.tick
-	at := time.Now().Add(w.off + w.set)
+	at := time.Now().Add(w.off + w.wallOffset)
 	w.mu.Unlock()
 	if tick != nil {
 		tick()
@@ -126,13 +126,13 @@ func (w *world) now() time.Time {
 func (w *world) steady() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.still.IsZero() {
-		return w.still
+	if !w.frozen.IsZero() {
+		return w.frozen
 	}
 	return time.Now().Add(w.off)
 }
 
-func (w *world) setClock(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.set = d }
+func (w *world) setClock(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.wallOffset = d }
 func (w *world) pass(d time.Duration)     { w.mu.Lock(); defer w.mu.Unlock(); w.off += d }
 
 func newWorld(t *testing.T) *world {
@@ -142,7 +142,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	w := &world{
 		t: t, leadership: leadertest.NewLeadership(1), authority: authority,
-		guests: &guests{told: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
+		vms: &fakeVMs{reports: map[cloud.NodeID][]cloud.Observation{}, uses: map[cloud.NodeID][]string{}}, members: map[uint64]*Service{}, addresses: map[uint64]string{},
 	}
 	w.records = storetest.Memory(t, w.now)
 	listeners := map[uint64]net.Listener{}
@@ -155,10 +155,10 @@ func newWorld(t *testing.T) *world {
 	for id, l := range listeners {
 		log := slog.New(slog.DiscardHandler)
 		s := New(Options{
-			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, AgentAddresses: w.addresses, Authority: authority,
+			Store: w.records, Commands: members[id], Leadership: w.leadership, Self: id, Listeners: func() map[uint64]string { return w.addresses }, Authority: authority,
 			Log: log, Now: w.now, Steady: w.steady,
 		})
-		s.Attach(w.guests, images{"sum": []byte("0123456789")})
+		s.Attach(w.vms, images{"sum": []byte("0123456789")})
 		w.members[id] = s
 		own := w.certificate(mtls.Member, fmt.Sprint(id), time.Now(), time.Hour)
 		shows := func() (*tls.Certificate, error) {
@@ -186,7 +186,7 @@ func (w *world) certificate(kind mtls.Kind, name string, at time.Time, life time
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// certificateFor is a host's, for a key of its own.
+// certificateFor issues a host's certificate for a given key.
 func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.Time, life time.Duration) mtls.Source {
 	leaf, err := w.authority.Issue(mtls.Node, string(id), key.Public(), at, life)
 	require.NoError(w.t, err)
@@ -195,7 +195,7 @@ func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.
 	}
 }
 
-// follow makes a member the leader that follows the fleet, until the test or stop ends it.
+// follow makes a member the leader and runs its Follow until the test ends or stop is called.
 func (w *world) follow(id uint64) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -203,11 +203,11 @@ func (w *world) follow(id uint64) (stop func()) {
 	stop = sync.OnceFunc(func() { cancel(); <-done })
 	w.t.Cleanup(stop)
 	s := w.members[id]
-	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.since != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(w.t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.termStart != 0 }, 10*time.Second, time.Millisecond)
 	return stop
 }
 
-// agent is a host as it speaks to one member.
+// agent is a host's connection to one member.
 type agent struct {
 	agentv1.AgentServiceClient
 	vmv1.NodeServiceClient
@@ -221,12 +221,12 @@ func (w *world) dial(member uint64, config *tls.Config) agent {
 	return agent{agentv1.NewAgentServiceClient(conn), vmv1.NewNodeServiceClient(conn), ""}
 }
 
-// with dials with a certificate, or none.
+// with dials a member with a certificate, or with none.
 func (w *world) with(member uint64, own mtls.Source) agent {
 	return w.dial(member, mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
-// host is a recorded host that holds a valid certificate.
+// host returns a host that has a record and a valid certificate.
 func (w *world) host(member uint64, n int) agent {
 	id := cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", n))
 	w.update(func(tx *store.Tx) error {
@@ -265,7 +265,7 @@ func (w *world) place(on cloud.NodeID, vm cloud.VMID, p *Placed) {
 	})
 }
 
-func guest(n int) cloud.VMID { return cloud.VMID(fmt.Sprintf("00000000-0000-7000-b000-%012d", n)) }
+func testVM(n int) cloud.VMID { return cloud.VMID(fmt.Sprintf("00000000-0000-7000-b000-%012d", n)) }
 
 func limited(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -285,7 +285,7 @@ func newKey(t *testing.T) ed25519.PrivateKey {
 	return key
 }
 
-// refused checks an error's code and what it says.
+// refused checks an error's code and text.
 func refused(t *testing.T, err error, code codes.Code, says string) {
 	t.Helper()
 	require.Equal(t, code, status.Code(err), "%v", err)

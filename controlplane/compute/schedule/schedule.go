@@ -30,8 +30,6 @@ type Request struct {
 	Selector map[string]string
 	// Avoid holds the hosts that run a member of the VM's anti-affinity group.
 	Avoid map[cloud.NodeID]bool
-	// Near holds the hosts that have the VM's images already.
-	Near map[cloud.NodeID]bool
 }
 
 // filters run in order. The first non-empty result excludes the host and is the explanation.
@@ -63,7 +61,7 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string {
 		for k, v := range r.Selector {
 			if c.Node.Labels[k] != v {
-				return "does not have the labels that are selected"
+				return "does not have the labels of the node selector"
 			}
 		}
 		return ""
@@ -74,11 +72,11 @@ var filters = []func(*Candidate, *Request) string{
 		}
 		return ""
 	},
-	func(c *Candidate, r *Request) string { return Lacks(&c.Node, r.Need) },
+	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
 }
 
-// Lacks returns a text about the first resource of which a node has too little, or "".
-func Lacks(n *cloud.Node, need cloud.Capacity) string {
+// Shortage returns a text about the first resource of which a node has too little, or "".
+func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
 		name       string
@@ -114,7 +112,7 @@ func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.
 		best = max(best, s)
 	}
 	for id, s := range scores {
-		if s >= best-tie {
+		if s >= best-scoreTolerance {
 			chosen = append(chosen, id)
 		}
 	}
@@ -122,7 +120,7 @@ func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.
 		return "", refused, false
 	}
 	return slices.MinFunc(chosen, func(a, b cloud.NodeID) int {
-		return cmp.Or(cmp.Compare(draw(r.VM, a), draw(r.VM, b)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(tieBreaker(r.VM, a), tieBreaker(r.VM, b)), cmp.Compare(a, b))
 	}), refused, true
 }
 
@@ -135,14 +133,10 @@ func refusal(c *Candidate, r *Request) string {
 	return ""
 }
 
-// tie is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
-const tie = 0.05
+// scoreTolerance is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
+const scoreTolerance = 0.05
 
-// near is added to the score of a host that need not fetch an image.
-const near = 0.1
-
-// score returns the fraction of the scarcest resource that stays free after placement, plus near if the host has the
-// images.
+// score returns the fraction of the scarcest resource that stays free on the host after placement.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)
 	left := 1.0
@@ -155,14 +149,11 @@ func score(c *Candidate, r *Request) float64 {
 			left = min(left, 1-p[0]/p[1])
 		}
 	}
-	if r.Near[c.Node.ID] {
-		left += near
-	}
 	return left
 }
 
-// draw returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
-func draw(vm cloud.VMID, node cloud.NodeID) uint64 {
+// tieBreaker returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
+func tieBreaker(vm cloud.VMID, node cloud.NodeID) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(vm))
 	h.Write([]byte{0})

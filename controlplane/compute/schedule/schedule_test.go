@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Placement as scripts: hosts, then VMs that are placed on them and take their room.
+// TestPlace runs scripts that add hosts and then place VMs, which take their capacity.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var fleet []Candidate
@@ -59,7 +59,7 @@ func capacity(t *testing.T, d *datadriven.TestData) (c cloud.Capacity) {
 }
 
 func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
-	var id, label, avoid, near, model string
+	var id, label, avoid, model string
 	d.ScanArgs(t, "vm", &id)
 	r := &Request{VM: cloud.VMID(id), Need: capacity(t, d), Architecture: cloud.X8664}
 	if d.MaybeScanArgs(t, "select", &label) {
@@ -68,9 +68,6 @@ func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
 	}
 	if d.MaybeScanArgs(t, "avoid", &avoid) {
 		r.Avoid = map[cloud.NodeID]bool{cloud.NodeID(avoid): true}
-	}
-	if d.MaybeScanArgs(t, "near", &near) {
-		r.Near = map[cloud.NodeID]bool{cloud.NodeID(near): true}
 	}
 	if d.MaybeScanArgs(t, "model", &model) {
 		r.CPUModel = model
@@ -88,7 +85,7 @@ func place(t *testing.T, d *datadriven.TestData, fleet []Candidate) string {
 	if ok {
 		for i := range fleet {
 			if fleet[i].Node.ID == node {
-				require.Empty(t, Lacks(&fleet[i].Node, r.Need))
+				require.Empty(t, Shortage(&fleet[i].Node, r.Need))
 				fleet[i].Node.Allocated = fleet[i].Node.Allocated.Plus(r.Need)
 			}
 		}

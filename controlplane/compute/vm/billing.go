@@ -18,19 +18,19 @@ type Billing interface {
 	Removed(tx *store.Tx, vm *cloud.VM) error
 }
 
-// unbilled implements Billing for VMs that are free of charge.
-type unbilled struct{}
+// noBilling implements Billing for VMs that are free of charge.
+type noBilling struct{}
 
-func (unbilled) Admit(*store.Tx, *cloud.VM) error   { return nil }
-func (unbilled) Start(*store.Tx, *cloud.VM) error   { return nil }
-func (unbilled) Changed(*store.Tx, *cloud.VM) error { return nil }
-func (unbilled) Removed(*store.Tx, *cloud.VM) error { return nil }
+func (noBilling) Admit(*store.Tx, *cloud.VM) error   { return nil }
+func (noBilling) Start(*store.Tx, *cloud.VM) error   { return nil }
+func (noBilling) Changed(*store.Tx, *cloud.VM) error { return nil }
+func (noBilling) Removed(*store.Tx, *cloud.VM) error { return nil }
 
 // Halt stops a VM within a transaction, as StopVm with its default grace would, and reports whether it did. It does
 // nothing if the VM does not exist, its desired state is off already, or its state does not allow a stop.
 func (s *Service) Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error) {
 	vm, err := VMs.Get(tx, string(t.Project), string(id))
-	if err != nil || vm == nil || vm.Org != t.Org || !vm.Wish.On && !vm.Wish.Again {
+	if err != nil || vm == nil || vm.Org != t.Org || !vm.Desired.On && !vm.Desired.StartAfterStop {
 		return false, err
 	}
 	before := vm.Generation

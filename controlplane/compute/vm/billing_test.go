@@ -12,18 +12,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// teller is a Billing that writes down what it is told, in a record of its own in the same transaction.
-type teller struct {
+// fakeBilling implements Billing. It records each call in a record of its own, in the same transaction.
+type fakeBilling struct {
 	refuse map[string]error
 }
 
-var told = store.NewTable[[]string]("told")
+var billingLog = store.NewTable[[]string]("told")
 
-func (b *teller) note(tx *store.Tx, what string, vm *cloud.VM) error {
+func (b *fakeBilling) record(tx *store.Tx, what string, vm *cloud.VM) error {
 	if err := b.refuse[what]; err != nil {
 		return err
 	}
-	all, err := told.Get(tx, "all")
+	all, err := billingLog.Get(tx, "all")
 	if err != nil {
 		return err
 	}
@@ -31,49 +31,49 @@ func (b *teller) note(tx *store.Tx, what string, vm *cloud.VM) error {
 		all = &[]string{}
 	}
 	*all = append(*all, what+" "+vm.State.String())
-	told.Put(tx, all, "all")
+	billingLog.Put(tx, all, "all")
 	return nil
 }
 
-func (b *teller) Admit(tx *store.Tx, vm *cloud.VM) error   { return b.note(tx, "admit", vm) }
-func (b *teller) Start(tx *store.Tx, vm *cloud.VM) error   { return b.note(tx, "start", vm) }
-func (b *teller) Changed(tx *store.Tx, vm *cloud.VM) error { return b.note(tx, "changed", vm) }
-func (b *teller) Removed(tx *store.Tx, vm *cloud.VM) error { return b.note(tx, "removed", vm) }
+func (b *fakeBilling) Admit(tx *store.Tx, vm *cloud.VM) error   { return b.record(tx, "admit", vm) }
+func (b *fakeBilling) Start(tx *store.Tx, vm *cloud.VM) error   { return b.record(tx, "start", vm) }
+func (b *fakeBilling) Changed(tx *store.Tx, vm *cloud.VM) error { return b.record(tx, "changed", vm) }
+func (b *fakeBilling) Removed(tx *store.Tx, vm *cloud.VM) error { return b.record(tx, "removed", vm) }
 
-func (w *world) told() (out []string) {
+func (w *world) assignment() (out []string) {
 	w.t.Helper()
 	w.update(func(tx *store.Tx) {
-		all, err := told.Get(tx, "all")
+		all, err := billingLog.Get(tx, "all")
 		require.NoError(w.t, err)
 		if all != nil {
 			out = *all
 		}
-		told.Delete(tx, "all")
+		billingLog.Delete(tx, "all")
 	})
 	return out
 }
 
-// Billing is told of every change of a VM, and asked before what costs.
-func TestBillingIsTold(t *testing.T) {
+// Billing is called for every change of a VM, and may refuse a create and a start.
+func TestBillingIsNotified(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	b := &teller{refuse: map[string]error{}}
+	b := &fakeBilling{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
-	power := func(id cloud.VMID, a action) error {
-		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a})
+	power := func(id cloud.VMID, a powerAction) error {
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a})
 		return err
 	}
 	id := w.create("web").ID
-	require.Equal(t, []string{"admit CREATING", "changed CREATING"}, w.told())
-	w.seen(id, cloud.ObservedBuilt)
+	require.Equal(t, []string{"admit CREATING", "changed CREATING"}, w.assignment())
+	w.report(id, cloud.ObservedBuilt)
 	require.NoError(t, power(id, start))
-	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING"}, w.told())
+	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING"}, w.assignment())
 	require.NoError(t, power(id, start))
-	require.Empty(t, w.told(), "it is wanted on already")
-	w.seen(id, cloud.ObservedRunning)
+	require.Empty(t, w.assignment(), "its desired state is on already")
+	w.report(id, cloud.ObservedRunning)
 	require.NoError(t, power(id, stop))
-	w.seen(id, cloud.ObservedEnded)
-	require.Equal(t, []string{"changed RUNNING", "changed STOPPING", "changed STOPPED"}, w.told())
+	w.report(id, cloud.ObservedEnded)
+	require.Equal(t, []string{"changed RUNNING", "changed STOPPING", "changed STOPPED"}, w.assignment())
 	_, err := w.vms.Update(w.as(acme, ""), acme, id, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
 	require.NoError(t, power(id, start))
@@ -82,17 +82,17 @@ func TestBillingIsTold(t *testing.T) {
 		require.NoError(t, w.vms.Settle(t.Context()))
 		return w.get(id).State == cloud.Error
 	}, 10*time.Second, time.Millisecond, "the leader follows the records")
-	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING", "changed ERROR"}, w.told())
+	require.Equal(t, []string{"changed STOPPED", "start STARTING", "changed STARTING", "changed ERROR"}, w.assignment())
 	_, err = w.vms.Delete(w.as(acme, ""), acme, id, true, [32]byte{})
 	require.NoError(t, err)
-	require.Equal(t, []string{"removed DELETED"}, w.told())
+	require.Equal(t, []string{"removed DELETED"}, w.assignment())
 }
 
-// What billing refuses has not happened.
+// A change that billing refuses has no effect.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	b := &teller{refuse: map[string]error{}}
+	b := &fakeBilling{refuse: map[string]error{}}
 	w.vms.opts.Billing = b
 	poor := fault.New(fault.ResourceExhausted, "no credit")
 	b.refuse["admit"] = poor
@@ -102,7 +102,7 @@ func TestBillingRefuses(t *testing.T) {
 	require.Equal(t, before, w.store.Revision())
 	require.Zero(t, w.allocated(host))
 	delete(b.refuse, "admit")
-	vm := w.in(cloud.Stopped, "web")
+	vm := w.createInState(cloud.Stopped, "web")
 	b.refuse["start"] = poor
 	_, err = w.vms.Start(w.as(acme, ""), acme, vm.ID, [32]byte{})
 	require.ErrorIs(t, err, poor)
@@ -113,7 +113,7 @@ func TestBillingRefuses(t *testing.T) {
 	require.Equal(t, vm, w.get(vm.ID))
 }
 
-// Halt is a stop like any other, for whoever has a transaction.
+// Halt has the effect of a stop, within the caller's transaction.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -125,19 +125,19 @@ func TestHalt(t *testing.T) {
 		})
 		return did
 	}
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	require.False(t, halt(vm.ID, other))
 	require.False(t, halt(newID(), acme))
 	require.True(t, halt(vm.ID, acme))
 	now := w.get(vm.ID)
 	require.Equal(t, cloud.Stopping, now.State)
-	require.False(t, now.Wish.On)
-	require.EqualValues(t, cloud.DefaultStop, now.Wish.GraceMS)
+	require.False(t, now.Desired.On)
+	require.EqualValues(t, cloud.DefaultStop, now.Desired.GraceMS)
 	require.Greater(t, now.Generation, vm.Generation)
-	require.False(t, halt(vm.ID, acme), "it is wanted off")
-	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: start})
+	require.False(t, halt(vm.ID, acme), "its desired state is off already")
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: start})
 	require.NoError(t, err)
-	require.True(t, halt(vm.ID, acme), "it was to start again")
-	require.False(t, w.get(vm.ID).Wish.Again)
-	require.False(t, halt(w.in(cloud.Stopped, "off").ID, acme))
+	require.True(t, halt(vm.ID, acme), "its desired state was on")
+	require.False(t, w.get(vm.ID).Desired.StartAfterStop)
+	require.False(t, halt(w.createInState(cloud.Stopped, "off").ID, acme))
 }

@@ -19,8 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Which delete goes in which state, and what it gives back at once: everything of what is surely off but its storage,
-// nothing of what may still run. The rest comes with the host's word that it is gone, once.
+// In which states a delete and a forced delete succeed, and which capacity they free at once: all but the storage of a
+// VM that is certainly off, and none of a VM that may still run. The rest is freed once, when the host reports the VM
+// absent.
 func TestDeleteTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -38,14 +39,14 @@ func TestDeleteTable(t *testing.T) {
 		for forced, left := range map[bool]*cloud.Capacity{false: row.plain, true: row.forced} {
 			i++
 			name := fmt.Sprintf("%s forced %v", state, forced)
-			vm := w.in(state, fmt.Sprint("vm-", i))
+			vm := w.createInState(state, fmt.Sprint("vm-", i))
 			require.Equal(t, taken, w.allocated(host), name)
-			_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: vm.ID, Force: forced})
+			_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: vm.ID, Force: forced})
 			if left == nil {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s: %v", name, err)
 				require.ErrorContains(t, err, state.String())
 				require.Equal(t, vm, w.get(vm.ID))
-				w.erase(vm.ID)
+				w.deleteIfPresent(vm.ID)
 				continue
 			}
 			require.NoError(t, err, name)
@@ -53,56 +54,56 @@ func TestDeleteTable(t *testing.T) {
 			require.True(t, fault.Is(err, fault.NotFound), name)
 			require.Equal(t, *left, w.allocated(host), name)
 
-			w.absent(host, vm.ID, vm.Generation)
-			require.Equal(t, *left, w.allocated(host), "a report of before the delete says nothing of what is left")
-			w.absent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
-			require.Equal(t, *left, w.allocated(host), "another host does not speak for this one")
-			w.absent(host, vm.ID, vm.Generation+1)
+			w.reportAbsent(host, vm.ID, vm.Generation)
+			require.Equal(t, *left, w.allocated(host), "a report from before the delete is ignored")
+			w.reportAbsent("00000000-0000-7000-a000-000000000077", vm.ID, vm.Generation+1)
+			require.Equal(t, *left, w.allocated(host), "a report of another host is ignored")
+			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
-			w.create("next") // a second report must not give back what is another's
-			w.absent(host, vm.ID, vm.Generation+1)
+			w.create("next") // a second report must not free the capacity of another VM
+			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
 			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 			require.NoError(t, err)
-			w.erase(list[0].ID)
+			w.deleteIfPresent(list[0].ID)
 			require.Zero(t, w.allocated(host))
 		}
 	}
 }
 
-// What is on a host that does not answer goes only by force, and what it holds stays allocated until the host is back.
-func TestDeleteOnAHostThatIsAway(t *testing.T) {
+// A VM on an unresponsive host can be deleted only with force, and its capacity stays allocated until the host is back.
+func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	vm := w.createInState(cloud.Stopped, "web")
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.ErrorContains(t, err, "does not answer")
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
-	require.NoError(t, err, "and it does not wait for a host that is away")
+	require.NoError(t, err, "the call does not wait for an unresponsive host")
 	require.EqualValues(t, taken.StorageGiB, w.allocated(host).StorageGiB)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
+		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Equal(t, "POWER_DESTROYED", say[0].Say.GetPower().String(), "what the host learns when it is back")
-		require.Greater(t, say[0].Say.GetGeneration(), vm.Generation)
+		require.Equal(t, "POWER_DESTROYED", assignments[0].State.GetPower().String(), "the desired state when the host is back")
+		require.Greater(t, assignments[0].State.GetGeneration(), vm.Generation)
 		return nil
 	}))
-	w.absent(host, vm.ID, vm.Generation+1)
+	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.Zero(t, w.allocated(host))
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
-		require.Empty(t, say)
+		assignments, err := w.vms.Assigned(v, host)
+		require.Empty(t, assignments)
 		return err
 	}))
 }
 
-// A forced delete waits for the cut.
-func TestForcedDeleteWaitsForTheCut(t *testing.T) {
+// A forced delete waits until the host has powered the VM off.
+func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	done := make(chan error)
 	go func() {
 		_, err := w.vms.Delete(w.as(acme, ""), acme, vm.ID, true, [32]byte{})
@@ -115,15 +116,15 @@ func TestForcedDeleteWaitsForTheCut(t *testing.T) {
 		t.Fatal("answered while the guest ran")
 	default:
 	}
-	w.absent(host, vm.ID, vm.Generation+1)
+	w.reportAbsent(host, vm.ID, vm.Generation+1)
 	require.NoError(t, <-done)
 }
 
-// A delete under a key is answered again when there is nothing left to delete.
-func TestDeleteUnderAKey(t *testing.T) {
+// A delete repeated under its idempotency key returns its response although the VM is gone.
+func TestDeleteIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
+	vm := w.createInState(cloud.Stopped, "web")
 	for _, replayed := range []bool{false, true} {
 		again, err := w.vms.Delete(w.as(acme, "k"), acme, vm.ID, false, [32]byte{})
 		require.NoError(t, err)
@@ -133,8 +134,8 @@ func TestDeleteUnderAKey(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images of a
-// STOPPED VM, devices never. A refused update changes nothing.
+// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images
+// of a STOPPED VM, devices never. A refused update changes nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -145,7 +146,7 @@ func TestUpdateTable(t *testing.T) {
 	fresh := func(state cloud.State) *cloud.VM {
 		i++
 		name := fmt.Sprint("vm-", i)
-		vm := w.in(state, name)
+		vm := w.createInState(state, name)
 		_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{
 			Labels: map[string]string{"env": "prod", "tier": "1"}, Metadata: map[string]string{"note": "x"},
 		})
@@ -189,9 +190,9 @@ func TestUpdateTable(t *testing.T) {
 			require.Equal(t, cloud.Capacity{VCPUs: 1, MemoryMiB: 64, StorageGiB: 5}, w.allocated(host))
 		}},
 		{"a kernel", off, Change{Boot: &cloud.Boot{Kernel: kernel}}, 0, "", func(_, now *cloud.VM) { require.Equal(t, kernel, now.Kernel.ID) }},
-		{"the shape of what is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
-		{"memory of what is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
-		{"the boot of what is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
+		{"CPUs of a VM that is not STOPPED", on, Change{CPU: &cloud.CPU{VCPUs: 1}}, fault.FailedPrecondition, "stop VM", nil},
+		{"memory of a VM that is not STOPPED", on, Change{Memory: &cloud.Memory{SizeMiB: 64}}, fault.FailedPrecondition, "stop VM", nil},
+		{"boot images of a VM that is not STOPPED", on, Change{Boot: &cloud.Boot{Kernel: kernel}}, fault.FailedPrecondition, "stop VM", nil},
 		{"more than the host has", off, Change{CPU: &cloud.CPU{VCPUs: 101}}, fault.ResourceExhausted, "has 100 vCPUs free, 101 needed", nil},
 		{"more than any VM has", off, Change{CPU: &cloud.CPU{VCPUs: 289}}, fault.InvalidArgument, "spec.cpu.vcpus", nil},
 		{"a model that the host has not", off, Change{CPU: &cloud.CPU{VCPUs: 2, Model: "Itanium"}}, fault.ResourceExhausted, "Itanium", nil},
@@ -199,14 +200,14 @@ func TestUpdateTable(t *testing.T) {
 		{"another org's initrd", off, Change{Boot: &cloud.Boot{Kernel: kernel, Initrd: private}}, fault.NotFound, string(private), nil},
 		{"a kernel that needs more memory", off, Change{Boot: &cloud.Boot{Kernel: needy}}, fault.InvalidArgument, "2048 MiB", nil},
 		{"a TPM", off, Change{Security: &cloud.Security{TPM: true}}, fault.FailedPrecondition, "not served yet", nil},
-		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "AttachDisk", nil},
+		{"another disk", anywhere, Change{Disks: []cloud.Disk{{ID: "b", Blank: true, SizeGiB: 5}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"a larger disk", anywhere, Change{Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 6}}}, fault.InvalidArgument, "spec.disks", nil},
-		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "AttachNic", nil},
+		{"a NIC", anywhere, Change{Network: []cloud.NIC{{ID: "nic0"}}}, fault.InvalidArgument, "cannot be changed", nil},
 		{"another group", anywhere, Change{Labels: map[string]string{AntiAffinity: "db"}}, fault.InvalidArgument, "fixed when", nil},
 		{"no group, as before", anywhere, Change{Labels: map[string]string{AntiAffinity: ""}}, 0, "", func(before, now *cloud.VM) { require.Equal(t, before, now) }},
-		{"a selector that is none", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
+		{"an invalid selector", anywhere, Change{Labels: map[string]string{NodeSelector: "ssd"}}, fault.InvalidArgument, "k=v", nil},
 		{"too many labels", anywhere, Change{Labels: many}, fault.InvalidArgument, "labels", nil},
-		{"a policy that is none", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
+		{"an invalid restart policy", anywhere, Change{Metadata: map[string]string{cloud.RestartPolicy: "x"}}, fault.InvalidArgument, "never or on-failure", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, state := range c.in {
@@ -223,35 +224,35 @@ func TestUpdateTable(t *testing.T) {
 					require.Equal(t, out, *w.get(vm.ID))
 					c.check(vm, &out)
 				}
-				w.erase(vm.ID)
-				require.Zero(t, w.allocated(host), "all of it is given back, whatever shape it had")
+				w.deleteIfPresent(vm.ID)
+				require.Zero(t, w.allocated(host), "all its quota is released")
 			}
 		})
 	}
 }
 
-// An image that its VM may no longer see stays the VM's: only what is new is looked up.
-func TestUpdateKeepsItsImages(t *testing.T) {
+// A VM keeps an image that its org can no longer see: an update checks only new images.
+func TestUpdateKeepsCurrentImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.Visibility = other.Org, cloud.Public })
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	w.report(vm.ID, cloud.ObservedBuilt)
 	w.image(1, 1<<30, func(i *cloud.Image) { i.Org, i.MinMemoryMiB = other.Org, 256 })
 	out, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &cloud.CPU{VCPUs: 4}})
 	require.NoError(t, err)
 	require.Equal(t, vm.Disks, out.Disks)
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Memory: &cloud.Memory{SizeMiB: 128}})
-	require.ErrorContains(t, err, "needs 256 MiB", "what it needs still holds")
+	require.ErrorContains(t, err, "needs 256 MiB", "its requirements still hold")
 }
 
-// A host's word goes into records and must not break them, nor say anything of another host's VMs.
-func TestWhatHostsMayWrite(t *testing.T) {
+// A host's report must not break a record, nor change the VMs of another host.
+func TestHostReportLimits(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	long := strings.Repeat("é", 4<<10)
-	now := w.seen(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
+	now := w.report(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
 		o.LastError = "x" + long // cut within a rune
 		for range 1000 {
 			o.Addresses = append(o.Addresses, long)
@@ -279,24 +280,24 @@ func TestWhatHostsMayWrite(t *testing.T) {
 	_, err = w.vms.Observed(t.Context(), host, lies[2:])
 	require.NoError(t, err)
 	require.Len(t, w.vms.usage, 1)
-	w.seen(vm.ID, cloud.ObservedEnded, failed("killed"))
+	w.report(vm.ID, cloud.ObservedEnded, failed("killed"))
 	require.Empty(t, w.vms.usage)
 }
 
-// A report that says what is known costs no entry in the log.
-func TestOldNewsIsFree(t *testing.T) {
+// A report that changes nothing writes no entry to the log.
+func TestUnchangedReportWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	before := w.store.Revision()
 	for range 3 {
-		w.seen(vm.ID, cloud.ObservedRunning)
-		w.seen(vm.ID, cloud.ObservedBuilt, func(o *cloud.Observation) { o.Generation-- })
+		w.report(vm.ID, cloud.ObservedRunning)
+		w.report(vm.ID, cloud.ObservedBuilt, func(o *cloud.Observation) { o.Generation-- })
 	}
 	require.Equal(t, before, w.store.Revision())
 }
 
-// Every commit of a VM is an event, in order, from the VM as it is to its end.
+// A watch delivers each commit of a VM as an event, in order, from the current VM to its deletion.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -305,7 +306,7 @@ func TestWatch(t *testing.T) {
 	ended := make(chan error)
 	first := make(chan struct{})
 	go func() {
-		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Late) error {
+		ended <- w.vms.Watch(t.Context(), acme, vm.ID, func(late rpc.Lazy) error {
 			if len(events) == 0 {
 				defer close(first)
 			}
@@ -322,41 +323,41 @@ func TestWatch(t *testing.T) {
 		})
 	}()
 	<-first
-	w.seen(vm.ID, cloud.ObservedBuilding)
-	w.seen(vm.ID, cloud.ObservedBuilt)
-	w.ask(vm.ID, start, 0)
-	w.seen(vm.ID, cloud.ObservedRunning)
+	w.report(vm.ID, cloud.ObservedBuilding)
+	w.report(vm.ID, cloud.ObservedBuilt)
+	w.power(vm.ID, start, 0)
+	w.report(vm.ID, cloud.ObservedRunning)
 	_, err := w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{Labels: map[string]string{"a": "b"}})
 	require.NoError(t, err)
 	w.create("another")
-	w.ask(vm.ID, reboot, 0)
-	w.ask(vm.ID, stop, 0)
+	w.power(vm.ID, reboot, 0)
+	w.power(vm.ID, stop, 0)
 	w.Clock.Advance(time.Second)
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.report(vm.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
 	require.NoError(t, <-ended, "the stream ends with the VM")
 	close(events)
-	var said []string
+	var types []string
 	last := int64(0)
 	for e := range events {
 		require.Equal(t, string(vm.ID), e.GetVmId())
 		require.Equal(t, string(vm.ID), e.GetVm().GetId())
 		require.GreaterOrEqual(t, e.GetTimestamp(), last)
 		last = e.GetTimestamp()
-		said = append(said, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
+		types = append(types, fmt.Sprintf("%d %s", e.GetEventType(), cloud.State(e.GetVm().GetState())))
 	}
 	require.Equal(t, []string{
 		"2 CREATING", "2 CREATING", "4 STOPPED", "4 STARTING", "4 RUNNING", "2 RUNNING", "2 RUNNING", "4 STOPPING", "4 STOPPED", "3 DELETED",
-	}, said)
+	}, types)
 	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
 }
 
-// Transient states that nobody ends are ended by the leader, also by one that led not when they began.
+// The leader ends transient states whose deadline has passed, also those that began under an earlier leader.
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	creating, starting, stopping, running := w.in(cloud.Creating, "a"), w.in(cloud.Starting, "b"), w.in(cloud.Stopping, "c"), w.in(cloud.Running, "d")
+	creating, starting, stopping, running := w.createInState(cloud.Creating, "a"), w.createInState(cloud.Starting, "b"), w.createInState(cloud.Stopping, "c"), w.createInState(cloud.Running, "d")
 	settle := func() {
 		require.Eventually(t, func() bool {
 			want := map[cloud.VMID]cloud.Time{}
@@ -367,7 +368,7 @@ func TestSettle(t *testing.T) {
 			}
 			w.vms.mu.Lock()
 			defer w.vms.mu.Unlock()
-			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d due) bool { return at == d.at })
+			return maps.EqualFunc(want, w.vms.deadlines, func(at cloud.Time, d deadline) bool { return at == d.at })
 		}, 10*time.Second, time.Millisecond, "the leader follows the records")
 		require.NoError(t, w.vms.Settle(t.Context()))
 	}
@@ -383,7 +384,7 @@ func TestSettle(t *testing.T) {
 	settle()
 	require.Equal(t, cloud.Error, w.get(creating.ID).State)
 	require.Equal(t, running, w.get(running.ID))
-	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "what failed keeps its place")
-	w.seen(starting.ID, cloud.ObservedRunning)
-	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late answer is believed")
+	require.Equal(t, taken.VCPUs*4, w.allocated(host).VCPUs, "a failed job stays paused")
+	w.report(starting.ID, cloud.ObservedRunning)
+	require.Equal(t, cloud.Running, w.get(starting.ID).State, "a late report is accepted")
 }

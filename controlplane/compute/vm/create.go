@@ -20,8 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Wanted describes a VM to create.
-type Wanted struct {
+// CreateRequest describes a VM to create.
+type CreateRequest struct {
 	Name       string
 	Spec       cloud.Spec
 	Hypervisor cloud.Hypervisor
@@ -35,23 +35,23 @@ type Created struct {
 	Replayed bool
 }
 
-type createAsk struct {
-	Tenant cloud.Tenant
-	Wanted Wanted
+type createArgs struct {
+	Tenant  cloud.Tenant
+	Request CreateRequest `cbor:"Wanted"`
 	// Body is the hash of the request, stored with its idempotency key.
 	Body [32]byte
 }
 
 // Create places and records a VM, and returns it as CREATING.
-func (s *Service) Create(ctx context.Context, t cloud.Tenant, w Wanted, body [32]byte) (Created, error) {
+func (s *Service) Create(ctx context.Context, t cloud.Tenant, w CreateRequest, body [32]byte) (Created, error) {
 	w.Spec.Normalize()
 	if err := w.check(); err != nil {
 		return Created{}, err
 	}
-	return createCommand.Call(ctx, s.opts.Commands, createAsk{t, w, body})
+	return createCommand.Call(ctx, s.opts.Commands, createArgs{t, w, body})
 }
 
-func (w *Wanted) check() error {
+func (w *CreateRequest) check() error {
 	if err := cloud.CheckName("name", w.Name); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (w *Wanted) check() error {
 	if _, err := selector(w.Labels); err != nil {
 		return err
 	}
-	return w.Spec.Unserved()
+	return w.Spec.CheckSupported()
 }
 
 func checkPolicy(metadata map[string]string) error {
@@ -103,75 +103,75 @@ func selector(labels map[string]string) (map[string]string, error) {
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader implements Create on the leader. It waits up to gatherWait if a host that has not sent this leader a
-// heartbeat yet may have room.
-func (s *Service) createOnLeader(ctx context.Context, q createAsk) (out Created, err error) {
-	made, err := uuid.NewV7()
+// createOnLeader implements Create on the leader. It waits up to heartbeatWait if a host that has not sent this leader
+// a heartbeat yet may have room.
+func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created, err error) {
+	id, err := uuid.NewV7()
 	if err != nil {
 		return out, err
 	}
-	patience := time.NewTimer(gatherWait)
-	defer patience.Stop()
+	deadline := time.NewTimer(heartbeatWait)
+	defer deadline.Stop()
 	for {
 		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 			vm, replayed, err := store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "CreateVm", q.Body, func() (cloud.VM, error) {
-				return s.record(ctx, tx, cloud.VMID(made.String()), q)
+				return s.createRecords(ctx, tx, cloud.VMID(id.String()), q)
 			})
 			out = Created{vm, replayed}
 			return err
 		})
-		var early *tooEarly
-		if !errors.As(err, &early) {
+		var refusal *retryableRefusal
+		if !errors.As(err, &refusal) {
 			return out, err
 		}
 		select {
-		case <-time.After(again):
-		case <-patience.C:
-			return Created{}, early.refusal
+		case <-time.After(retryPause):
+		case <-deadline.C:
+			return Created{}, refusal.refusal
 		case <-ctx.Done():
 			return Created{}, ctx.Err()
 		}
 	}
 }
 
-// gatherWait is how long a placement waits for the first heartbeats to a new leader. It is longer than the heartbeat
+// heartbeatWait is how long a placement waits for the first heartbeats to a new leader. It is longer than the heartbeat
 // interval.
-const gatherWait = 7 * time.Second
+const heartbeatWait = 7 * time.Second
 
-// tooEarly means that no host fits now, but one may after its next heartbeat.
-type tooEarly struct{ refusal error }
+// retryableRefusal means that no host fits now, but one may after its next heartbeat.
+type retryableRefusal struct{ refusal error }
 
-func (e *tooEarly) Error() string { return e.refusal.Error() }
+func (e *retryableRefusal) Error() string { return e.refusal.Error() }
 
-// gathering reports whether the leader is so new that it does not know yet which hosts are alive.
-func (s *Service) gathering(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
+// awaitingHeartbeats reports whether the leader is so new that it does not know yet which hosts are alive.
+func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
 	if len(fleet) == 0 {
 		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
 		return len(known) > 0, err
 	}
 	return slices.ContainsFunc(fleet, func(c schedule.Candidate) bool {
-		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Away(c.Node.ID)
+		return c.State == cloud.NodeNotReady && c.Node.Declared != cloud.NodeNotReady && !s.opts.Nodes.Unresponsive(c.Node.ID)
 	}), nil
 }
 
-// record writes all records of a new VM.
-func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q createAsk) (vm cloud.VM, err error) {
+// createRecords writes all records of a new VM.
+func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID, q createArgs) (vm cloud.VM, err error) {
 	project := string(q.Tenant.Project)
-	if taken, err := names.Has(tx, project, q.Wanted.Name); err != nil {
+	if taken, err := names.Has(tx, project, q.Request.Name); err != nil {
 		return vm, err
 	} else if taken {
-		return vm, fault.New(fault.AlreadyExists, "the project has a VM called %s", q.Wanted.Name)
+		return vm, fault.New(fault.AlreadyExists, "the project has a VM called %s", q.Request.Name)
 	}
 	vm = cloud.VM{
-		ID: id, Name: q.Wanted.Name, Org: q.Tenant.Org, Project: q.Tenant.Project, State: cloud.Creating, Spec: q.Wanted.Spec,
-		Hypervisor: cloud.KVM, CreatedAt: tx.Now(), CreatedBy: auth.CallerOf(ctx).Name(), Metadata: q.Wanted.Metadata,
-		Labels: q.Wanted.Labels, Generation: 1, Deadline: tx.Now() + cloud.CreatingTime,
+		ID: id, Name: q.Request.Name, Org: q.Tenant.Org, Project: q.Tenant.Project, State: cloud.Creating, Spec: q.Request.Spec,
+		Hypervisor: cloud.KVM, CreatedAt: tx.Now(), CreatedBy: auth.CallerOf(ctx).Name(), Metadata: q.Request.Metadata,
+		Labels: q.Request.Labels, Generation: 1, Deadline: tx.Now() + cloud.CreatingTime,
 	}
-	images, err := resolve(tx, &vm, nil)
+	images, err := resolveImages(tx, &vm, nil)
 	if err != nil {
 		return vm, err
 	}
-	if err := count(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
+	if err := chargeQuota(tx, &vm, amountOf(&vm.Spec), tenant.Amount{}); err != nil {
 		return vm, err
 	}
 	if err := s.place(tx, &vm, images); err != nil {
@@ -194,13 +194,13 @@ func (s *Service) record(ctx context.Context, tx *store.Tx, id cloud.VMID, q cre
 // groupKey converts any label value to a valid key element.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolve reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps its
-// current images, given in have, even if its org can no longer see them.
-func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
+// resolveImages reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps
+// its current images, given in have, even if its org can no longer see them.
+func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
 	for _, id := range vm.Spec.Images() {
-		i, err := usable(tx, vm.Org, id, slices.Contains(have, id))
+		i, err := lookupImage(tx, vm.Org, id, slices.Contains(current, id))
 		if err != nil {
 			return nil, err
 		}
@@ -216,8 +216,8 @@ func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageI
 		}
 		images[id] = i
 	}
-	for _, d := range inBootOrder(vm.Spec.Disks) {
-		b := cloud.BuiltDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
+	for _, d := range sortByBootOrder(vm.Spec.Disks) {
+		b := cloud.ResolvedDisk{ID: d.ID, SizeBytes: d.SizeGiB << 30, Bus: d.Bus, Cache: d.Cache}
 		if i := images[d.Image]; i != nil {
 			field := "spec.disks[" + d.ID + "].size_gib"
 			if b.SizeBytes < i.VirtualSize {
@@ -239,8 +239,8 @@ func resolve(tx *store.Tx, vm *cloud.VM, have []cloud.ImageID) (map[cloud.ImageI
 	return images, nil
 }
 
-func usable(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, mine bool) (*image.Usable, error) {
-	if mine {
+func lookupImage(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, current bool) (*image.Usable, error) {
+	if current {
 		if i, err := image.Images.Get(tx, string(id)); err != nil {
 			return nil, err
 		} else if i != nil {
@@ -274,20 +274,20 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	for {
 		id, refused, ok := schedule.Place(fleet, r)
 		if !ok {
-			early, err := s.gathering(tx, fleet)
+			waiting, err := s.awaitingHeartbeats(tx, fleet)
 			if err != nil {
 				return err
 			}
-			if early {
-				return &tooEarly{nowhere(refused, fleet)}
+			if waiting {
+				return &retryableRefusal{errNoHost(refused, fleet)}
 			}
-			return nowhere(refused, fleet)
+			return errNoHost(refused, fleet)
 		}
 		n, err := node.Nodes.Get(tx, string(id))
 		if err != nil {
 			return err
 		}
-		if n != nil && !n.Cordoned && schedule.Lacks(n, r.Need) == "" {
+		if n != nil && !n.Cordoned && schedule.Shortage(n, r.Need) == "" {
 			n.Allocated = n.Allocated.Plus(r.Need)
 			node.Nodes.Put(tx, n, string(id))
 			vm.Node = id
@@ -309,24 +309,24 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	}
 }
 
-// nowhere returns the error of a placement that found no host, with the reason per host.
-func nowhere(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
+// errNoHost returns the error of a placement that found no host, with the reason per host.
+func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
-		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has none yet").WithReason("NO_HOST_FITS")
+		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")
 	}
 	f := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS")
 	const most = 20
-	said := 0
+	listed := 0
 	for _, c := range fleet {
-		if why := refused[c.Node.ID]; why != "" && said < most {
+		if why := refused[c.Node.ID]; why != "" && listed < most {
 			f = f.With(c.Node.Name, why)
-			if said == 0 {
+			if listed == 0 {
 				f.Message += ": " + c.Node.Name + " " + why
 			}
-			said++
+			listed++
 		}
 	}
-	if rest := len(refused) - said; rest > 0 {
+	if rest := len(refused) - listed; rest > 0 {
 		f = f.With("and", uint64(rest))
 	}
 	return f

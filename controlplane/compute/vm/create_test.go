@@ -16,14 +16,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A VM is placed, takes what it needs of its host, and is told to the host, all at once.
+// Create places a VM, allocates its capacity and assigns it to the host in one transaction.
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
 	host, idle := w.AddHost("h1", plenty()), w.AddHost("h2", cloud.Capacity{})
 	disk := w.image(1, 3<<30)
 	w.image(3, 1<<20)
 	kernel := w.image(2, 1<<20)
-	vm := w.create("web", func(q *Wanted) {
+	vm := w.create("web", func(q *CreateRequest) {
 		q.Labels, q.Metadata = map[string]string{"env": "prod"}, map[string]string{"note": "x"}
 		q.Spec.Boot = cloud.Boot{Kernel: kernel, Cmdline: "quiet"}
 		q.Spec.Disks = []cloud.Disk{{ID: "data", Blank: true, SizeGiB: 5, BootIndex: 1}, {ID: "root", Image: disk, SizeGiB: 4}}
@@ -31,18 +31,18 @@ func TestCreate(t *testing.T) {
 	require.Equal(t, cloud.Creating, vm.State)
 	require.Equal(t, host, vm.Node)
 	require.Equal(t, "ada", vm.CreatedBy)
-	require.Equal(t, vm, w.get(vm.ID), "what was answered is what is recorded")
+	require.Equal(t, vm, w.get(vm.ID), "the response equals the record")
 	require.Equal(t, cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 9}, w.allocated(host))
-	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in the order of boot")
+	require.Equal(t, []string{"root", "data"}, []string{vm.Disks[0].ID, vm.Disks[1].ID}, "in boot order")
 	require.Equal(t, cloud.BusVirtio, vm.Disks[0].Bus)
 	require.Equal(t, disk, vm.Disks[0].Image.ID)
 	require.Equal(t, kernel, vm.Kernel.ID)
 	require.NoError(t, w.store.Local(func(v *store.View) error {
-		say, err := w.vms.Assigned(v, host)
+		assignments, err := w.vms.Assigned(v, host)
 		require.NoError(t, err)
-		require.Len(t, say, 1)
-		require.Equal(t, string(vm.ID), say[0].Say.GetVmId())
-		require.EqualValues(t, 1, say[0].Say.GetGeneration())
+		require.Len(t, assignments, 1)
+		require.Equal(t, string(vm.ID), assignments[0].State.GetVmId())
+		require.EqualValues(t, 1, assignments[0].State.GetGeneration())
 		for n, uses := range map[int]bool{1: true, 2: true, 3: false} {
 			got, err := w.vms.UsesImage(v, host, fmt.Sprintf("%064d", n))
 			require.NoError(t, err)
@@ -66,40 +66,40 @@ func TestCreateRefuses(t *testing.T) {
 	private := w.image(3, 1<<20, func(i *cloud.Image) { i.Org = other.Org })
 	pending := w.image(4, 1<<20, func(i *cloud.Image) { i.Status = cloud.ImagePending })
 	arm := w.image(5, 1<<20, func(i *cloud.Image) { i.Architecture = cloud.AArch64 })
-	from := func(id cloud.ImageID, gib uint64) func(*Wanted) {
-		return func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
+	from := func(id cloud.ImageID, gib uint64) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: gib}} }
 	}
 	before := w.allocated(host)
 	nowhere := cloud.ImageID(newID())
 	for _, c := range []struct {
 		name   string
-		change func(*Wanted)
+		change func(*CreateRequest)
 		kind   fault.Kind
 		field  string
 		says   []string
 	}{
-		{"a name that is taken", func(q *Wanted) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
-		{"a bad name", func(q *Wanted) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
-		{"another hypervisor", func(q *Wanted) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
-		{"a hypervisor that is none", func(q *Wanted) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
-		{"an image that is not there", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
+		{"a name in use", func(q *CreateRequest) { q.Name = "web" }, fault.AlreadyExists, "", []string{"web"}},
+		{"a bad name", func(q *CreateRequest) { q.Name = "Web" }, fault.InvalidArgument, "name", nil},
+		{"another hypervisor", func(q *CreateRequest) { q.Hypervisor = cloud.MicroVM }, fault.InvalidArgument, "hypervisor", []string{"public VM APIs support only the KVM backend"}},
+		{"an unknown hypervisor", func(q *CreateRequest) { q.Hypervisor = 255 }, fault.InvalidArgument, "hypervisor", nil},
+		{"an image that does not exist", from(nowhere, 5), fault.NotFound, "", []string{string(nowhere)}},
 		{"another org's image", from(private, 5), fault.NotFound, "", []string{string(private)}},
-		{"another org's kernel", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
-		{"another org's initrd", func(q *Wanted) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's kernel", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: private} }, fault.NotFound, "", []string{string(private)}},
+		{"another org's initrd", func(q *CreateRequest) { q.Spec.Boot = cloud.Boot{Kernel: disk, Initrd: private} }, fault.NotFound, "", []string{string(private)}},
 		{"an image that is not AVAILABLE", from(pending, 5), fault.FailedPrecondition, "", []string{"PENDING"}},
 		{"a disk smaller than its image", from(disk, 2), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"3221225472 bytes", "2147483648"}},
 		{"a disk smaller than its image wants", from(minimum, 7), fault.InvalidArgument, "spec.disks[root].size_gib", []string{"needs 8 GiB, got 7"}},
-		{"less memory than its image wants", func(q *Wanted) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
-		{"images of two architectures", func(q *Wanted) {
+		{"less memory than its image wants", func(q *CreateRequest) { from(disk, 4)(q); q.Spec.Memory = &cloud.Memory{SizeMiB: 128} }, fault.InvalidArgument, "spec.memory.size_mib", []string{"256 MiB, got 128"}},
+		{"images of two architectures", func(q *CreateRequest) {
 			q.Spec.Disks = []cloud.Disk{{ID: "a", Image: disk, SizeGiB: 4}, {ID: "b", Image: arm, SizeGiB: 4}}
 		}, fault.InvalidArgument, "", []string{"architectures"}},
 		{"an architecture that no host has", from(arm, 1), fault.ResourceExhausted, "", []string{"h1 is of another architecture"}},
-		{"a CPU model that no host has", func(q *Wanted) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
-		{"more than any host has", func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
-		{"a selector that is none", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
-		{"a selector that no host fits", func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
-		{"a restart policy that is none", func(q *Wanted) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
-		{"a NIC", func(q *Wanted) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
+		{"a CPU model that no host has", func(q *CreateRequest) { q.Spec.CPU.Model = "Itanium" }, fault.ResourceExhausted, "", []string{"Itanium"}},
+		{"more than any host has", func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 65} }, fault.ResourceExhausted, "", []string{"h1 has 62 vCPUs free, 65 needed"}},
+		{"an invalid selector", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "ssd"} }, fault.InvalidArgument, "labels", []string{"k=v"}},
+		{"a selector that no host fits", func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd"} }, fault.ResourceExhausted, "", []string{"labels"}},
+		{"an invalid restart policy", func(q *CreateRequest) { q.Metadata = map[string]string{cloud.RestartPolicy: "always"} }, fault.InvalidArgument, "metadata", []string{"never or on-failure"}},
+		{"a NIC", func(q *CreateRequest) { q.Spec.Network = []cloud.NIC{{ID: "nic0"}} }, fault.FailedPrecondition, "spec.network", []string{"not served yet"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := w.vms.Create(w.as(acme, "key of "+c.name), acme, small("x", c.change), [32]byte{})
@@ -115,29 +115,33 @@ func TestCreateRefuses(t *testing.T) {
 			}
 		})
 	}
-	require.Equal(t, before, w.allocated(host), "a refused VM takes nothing")
+	require.Equal(t, before, w.allocated(host), "a refused VM allocates nothing")
 	list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	_, err = w.vms.Create(w.as(acme, "key of a bad name"), acme, small("x"), [32]byte{1})
-	require.NoError(t, err, "what failed is not remembered under its key")
+	require.NoError(t, err, "the response of a failed call is not stored under its key")
 }
 
-// Names are a project's: another's may be the same, and a deleted one's is free again.
+// A name is unique within its project: a second VM of that name is refused. Another project may use the name, and the
+// project itself may use it again after the VM is deleted.
 func TestNames(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	_, err := w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
+	vm := w.createInState(cloud.Stopped, "web")
+	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
+	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
+	require.ErrorContains(t, err, "the project has a VM called web")
+	_, err = w.vms.Create(w.as(other, ""), other, small("web"), [32]byte{})
 	require.NoError(t, err)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, vm.ID, false, [32]byte{})
 	require.NoError(t, err)
 	w.create("web")
 }
 
-// The same call under its key makes one VM, gives the same answer for a day even when the VM is gone, and another call
-// under that key is refused.
-func TestCreateOnceUnderAKey(t *testing.T) {
+// A create repeated under its idempotency key makes one VM and returns the same response for a day, even if the VM was
+// deleted. Another request under the same key is refused.
+func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	ask := func(key string, body byte) (Created, error) {
@@ -146,7 +150,7 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	first, err := ask("k", 1)
 	require.NoError(t, err)
 	require.False(t, first.Replayed)
-	w.seen(first.VM.ID, cloud.ObservedBuilt)
+	w.report(first.VM.ID, cloud.ObservedBuilt)
 	again, err := ask("k", 1)
 	require.NoError(t, err)
 	require.Equal(t, Created{VM: first.VM, Replayed: true}, again, "CREATING, as it was then")
@@ -170,7 +174,8 @@ func TestCreateOnceUnderAKey(t *testing.T) {
 	require.NotEqual(t, first.VM.ID, later.VM.ID)
 }
 
-// Hosts fill up to what is allocatable and no further; the refusal says what each lacks; what is given back can be had.
+// Hosts are filled up to their allocatable capacity. The refusal names what each host lacks, and freed capacity can be
+// used again.
 func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	hosts := []cloud.NodeID{
@@ -196,18 +201,18 @@ func TestCapacity(t *testing.T) {
 		"h1": "has 0 vCPUs free, 2 needed", "h2": "has 0 MiB of memory free, 512 needed", "h3": "has 4 GiB of storage free, 5 needed",
 	}, f.Details)
 
-	// A host that has more than the leader remembers, or less, is judged by its record.
+	// The host's record decides, not the leader's memory, whether a VM fits.
 	full := vms[0]
-	w.seen(full.ID, cloud.ObservedBuilt)
+	w.report(full.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
 	require.NoError(t, err)
-	w.absent(full.Node, full.ID, full.Generation+1)
+	w.reportAbsent(full.Node, full.ID, full.Generation+1)
 	w.AwaitFleet()
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
-// Two at once never share what only one can have.
-func TestCapacityIsNotGivenTwice(t *testing.T) {
+// Two concurrent creates never get the same capacity.
+func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
 	errs := make(chan error)
@@ -229,13 +234,14 @@ func TestCapacityIsNotGivenTwice(t *testing.T) {
 	require.EqualValues(t, 8, w.allocated(host).VCPUs)
 }
 
-// Members of a group share no host; groups of another project do not count; a selector picks hosts by label.
+// VMs of an anti-affinity group share no host, and groups of other projects do not count. A selector chooses hosts by
+// their labels.
 func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	ssd := w.AddHost("h2", plenty(), func(n *cloud.Node) { n.Labels = map[string]string{"disk": "ssd", "zone": "a"} })
-	in := func(group string) func(*Wanted) {
-		return func(q *Wanted) { q.Labels = map[string]string{AntiAffinity: group} }
+	in := func(group string) func(*CreateRequest) {
+		return func(q *CreateRequest) { q.Labels = map[string]string{AntiAffinity: group} }
 	}
 	a, b := w.create("a", in("db / α")), w.create("b", in("db / α"))
 	require.NotEqual(t, a.Node, b.Node)
@@ -244,17 +250,16 @@ func TestGroupsAndSelectors(t *testing.T) {
 	require.ErrorContains(t, err, "same anti-affinity group")
 	_, err = w.vms.Create(w.as(other, ""), other, small("c", in("db / α")), [32]byte{})
 	require.NoError(t, err)
-	w.erase(a.ID)
+	w.deleteIfPresent(a.ID)
 	require.Equal(t, a.Node, w.create("c", in("db / α")).Node)
 	for i := range 5 {
-		vm := w.create(fmt.Sprint("fast-", i), func(q *Wanted) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
+		vm := w.create(fmt.Sprint("fast-", i), func(q *CreateRequest) { q.Labels = map[string]string{NodeSelector: "disk=ssd,zone=a"} })
 		require.Equal(t, ssd, vm.Node)
 	}
 }
 
-// A cordoned host, or one that is silent, takes nothing; a host that the leader does not remember rightly is judged by
-// its record.
-func TestHostsThatTakeNothing(t *testing.T) {
+// A cordoned host and an unresponsive one get no VMs. The host's record decides if the leader's memory differs from it.
+func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	w.update(func(tx *store.Tx) {
@@ -266,7 +271,7 @@ func TestHostsThatTakeNothing(t *testing.T) {
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	require.ErrorContains(t, err, "h1 is CORDONED")
 	silent := w.AddHost("h2", plenty())
-	w.Clock.Advance((cloud.HeartbeatLost + 1) * time.Millisecond)
+	w.Clock.Advance((cloud.HeartbeatTimeout + 1) * time.Millisecond)
 	w.Heartbeat(host)
 	_, err = w.vms.Create(w.as(acme, ""), acme, small("x"), [32]byte{})
 	f, _ := fault.From(err)
@@ -275,8 +280,8 @@ func TestHostsThatTakeNothing(t *testing.T) {
 	require.Equal(t, silent, w.create("x").Node)
 }
 
-// A leader that has not heard from its hosts yet waits for them instead of refusing.
-func TestANewLeaderWaitsForItsHosts(t *testing.T) {
+// A placement waits if a new leader has not received the hosts' heartbeats yet.
+func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 	w := newWorld(t)
 	id := w.AddSilentHost("h1", plenty())
 	made := make(chan error)
@@ -287,38 +292,39 @@ func TestANewLeaderWaitsForItsHosts(t *testing.T) {
 	select {
 	case err := <-made:
 		t.Fatalf("answered before the host was heard from: %v", err)
-	case <-time.After(2 * again):
+	case <-time.After(2 * retryPause):
 	}
 	w.Heartbeat(id)
 	require.NoError(t, <-made)
 }
 
-func TestNoHostAtAll(t *testing.T) {
+func TestNoHosts(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.vms.Create(w.as(acme, ""), acme, small("web"), [32]byte{})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
-	require.ErrorContains(t, err, "the cloud has none yet")
+	require.ErrorContains(t, err, "the cloud has no hosts yet")
 }
 
-// Used images are marked, and free again when the last VM of theirs is gone.
-func TestImagesAreHeld(t *testing.T) {
+// An image is recorded as used until its last VM is deleted.
+func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	id := w.image(1, 1<<30)
-	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: 1, Self: 1})
-	vm := w.create("web", func(q *Wanted) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
+	images := image.New(image.Options{Store: w.store, Commands: leadertest.Single(), Members: func() int { return 1 }, Self: 1})
+	vm := w.create("web", func(q *CreateRequest) { q.Spec.Disks = []cloud.Disk{{ID: "root", Image: id, SizeGiB: 1}} })
 	err := images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{})
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
-	w.erase(vm.ID)
+	w.deleteIfPresent(vm.ID)
 	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 
-// Pages hold every VM once, in order, whatever is created meanwhile; another acme's are on none; a token is for its list.
+// The pages of a list hold each VM once, in order, also if VMs are created meanwhile. They hold no VM of another
+// project, and a page token is valid only for its list.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	for i := range 7 {
-		w.create(fmt.Sprint("vm-", i), func(q *Wanted) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
+		w.create(fmt.Sprint("vm-", i), func(q *CreateRequest) { q.Labels = map[string]string{"odd": fmt.Sprint(i % 2)} })
 	}
 	_, err := w.vms.Create(w.as(other, ""), other, small("theirs"), [32]byte{})
 	require.NoError(t, err)
@@ -360,7 +366,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// Whatever the token, a list says that it never gave it. The fuzzer sees one that was given, but for its last byte.
+// List refuses every token that it did not return. The fuzzer begins with a returned token whose last byte is changed.
 func FuzzPageToken(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())
@@ -378,7 +384,7 @@ func FuzzPageToken(f *testing.F) {
 			require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 			return
 		}
-		require.Empty(t, text, "a token that was never given")
+		require.Empty(t, text, "a token that List did not return")
 		require.Len(t, list, 1)
 	})
 }

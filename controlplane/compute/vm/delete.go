@@ -14,17 +14,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// cutWait is how long a forced delete waits for the host to power the VM off.
-const cutWait = 10 * time.Second
+// powerOffWait is how long a forced delete waits for the host to power the VM off.
+const powerOffWait = 10 * time.Second
 
-type removeAsk struct {
+type deleteRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Force  bool
 	Body   [32]byte
 }
 
-type removed struct {
+type deleteResponse struct {
 	Node cloud.NodeID
 	// Away means that the host does not respond and will clean up when it returns.
 	Away bool
@@ -33,35 +33,35 @@ type removed struct {
 }
 
 // Delete removes a VM and all records that belong to it. Without force, it refuses a VM that is powered on or whose
-// host does not respond. With force, the host powers the VM off, and Delete waits up to cutWait for that. replayed
+// host does not respond. With force, the host powers the VM off, and Delete waits up to powerOffWait for that. replayed
 // reports whether an earlier call with the same idempotency key removed the VM.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
 	}
-	gone, err := deleteCommand.Call(ctx, s.opts.Commands, removeAsk{t, id, force, body})
-	if err != nil || !force || gone.Node == "" || gone.Away {
-		return gone.Replayed, err
+	response, err := deleteCommand.Call(ctx, s.opts.Commands, deleteRequest{t, id, force, body})
+	if err != nil || !force || response.Node == "" || response.Away {
+		return response.Replayed, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, cutWait)
+	ctx, cancel := context.WithTimeout(ctx, powerOffWait)
 	defer cancel()
 	// The record is deleted in any case; this only waits until nothing runs any more.
-	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(gone.Node), string(id))
-	return gone.Replayed, nil
+	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(response.Node), string(id))
+	return response.Replayed, nil
 }
 
 var deleteCommand = leader.NewCommand("vm.delete", leader.Keyed, (*Service).deleteOnLeader)
 
 // deleteOnLeader implements Delete on the leader. It does not wait for the host.
-func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed, err error) {
+func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out deleteResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
-		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (removed, error) {
-			vm, err := of(tx, q.Tenant, q.VM)
+		out, replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), "DeleteVm", q.Body, func() (deleteResponse, error) {
+			vm, err := getOwned(tx, q.Tenant, q.VM)
 			if err != nil {
-				return removed{}, err
+				return deleteResponse{}, err
 			}
-			return s.erase(tx, vm, q.Force)
+			return s.deleteRecords(tx, vm, q.Force)
 		})
 		out.Replayed = replayed
 		return err
@@ -69,22 +69,22 @@ func (s *Service) deleteOnLeader(ctx context.Context, q removeAsk) (out removed,
 	return out, err
 }
 
-// erase removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity that the
-// host may still use stays allocated until the host reports the VM absent: storage always, and processors and memory
-// unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
-func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error) {
-	ev := cloud.DeleteAsked
+// deleteRecords removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity
+// that the host may still use stays allocated until the host reports the VM absent: storage always, and processors and
+// memory unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
+func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
+	ev := cloud.DeleteRequested
 	if force {
-		ev = cloud.ForcedDeleteAsked
+		ev = cloud.ForceDeleteRequested
 	}
-	away := vm.Node != "" && s.opts.Nodes.Away(vm.Node)
-	if away && !force {
-		return removed{}, fault.New(fault.FailedPrecondition,
-			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or force", vm.Name)
+	unresponsive := vm.Node != "" && s.opts.Nodes.Unresponsive(vm.Node)
+	if unresponsive && !force {
+		return deleteResponse{}, fault.New(fault.FailedPrecondition,
+			"the host of VM %s does not answer, so its disks cannot be removed now: wait, or use force", vm.Name)
 	}
 	off := vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Failed
-	if err := vm.On(ev, tx.Now()); err != nil {
-		return removed{}, err
+	if err := vm.Apply(ev, tx.Now()); err != nil {
+		return deleteResponse{}, err
 	}
 	project := string(vm.Project)
 	VMs.Delete(tx, project, string(vm.ID))
@@ -93,31 +93,31 @@ func (s *Service) erase(tx *store.Tx, vm *cloud.VM, force bool) (removed, error)
 		groups.Delete(tx, project, groupKey(group), string(vm.ID))
 	}
 	if err := tenant.Give(tx, vm.Tenant(), tenant.Machines, amountOf(&vm.Spec)); err != nil {
-		return removed{}, err
+		return deleteResponse{}, err
 	}
 	for _, id := range vm.Spec.Images() {
 		image.Release(tx, id, vm.ID)
 	}
 	if err := s.opts.Billing.Removed(tx, vm); err != nil {
-		return removed{}, err
+		return deleteResponse{}, err
 	}
 	if vm.Node == "" {
-		return removed{}, nil
+		return deleteResponse{}, nil
 	}
 	need := vm.Spec.Need()
-	held := need
+	reserved := need
 	if off {
-		held = cloud.Capacity{StorageGiB: need.StorageGiB}
-		if err := free(tx, vm.Node, cloud.Capacity{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB}); err != nil {
-			return removed{}, err
+		reserved = cloud.Capacity{StorageGiB: need.StorageGiB}
+		if err := releaseCapacity(tx, vm.Node, cloud.Capacity{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB}); err != nil {
+			return deleteResponse{}, err
 		}
 	}
-	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: held}, string(vm.Node), string(vm.ID))
-	return removed{Node: vm.Node, Away: away}, nil
+	node.PlacedVMs.Put(tx, &node.Placed{Project: vm.Project, Generation: vm.Generation + 1, Gone: true, Held: reserved}, string(vm.Node), string(vm.ID))
+	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
 }
 
-// free returns capacity to a host.
-func free(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
+// releaseCapacity returns capacity to a host.
+func releaseCapacity(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
 	n, err := node.Nodes.Get(tx, string(id))
 	if err != nil || n == nil {
 		return err

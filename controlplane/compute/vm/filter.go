@@ -30,7 +30,7 @@ func parseFilter(text string) (matcher, error) {
 	p.Init(text)
 	parsed, err := p.Parse()
 	if err != nil {
-		return nil, fault.Invalid("filter", "is not understood; an example: state = RUNNING AND labels.env = \"prod\"").Because(err)
+		return nil, fault.Invalid("filter", "cannot be parsed; an example: state = RUNNING AND labels.env = \"prod\"").Because(err)
 	}
 	return compile(parsed.GetExpr())
 }
@@ -54,11 +54,11 @@ func compile(e *expr.Expr) (matcher, error) {
 		return join(f, parts), nil
 	case filtering.FunctionEquals, filtering.FunctionNotEquals, filtering.FunctionHas:
 		if len(args) != 2 {
-			return nil, fault.Invalid("filter", "%s compares two things", f)
+			return nil, fault.Invalid("filter", "%s needs two operands", f)
 		}
 		return compare(f, args[0], args[1])
 	default:
-		return nil, fault.Invalid("filter", "%s is not served; use =, !=, : and AND, OR, NOT", f)
+		return nil, fault.Invalid("filter", "%s is not supported; use =, !=, : and AND, OR, NOT", f)
 	}
 }
 
@@ -88,7 +88,7 @@ func join(f string, parts []matcher) matcher {
 
 // compare compiles one comparison.
 func compare(f string, left, right *expr.Expr) (matcher, error) {
-	path, ok := words(left)
+	path, ok := fieldPath(left)
 	if !ok {
 		return nil, fault.Invalid("filter", "the left side of %s must be a field", f)
 	}
@@ -141,10 +141,10 @@ func compareLabel(f string, key []string, right *expr.Expr) (matcher, error) {
 	return func(vm *cloud.VM) bool { return (vm.Labels[name] == value) == want }, nil
 }
 
-// words splits a.b.c into its parts.
-func words(e *expr.Expr) ([]string, bool) {
+// fieldPath splits a.b.c into its parts.
+func fieldPath(e *expr.Expr) ([]string, bool) {
 	if s := e.GetSelectExpr(); s != nil {
-		below, ok := words(s.GetOperand())
+		below, ok := fieldPath(s.GetOperand())
 		return append(below, s.GetField()), ok
 	}
 	if i := e.GetIdentExpr(); i != nil {
@@ -161,7 +161,7 @@ func literal(e *expr.Expr) (string, bool) {
 		}
 		return "", false
 	}
-	path, ok := words(e)
+	path, ok := fieldPath(e)
 	return strings.Join(path, "."), ok
 }
 

@@ -54,8 +54,8 @@ func TestBadFilter(t *testing.T) {
 	}
 }
 
-// TestHostileFilters parses and evaluates filters that are made to cost much. Each is refused, or is evaluated in a bounded
-// number of steps: the length of a filter is bounded, and so is its depth.
+// TestHostileFilters parses and evaluates filters that are expensive on purpose. Each is refused, or evaluated in a
+// bounded number of steps: length and depth of a filter are limited.
 func TestHostileFilters(t *testing.T) {
 	vm := &cloud.VM{ID: "i", Name: "web-1", Labels: map[string]string{"a": "b"}}
 	for name, text := range map[string]string{

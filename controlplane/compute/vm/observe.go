@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-var _ node.Guests = (*Service)(nil)
+var _ node.VMController = (*Service)(nil)
 
-// Assigned implements node.Guests.
+// Assigned implements node.VMController.
 func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([]node.Assignment, error) {
 	placed := map[cloud.VMID]*node.Placed{}
 	if len(vms) == 0 {
@@ -39,12 +39,12 @@ func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([
 				return nil, err
 			}
 		}
-		say, err := assigned(v, on, id, p)
+		state, err := assigned(v, on, id, p)
 		if err != nil {
 			return nil, err
 		}
-		if say != nil {
-			out = append(out, node.Assignment{VM: id, Say: say})
+		if state != nil {
+			out = append(out, node.Assignment{VM: id, State: state})
 		}
 	}
 	return out, nil
@@ -65,7 +65,7 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	return convert.Assigned(vm), nil
 }
 
-// UsesImage implements node.Guests.
+// UsesImage implements node.VMController.
 func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
 	if sha256 == "" {
 		return false, nil
@@ -90,43 +90,43 @@ func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool
 }
 
 func usesImage(vm *cloud.VM, sha256 string) bool {
-	is := func(i *cloud.BuiltImage) bool { return i != nil && i.SHA256 == sha256 }
-	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.BuiltDisk) bool { return is(d.Image) })
+	is := func(i *cloud.ImageRef) bool { return i != nil && i.SHA256 == sha256 }
+	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.ResolvedDisk) bool { return is(d.Image) })
 }
 
-// Observed implements node.Guests. Most reports contain nothing new; these cost only a local read.
+// Observed implements node.VMController. Most reports contain nothing new; these cost only a local read.
 func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
-	var news []cloud.Observation
+	var changes []cloud.Observation
 	err = s.opts.Store.Local(func(v *store.View) error {
 		for _, o := range reports {
-			known, changed, err := s.take(v, nil, on, o, s.opts.Store.Now())
+			known, changed, err := s.applyReport(v, nil, on, o, s.opts.Store.Now())
 			if err != nil {
 				return err
 			}
 			if known {
-				s.keepUsage(o)
+				s.storeUsage(o)
 			}
 			if changed {
-				news = append(news, o)
+				changes = append(changes, o)
 			}
 		}
 		return nil
 	})
-	if err != nil || len(news) == 0 {
+	if err != nil || len(changes) == 0 {
 		return 0, err
 	}
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		for _, o := range news {
-			if _, _, err := s.take(tx, tx, on, o, tx.Now()); err != nil {
+		for _, o := range changes {
+			if _, _, err := s.applyReport(tx, tx, on, o, tx.Now()); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	return len(news), err
+	return len(changes), err
 }
 
-func (s *Service) keepUsage(o cloud.Observation) {
+func (s *Service) storeUsage(o cloud.Observation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -137,9 +137,9 @@ func (s *Service) keepUsage(o cloud.Observation) {
 	}
 }
 
-// take applies one report to the records. known reports whether the VM is placed on the host, and changed whether any
+// applyReport applies one report to the records. known reports whether the VM is placed on the host, and changed whether any
 // record changes. Without a tx, take only reads. A report about a VM that is not placed on the host is ignored.
-func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
+func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
 	}
@@ -156,13 +156,13 @@ func (s *Service) take(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Ob
 			return false, true, nil
 		}
 		node.PlacedVMs.Delete(tx, string(on), string(o.VM))
-		return false, true, free(tx, on, p.Held)
+		return false, true, releaseCapacity(tx, on, p.Held)
 	}
 	vm, err := VMs.Get(r, string(p.Project), string(o.VM))
 	if err != nil || vm == nil || vm.Node != on {
 		return false, false, err
 	}
-	bound(&o)
+	truncateReport(&o)
 	generation := vm.Generation
 	if !vm.Observe(o, now) {
 		return true, false, nil
@@ -181,31 +181,31 @@ const (
 	maxAddress   = 64
 )
 
-func bound(o *cloud.Observation) {
-	o.LastError = clip(o.LastError, maxLastError)
+func truncateReport(o *cloud.Observation) {
+	o.LastError = truncate(o.LastError, maxLastError)
 	o.Addresses = slices.Clone(o.Addresses[:min(len(o.Addresses), maxAddresses)])
 	for i, a := range o.Addresses {
-		o.Addresses[i] = clip(a, maxAddress)
+		o.Addresses[i] = truncate(a, maxAddress)
 	}
 }
 
-func clip(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// due is the deadline of a VM's transient state.
-type due struct {
+// deadline is the deadline of a VM's transient state.
+type deadline struct {
 	project cloud.ProjectID
 	at      cloud.Time
 }
 
-// deadline has the fields of a VM that Follow needs. Decoding them takes a fraction of the time of a whole VM.
-type deadline struct {
+// deadlineFields has the fields of a VM that Follow needs. Decoding them takes a fraction of the time of a whole VM.
+type deadlineFields struct {
 	ID       cloud.VMID
 	Project  cloud.ProjectID
 	Deadline cloud.Time
 }
 
-// vmDeadlines reads the records of VMs as deadlines. It must not be used to write.
-var vmDeadlines = store.NewTable[deadline]("vm")
+// vmDeadlines reads these fields of the records of VMs. It must not be used to write.
+var vmDeadlines = store.NewTable[deadlineFields]("vm")
 
 // Follow keeps the deadlines of all VMs current while this member leads. It is a leader task.
 func (s *Service) Follow(ctx context.Context) error {
@@ -221,7 +221,7 @@ func (s *Service) Follow(ctx context.Context) error {
 		clear(s.deadlines)
 		clear(s.usage)
 		for _, r := range all {
-			s.note(r.Value)
+			s.trackDeadline(r.Value)
 		}
 		return nil
 	})
@@ -241,18 +241,18 @@ func (s *Service) Follow(ctx context.Context) error {
 				delete(s.deadlines, cloud.VMID(c.Path[1]))
 				delete(s.usage, cloud.VMID(c.Path[1]))
 			} else {
-				s.note(c.Value)
+				s.trackDeadline(c.Value)
 			}
 		}
 		s.mu.Unlock()
 	}
 }
 
-func (s *Service) note(vm *deadline) {
+func (s *Service) trackDeadline(vm *deadlineFields) {
 	if vm.Deadline == 0 {
 		delete(s.deadlines, vm.ID)
 	} else {
-		s.deadlines[vm.ID] = due{vm.Project, vm.Deadline}
+		s.deadlines[vm.ID] = deadline{vm.Project, vm.Deadline}
 	}
 }
 
@@ -262,7 +262,7 @@ const SettleEvery = time.Second
 // Settle ends transient states whose deadline has passed. It is a leader task.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
-	late := map[cloud.VMID]due{}
+	late := map[cloud.VMID]deadline{}
 	s.mu.Lock()
 	for id, d := range s.deadlines {
 		if now >= d.at {

@@ -7,9 +7,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// inBootOrder sorts disks by boot_index, then by position. QEMU refuses two disks of the same index, and the wire
+// sortByBootOrder sorts disks by boot_index, then by position. QEMU refuses two disks of the same index, and the wire
 // contract's default is 0 for each disk.
-func inBootOrder(disks []cloud.Disk) []cloud.Disk {
+func sortByBootOrder(disks []cloud.Disk) []cloud.Disk {
 	out := slices.Clone(disks)
 	slices.SortStableFunc(out, func(a, b cloud.Disk) int { return cmp.Compare(a.BootIndex, b.BootIndex) })
 	return out

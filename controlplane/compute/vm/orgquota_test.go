@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// orgCounted returns what the org is recorded to use, after comparing that with its VMs.
-func (w *world) orgCounted() (used tenant.Amount) {
+// orgQuotaUsage returns the org's recorded quota usage, after comparing it with the org's VMs.
+func (w *world) orgQuotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
 		if used, err = tenant.OrgUsed(v, acme.Org); err != nil {
@@ -33,9 +33,9 @@ func (w *world) orgCounted() (used tenant.Amount) {
 	return used
 }
 
-// An org:admin who creates a project without a quota does not get more VMs by that than the quota of the org allows, with
-// however many calls at once.
-func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
+// An org:admin who creates a project without a quota gets no more VMs than the org's quota allows, also with concurrent
+// calls.
+func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	const limit = 5
@@ -69,7 +69,7 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 		require.ErrorContains(t, err, "the quota of org acme (shared by its projects) allows 5 vms: 5 are used, 1 more are asked for")
 	}
 	require.Equal(t, limit, done)
-	require.EqualValues(t, limit, w.orgCounted().VMs)
+	require.EqualValues(t, limit, w.orgQuotaUsage().VMs)
 	before := w.allocated(host)
 	at := cloud.Tenant{Org: acme.Org, Project: "unlimited-0"}
 	_, err := w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
@@ -78,18 +78,18 @@ func TestANewProjectDoesNotEscapeTheQuotaOfItsOrg(t *testing.T) {
 	for i, id := range made {
 		if errs[i] == nil {
 			at := cloud.Tenant{Org: acme.Org, Project: cloud.ProjectID(fmt.Sprintf("unlimited-%d", i%3))}
-			_, err := w.vms.deleteOnLeader(w.as(at, ""), removeAsk{Tenant: at, VM: id, Force: true})
+			_, err := w.vms.deleteOnLeader(w.as(at, ""), deleteRequest{Tenant: at, VM: id, Force: true})
 			require.NoError(t, err)
 			break
 		}
 	}
-	require.EqualValues(t, limit-1, w.orgCounted().VMs)
+	require.EqualValues(t, limit-1, w.orgQuotaUsage().VMs)
 	_, err = w.vms.Create(w.as(at, ""), at, small("more"), [32]byte{})
 	require.NoError(t, err)
 }
 
-// An answer that is remembered for an idempotency key in a deleted project is not given in a later project of its ID.
-func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
+// A response stored under an idempotency key in a deleted project is not returned in a later project of the same ID.
+func TestIdempotencyKeyOfDeletedProject(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	create := func() Created {
@@ -99,7 +99,7 @@ func TestAnAnswerOfADeletedProjectIsNotGivenAgain(t *testing.T) {
 	}
 	first := create()
 	require.True(t, create().Replayed)
-	_, err := w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: first.VM.ID, Force: true})
+	_, err := w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: first.VM.ID, Force: true})
 	require.NoError(t, err)
 	w.update(func(tx *store.Tx) {
 		require.NoError(t, tenant.DeleteProject(tx, acme.Project))

@@ -19,32 +19,32 @@ const (
 	resetWait  = 30 * time.Second
 )
 
-type action string
+type powerAction string
 
 const (
-	start  action = "StartVm"
-	stop   action = "StopVm"
-	reboot action = "RebootVm"
-	reset  action = "ResetVm"
+	start  powerAction = "StartVm"
+	stop   powerAction = "StopVm"
+	reboot powerAction = "RebootVm"
+	reset  powerAction = "ResetVm"
 )
 
-type powerAsk struct {
+type powerRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
-	Action action
+	Action powerAction
 	// GraceMS is the grace period of a stop in milliseconds; 0 powers off at once.
 	GraceMS uint64
 	Body    [32]byte
 }
 
-// powered is the VM after the command, or after the earlier command with the same idempotency key.
-type powered struct {
+// powerResponse is the VM after the command, or after the earlier command with the same idempotency key.
+type powerResponse struct {
 	VM       cloud.VM
 	Replayed bool
 }
 
 // powerCommand is a command that changes the desired power state of a VM.
-type powerCommand = leader.Command[*Service, powerAsk, powered]
+type powerCommand = leader.Command[*Service, powerRequest, powerResponse]
 
 var (
 	// setPowerCommand starts or stops a VM: running it twice has the effect of running it once.
@@ -54,17 +54,17 @@ var (
 )
 
 // changePowerOnLeader records the desired power state of a VM. It does not wait for the host.
-func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powered, err error) {
+func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out powerResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
-			vm, err := of(tx, q.Tenant, q.VM)
+			vm, err := getOwned(tx, q.Tenant, q.VM)
 			if err != nil {
 				return cloud.VM{}, err
 			}
 			before, state := vm.Generation, vm.State
 			switch q.Action {
 			case start:
-				err = vm.On(cloud.StartAsked, tx.Now())
+				err = vm.Apply(cloud.StartRequested, tx.Now())
 			case stop:
 				err = vm.Stop(q.GraceMS, tx.Now())
 			case reboot:
@@ -91,25 +91,25 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerAsk) (out powe
 	return out, err
 }
 
-// Asked is the result of a call that waits for the desired state.
-type Asked struct {
+// PowerResult is the result of a call that waits for the desired state.
+type PowerResult struct {
 	VM *cloud.VM
-	// Late means that the wait timed out. The desired state stays recorded.
-	Late bool
+	// TimedOut means that the wait timed out. The desired state stays recorded.
+	TimedOut bool
 	// Replayed means that the call was made before under its idempotency key.
 	Replayed bool
 }
 
 // Start sets the desired state of a VM to on and waits until the VM is running.
-func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, setPowerCommand, powerAsk{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
+func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
+	return s.powerAndWait(ctx, setPowerCommand, powerRequest{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
 		switch vm.State {
 		case cloud.Running:
 			return true, nil
 		case cloud.Error, cloud.Failed, cloud.Stopped:
-			return false, ended(vm, "start")
+			return false, powerError(vm, "start")
 		}
-		if !vm.Wish.On && !vm.Wish.Again {
+		if !vm.Desired.On && !vm.Desired.StartAfterStop {
 			return false, fault.New(fault.FailedPrecondition, "VM %s was stopped meanwhile", vm.Name)
 		}
 		return false, nil
@@ -118,13 +118,13 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 
 // Stop sets the desired state of a VM to off and waits until the VM is off. The host presses the power button and
 // powers the VM off after grace; with a grace of 0 it powers off at once.
-func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (Asked, error) {
-	return s.ask(ctx, setPowerCommand, powerAsk{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
+func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (PowerResult, error) {
+	return s.powerAndWait(ctx, setPowerCommand, powerRequest{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
-		case vm.Wish.On || vm.Wish.Again:
+		case vm.Desired.On || vm.Desired.StartAfterStop:
 			return false, fault.New(fault.FailedPrecondition, "VM %s was started again meanwhile", vm.Name)
 		case vm.State == cloud.Error, vm.State == cloud.Failed:
-			return false, ended(vm, "stop")
+			return false, powerError(vm, "stop")
 		}
 		return vm.State == cloud.Stopped || vm.State == cloud.Creating || vm.State == cloud.Pending, nil
 	})
@@ -132,29 +132,29 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 
 // Reboot presses the power button, waits for the guest to shut down, and starts it again. If the guest does not shut
 // down within 30 s, the host powers it off.
-func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, pulseCommand, powerAsk{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
-		return runsAgain(vm, vm.Status.RebootsDone >= asked.Wish.Reboots, "reboot")
+func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
+	return s.powerAndWait(ctx, pulseCommand, powerRequest{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
+		return restarted(vm, vm.Status.RebootsDone >= asked.Desired.Reboots, "reboot")
 	})
 }
 
 // Reset presses the reset button.
-func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (Asked, error) {
-	return s.ask(ctx, pulseCommand, powerAsk{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
-		return runsAgain(vm, vm.Status.ResetsDone >= asked.Wish.Resets, "reset")
+func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
+	return s.powerAndWait(ctx, pulseCommand, powerRequest{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
+		return restarted(vm, vm.Status.ResetsDone >= asked.Desired.Resets, "reset")
 	})
 }
 
-func runsAgain(vm *cloud.VM, done bool, verb string) (bool, error) {
+func restarted(vm *cloud.VM, done bool, verb string) (bool, error) {
 	switch vm.State {
 	case cloud.Running, cloud.Starting:
 		return done && vm.State == cloud.Running, nil
 	}
-	return false, ended(vm, verb)
+	return false, powerError(vm, verb)
 }
 
-// ended returns the error for a VM that did not reach the desired state.
-func ended(vm *cloud.VM, verb string) error {
+// powerError returns the error for a VM that did not reach the desired state.
+func powerError(vm *cloud.VM, verb string) error {
 	why := vm.Status.LastError
 	if why == "" {
 		why = "it is " + vm.State.String()
@@ -162,62 +162,62 @@ func ended(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
-// again is the pause before a read is repeated, after the records could not be read or a placement came too early.
-const again = 100 * time.Millisecond
+// retryPause is the pause before a read is repeated, after the records could not be read or a placement came too early.
+const retryPause = 100 * time.Millisecond
 
-// ask runs a command on the leader and waits until done reports that the VM has reached the desired state, according to
+// powerAndWait runs a command on the leader and waits until done reports that the VM has reached the desired state, according to
 // the records of this member. asked is the VM as the command left it, now the current VM.
-func (s *Service) ask(ctx context.Context, command *powerCommand, q powerAsk, wait time.Duration, done func(asked, now *cloud.VM) (bool, error)) (Asked, error) {
+func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q powerRequest, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
-		return Asked{}, err
+		return PowerResult{}, err
 	}
-	asked, err := command.Call(ctx, s.opts.Commands, q)
+	response, err := command.Call(ctx, s.opts.Commands, q)
 	if err != nil {
-		return Asked{}, err
+		return PowerResult{}, err
 	}
-	out := Asked{VM: &asked.VM, Replayed: asked.Replayed}
-	if ok, err := done(&asked.VM, &asked.VM); ok && err == nil {
+	out := PowerResult{VM: &response.VM, Replayed: response.Replayed}
+	if ok, err := done(&response.VM, &response.VM); ok && err == nil {
 		return out, nil
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	// over is the final error of the wait according to the VM's record.
-	var over error
-	look := func(vm *cloud.VM) (ok bool, err error) {
+	var final error
+	check := func(vm *cloud.VM) (ok bool, err error) {
 		switch {
 		case vm != nil:
-			if ok, err = done(&asked.VM, vm); err == nil {
+			if ok, err = done(&response.VM, vm); err == nil {
 				out.VM = vm
-			} else if asked.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
+			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
 				return true, nil // the VM got another desired state since
 			}
-		case asked.Replayed:
+		case response.Replayed:
 			return true, nil
 		default:
-			err = fault.New(fault.FailedPrecondition, "VM %s was deleted meanwhile", asked.VM.Name)
+			err = fault.New(fault.FailedPrecondition, "VM %s was deleted meanwhile", response.VM.Name)
 		}
-		over = err
+		final = err
 		return ok, err
 	}
 	for {
-		_, err := store.Await(waiting, s.opts.Store, VMs, look, string(q.Tenant.Project), string(q.VM))
+		_, err := store.Await(waiting, s.opts.Store, VMs, check, string(q.Tenant.Project), string(q.VM))
 		switch {
 		case err == nil:
 			return out, nil
-		case over != nil:
-			return Asked{}, over
+		case final != nil:
+			return PowerResult{}, final
 		case ctx.Err() != nil:
-			return Asked{}, ctx.Err()
+			return PowerResult{}, ctx.Err()
 		case waiting.Err() == nil:
 			// The desired state is recorded, so keep waiting if there is no leader at the moment or this member
 			// received a new snapshot of the records.
 			select {
-			case <-time.After(again):
+			case <-time.After(retryPause):
 				continue
 			case <-waiting.Done():
 			}
 		}
-		out.Late = true
+		out.TimedOut = true
 		return out, ctx.Err()
 	}
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What each call makes of each state: the state after it, or its refusal. In ERROR stop and start are ways out.
+// The state after each power call in each state, or the refusal. In ERROR, stop and start are allowed.
 func TestPowerTable(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
 	const no = cloud.Unspecified
 	i := 0
-	for state, row := range map[cloud.State]map[action]cloud.State{
+	for state, row := range map[cloud.State]map[powerAction]cloud.State{
 		cloud.Creating: {start: cloud.Creating, stop: cloud.Creating, reboot: no, reset: no},
 		cloud.Stopped:  {start: cloud.Starting, stop: cloud.Stopped, reboot: no, reset: no},
 		cloud.Starting: {start: cloud.Starting, stop: cloud.Stopping, reboot: no, reset: no},
@@ -33,8 +33,8 @@ func TestPowerTable(t *testing.T) {
 	} {
 		for a, want := range row {
 			i++
-			vm := w.in(state, fmt.Sprint("vm-", i))
-			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
+			vm := w.createInState(state, fmt.Sprint("vm-", i))
+			out, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: vm.ID, Action: a, GraceMS: 1000})
 			if want == no {
 				require.True(t, fault.Is(err, fault.FailedPrecondition), "%s in %s: %v", a, state, err)
 				require.ErrorContains(t, err, state.String())
@@ -44,9 +44,9 @@ func TestPowerTable(t *testing.T) {
 			require.NoError(t, err, "%s in %s", a, state)
 			require.Equal(t, want, out.VM.State, "%s in %s", a, state)
 			now := w.get(vm.ID)
-			require.Equal(t, out.VM, *now, "what is answered is what is recorded")
-			if now.Wish != vm.Wish {
-				require.Greater(t, now.Generation, vm.Generation, "the host must learn of a new wish")
+			require.Equal(t, out.VM, *now, "the response equals the record")
+			if now.Desired != vm.Desired {
+				require.Greater(t, now.Generation, vm.Generation, "the host must get the new desired state")
 			} else {
 				require.Equal(t, vm, now, "nothing changed")
 			}
@@ -55,139 +55,145 @@ func TestPowerTable(t *testing.T) {
 	require.Equal(t, 28, i)
 }
 
-// A call waits for its VM, and gives it as it is then.
-func TestCallsWait(t *testing.T) {
+// A power call waits for its VM and returns it in its new state.
+func TestPowerCallsWait(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	body := [32]byte{}
 	for _, c := range []struct {
 		name string
 		from cloud.State
-		call func(context.Context, cloud.VMID) (Asked, error)
-		// seen is what the host reports once it is asked.
+		call func(context.Context, cloud.VMID) (PowerResult, error)
+		// seen is the observation that the host reports after the call.
 		seen func(cloud.VMID)
 		kind fault.Kind
 		says string
 		to   cloud.State
 	}{
-		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedLaunching); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedBuilt); w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
-		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.ask(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
-		{"a start of what another deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.erase(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
-		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+		{"start", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.report(id, cloud.ObservedLaunching); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"start while the disks are made", cloud.Creating, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"start while it stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.report(id, cloud.ObservedBuilt); w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"a start that fails", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("no memory left")) }, fault.FailedPrecondition, "no memory left", 0},
+		{"a start that another stops", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.power(id, stop, 0) }, fault.FailedPrecondition, "stopped meanwhile", 0},
+		{"a start of a VM that another caller deletes", cloud.Stopped, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.deleteIfPresent(id) }, fault.FailedPrecondition, "deleted meanwhile", 0},
+		{"stop", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
-		}, func(id cloud.VMID) { w.seen(id, cloud.ObservedStopping); w.seen(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
-		{"a stop by force of what stops", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) },
+		}, func(id cloud.VMID) { w.report(id, cloud.ObservedStopping); w.report(id, cloud.ObservedBuilt) }, 0, "", cloud.Stopped},
+		{"a forced stop of a VM in STOPPING", cloud.Stopping, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Stop(ctx, acme, id, 0, body)
+		},
 			func(id cloud.VMID) {
-				require.Zero(t, w.get(id).Wish.GraceMS)
-				w.seen(id, cloud.ObservedBuilt)
+				require.Zero(t, w.get(id).Desired.GraceMS)
+				w.report(id, cloud.ObservedBuilt)
 			}, 0, "", cloud.Stopped},
-		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) {
+		{"a stop that another takes back", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
 			return w.vms.Stop(ctx, acme, id, time.Second, body)
-		}, func(id cloud.VMID) { w.ask(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
-		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
-		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
-		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (Asked, error) { return w.vms.Reset(ctx, acme, id, body) },
-			func(id cloud.VMID) { w.seen(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		}, func(id cloud.VMID) { w.power(id, start, 0) }, fault.FailedPrecondition, "started again", 0},
+		{"reboot", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Reboot(ctx, acme, id, body)
+		},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
+		{"a reboot that ends it", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) {
+			return w.vms.Reboot(ctx, acme, id, body)
+		},
+			func(id cloud.VMID) { w.report(id, cloud.ObservedEnded, failed("killed")) }, fault.FailedPrecondition, "killed", 0},
+		{"reset", cloud.Running, func(ctx context.Context, id cloud.VMID) (PowerResult, error) { return w.vms.Reset(ctx, acme, id, body) },
+			func(id cloud.VMID) { w.report(id, cloud.ObservedRunning) }, 0, "", cloud.Running},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			vm := w.in(c.from, "waiting")
-			defer w.erase(vm.ID)
-			asked := make(chan struct{})
+			vm := w.createInState(c.from, "waiting")
+			defer w.deleteIfPresent(vm.ID)
+			requested := make(chan struct{})
 			go func() {
-				// The host hears of the wish by the next generation.
+				// The next generation carries the desired state to the host.
 				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
 					string(acme.Project), string(vm.ID))
 				c.seen(vm.ID)
-				close(asked)
+				close(requested)
 			}()
 			out, err := c.call(w.as(acme, ""), vm.ID)
-			<-asked
+			<-requested
 			if c.to == 0 {
 				require.True(t, fault.Is(err, c.kind), "%v", err)
 				require.ErrorContains(t, err, c.says)
 				return
 			}
 			require.NoError(t, err)
-			require.False(t, out.Late)
+			require.False(t, out.TimedOut)
 			require.Equal(t, c.to, out.VM.State)
 			require.Equal(t, w.get(vm.ID), out.VM)
 		})
 	}
 }
 
-// ask records a wish without waiting.
-func (w *world) ask(id cloud.VMID, a action, grace uint64) {
+// power records the desired state without waiting.
+func (w *world) power(id cloud.VMID, a powerAction, grace uint64) {
 	w.t.Helper()
-	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
-// erase removes a VM, and all that is left of it, if it is there.
-func (w *world) erase(id cloud.VMID) {
+// deleteIfPresent deletes a VM, and its placement, if it exists.
+func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.t.Helper()
 	vm, err := w.vms.Get(w.t.Context(), acme, id)
 	if err != nil {
 		return
 	}
-	_, err = w.vms.deleteOnLeader(w.as(acme, ""), removeAsk{Tenant: acme, VM: id, Force: true})
+	_, err = w.vms.deleteOnLeader(w.as(acme, ""), deleteRequest{Tenant: acme, VM: id, Force: true})
 	require.NoError(w.t, err)
-	w.absent(vm.Node, id, vm.Generation+1)
+	w.reportAbsent(vm.Node, id, vm.Generation+1)
 }
 
-// Nothing to do is done at once; nobody is asked to wait for it.
-func TestNothingToDo(t *testing.T) {
+// A call that changes nothing returns at once, without a wait.
+func TestNoOpPowerCalls(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	ctx, body := w.as(acme, ""), [32]byte{}
-	running, stopped := w.in(cloud.Running, "on"), w.in(cloud.Stopped, "off")
+	running, stopped := w.createInState(cloud.Running, "on"), w.createInState(cloud.Stopped, "off")
 	out, err := w.vms.Start(ctx, acme, running.ID, body)
 	require.NoError(t, err)
-	require.Equal(t, Asked{VM: running}, out)
+	require.Equal(t, PowerResult{VM: running}, out)
 	out, err = w.vms.Stop(ctx, acme, stopped.ID, time.Minute, body)
 	require.NoError(t, err)
-	require.Equal(t, Asked{VM: stopped}, out)
+	require.Equal(t, PowerResult{VM: stopped}, out)
 }
 
-// When the time is up the VM comes as it is, and the wish stands.
-func TestWaitsEnd(t *testing.T) {
+// When the wait times out, the call returns the VM as it is, and the desired state stays recorded.
+func TestPowerWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.AddHost("h1", plenty())
 		ctx, body := w.as(acme, ""), [32]byte{}
 		for name, c := range map[string]struct {
 			from cloud.State
-			call func(cloud.VMID) (Asked, error)
+			call func(cloud.VMID) (PowerResult, error)
 			wait time.Duration
 		}{
-			"start":  {cloud.Stopped, func(id cloud.VMID) (Asked, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
-			"stop":   {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
-			"force":  {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
-			"reboot": {cloud.Running, func(id cloud.VMID) (Asked, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
+			"start":  {cloud.Stopped, func(id cloud.VMID) (PowerResult, error) { return w.vms.Start(ctx, acme, id, body) }, 30 * time.Second},
+			"stop":   {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Stop(ctx, acme, id, 20*time.Second, body) }, 30 * time.Second},
+			"force":  {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Stop(ctx, acme, id, 0, body) }, 10 * time.Second},
+			"reboot": {cloud.Running, func(id cloud.VMID) (PowerResult, error) { return w.vms.Reboot(ctx, acme, id, body) }, 75 * time.Second},
 		} {
-			vm := w.in(c.from, name)
+			vm := w.createInState(c.from, name)
 			began := time.Now()
 			out, err := c.call(vm.ID)
 			require.NoError(t, err)
-			require.True(t, out.Late)
+			require.True(t, out.TimedOut)
 			require.Equal(t, c.wait, time.Since(began), name)
 			now := w.get(vm.ID)
 			require.Equal(t, now, out.VM)
-			require.NotEqual(t, vm.Wish, now.Wish)
+			require.NotEqual(t, vm.Desired, now.Desired)
 		}
 
-		// Who hangs up ends the wait, not the wish.
-		vm := w.in(cloud.Stopped, "left")
+		// A canceled call ends the wait, but the desired state stays recorded.
+		vm := w.createInState(cloud.Stopped, "left")
 		leaving, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		_, err := w.vms.Start(leaving, acme, vm.ID, body)
@@ -196,65 +202,65 @@ func TestWaitsEnd(t *testing.T) {
 	})
 }
 
-// A call that is repeated under its key does nothing again: not the reboot, not the start after a stop; and it is
-// answered when there is no VM any more. Without the key the reboot is another.
-func TestPowerUnderAKey(t *testing.T) {
+// A power call repeated under its idempotency key has no second effect: no second reboot, and no start after a stop. It
+// returns its response also after the VM was deleted. Without a key, a repeated reboot is another reboot.
+func TestPowerIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
-	press := func(key string) powered {
-		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: vm.ID, Action: reboot})
+	vm := w.createInState(cloud.Running, "web")
+	press := func(key string) powerResponse {
+		out, err := pulseCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: vm.ID, Action: reboot})
 		require.NoError(t, err)
 		return out
 	}
 	require.False(t, press("k").Replayed)
 	require.True(t, press("k").Replayed)
-	require.EqualValues(t, 1, w.get(vm.ID).Wish.Reboots)
+	require.EqualValues(t, 1, w.get(vm.ID).Desired.Reboots)
 	press("")
 	press("")
-	require.EqualValues(t, 3, w.get(vm.ID).Wish.Reboots)
+	require.EqualValues(t, 3, w.get(vm.ID).Desired.Reboots)
 
 	body := [32]byte{}
 	out, err := w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.False(t, out.Replayed)
-	w.ask(vm.ID, stop, 0)
-	w.seen(vm.ID, cloud.ObservedBuilt)
+	w.power(vm.ID, stop, 0)
+	w.report(vm.ID, cloud.ObservedBuilt)
 	out, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
-	require.Equal(t, cloud.Running, out.VM.State, "as it was answered")
-	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "nobody started it again")
+	require.Equal(t, cloud.Running, out.VM.State, "the stored record equals the response")
+	require.Equal(t, cloud.Stopped, w.get(vm.ID).State, "the repeated call must not start it again")
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
-	// A start that was under way when it was first asked, and is over by now in one way or another.
-	w.ask2(t, vm.ID, "late")
-	w.erase(vm.ID)
+	// A start that was in progress at the first call, and has succeeded or failed since.
+	w.startWithKey(t, vm.ID, "late")
+	w.deleteIfPresent(vm.ID)
 	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
 	require.NoError(t, err)
 	require.True(t, out.Replayed)
 	require.Equal(t, cloud.Starting, out.VM.State)
 
-	failing := w.in(cloud.Stopped, "failing")
-	w.ask2(t, failing.ID, "f")
-	w.seen(failing.ID, cloud.ObservedEnded, failed("no memory"))
+	failing := w.createInState(cloud.Stopped, "failing")
+	w.startWithKey(t, failing.ID, "f")
+	w.report(failing.ID, cloud.ObservedEnded, failed("no memory"))
 	_, err = w.vms.Start(w.as(acme, "f"), acme, failing.ID, body)
-	require.True(t, fault.Is(err, fault.FailedPrecondition), "a start that failed is no success because it is asked again")
+	require.True(t, fault.Is(err, fault.FailedPrecondition), "a repeated call must not turn a failed start into a success")
 	require.ErrorContains(t, err, "no memory")
 }
 
-// ask2 is a start under a key whose caller is lost.
-func (w *world) ask2(t *testing.T, id cloud.VMID, key string) {
-	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerAsk{Tenant: acme, VM: id, Action: start})
+// startWithKey calls the start command under an idempotency key and does not wait for the VM.
+func (w *world) startWithKey(t *testing.T, id cloud.VMID, key string) {
+	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
-// Ids that are none are InvalidArgument, another acme's are not found, whatever is asked of them.
+// Malformed IDs are InvalidArgument and IDs of other orgs' VMs NotFound, for every call.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	body := [32]byte{}
 	for name, call := range map[string]func(context.Context, cloud.Tenant, cloud.VMID) error{
 		"get": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
@@ -286,7 +292,7 @@ func TestIDs(t *testing.T) {
 			return err
 		},
 		"watch": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
-			return w.vms.Watch(ctx, t, id, func(rpc.Late) error { return nil })
+			return w.vms.Watch(ctx, t, id, func(rpc.Lazy) error { return nil })
 		},
 		"console": func(ctx context.Context, t cloud.Tenant, id cloud.VMID) error {
 			return w.vms.Console(ctx, t, id, false, 0, func([]byte) error { return nil })
@@ -308,12 +314,12 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// That the leader is lost while a call waits is no answer: the wish is recorded, and the wait goes on.
-func TestWaitsOutliveTheLeader(t *testing.T) {
+// A loss of the leader does not end a wait: the desired state is recorded, and the call keeps waiting.
+func TestPowerWaitSurvivesLeaderChange(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerAsk) (powered, error) {
+	vm := w.createInState(cloud.Stopped, "web")
+	thenLost := leader.NewCommand("test.then-lost", leader.Once, func(s *Service, ctx context.Context, q powerRequest) (powerResponse, error) {
 		out, err := s.changePowerOnLeader(ctx, q)
 		w.Quorum.Away.Store(true)
 		return out, err
@@ -322,12 +328,12 @@ func TestWaitsOutliveTheLeader(t *testing.T) {
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
-		time.Sleep(3 * again)
+		time.Sleep(3 * retryPause)
 		w.Quorum.Away.Store(false)
-		w.seen(vm.ID, cloud.ObservedRunning)
+		w.report(vm.ID, cloud.ObservedRunning)
 	}()
 	defer func() { <-reported }()
-	out, err := w.vms.ask(w.as(acme, ""), thenLost, powerAsk{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
+	out, err := w.vms.powerAndWait(w.as(acme, ""), thenLost, powerRequest{Tenant: acme, VM: vm.ID, Action: start}, time.Minute,
 		func(_, vm *cloud.VM) (bool, error) { return vm.State == cloud.Running, nil })
 	require.NoError(t, err)
 	require.Equal(t, cloud.Running, out.VM.State)

@@ -14,8 +14,8 @@ func amountOf(spec *cloud.Spec) tenant.Amount {
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
 }
 
-// Holds returns an error if a project still has VMs: it cannot be deleted then.
-func Holds(r store.Reader, t cloud.Tenant) error {
+// CheckNoVMs returns an error if a project still has VMs: it cannot be deleted then.
+func CheckNoVMs(r store.Reader, t cloud.Tenant) error {
 	if t.Project == "" {
 		return nil
 	}
@@ -26,8 +26,8 @@ func Holds(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
 }
 
-// count charges the additional resources that a VM needs to the quotas of its project and its org.
-func count(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
+// chargeQuota charges the additional resources that a VM needs to the quotas of its project and its org.
+func chargeQuota(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))
 		for _, r := range all {

@@ -19,8 +19,8 @@ func (w *world) quota(q tenant.Quota) {
 	w.update(func(tx *store.Tx) { require.NoError(w.t, tenant.SetQuota(tx, acme.Project, q)) })
 }
 
-// counted is what the project is said to have, after comparing that with its VMs.
-func (w *world) counted() (used tenant.Amount) {
+// quotaUsage returns the project's recorded quota usage, after comparing it with the project's VMs.
+func (w *world) quotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
 		if used, err = tenant.Used(v, acme.Project); err != nil {
@@ -37,18 +37,18 @@ func (w *world) counted() (used tenant.Amount) {
 	return used
 }
 
-func (w *world) try(name string, change ...func(*Wanted)) error {
+func (w *world) try(name string, change ...func(*CreateRequest)) error {
 	q := small(name, change...)
 	_, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 	return err
 }
 
-// A VM is counted with its record, or neither is there; a stopped one counts, a deleted one does not.
+// A VM and its quota usage are recorded in the same transaction. A stopped VM counts, a deleted one does not.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
-	vm := w.in(cloud.Stopped, "web")
-	one := w.counted()
+	vm := w.createInState(cloud.Stopped, "web")
+	one := w.quotaUsage()
 	require.Equal(t, amountOf(&vm.Spec), one)
 	limit := one.VMs + 1
 	w.quota(tenant.Quota{VMs: &limit})
@@ -57,23 +57,23 @@ func TestQuota(t *testing.T) {
 	err := w.try("third")
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.ErrorContains(t, err, "allows 2 vms: 2 are used")
-	require.Equal(t, before, w.allocated(host), "nothing was taken for it")
-	require.EqualValues(t, 2, w.counted().VMs)
+	require.Equal(t, before, w.allocated(host), "no capacity was allocated for it")
+	require.EqualValues(t, 2, w.quotaUsage().VMs)
 
-	cpus := w.counted().VCPUs
+	cpus := w.quotaUsage().VCPUs
 	w.quota(tenant.Quota{VCPUs: &cpus})
 	more := *vm.Spec.CPU
 	more.VCPUs++
 	_, err = w.vms.Update(w.as(acme, ""), acme, vm.ID, Change{CPU: &more})
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	require.Equal(t, before, w.allocated(host))
-	w.erase(vm.ID)
-	require.EqualValues(t, 1, w.counted().VMs)
-	require.NoError(t, w.try("web"), "there is room again")
+	w.deleteIfPresent(vm.ID)
+	require.EqualValues(t, 1, w.quotaUsage().VMs)
+	require.NoError(t, w.try("web"), "the quota has room again")
 }
 
-// However many create at once, the quota is never passed and never left unused.
-func TestQuotaAtOnce(t *testing.T) {
+// Concurrent creates never exceed the quota, and use all of it.
+func TestConcurrentQuota(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	limit := uint64(5)
@@ -93,11 +93,11 @@ func TestQuotaAtOnce(t *testing.T) {
 		require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
 	}
 	require.EqualValues(t, limit, made)
-	require.Equal(t, limit, w.counted().VMs)
+	require.Equal(t, limit, w.quotaUsage().VMs)
 }
 
-// Whatever is created, changed and deleted, the sum stays that of the VMs.
-func TestQuotaCountsWhatIsThere(t *testing.T) {
+// The quota usage equals the sum over the VMs after any sequence of creates, changes and deletes.
+func TestQuotaMatchesVMs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
 	r := rand.New(rand.NewPCG(1, 2))
@@ -105,7 +105,7 @@ func TestQuotaCountsWhatIsThere(t *testing.T) {
 	for n := range 60 {
 		switch {
 		case len(ids) == 0 || r.IntN(2) == 0:
-			q := small(fmt.Sprintf("vm-%d", n), func(q *Wanted) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
+			q := small(fmt.Sprintf("vm-%d", n), func(q *CreateRequest) { q.Spec.CPU = &cloud.CPU{VCPUs: 1 + uint32(r.IntN(3))} })
 			made, err := w.vms.Create(w.as(acme, ""), acme, q, [32]byte{})
 			if err == nil {
 				ids = append(ids, made.VM.ID)
@@ -115,9 +115,9 @@ func TestQuotaCountsWhatIsThere(t *testing.T) {
 			}
 		default:
 			i := r.IntN(len(ids))
-			w.erase(ids[i])
+			w.deleteIfPresent(ids[i])
 			ids = append(ids[:i], ids[i+1:]...)
 		}
-		require.EqualValues(t, len(ids), w.counted().VMs)
+		require.EqualValues(t, len(ids), w.quotaUsage().VMs)
 	}
 }

@@ -65,7 +65,7 @@ var (
 	}
 )
 
-func shownREST(vm *cloud.VM) vmResponse {
+func toREST(vm *cloud.VM) vmResponse {
 	out := vmResponse{
 		ID: string(vm.ID), Name: vm.Name, OrgID: string(vm.Org), ProjectID: string(vm.Project), NodeID: string(vm.Node),
 		State: vm.State.Variant(), Hypervisor: hypervisorNames[vm.Hypervisor], CPUs: 1, MemoryMB: cloud.DefaultMemory,
@@ -87,8 +87,8 @@ func shownREST(vm *cloud.VM) vmResponse {
 	return out
 }
 
-// vmOf authorizes a call and returns the tenant and the VM ID of its path.
-func vmOf(r *http.Request, method auth.Method) (cloud.Tenant, cloud.VMID, error) {
+// admitVM authorizes a call and returns the tenant and the VM ID of its path.
+func admitVM(r *http.Request, method auth.Method) (cloud.Tenant, cloud.VMID, error) {
 	t, err := auth.Admit(r.Context(), service+method, "", "")
 	return t, cloud.VMID(mux.Vars(r)["id"]), err
 }
@@ -107,13 +107,13 @@ func (s *Service) getVMs(_ *rest.Response, r *http.Request) (any, error) {
 		Next string       `json:"next_page_token,omitempty"`
 	}{VMs: []vmResponse{}, Next: next}
 	for _, vm := range list {
-		out.VMs = append(out.VMs, shownREST(vm))
+		out.VMs = append(out.VMs, toREST(vm))
 	}
 	return out, nil
 }
 
 func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
-	t, id, err := vmOf(r, "GetVm")
+	t, id, err := admitVM(r, "GetVm")
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return shownREST(vm), nil
+	return toREST(vm), nil
 }
 
 // createBody is CreateVmRequestRest of the wire contract.
@@ -163,15 +163,15 @@ type nicBody struct {
 	SecurityGroups []string `json:"security_groups"`
 }
 
-// wanted converts a create body, with the defaults of the wire contract.
-func (b *createBody) wanted() (w Wanted, err error) {
+// request converts a create body, with the defaults of the wire contract.
+func (b *createBody) request() (w CreateRequest, err error) {
 	if b.Name == nil {
 		return w, fault.Invalid("name", "is required")
 	}
 	if b.Hypervisor != "" && b.Hypervisor != "kvm" {
-		return w, fault.Invalid("hypervisor", "public VM APIs support only the KVM backend, not %q", clip(b.Hypervisor, 64))
+		return w, fault.Invalid("hypervisor", "public VM APIs support only the KVM backend, not %q", truncate(b.Hypervisor, 64))
 	}
-	w = Wanted{Name: *b.Name, Hypervisor: cloud.KVM}
+	w = CreateRequest{Name: *b.Name, Hypervisor: cloud.KVM}
 	cpu := cloud.CPU{VCPUs: 1, CoresPerSocket: 1, Sockets: 1}
 	if b.VCPUs != nil {
 		cpu.VCPUs = *b.VCPUs
@@ -221,7 +221,7 @@ func (b *diskBody) disk(at string) (d cloud.Disk, err error) {
 	case "blank":
 		d.Blank = true
 	default:
-		return d, fault.Invalid(at+"source.type", "must be image, volume or blank, got %q", clip(b.Source.Type, 64))
+		return d, fault.Invalid(at+"source.type", "must be image, volume or blank, got %q", truncate(b.Source.Type, 64))
 	}
 	if b.SizeGiB != nil {
 		d.SizeGiB = *b.SizeGiB
@@ -269,36 +269,36 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := in.wanted()
+	wanted, err := in.request()
 	if err != nil {
 		return nil, err
 	}
 	out, err := s.Create(r.Context(), t, wanted, sha256.Sum256(raw))
 	if err != nil {
-		return nil, inBody(err)
+		return nil, withBodyField(err)
 	}
 	replayed(w, out.Replayed)
 	w.Status = http.StatusCreated
-	return shownREST(&out.VM), nil
+	return toREST(&out.VM), nil
 }
 
-// bodyFields maps field names of a spec to those of a create body.
-var bodyFields = []struct{ spec, body string }{
+// bodyFieldNames maps field names of a spec to those of a create body.
+var bodyFieldNames = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
 }
 
-// inBody returns err with the field name that the create body uses.
-func inBody(err error) error {
+// withBodyField returns err with the field name that the create body uses.
+func withBodyField(err error) error {
 	f, ok := fault.From(err)
 	if !ok || f.Field == "" {
 		return err
 	}
-	for _, name := range bodyFields {
+	for _, name := range bodyFieldNames {
 		if rest, ok := strings.CutPrefix(f.Field, name.spec); ok {
-			said := *f
-			said.Field = name.body + rest
-			said.Message = strings.Replace(f.Message, f.Field, said.Field, 1)
-			return &said
+			out := *f
+			out.Field = name.body + rest
+			out.Message = strings.Replace(f.Message, f.Field, out.Field, 1)
+			return &out
 		}
 	}
 	return err
@@ -312,7 +312,7 @@ func replayed(w *rest.Response, is bool) {
 }
 
 func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
-	t, id, err := vmOf(r, "DeleteVm")
+	t, id, err := admitVM(r, "DeleteVm")
 	if err != nil {
 		return nil, err
 	}
@@ -328,7 +328,7 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
-	t, id, err := vmOf(r, "StartVm")
+	t, id, err := admitVM(r, "StartVm")
 	if err != nil {
 		return nil, err
 	}
@@ -342,7 +342,7 @@ func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
 }
 
 func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
-	t, id, err := vmOf(r, "StopVm")
+	t, id, err := admitVM(r, "StopVm")
 	if err != nil {
 		return nil, err
 	}
@@ -350,8 +350,8 @@ func (s *Service) stopVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out.Late {
-		return nil, fault.New(fault.DeadlineExceeded, "still stopping; ask again").MayRetry()
+	if out.TimedOut {
+		return nil, fault.New(fault.DeadlineExceeded, "still stopping: repeat the call").MayRetry()
 	}
 	replayed(w, out.Replayed)
 	return map[string]any{"id": id, "action": "stopped"}, nil
@@ -364,7 +364,7 @@ type migrateBody struct {
 }
 
 func (s *Service) migrateVM(_ *rest.Response, r *http.Request) (any, error) {
-	t, id, err := vmOf(r, "MigrateVm")
+	t, id, err := admitVM(r, "MigrateVm")
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers are the tokens of the scripts: each is its own name.
+// callers implements the token check for the scripts: each token is the name of its caller.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -54,9 +54,10 @@ func (w *world) rest() *rest.Server {
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// The law's part 4.3 as scripts. `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=LEVEL]`
-// sends what stands below it; then= is what the host reports once it learns of the call. <name> is the id of the VM of
-// that name, now or ever. Ids in answers are shown so, too.
+// TestREST runs scripts against the REST API of docs/api.md. `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
+// [type=CONTENT-TYPE] [then=STATE]` sends the lines below it as the body; then= is the observation that the host
+// reports after the call. <name> is the ID of the VM that has or had that name. IDs in responses are printed in the
+// same way.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -80,7 +81,7 @@ func TestREST(t *testing.T) {
 				ids[arg("name")] = string(w.AddHost(arg("name"), c))
 				return ""
 			case "report":
-				vm := w.seen(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
+				vm := w.report(cloud.VMID(ids[arg("vm")]), levels[arg("observed")], func(o *cloud.Observation) { o.LastError = arg("error") })
 				return vm.State.String()
 			}
 			path := expand(d.CmdArgs[0].Key)
@@ -104,7 +105,7 @@ func TestREST(t *testing.T) {
 					defer close(reported)
 					store.Await(t.Context(), w.store, VMs, func(vm *cloud.VM) (bool, error) { return vm.Generation > before, nil },
 						string(acme.Project), string(id))
-					w.seen(id, levels[then], func(o *cloud.Observation) {
+					w.report(id, levels[then], func(o *cloud.Observation) {
 						if o.LastError = arg("error"); o.LastError != "" {
 							o.Exit = cloud.ExitFailed
 						}
@@ -156,8 +157,8 @@ var levels = map[string]cloud.Observed{
 	"built": cloud.ObservedBuilt, "up": cloud.ObservedRunning, "ended": cloud.ObservedEnded, "build-failed": cloud.ObservedBuildFailed,
 }
 
-// Whatever the body, a create makes a VM that can be read back, or says in the envelope what is wrong, and never that
-// it is our fault.
+// For every body, a create either makes a VM that can be read back, or returns an error in the contract's form that is
+// not INTERNAL.
 func FuzzCreateBody(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())
@@ -185,8 +186,8 @@ func FuzzCreateBody(f *testing.F) {
 		case 201:
 			vm := w.get(cloud.VMID(out.Data.ID))
 			spec := vm.Spec
-			require.NoError(t, spec.Check(), "what is recorded is a good spec")
-			w.erase(vm.ID)
+			require.NoError(t, spec.Check(), "the recorded spec is valid")
+			w.deleteIfPresent(vm.ID)
 		case 400, 403, 404, 409, 413, 422, 429:
 			require.NotEmpty(t, out.Error.Message)
 		default:

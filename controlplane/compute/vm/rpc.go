@@ -37,7 +37,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
 }
 
-func (r *server) shown(ctx context.Context, vm *cloud.VM) *vmv1.VirtualMachine {
+func (r *server) toProto(ctx context.Context, vm *cloud.VM) *vmv1.VirtualMachine {
 	if u, ok := r.s.Usage(ctx, vm)[vm.ID]; ok {
 		return convert.VM(vm, &u)
 	}
@@ -49,7 +49,7 @@ func (r *server) CreateVm(ctx context.Context, in *vmv1.CreateVmRequest) (*vmv1.
 	if err != nil {
 		return nil, err
 	}
-	out, err := r.s.Create(ctx, t, Wanted{
+	out, err := r.s.Create(ctx, t, CreateRequest{
 		Name: in.GetName(), Spec: convert.SpecFrom(in.GetSpec()), Hypervisor: convert.Hypervisor(in.GetHypervisor()),
 		Metadata: in.GetMetadata(), Labels: in.GetLabels(),
 	}, rpc.BodyHash(in))
@@ -69,7 +69,7 @@ func (r *server) GetVm(ctx context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtua
 	if err != nil {
 		return nil, err
 	}
-	return r.shown(ctx, vm), nil
+	return r.toProto(ctx, vm), nil
 }
 
 func (r *server) ListVms(ctx context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
@@ -113,7 +113,7 @@ func (r *server) UpdateVm(ctx context.Context, in *vmv1.UpdateVmRequest) (*vmv1.
 	if err != nil {
 		return nil, err
 	}
-	return r.shown(ctx, &vm), nil
+	return r.toProto(ctx, &vm), nil
 }
 
 func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*emptypb.Empty, error) {
@@ -129,13 +129,13 @@ func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*empty
 	return &emptypb.Empty{}, nil
 }
 
-// asked converts the result of a call that waited: the VM in its current state, also if the wait timed out.
-func (r *server) asked(ctx context.Context, out Asked, err error) (*vmv1.VirtualMachine, error) {
+// powerResult converts the result of a call that waited: the VM in its current state, also if the wait timed out.
+func (r *server) powerResult(ctx context.Context, out PowerResult, err error) (*vmv1.VirtualMachine, error) {
 	if err != nil {
 		return nil, err
 	}
 	rpc.Replayed(ctx, out.Replayed)
-	return r.shown(ctx, out.VM), nil
+	return r.toProto(ctx, out.VM), nil
 }
 
 func (r *server) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.VirtualMachine, error) {
@@ -144,7 +144,7 @@ func (r *server) StartVm(ctx context.Context, in *vmv1.StartVmRequest) (*vmv1.Vi
 		return nil, err
 	}
 	out, err := r.s.Start(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, out, err)
+	return r.powerResult(ctx, out, err)
 }
 
 func (r *server) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.VirtualMachine, error) {
@@ -162,7 +162,7 @@ func (r *server) StopVm(ctx context.Context, in *vmv1.StopVmRequest) (*vmv1.Virt
 		seconds = cloud.DefaultStop / 1000
 	}
 	out, err := r.s.Stop(ctx, t, cloud.VMID(in.GetVmId()), time.Duration(seconds)*time.Second, rpc.BodyHash(in))
-	return r.asked(ctx, out, err)
+	return r.powerResult(ctx, out, err)
 }
 
 func (r *server) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.VirtualMachine, error) {
@@ -171,7 +171,7 @@ func (r *server) RebootVm(ctx context.Context, in *vmv1.RebootVmRequest) (*vmv1.
 		return nil, err
 	}
 	out, err := r.s.Reboot(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, out, err)
+	return r.powerResult(ctx, out, err)
 }
 
 func (r *server) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.VirtualMachine, error) {
@@ -180,7 +180,7 @@ func (r *server) ResetVm(ctx context.Context, in *vmv1.ResetVmRequest) (*vmv1.Vi
 		return nil, err
 	}
 	out, err := r.s.Reset(ctx, t, cloud.VMID(in.GetVmId()), rpc.BodyHash(in))
-	return r.asked(ctx, out, err)
+	return r.powerResult(ctx, out, err)
 }
 
 func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingServer[vmv1.VmEvent]) error {
@@ -188,7 +188,7 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 	if err != nil {
 		return err
 	}
-	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Late) error { return stream.SendMsg(m) })
+	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Lazy) error { return stream.SendMsg(m) })
 }
 
 // The calls below are not supported yet. They check the caller and the arguments, and then return Unimplemented.
@@ -232,7 +232,7 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 		return nil, err
 	}
 	if in.GetSpec() != nil {
-		w := Wanted{
+		w := CreateRequest{
 			Name: in.GetName(), Spec: convert.SpecFrom(in.GetSpec()), Hypervisor: convert.Hypervisor(in.GetHypervisor()),
 			Metadata: in.GetMetadata(), Labels: in.GetLabels(),
 		}

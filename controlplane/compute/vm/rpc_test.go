@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What gRPC refuses by the name of its field: values that an enumeration does not have, limits, and the arguments of
-// what is not served yet.
+// Errors of gRPC calls name the field: values that an enumeration does not have, limits, and arguments of calls that
+// are not implemented.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
-	vm := w.in(cloud.Running, "web")
+	vm := w.createInState(cloud.Running, "web")
 	r := &server{s: w.vms}
 	ctx := w.as(acme, "")
 	id, nowhere := string(vm.ID), string(newID())
@@ -53,7 +53,7 @@ func TestRPCArguments(t *testing.T) {
 		{"prepare, which is internal", only(r.PrepareVmMigration(ctx, &vmv1.PrepareVmMigrationRequest{VmId: id, ListenUri: "tcp:h:1"})), fault.PermissionDenied, ""},
 		{"recover", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}})), fault.Unimplemented, ""},
 		{"recover without a name", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Spec: &vmv1.VmSpec{}})), fault.InvalidArgument, "name"},
-		{"recover as what is not served", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}, Hypervisor: 2})), fault.InvalidArgument, "hypervisor"},
+		{"recover with another hypervisor", only(r.RecoverVm(ctx, &vmv1.RecoverVmRequest{VmId: nowhere, Name: "x", Spec: &vmv1.VmSpec{}, Hypervisor: 2})), fault.InvalidArgument, "hypervisor"},
 		{"attach no disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id})), fault.InvalidArgument, "spec.disks[0].id"},
 		{"attach a disk", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: id, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.Unimplemented, ""},
 		{"attach to nothing", only(r.AttachDisk(ctx, &vmv1.AttachDiskRequest{VmId: nowhere, Disk: &vmv1.DiskSpec{Id: "b", Source: blank, SizeGib: 1}})), fault.NotFound, ""},

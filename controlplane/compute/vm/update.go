@@ -26,7 +26,7 @@ type Change struct {
 	Labels   map[string]string
 }
 
-type updateAsk struct {
+type updateRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Change Change
@@ -37,15 +37,15 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
 	}
-	return updateCommand.Call(ctx, s.opts.Commands, updateAsk{t, id, c})
+	return updateCommand.Call(ctx, s.opts.Commands, updateRequest{t, id, c})
 }
 
 var updateCommand = leader.NewCommand("vm.update", leader.Repeatable, (*Service).updateOnLeader)
 
 // updateOnLeader implements Update on the leader.
-func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM, err error) {
+func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out cloud.VM, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
-		vm, err := of(tx, q.Tenant, q.VM)
+		vm, err := getOwned(tx, q.Tenant, q.VM)
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateAsk) (out cloud.VM
 // apply changes a VM and reports whether any field differs.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
-	if group, said := c.Labels[AntiAffinity]; said && group != vm.Labels[AntiAffinity] {
+	if group, isSet := c.Labels[AntiAffinity]; isSet && group != vm.Labels[AntiAffinity] {
 		return false, fault.Invalid("labels", "%s is fixed when a VM is created", AntiAffinity)
 	}
 	vm.Metadata = cloud.Merge(vm.Metadata, c.Metadata)
@@ -89,17 +89,19 @@ func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	}
 	spec.Normalize()
 	if len(c.Disks) > 0 || len(c.Network) > 0 {
-		given := cloud.Spec{Disks: c.Disks, Network: c.Network}
-		given.Normalize()
-		if len(c.Disks) > 0 && !reflect.DeepEqual(given.Disks, vm.Spec.Disks) {
-			return false, fault.Invalid("spec.disks", "disks change only by AttachDisk and DetachDisk")
+		requested := cloud.Spec{Disks: c.Disks, Network: c.Network}
+		requested.Normalize()
+		if len(c.Disks) > 0 && !reflect.DeepEqual(requested.Disks, vm.Spec.Disks) {
+			return false, fault.Invalid("spec.disks",
+				"disks cannot be changed after the VM was created: this version does not serve AttachDisk and DetachDisk")
 		}
-		if len(c.Network) > 0 && !reflect.DeepEqual(given.Network, vm.Spec.Network) {
-			return false, fault.Invalid("spec.network", "NICs change only by AttachNic and DetachNic")
+		if len(c.Network) > 0 && !reflect.DeepEqual(requested.Network, vm.Spec.Network) {
+			return false, fault.Invalid("spec.network",
+				"NICs cannot be changed after the VM was created: this version does not serve AttachNic and DetachNic")
 		}
 	}
 	if !reflect.DeepEqual(spec, vm.Spec) {
-		if err := s.respecify(tx, vm, spec); err != nil {
+		if err := s.changeSpec(tx, vm, spec); err != nil {
 			return false, err
 		}
 	}
@@ -119,12 +121,12 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// respecify changes the spec of a stopped VM, on the host that has its disks.
-func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
+// changeSpec changes the spec of a stopped VM, on the host that has its disks.
+func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if err := spec.Check(); err != nil {
 		return err
 	}
-	if err := spec.Unserved(); err != nil {
+	if err := spec.CheckSupported(); err != nil {
 		return err
 	}
 	if vm.State != cloud.Stopped {
@@ -135,21 +137,21 @@ func (s *Service) respecify(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 		return err
 	}
 	if n == nil {
-		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer of the cluster", vm.Name)
+		return fault.New(fault.FailedPrecondition, "the host of VM %s is no longer in the cluster", vm.Name)
 	}
 	n.Allocated = n.Allocated.Minus(vm.Spec.Need())
 	candidate := schedule.Candidate{Node: *n, State: cloud.NodeReady}
 	if _, refused, ok := schedule.Place([]schedule.Candidate{candidate}, &schedule.Request{VM: vm.ID, Need: spec.Need(), CPUModel: spec.CPU.Model}); !ok {
 		return fault.New(fault.ResourceExhausted, "the host of VM %s %s", vm.Name, refused[n.ID]).WithReason("NO_HOST_FITS")
 	}
-	if err := count(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
+	if err := chargeQuota(tx, vm, amountOf(&spec), amountOf(&vm.Spec)); err != nil {
 		return err
 	}
 	n.Allocated = n.Allocated.Plus(spec.Need())
 	node.Nodes.Put(tx, n, string(vm.Node))
 	before := vm.Spec.Images()
 	vm.Spec, vm.Disks, vm.Kernel, vm.Initrd = spec, nil, nil, nil
-	images, err := resolve(tx, vm, before)
+	images, err := resolveImages(tx, vm, before)
 	if err != nil {
 		return err
 	}

@@ -66,15 +66,15 @@ type Service struct {
 	// usage holds the last usage that hosts reported, on the leader.
 	usage map[cloud.VMID]cloud.Usage
 	// deadlines holds the deadlines of all VMs in a transient state, on the leader.
-	deadlines map[cloud.VMID]due
+	deadlines map[cloud.VMID]deadline
 }
 
 // New creates the service and registers its leader commands.
 func New(opts Options) *Service {
 	if opts.Billing == nil {
-		opts.Billing = unbilled{}
+		opts.Billing = noBilling{}
 	}
-	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]due{}}
+	s := &Service{opts: opts, messages: newMessages(opts.Store), usage: map[cloud.VMID]cloud.Usage{}, deadlines: map[cloud.VMID]deadline{}}
 	leader.Register(opts.Commands, s, createCommand, setPowerCommand, pulseCommand, deleteCommand, updateCommand, usageCommand)
 	return s
 }
@@ -87,14 +87,14 @@ func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *c
 		return nil, err
 	}
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
-		vm, err = of(v, t, id)
+		vm, err = getOwned(v, t, id)
 		return err
 	})
 	return vm, err
 }
 
-// of returns a tenant's VM, or NotFound.
-func of(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
+// getOwned returns a tenant's VM, or NotFound.
+func getOwned(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	vm, err := VMs.Get(r, string(t.Project), string(id))
 	if err != nil {
 		return nil, err
@@ -172,7 +172,7 @@ func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, fo
 		return err
 	}
 	if vm.Node == "" {
-		return fault.New(fault.FailedPrecondition, "VM %s is on no host yet", vm.Name)
+		return fault.New(fault.FailedPrecondition, "VM %s is not placed on a host yet", vm.Name)
 	}
 	return s.opts.Nodes.ReadConsole(ctx, t, vm.Node, id, follow, tail, send)
 }

@@ -28,14 +28,14 @@ type Event struct {
 	At   cloud.Time
 }
 
-// eventBytes limits the cache of encoded VM events, in bytes.
-const eventBytes = 16 << 20
+// maxEventCacheBytes limits the cache of encoded VM events, in bytes.
+const maxEventCacheBytes = 16 << 20
 
 // messages caches the encoded WatchVm events of all VMs. Each event is encoded once for all watches of its VM.
 type messages = store.Shared[cloud.VM, *rpc.Encoded]
 
 func newMessages(s *store.Store) *messages {
-	return store.NewShared(s, VMs, eventBytes, func(c store.Change[cloud.VM]) (*rpc.Encoded, int, error) {
+	return store.NewShared(s, VMs, maxEventCacheBytes, func(c store.Change[cloud.VM]) (*rpc.Encoded, int, error) {
 		e := event(c, s.Now())
 		m, err := rpc.Encode(&vmv1.VmEvent{
 			VmId: string(e.VM.ID), EventType: vmv1.VmEventType(e.Type), Vm: convert.VM(e.VM, nil), Timestamp: e.At,
@@ -48,7 +48,7 @@ func newMessages(s *store.Store) *messages {
 // is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch holds
 // no record. If the reader falls behind the retained history, Watch returns OutOfRange and the client has to read
 // again.
-func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Late) error) error {
+func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Lazy) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err
 	}
@@ -75,10 +75,10 @@ func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send
 }
 
 // current returns the first event of a watch, and the revision after it.
-func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Late, next int64, err error) {
+func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Lazy, next int64, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		next = v.Revision() + 1
-		if _, err = of(v, t, id); err != nil {
+		if _, err = getOwned(v, t, id); err != nil {
 			return err
 		}
 		first, err = s.messages.Current(v, string(t.Project), string(id))

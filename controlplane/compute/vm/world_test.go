@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is the VM controller of a member that leads, over records in memory, with hosts that the test plays.
+// world holds the VM controller of a member that leads, over records in memory, with hosts that the test plays.
 type world struct {
 	*nodetest.World
 	t     testing.TB
@@ -47,7 +47,7 @@ func (w *world) update(f func(tx *store.Tx)) {
 
 func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.Node(id).Allocated }
 
-// image adds an image that is AVAILABLE, of so many bytes.
+// image adds an AVAILABLE image of the given size in bytes.
 func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud.ImageID {
 	w.t.Helper()
 	i := cloud.Image{
@@ -62,7 +62,7 @@ func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud
 	return i.ID
 }
 
-// as is a call of a member of a tenant, with an idempotency key or none.
+// as returns the context of a call by a member of a tenant, with an idempotency key unless it is empty.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,
@@ -71,9 +71,9 @@ func (w *world) as(t cloud.Tenant, key string) context.Context {
 	return auth.With(w.t.Context(), c, auth.RPC)
 }
 
-// small is a VM with a blank disk, which takes 2 vCPUs, 512 MiB and 5 GiB.
-func small(name string, change ...func(*Wanted)) Wanted {
-	w := Wanted{Name: name, Spec: cloud.Spec{
+// small returns the request for a VM with a blank disk: 2 vCPUs, 512 MiB and 5 GiB.
+func small(name string, change ...func(*CreateRequest)) CreateRequest {
+	w := CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 	for _, f := range change {
@@ -86,7 +86,7 @@ var taken = cloud.Capacity{VCPUs: 2, MemoryMiB: 512, StorageGiB: 5}
 
 func plenty() cloud.Capacity { return cloud.Capacity{VCPUs: 64, MemoryMiB: 64 << 10, StorageGiB: 1000} }
 
-func (w *world) create(name string, change ...func(*Wanted)) *cloud.VM {
+func (w *world) create(name string, change ...func(*CreateRequest)) *cloud.VM {
 	w.t.Helper()
 	made, err := w.vms.Create(w.as(acme, ""), acme, small(name, change...), [32]byte{})
 	require.NoError(w.t, err)
@@ -100,12 +100,12 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// seen has the VM's host report an observation of the VM's current generation, and returns the record.
-func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
+// report reports an observation of the VM's current generation as its host, and returns the record.
+func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: vm.Generation, Observed: level, StartsDone: vm.Wish.Starts, RebootsDone: vm.Wish.Reboots, ResetsDone: vm.Wish.Resets,
+		VM: id, Generation: vm.Generation, Observed: level, StartsDone: vm.Desired.Starts, RebootsDone: vm.Desired.Reboots, ResetsDone: vm.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)
@@ -115,8 +115,8 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	return w.get(id)
 }
 
-// absent is the host's word that nothing of a deleted VM is left.
-func (w *world) absent(on cloud.NodeID, id cloud.VMID, generation uint64) {
+// reportAbsent reports, as the host, that nothing of a deleted VM is left.
+func (w *world) reportAbsent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
 	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
 	require.NoError(w.t, err)
@@ -126,29 +126,29 @@ func failed(why string) func(*cloud.Observation) {
 	return func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, why }
 }
 
-// in makes a VM in a state.
-func (w *world) in(state cloud.State, name string) *cloud.VM {
+// createInState creates a VM and brings it into a state.
+func (w *world) createInState(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID
-	wish := func(a action, grace uint64) {
-		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerAsk{Tenant: acme, VM: id, Action: a, GraceMS: grace})
+	wish := func(a powerAction, grace uint64) {
+		_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 		require.NoError(w.t, err)
 	}
 	switch state {
 	case cloud.Creating:
 	case cloud.Failed:
-		w.seen(id, cloud.ObservedBuildFailed, failed("the image is corrupt"))
+		w.report(id, cloud.ObservedBuildFailed, failed("the image is corrupt"))
 	default:
-		w.seen(id, cloud.ObservedBuilt)
+		w.report(id, cloud.ObservedBuilt)
 		if state == cloud.Stopped {
 			break
 		}
 		wish(start, 0)
 		switch state {
 		case cloud.Error:
-			w.seen(id, cloud.ObservedEnded, failed("no memory"))
+			w.report(id, cloud.ObservedEnded, failed("no memory"))
 		case cloud.Running, cloud.Stopping:
-			w.seen(id, cloud.ObservedRunning)
+			w.report(id, cloud.ObservedRunning)
 		}
 		if state == cloud.Stopping {
 			wish(stop, cloud.DefaultStop)

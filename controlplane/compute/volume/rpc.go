@@ -28,8 +28,8 @@ type request interface {
 	GetProjectId() string
 }
 
-// unserved authorizes a call, runs check, and then returns Unimplemented.
-func unserved(ctx context.Context, method auth.Method, in request, check func() error) error {
+// unsupported authorizes a call, runs check, and then returns Unimplemented.
+func unsupported(ctx context.Context, method auth.Method, in request, check func() error) error {
 	if _, err := auth.Admit(ctx, "/vmcontroller.v1.VolumeService/"+method, in.GetOrgId(), in.GetProjectId()); err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func checkSize(gib uint64) error {
 }
 
 func (server) CreateVolume(ctx context.Context, in *vmv1.CreateVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unserved(ctx, "CreateVolume", in, func() error {
+	return nil, unsupported(ctx, "CreateVolume", in, func() error {
 		if err := checkNew(in); err != nil {
 			return err
 		}
@@ -88,11 +88,11 @@ func (server) CreateVolume(ctx context.Context, in *vmv1.CreateVolumeRequest) (*
 }
 
 func (server) GetVolume(ctx context.Context, in *vmv1.GetVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unserved(ctx, "GetVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
+	return nil, unsupported(ctx, "GetVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
 }
 
 func (server) ListVolumes(ctx context.Context, in *vmv1.ListVolumesRequest) (*vmv1.ListVolumesResponse, error) {
-	return nil, unserved(ctx, "ListVolumes", in, func() error {
+	return nil, unsupported(ctx, "ListVolumes", in, func() error {
 		if n := in.GetPageSize(); n < 0 || n > cloud.MaxPage {
 			return fault.Invalid("page_size", "must be 0 to %d, got %d", cloud.MaxPage, n)
 		}
@@ -104,11 +104,11 @@ func (server) ListVolumes(ctx context.Context, in *vmv1.ListVolumesRequest) (*vm
 }
 
 func (server) DeleteVolume(ctx context.Context, in *vmv1.DeleteVolumeRequest) (*emptypb.Empty, error) {
-	return nil, unserved(ctx, "DeleteVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
+	return nil, unsupported(ctx, "DeleteVolume", in, func() error { return cloud.CheckUUID("volume_id", in.GetVolumeId()) })
 }
 
 func (server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unserved(ctx, "ResizeVolume", in, func() error {
+	return nil, unsupported(ctx, "ResizeVolume", in, func() error {
 		if err := cloud.CheckUUID("volume_id", in.GetVolumeId()); err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (server) ResizeVolume(ctx context.Context, in *vmv1.ResizeVolumeRequest) (*
 }
 
 func (server) RegisterExternalVolume(ctx context.Context, in *vmv1.RegisterExternalVolumeRequest) (*vmv1.Volume, error) {
-	return nil, unserved(ctx, "RegisterExternalVolume", in, func() error {
+	return nil, unsupported(ctx, "RegisterExternalVolume", in, func() error {
 		if err := checkNew(in); err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Who may not call is told so first, then what is wrong with the call, and only a good one that it is not served.
-func TestUnserved(t *testing.T) {
+// A call is checked in this order: authorization, arguments, and then UNIMPLEMENTED.
+func TestCallsAreUnimplemented(t *testing.T) {
 	as := func(role cloud.Role, project cloud.ProjectID) *cloud.Caller {
 		b := cloud.Binding{Role: role, Org: "o", Project: project}
 		if role == cloud.SystemAdmin {
@@ -32,13 +32,13 @@ func TestUnserved(t *testing.T) {
 		field string
 	}{
 		{"nobody", nil, &vmv1.GetVolumeRequest{}, fault.Unauthenticated, ""},
-		{"a viewer who writes", viewer, &vmv1.CreateVolumeRequest{}, fault.PermissionDenied, ""},
+		{"a viewer that writes", viewer, &vmv1.CreateVolumeRequest{}, fault.PermissionDenied, ""},
 		{"another project", member, &vmv1.GetVolumeRequest{ProjectId: "q"}, fault.PermissionDenied, ""},
 		{"no name", member, &vmv1.CreateVolumeRequest{SizeGib: 1}, fault.InvalidArgument, "name"},
 		{"no size", member, &vmv1.CreateVolumeRequest{Name: "v"}, fault.InvalidArgument, "size_gib"},
 		{"too large", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: cloud.MaxDiskGiB + 1}, fault.InvalidArgument, "size_gib"},
 		{"an unknown driver", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, Driver: 9}, fault.InvalidArgument, "driver"},
-		{"an image that is none", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, ImageId: "/x"}, fault.InvalidArgument, "image_id"},
+		{"an invalid image ID", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, ImageId: "/x"}, fault.InvalidArgument, "image_id"},
 		{"a bad label", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, Labels: map[string]string{"": "x"}}, fault.InvalidArgument, "labels"},
 		{"create", member, &vmv1.CreateVolumeRequest{Name: "v", SizeGib: 1, ImageId: id}, fault.Unimplemented, ""},
 		{"get no id", viewer, &vmv1.GetVolumeRequest{}, fault.InvalidArgument, "volume_id"},

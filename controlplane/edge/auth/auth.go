@@ -3,7 +3,7 @@
 // An edge (package rest or rpc) verifies a bearer token with a Verifier and puts the Caller into the context. Each
 // handler then calls Admit once, before it reads any record. Admit resolves the tenant of the call (tenant.go),
 // evaluates the policy (Cedar: policy.cedar, over the authorization table in rules.go), and sets the method and the
-// tenant of the Caller for the audit. For open streams, Again and Rechecker (recheck.go) repeat the check.
+// tenant of the Caller for the audit. For open streams, Readmit and Rechecker (recheck.go) repeat the check.
 //
 // The package must not know records or transports.
 package auth
@@ -126,7 +126,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	if c.Node != "" {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s is not for hosts", method)
 	}
-	if !c.Proven() {
+	if !c.Authenticated() {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 			"the token's holder proved nothing: ask for one with a registered name and its password")
 	}
@@ -136,7 +136,7 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	}
 	c.Tenant = tenant
 	roles := rule.rolesAt(c, tenant)
-	if !e.let.covers(method, tenant, roles) && !court.permitted(c, method, tenant, roles) {
+	if !e.let.covers(method, tenant, roles) && !defaultPolicy.permits(c, method, tenant, roles) {
 		return cloud.Tenant{}, refusal(c, method, rule, tenant)
 	}
 	if e.let != nil {
@@ -153,9 +153,9 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	return tenant, nil
 }
 
-// Again returns nil if a call that was admitted would be admitted now, with the caller's present roles, and
+// Readmit returns nil if a call that was admitted would be admitted now, with the caller's present roles, and
 // PermissionDenied otherwise. It returns nil for a call that was not admitted yet.
-func Again(ctx context.Context, now *cloud.Caller) error {
+func Readmit(ctx context.Context, now *cloud.Caller) error {
 	e, _ := ctx.Value(key{}).(entry)
 	if e.let == nil {
 		return nil
@@ -166,7 +166,7 @@ func Again(ctx context.Context, now *cloud.Caller) error {
 	if method == "" {
 		return nil
 	}
-	if rule := rules[method]; !court.permitted(now, method, tenant, rule.rolesAt(now, tenant)) {
+	if rule := rules[method]; !defaultPolicy.permits(now, method, tenant, rule.rolesAt(now, tenant)) {
 		return refusal(now, method, rule, tenant)
 	}
 	return nil
@@ -179,16 +179,16 @@ type Auditor interface {
 	Done(c *cloud.Caller)
 }
 
-// Carried reports a call that succeeded to the auditor if its method writes no record.
-func Carried(a Auditor, c *cloud.Caller, m Method) {
+// ReportSuccess reports a call that succeeded to the auditor if its method writes no record.
+func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 	if a != nil && c != nil && slices.Contains(unwritten, m) {
 		a.Done(c)
 	}
 }
 
-// Report reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method that
-// changes something. The caller may be nil.
-func Report(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
+// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method
+// that changes something. The caller may be nil.
+func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {
 		return
@@ -215,7 +215,7 @@ func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) err
 		needs = []cloud.Role{cloud.SystemAdmin}
 	}
 	if rule.allows(c, tenant) {
-		return fault.New(fault.PermissionDenied, "%s may not %s by the proof of %s: what it gives would outlive that", c.Name(), method.verb(), c.Proof)
+		return fault.New(fault.PermissionDenied, "%s cannot call %s with the proof %s: the access it creates would outlive the credential", c.Name(), method.verb(), c.Proof)
 	}
 	f := fault.New(fault.PermissionDenied, "%s may not %s: it needs one of the roles %v", c.Name(), method.verb(), needs)
 	if tenant != (cloud.Tenant{}) {

@@ -19,7 +19,7 @@ func in(role cloud.Role, org cloud.OrgID, project cloud.ProjectID) cloud.Binding
 	return cloud.Binding{Role: role, Org: org, Project: project}
 }
 
-// Who may what, and where: the tenant rule and the table together.
+// TestAdmit checks the authorization of calls: the resolution of the tenant together with the table of roles.
 func TestAdmit(t *testing.T) {
 	const get, create, list, cordon = vms + "GetVm", vms + "CreateVm", images + "ListImages", nodes + "CordonNode"
 	const wallet, topUp, reserve = credits + "GetWallet", credits + "TopUpWallet", credits + "CreateReservation"
@@ -130,8 +130,9 @@ func TestBearer(t *testing.T) {
 	}
 }
 
-// Every role × every method: what a role does not name is refused, and nobody but system:admin gets what has no roles.
-func TestRolesHoldOnlyWhatTheyName(t *testing.T) {
+// For every role and method: a role that the table does not list is refused, and methods without roles are for
+// system:admin only.
+func TestRolesGrantOnlyListedMethods(t *testing.T) {
 	op := cloud.Tenant{Org: "o", Project: "p"}
 	binding := map[cloud.Role]cloud.Binding{
 		cloud.SystemAdmin: in(cloud.SystemAdmin, "", ""), cloud.OrgAdmin: in(cloud.OrgAdmin, "o", ""), cloud.BillingAdmin: in(cloud.BillingAdmin, "", ""),
@@ -176,48 +177,48 @@ func TestIdempotencyKeys(t *testing.T) {
 	}
 }
 
-// A call that was let in is judged again by who its caller has become; one that was not let in yet is not judged.
-func TestAgain(t *testing.T) {
+// An admitted call is authorized again with the caller's current roles. A call that was not admitted yet is not.
+func TestReadmit(t *testing.T) {
 	now := func(bindings ...cloud.Binding) *cloud.Caller {
 		return caller(cloud.ProofPassword, cloud.Tenant{}, bindings...)
 	}
 	member := in(cloud.ProjectMember, "o", "p")
 	ctx := With(t.Context(), now(member), RPC)
-	require.NoError(t, Again(ctx, now()), "nothing was let in")
+	require.NoError(t, Readmit(ctx, now()), "nothing was let in")
 	_, err := Admit(ctx, vms+"WatchVm", "", "")
 	require.NoError(t, err)
-	require.NoError(t, Again(ctx, now(member)))
-	require.NoError(t, Again(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
+	require.NoError(t, Readmit(ctx, now(member)))
+	require.NoError(t, Readmit(ctx, now(member, in(cloud.ProjectMember, "o", "q"))), "the place is the one that it was let in at")
 	for name, c := range map[string]*cloud.Caller{
 		"no role": now(), "elsewhere": now(in(cloud.ProjectMember, "o", "q")), "unproven": caller(cloud.ProofNone, cloud.Tenant{}, member),
 	} {
-		require.True(t, fault.Is(Again(ctx, c), fault.PermissionDenied), name)
+		require.True(t, fault.Is(Readmit(ctx, c), fault.PermissionDenied), name)
 	}
 }
 
-// told is an auditor that counts.
-type told struct{ done, failed int }
+// countingAuditor is an Auditor that counts its calls.
+type countingAuditor struct{ done, failed int }
 
-func (a *told) Done(*cloud.Caller)                   { a.done++ }
-func (a *told) Failed(*cloud.Caller, string, string) { a.failed++ }
+func (a *countingAuditor) Done(*cloud.Caller)                   { a.done++ }
+func (a *countingAuditor) Failed(*cloud.Caller, string, string) { a.failed++ }
 
-// What acts without writing a record is told to the audit, and what fails to act; reading is only when it is refused.
-func TestTheAuditIsTold(t *testing.T) {
+// Successful calls that write no record, failed changes, and refused reads are reported to the auditor.
+func TestCallsAreReportedToTheAuditor(t *testing.T) {
 	c := caller(cloud.ProofPassword, cloud.Tenant{})
 	for _, x := range []struct {
 		method Method
 		kind   fault.Kind
-		want   told
+		want   countingAuditor
 	}{
-		{operators + "BackupCluster", 0, told{done: 1}}, {operators + "TransferLeader", 0, told{done: 1}}, {vms + "CreateVm", 0, told{}},
-		{vms + "CreateVm", fault.ResourceExhausted, told{failed: 1}}, {vms + "GetVm", fault.NotFound, told{}},
-		{vms + "GetVm", fault.PermissionDenied, told{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, told{failed: 1}},
+		{operators + "BackupCluster", 0, countingAuditor{done: 1}}, {operators + "TransferLeader", 0, countingAuditor{done: 1}}, {vms + "CreateVm", 0, countingAuditor{}},
+		{vms + "CreateVm", fault.ResourceExhausted, countingAuditor{failed: 1}}, {vms + "GetVm", fault.NotFound, countingAuditor{}},
+		{vms + "GetVm", fault.PermissionDenied, countingAuditor{failed: 1}}, {vms + "GetVm", fault.Unauthenticated, countingAuditor{failed: 1}},
 	} {
-		var a told
+		var a countingAuditor
 		if x.kind == 0 {
-			Carried(&a, c, x.method)
+			ReportSuccess(&a, c, x.method)
 		} else {
-			Report(&a, c, x.method, fault.New(x.kind, "no"), "", "")
+			ReportFailure(&a, c, x.method, fault.New(x.kind, "no"), "", "")
 		}
 		require.Equal(t, x.want, a, x.method)
 	}

@@ -13,8 +13,8 @@ import (
 //go:embed policy.cedar
 var policyText []byte
 
-// judge holds a Cedar policy and the authorization table as Cedar entities.
-type judge struct {
+// policyEngine holds a Cedar policy and the authorization table as Cedar entities.
+type policyEngine struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap
 	// evaluations counts the calls of permitted.
@@ -22,18 +22,18 @@ type judge struct {
 }
 
 // Evaluations returns how often the policy was evaluated since the program started.
-func Evaluations() int64 { return court.evaluations.Load() }
+func Evaluations() int64 { return defaultPolicy.evaluations.Load() }
 
-// court evaluates policyText over rules.
-var court = mustJudge(policyText, rules)
+// defaultPolicy evaluates policyText over rules.
+var defaultPolicy = mustPolicyEngine(policyText, rules)
 
-func newJudge(text []byte, table map[Method]Rule) (judge, error) {
+func newPolicyEngine(text []byte, table map[Method]Rule) (policyEngine, error) {
 	set, err := cedar.NewPolicySetFromBytes("policy.cedar", text)
-	return judge{set, actionsOf(table), new(atomic.Int64)}, err
+	return policyEngine{set, actionsOf(table), new(atomic.Int64)}, err
 }
 
-func mustJudge(text []byte, table map[Method]Rule) judge {
-	j, err := newJudge(text, table)
+func mustPolicyEngine(text []byte, table map[Method]Rule) policyEngine {
+	j, err := newPolicyEngine(text, table)
 	if err != nil {
 		panic(fmt.Sprintf("the policy that is built in does not parse: %v", err))
 	}
@@ -56,12 +56,12 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	return out
 }
 
-// permitted evaluates the policy for a caller with these roles at a place and a method.
-func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
+// permits evaluates the policy for a caller with these roles at a place and a method.
+func (j policyEngine) permits(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
 	j.evaluations.Add(1)
-	held := make([]cedar.Value, len(roles))
+	roleValues := make([]cedar.Value, len(roles))
 	for i, role := range roles {
-		held[i] = cedar.String(role)
+		roleValues[i] = cedar.String(role)
 	}
 	kind := cedar.EntityType("Principal")
 	if c.Node != "" {
@@ -72,9 +72,9 @@ func (j judge) permitted(c *cloud.Caller, m Method, at cloud.Tenant, roles []clo
 		Action:    actionOf(m),
 		Resource:  cedar.NewEntityUID("Place", cedar.String(at.String())),
 		Context: cedar.NewRecord(cedar.RecordMap{
-			"proven": cedar.Boolean(c.Proven()),
+			"proven": cedar.Boolean(c.Authenticated()),
 			"proof":  cedar.String(c.Proof),
-			"roles":  cedar.NewSet(held...),
+			"roles":  cedar.NewSet(roleValues...),
 		}),
 	})
 	return decision == cedar.Allow

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// places are the cloud itself, two orgs, and projects of them.
+// places lists the cloud itself, two orgs, and projects of them.
 var places = []cloud.Tenant{{}, {Org: "o"}, {Org: "o", Project: "p"}, {Org: "o", Project: "q"}, {Org: "x"}, {Org: "x", Project: "y"}}
 
-// bindings are all roles at all places where they can be held.
+// bindings returns every role at every place where it can be given.
 func bindings() (all []cloud.Binding) {
 	for _, role := range cloud.Roles() {
 		for _, at := range places {
@@ -28,8 +28,8 @@ func bindings() (all []cloud.Binding) {
 	return all
 }
 
-// everybody is every sort of caller: each proof, host or not, with no role, one or two.
-func everybody() (all []*cloud.Caller) {
+// allCallers returns callers with each proof, hosts and others, with no role, one or two.
+func allCallers() (all []*cloud.Caller) {
 	held := [][]cloud.Binding{nil}
 	for _, b := range bindings() {
 		held = append(held, []cloud.Binding{b})
@@ -48,7 +48,8 @@ func everybody() (all []*cloud.Caller) {
 	return all
 }
 
-// allowed is the decision by walking the table: written without the policy, and without what package cloud says of roles.
+// allowed decides by the table: it uses neither the policy nor the functions of package cloud about
+// roles.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
 	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"
 	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
@@ -81,8 +82,8 @@ func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) 
 	return ruled && slices.Contains(rule.Roles, AnyProven)
 }
 
-// compare counts the decisions of a judge, up to the first that the table makes otherwise, and says which that is.
-func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
+// compare counts the decisions of a policy engine up to the first one that differs from the table, and describes it.
+func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
 	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
 	for _, m := range methods {
 		for _, at := range places {
@@ -91,7 +92,7 @@ func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions
 			}
 			for _, c := range callers {
 				decisions++
-				if got, want := j.permitted(c, m, at, table[m].rolesAt(c, at)), allowed(table, c, m, at); got != want {
+				if got, want := j.permits(c, m, at, table[m].rolesAt(c, at)), allowed(table, c, m, at); got != want {
 					return decisions, fmt.Sprintf("%s in %q by %s with proof %q and %v: %t", m, at.String(), c.Name(), c.Proof, c.Bindings, got)
 				}
 			}
@@ -100,16 +101,16 @@ func compare(j judge, table map[Method]Rule, callers []*cloud.Caller) (decisions
 	return decisions, ""
 }
 
-// Every method × every place × every sort of caller: the policy decides what the table says.
-func TestThePolicyIsTheTable(t *testing.T) {
-	decisions, wrong := compare(court, rules, everybody())
+// For every method, place and kind of caller, the Cedar policy decides as the table does.
+func TestPolicyMatchesTable(t *testing.T) {
+	decisions, wrong := compare(defaultPolicy, rules, allCallers())
 	require.Empty(t, wrong)
 	t.Logf("%d decisions", decisions)
 }
 
-// A policy that is wrong in one thing, and a table that is not the one it was made of, are noticed.
-func TestAWrongPolicyIsNoticed(t *testing.T) {
-	callers := everybody()
+// A policy with one defect, and a policy that is evaluated over another table, give at least one wrong decision.
+func TestWrongPolicyIsNoticed(t *testing.T) {
+	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`
 	for name, change := range map[string][2]string{
 		"accounts make accounts":    {`context.proof == "appcred" || `, ""},
@@ -127,7 +128,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 		"everything for the proven": {`permit (principal, action in Grants::"anybody proven", resource);`, `permit (principal, action, resource);`},
 	} {
 		require.Equal(t, 1, bytes.Count(policyText, []byte(change[0])), name)
-		j, err := newJudge(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)
+		j, err := newPolicyEngine(bytes.Replace(policyText, []byte(change[0]), []byte(change[1]), 1), rules)
 		require.NoError(t, err, name)
 		_, wrong := compare(j, rules, callers)
 		require.NotEmpty(t, wrong, name)
@@ -142,7 +143,7 @@ func TestAWrongPolicyIsNoticed(t *testing.T) {
 				other.Roles = slices.DeleteFunc(other.Roles, func(r cloud.Role) bool { return r == role })
 			}
 			held := slices.DeleteFunc(bindings(), func(b cloud.Binding) bool { return b.Role != role })
-			j := judge{court.policy, actionsOf(map[Method]Rule{m: other}), new(atomic.Int64)}
+			j := policyEngine{defaultPolicy.policy, actionsOf(map[Method]Rule{m: other}), new(atomic.Int64)}
 			_, wrong := compare(j, map[Method]Rule{m: rule}, []*cloud.Caller{{User: "u", Proof: cloud.ProofPassword, Bindings: held}})
 			require.NotEmpty(t, wrong, "%s for %s", m, role)
 		}

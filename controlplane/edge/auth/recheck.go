@@ -113,10 +113,10 @@ func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	}
 }
 
-// Again returns nil if the call of ctx would be admitted now, and otherwise the same error as the function Again.
+// Readmit returns nil if the call of ctx would be admitted now, and otherwise the same error as the function Readmit.
 // Streams of the token with the same method and tenant share one evaluation of the policy. Call it only within the
 // function that was passed to Subscribe.
-func (c *Check) Again(ctx context.Context) error {
+func (c *Check) Readmit(ctx context.Context) error {
 	if c.Err != nil {
 		return c.Err
 	}
@@ -130,7 +130,7 @@ func (c *Check) Again(ctx context.Context) error {
 	if err, known := c.admitted[what]; known {
 		return err
 	}
-	err := Again(ctx, c.Caller)
+	err := Readmit(ctx, c.Caller)
 	c.admitted[what] = err
 	return err
 }

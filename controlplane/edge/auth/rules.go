@@ -200,7 +200,7 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
-// unwritten lists the methods that act without changing a record: the audit gets no record of them unless Carried
+// unwritten lists the methods that act without changing a record: the audit gets no record of them unless ReportSuccess
 // reports them.
 var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
 
@@ -223,7 +223,7 @@ func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
 }
 
 func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
-	if !c.Proven() {
+	if !c.Authenticated() {
 		return false
 	}
 	for _, b := range c.Bindings {

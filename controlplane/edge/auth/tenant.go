@@ -88,7 +88,7 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	switch rule.Scope {
 	case Nowhere:
 		if c.Scope != (cloud.Tenant{}) && !slices.Contains(rule.Roles, anyProven[0]) {
-			return cloud.Tenant{}, outside("the token is limited to %s: ask for one without org_id and project_id", c.Scope)
+			return cloud.Tenant{}, errOutsideScope("the token is limited to %s: ask for one without org_id and project_id", c.Scope)
 		}
 		return cloud.Tenant{}, nil
 	case OfPlace:
@@ -102,24 +102,24 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	r := resolution{ctx, c, rule, edge}
 	asked = withChosen(asked, c.Chosen)
 	if c.Scope.Project != "" {
-		return r.narrowed(asked)
+		return r.resolveNarrowed(asked)
 	}
 	if scope := c.Scope; scope.Org != "" {
-		if !c.Reaches(scope) {
-			return r.none(scope)
+		if !c.HasRoleIn(scope) {
+			return r.errNoAccess(scope)
 		}
 		if asked.Org != "" && asked.Org != scope.Org {
-			return cloud.Tenant{}, outside("the token is limited to org %s and cannot be used for %s", scope.Org, asked)
+			return cloud.Tenant{}, errOutsideScope("the token is limited to org %s and cannot be used for %s", scope.Org, asked)
 		}
 		asked.Org = scope.Org
 	}
 	switch {
-	case c.Has(cloud.SystemAdmin, cloud.Tenant{}), rule.biller(c):
-		return r.any(asked)
+	case c.Has(cloud.SystemAdmin, cloud.Tenant{}), rule.isBiller(c):
+		return r.resolveAny(asked)
 	case rule.Scope == OfOrg:
-		return r.org(asked)
+		return r.resolveOrg(asked)
 	}
-	return r.project(asked)
+	return r.resolveProject(asked)
 }
 
 // withChosen fills the missing part of the tenant that a request names from the tenant of the call's metadata. It
@@ -142,25 +142,25 @@ func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 		if where == "" {
 			where = "the cloud"
 		}
-		return cloud.Tenant{}, outside("the token is limited to %s and cannot be used for %s", scope, where)
+		return cloud.Tenant{}, errOutsideScope("the token is limited to %s and cannot be used for %s", scope, where)
 	}
 	return asked, nil
 }
 
-// narrowed resolves the tenant of a call whose token is limited to one project.
-func (r resolution) narrowed(asked cloud.Tenant) (cloud.Tenant, error) {
+// resolveNarrowed resolves the tenant of a call whose token is limited to one project.
+func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	scope := r.c.Scope
 	// The verifier clears the org of the scope if the project does not exist, is in another org, or the holder has no
 	// role in it.
-	if scope.Org == "" || !r.c.Reaches(scope) {
-		return r.none(scope)
+	if scope.Org == "" || !r.c.HasRoleIn(scope) {
+		return r.errNoAccess(scope)
 	}
 	mismatch := asked.Org != "" && asked.Org != scope.Org || asked.Project != "" && asked.Project != scope.Project
 	if mismatch && !mutant.On(mutant.ForeignTenant) {
 		if asked.Org == "" {
 			asked.Org = scope.Org
 		}
-		return cloud.Tenant{}, outside("the token is limited to %s and cannot be used for %s", scope, asked)
+		return cloud.Tenant{}, errOutsideScope("the token is limited to %s and cannot be used for %s", scope, asked)
 	}
 	if r.rule.Scope == OfOrg {
 		scope.Project = ""
@@ -168,13 +168,14 @@ func (r resolution) narrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	return scope, nil
 }
 
-// biller reports whether billing:admin allows the caller to call the method in every project.
-func (r Rule) biller(c *cloud.Caller) bool {
+// isBiller reports whether billing:admin allows the caller to call the method in every project.
+func (r Rule) isBiller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// any resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if r.rule.biller.
-func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
+// resolveAny resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if
+// r.rule.biller.
+func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {
 		org, err := orgOf(r.ctx, p, asked.Project)
@@ -182,7 +183,7 @@ func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 			return cloud.Tenant{}, err
 		}
 		if org == "" || asked.Org != "" && asked.Org != org {
-			return r.none(asked)
+			return r.errNoAccess(asked)
 		}
 		asked.Org = org
 	}
@@ -202,15 +203,15 @@ func (r resolution) any(asked cloud.Tenant) (cloud.Tenant, error) {
 	return asked, nil
 }
 
-// org resolves the tenant of a method about an org (OfOrg).
-func (r resolution) org(asked cloud.Tenant) (cloud.Tenant, error) {
+// resolveOrg resolves the tenant of a method about an org (OfOrg).
+func (r resolution) resolveOrg(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Org == "" && asked.Project != "" {
-		t, err := r.named(asked)
+		t, err := r.resolveNamed(asked)
 		return cloud.Tenant{Org: t.Org}, err
 	}
 	if asked.Org != "" {
-		if !r.c.Reaches(cloud.Tenant{Org: asked.Org}) {
-			return r.none(cloud.Tenant{Org: asked.Org})
+		if !r.c.HasRoleIn(cloud.Tenant{Org: asked.Org}) {
+			return r.errNoAccess(cloud.Tenant{Org: asked.Org})
 		}
 		return cloud.Tenant{Org: asked.Org}, nil
 	}
@@ -225,16 +226,16 @@ func (r resolution) org(asked cloud.Tenant) (cloud.Tenant, error) {
 	for _, o := range found {
 		names = append(names, string(o))
 	}
-	return r.several("org", names)
+	return r.errAmbiguous("org", names)
 }
 
-// project resolves the tenant of a method about a project (OfProject, OfNamedProject).
-func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
+// resolveProject resolves the tenant of a method about a project (OfProject, OfNamedProject).
+func (r resolution) resolveProject(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Project != "" {
-		return r.named(asked)
+		return r.resolveNamed(asked)
 	}
-	if asked.Org != "" && !r.c.Reaches(asked) {
-		return r.none(asked)
+	if asked.Org != "" && !r.c.HasRoleIn(asked) {
+		return r.errNoAccess(asked)
 	}
 	found := cloud.ProjectsOf(r.c.Bindings, asked.Org)
 	preferred := r.c.Defaults.Project
@@ -249,7 +250,7 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 		for _, t := range found {
 			names = append(names, t.String())
 		}
-		return r.several("project", names)
+		return r.errAmbiguous("project", names)
 	}
 	if orgs := r.wholeOrgs(asked.Org); len(orgs) > 0 {
 		return cloud.Tenant{}, fault.New(fault.PermissionDenied,
@@ -259,16 +260,16 @@ func (r resolution) project(asked cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
 }
 
-// several refuses a call that names no tenant although the caller has roles in several, which names lists.
-func (r resolution) several(what string, names []string) (cloud.Tenant, error) {
+// errAmbiguous refuses a call that names no tenant although the caller has roles in several, which names lists.
+func (r resolution) errAmbiguous(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
 		"%[1]s has roles in several %[2]ss: set %[2]s_id, or the metadata trivet-%[2]s, to one of %[3]s", r.c.Name(), what, strings.Join(names, ", ")).
 		WithReason(TenantRequired)
 }
 
-// named returns the project that the call names, if the caller has a role in the project or in its whole org.
-func (r resolution) named(asked cloud.Tenant) (cloud.Tenant, error) {
+// resolveNamed returns the project that the call names, if the caller has a role in the project or in its whole org.
+func (r resolution) resolveNamed(asked cloud.Tenant) (cloud.Tenant, error) {
 	for _, b := range r.c.Bindings {
 		if b.Project == asked.Project && (asked.Org == "" || b.Org == asked.Org) {
 			return cloud.Tenant{Org: b.Org, Project: b.Project}, nil
@@ -276,14 +277,14 @@ func (r resolution) named(asked cloud.Tenant) (cloud.Tenant, error) {
 	}
 	p, ok := r.ctx.Value(projectsKey{}).(Projects)
 	if !ok || len(r.wholeOrgs(asked.Org)) == 0 {
-		return r.none(asked)
+		return r.errNoAccess(asked)
 	}
 	org, err := orgOf(r.ctx, p, asked.Project)
 	if err != nil {
 		return cloud.Tenant{}, err
 	}
 	if org == "" || !slices.Contains(r.wholeOrgs(asked.Org), string(org)) {
-		return r.none(asked)
+		return r.errNoAccess(asked)
 	}
 	return cloud.Tenant{Org: org, Project: asked.Project}, nil
 }
@@ -307,8 +308,8 @@ func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	return found
 }
 
-// none refuses a tenant that does not exist and one in which the caller has no role, with the same error.
-func (r resolution) none(t cloud.Tenant) (cloud.Tenant, error) {
+// errNoAccess refuses a tenant that does not exist and one in which the caller has no role, with the same error.
+func (r resolution) errNoAccess(t cloud.Tenant) (cloud.Tenant, error) {
 	kind := fault.NotFound
 	if r.edge == REST {
 		kind = fault.PermissionDenied
@@ -320,7 +321,7 @@ func (r resolution) none(t cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(kind, "no %s %s: it does not exist, or %s has no role in it", what, id, r.c.Name()).WithReason(noTenant)
 }
 
-// outside returns the PermissionDenied error for a call that names a tenant outside the scope of its token.
-func outside(format string, args ...any) error {
+// errOutsideScope returns the PermissionDenied error for a call that names a tenant outside the scope of its token.
+func errOutsideScope(format string, args ...any) error {
 	return fault.New(fault.PermissionDenied, format, args...).WithReason(TokenScope)
 }

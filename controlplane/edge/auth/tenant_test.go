@@ -20,14 +20,14 @@ func (r registry) OrgOf(_ context.Context, id cloud.ProjectID) (cloud.OrgID, err
 }
 
 // A call may name any tenant in which its caller has a role, within the scope of the token.
-func TestACallChoosesItsTenant(t *testing.T) {
+func TestCallSelectsItsTenant(t *testing.T) {
 	const get, list, bind, wallet = vms + "GetVm", images + "ListImages", identity + "BindRole", credits + "GetWallet"
 	projects := registry{"p": "o", "q": "o", "y": "x"}
 	op, oq, xy := cloud.Tenant{Org: "o", Project: "p"}, cloud.Tenant{Org: "o", Project: "q"}, cloud.Tenant{Org: "x", Project: "y"}
 	member := in(cloud.ProjectMember, "o", "p")
 	boss := in(cloud.OrgAdmin, "o", "")
 	admin := in(cloud.SystemAdmin, "", "")
-	settled := cloud.Defaults{}.Settle([]cloud.Binding{member})
+	settled := cloud.Defaults{}.WithBindings([]cloud.Binding{member})
 	for _, c := range []struct {
 		name                 string
 		scope, chosen, asked cloud.Tenant
@@ -84,22 +84,22 @@ func TestACallChoosesItsTenant(t *testing.T) {
 
 // A call about another tenant's project gets the same error as one about a project that does not exist, however the
 // call names the project. The error does not contain the project's org.
-func TestAForeignProjectIsLikeNone(t *testing.T) {
+func TestForeignProjectIsNotFound(t *testing.T) {
 	projects := registry{"theirs": "acme", "own": "evil"}
 	for name, ask := range map[string]func(id cloud.ProjectID) error{
 		"request": func(id cloud.ProjectID) error {
-			return asked(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{Project: id})
+			return admitAt(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{Project: id})
 		},
 		"request with the own org": func(id cloud.ProjectID) error {
-			return asked(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{Org: "evil", Project: id})
+			return admitAt(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{Org: "evil", Project: id})
 		},
 		"header": func(id cloud.ProjectID) error {
 			c := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectViewer, "evil", "own"))
 			c.Chosen.Project = id
-			return asked(t, projects, REST, c, cloud.Tenant{})
+			return admitAt(t, projects, REST, c, cloud.Tenant{})
 		},
 		"token": func(id cloud.ProjectID) error {
-			return asked(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{Project: id}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{})
+			return admitAt(t, projects, RPC, caller(cloud.ProofPassword, cloud.Tenant{Project: id}, in(cloud.OrgAdmin, "evil", "")), cloud.Tenant{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,14 +110,14 @@ func TestAForeignProjectIsLikeNone(t *testing.T) {
 			f, _ := fault.From(theirs)
 			g, _ := fault.From(none)
 			require.Equal(t, f.Kind, g.Kind)
-			var a told
-			Report(&a, caller(cloud.ProofPassword, cloud.Tenant{}), vms+"GetVm", f, "", "")
-			require.Equal(t, told{failed: 1}, a, "a refused read of another tenant is recorded in the audit")
+			var a countingAuditor
+			ReportFailure(&a, caller(cloud.ProofPassword, cloud.Tenant{}), vms+"GetVm", f, "", "")
+			require.Equal(t, countingAuditor{failed: 1}, a, "a refused read of another tenant is recorded in the audit")
 		})
 	}
 }
 
-func asked(t *testing.T, projects registry, edge Edge, c *cloud.Caller, at cloud.Tenant) error {
+func admitAt(t *testing.T, projects registry, edge Edge, c *cloud.Caller, at cloud.Tenant) error {
 	_, err := Admit(With(WithProjects(t.Context(), projects), c, edge), vms+"GetVm", string(at.Org), string(at.Project))
 	return err
 }

@@ -11,8 +11,8 @@ import (
 
 var limits = Limits{Burst: 10, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
-// still returns Answers whose clock stands still, and a function that returns the delays since its last call.
-func still() (*Answers, func() []time.Duration) {
+// newStopped returns Answers whose clock stands still, and a function that returns the delays since its last call.
+func newStopped() (*Answers, func() []time.Duration) {
 	a := New(limits)
 	at := time.Now()
 	a.Now = func() time.Time { return at }
@@ -25,9 +25,9 @@ func still() (*Answers, func() []time.Duration) {
 	}
 }
 
-// A caller's answers beyond the burst have a turn each; those of another caller are not delayed.
-func TestAnswersBeyondTheRateAreDelayed(t *testing.T) {
-	a, since := still()
+// A caller's responses above the burst are delayed, one per interval. Responses to another caller are not delayed.
+func TestResponsesAboveTheRateAreDelayed(t *testing.T) {
+	a, since := newStopped()
 	for range limits.Burst {
 		a.Wait(t.Context(), "a")
 	}
@@ -40,9 +40,9 @@ func TestAnswersBeyondTheRateAreDelayed(t *testing.T) {
 	require.Empty(t, since())
 }
 
-// A delay has an end, does not grow with the answers that were counted meanwhile, and ends with the call.
-func TestADelayIsBounded(t *testing.T) {
-	a, since := still()
+// A delay has a maximum, is not extended by later responses, and ends with the call's context.
+func TestDelayIsBounded(t *testing.T) {
+	a, since := newStopped()
 	for range limits.Burst + 10*int(limits.Longest/limits.Every) {
 		a.Wait(t.Context(), "a")
 	}
@@ -67,10 +67,10 @@ func TestADelayIsBounded(t *testing.T) {
 	}
 }
 
-// The answers that wait are bounded, for a caller and for all, and so are the callers that are remembered. None with a
-// delayed answer is forgotten.
-func TestDelayedAnswersAreBounded(t *testing.T) {
-	a, _ := still()
+// The delayed responses are bounded per caller and in total, and so are the callers in memory. A caller with a delayed
+// response is not removed.
+func TestDelayedResponsesAreBounded(t *testing.T) {
+	a, _ := newStopped()
 	for n := range maxDelayed/maxDelayedOf + 1 {
 		for range limits.Burst + 2*maxDelayedOf {
 			a.take(fmt.Sprint("flood", n))

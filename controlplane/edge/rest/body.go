@@ -99,9 +99,9 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// NotABrowser refuses requests that a web page can make a browser send: those with a foreign Origin or Sec-Fetch-Site,
-// with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
-func (s *Server) NotABrowser(r *http.Request) error {
+// RefuseBrowser refuses requests that a web page can make a browser send: those with a foreign Origin or
+// Sec-Fetch-Site, with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
+func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err
 	}

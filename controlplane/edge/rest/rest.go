@@ -129,7 +129,7 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 				if !ok {
 					f = fault.New(fault.Internal, "internal error")
 				}
-				auth.Report(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
+				auth.ReportFailure(s.opts.Audit, caller, as, f, RequestID(r.Context()), Remote(r))
 			}
 		}()
 		token, err := auth.Bearer(r.Header.Get("Authorization"))
@@ -169,10 +169,10 @@ func FromLoopback(r *http.Request) bool {
 }
 
 // HandleOpen adds a route that requires no token; why is the reason. Web pages in a browser on an operator's computer
-// can reach the route too, so it refuses requests that fail NotABrowser.
+// can reach the route too, so it refuses requests that fail RefuseBrowser.
 func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
-		if err := s.NotABrowser(r); err != nil {
+		if err := s.RefuseBrowser(r); err != nil {
 			return nil, err
 		}
 		return h(w, r)
@@ -243,7 +243,7 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 		s.opts.Metrics.observe(s.opts.Name, route, r.Method, status, time.Since(start))
 		if err != nil && began {
 			if r.Context().Err() == nil {
-				s.opts.Log.Error("answer broke off", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
+				s.opts.Log.Error("response was interrupted", "service", s.opts.Name, "req", id, "method", r.Method, "path", r.URL.Path, "err", err)
 			}
 			panic(http.ErrAbortHandler) // net/http closes the connection and logs nothing
 		}
@@ -336,7 +336,7 @@ func (s *Server) write(w http.ResponseWriter, status int, body envelope, id stri
 	body.Meta = metaOf(id)
 	text, err := json.Marshal(body)
 	if err != nil {
-		s.opts.Log.Error("encode answer", "service", s.opts.Name, "req", id, "err", err)
+		s.opts.Log.Error("encode response", "service", s.opts.Name, "req", id, "err", err)
 		status, text = http.StatusInternalServerError, []byte(`{"error":{"code":"INTERNAL","message":"internal error, request `+id+`"}}`)
 	}
 	begin(w, status)

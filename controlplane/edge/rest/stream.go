@@ -24,15 +24,16 @@ const chunkTime = 30 * time.Second
 // as an error response.
 const chunkBytes = 64 << 10
 
-// pieces is a writer that sends the header before the first write, and extends the connection's write deadline at each.
-type pieces struct {
+// deadlineWriter is a writer that sends the header before the first write, and extends the connection's write deadline
+// at each.
+type deadlineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	status  int
 	began   bool
 }
 
-func (p *pieces) Write(b []byte) (int, error) {
+func (p *deadlineWriter) Write(b []byte) (int, error) {
 	// The writers of tests do not support deadlines.
 	_ = p.control.SetWriteDeadline(time.Now().Add(chunkTime))
 	if !p.began {
@@ -42,14 +43,14 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// inPieces writes a response with body, which it does not call for HEAD requests. It reports whether something was
+// writePieces writes a response with body, which it does not call for HEAD requests. It reports whether something was
 // sent.
-func inPieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
+func writePieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
 	if r.Method == http.MethodHead {
 		begin(w, status)
 		return true, nil
 	}
-	p := &pieces{w: w, control: http.NewResponseController(w), status: status}
+	p := &deadlineWriter{w: w, control: http.NewResponseController(w), status: status}
 	out := bufio.NewWriterSize(p, chunkBytes)
 	err := body(out)
 	if err == nil {
@@ -59,7 +60,7 @@ func inPieces(w http.ResponseWriter, r *http.Request, status int, body func(io.W
 }
 
 func stream(w http.ResponseWriter, r *http.Request, status int, data Stream, id string) (bool, error) {
-	return inPieces(w, r, status, func(out io.Writer) error {
+	return writePieces(w, r, status, func(out io.Writer) error {
 		meta, err := json.Marshal(metaOf(id))
 		if err != nil {
 			return err
@@ -77,7 +78,7 @@ func stream(w http.ResponseWriter, r *http.Request, status int, data Stream, id 
 
 func verbatim(w http.ResponseWriter, r *http.Request, status int, data Verbatim) (bool, error) {
 	defer data.Body.Close()
-	return inPieces(w, r, status, func(out io.Writer) error {
+	return writePieces(w, r, status, func(out io.Writer) error {
 		_, err := io.Copy(out, data.Body)
 		return err
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// streams is a server whose answers are as long as their path says, and then go well or break.
+// streams returns a server whose responses have the length in the path, and then end well or with an error.
 func streams(t *testing.T, log io.Writer) *httptest.Server {
 	s := New(Options{
 		Service: fault.KV, Name: "kv", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.NewTextHandler(log, nil)), MaxBody: 4 << 20,
@@ -59,7 +59,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// An answer that is written piece by piece is whole, an error, or visibly cut.
+// A streamed response is complete, an error, or cut off such that the client notices.
 func TestStreams(t *testing.T) {
 	var log bytes.Buffer
 	server := streams(t, &log)
@@ -107,8 +107,8 @@ func TestStreams(t *testing.T) {
 	require.Contains(t, log.String(), "the disk is gone")
 }
 
-// A service's own limit and names.
-func TestOwnLimits(t *testing.T) {
+// A service may have its own limit of the body and its own code of internal errors.
+func TestServiceLimits(t *testing.T) {
 	server := streams(t, io.Discard)
 	ask := func(method, path, host, origin, body string) int {
 		r, err := http.NewRequest(method, server.URL+path, strings.NewReader(body))

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reserved is a reservation that a goroutine has asked for.
+// reserved is the result of a reservation in another goroutine.
 type reserved struct {
 	release func()
 	err     error
@@ -45,8 +45,8 @@ func ended(t *testing.T, r <-chan reserved) reserved {
 	}
 }
 
-// soon returns a reservation, which must be made or refused without waiting.
-func soon(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
+// reserveNow returns a reservation, which must be made or refused without waiting.
+func reserveNow(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
@@ -58,15 +58,15 @@ func soon(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
 // number of times; then later messages wait until it has its bytes.
 func TestSmallMessagesPassALargeOne(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
-	first, ok := soon(t, b, maxLarge-MaxMessage+1)
+	first, ok := reserveNow(t, b, maxLarge-MaxMessage+1)
 	require.True(t, ok)
 	large := b.waits(t, t.Context(), MaxMessage)
 	for n := range maxPasses {
-		release, ok := soon(t, b, small+1)
+		release, ok := reserveNow(t, b, small+1)
 		require.True(t, ok, "message %d fits", n)
 		release()
 	}
-	_, ok = soon(t, b, small+1)
+	_, ok = reserveNow(t, b, small+1)
 	require.False(t, ok, "one message more would delay the large one")
 	later := b.waits(t, t.Context(), small+1)
 	first()
@@ -81,9 +81,9 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 
 // When the call of a large message that may not be passed any more ends, the messages behind it get their bytes at
 // once.
-func TestACanceledReservationAdmitsThoseBehindIt(t *testing.T) {
+func TestCanceledReservationAdmitsTheNext(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
-	first, ok := soon(t, b, maxLarge-1000)
+	first, ok := reserveNow(t, b, maxLarge-1000)
 	require.True(t, ok)
 	ctx, cancel := context.WithCancel(t.Context())
 	large := b.waits(t, ctx, MaxMessage)

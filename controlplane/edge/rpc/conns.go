@@ -35,7 +35,7 @@ func (c *conn) Close() error {
 // lose releases all bytes of a flow whose connection is closed. Later releases by gRPC are ignored.
 func (f *flow) lose() {
 	f.lost = true
-	f.free(f.held)
+	f.free(f.buffered)
 }
 
 // connKey returns a map key for a connection: its remote and local address.
@@ -50,22 +50,22 @@ func connOf(ctx context.Context) string {
 	return connKey(p.Addr, p.LocalAddr)
 }
 
-// counted registers the connections that the embedded credentials accept with s.
-type counted struct {
+// connCounter registers the connections that the embedded credentials accept with s.
+type connCounter struct {
 	credentials.TransportCredentials
 	s *Streams
 }
 
-// counting wraps the credentials of a listener; nil means plaintext.
-func counting(c credentials.TransportCredentials, s *Streams) credentials.TransportCredentials {
+// countConns wraps the credentials of a listener; nil means plaintext.
+func countConns(c credentials.TransportCredentials, s *Streams) credentials.TransportCredentials {
 	if c == nil {
 		c = insecure.NewCredentials()
 	}
-	return counted{c, s}
+	return connCounter{c, s}
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (c counted) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c connCounter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return secure, info, err
@@ -78,6 +78,6 @@ func (c counted) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 }
 
 // Clone implements credentials.TransportCredentials.
-func (c counted) Clone() credentials.TransportCredentials {
-	return counted{c.TransportCredentials.Clone(), c.s}
+func (c connCounter) Clone() credentials.TransportCredentials {
+	return connCounter{c.TransportCredentials.Clone(), c.s}
 }

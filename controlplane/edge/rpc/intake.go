@@ -125,14 +125,14 @@ type Intake struct {
 	time    time.Duration // ReceiveTime, less in tests
 
 	// methods holds the registered methods. Calls of other methods are not metered, because gRPC answers them itself.
-	methods  map[string]bool
-	meters   sync.Map // of *meter by net.Addr
-	judged   *budget  // calls while admit runs; separate, so that unauthenticated callers do not keep out callers with a credential
-	unproven *budget
-	proven   *budget
-	foreign  *budget
-	conns    *budget
-	refusals *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
+	methods   map[string]bool
+	meters    sync.Map // of *meter by net.Addr
+	admitting *budget  // calls while admit runs; separate, so that unauthenticated callers do not keep out callers with a credential
+	unproven  *budget
+	proven    *budget
+	foreign   *budget
+	conns     *budget
+	refusals  *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
 }
 
 // NewIntake returns an Intake for one server that allows the given number of streams per connection. admit decides by
@@ -141,7 +141,7 @@ type Intake struct {
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
-		judged: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxUnprovenLargeOf),
+		admitting: newBudget(maxUnproven, maxUnprovenOf, 0), unproven: newBudget(maxUnproven, maxUnprovenOf, maxUnprovenLargeOf),
 		proven: newBudget(maxProven, maxProvenOf, maxLargeOf), foreign: newBudget(maxProven, maxProven, math.MaxInt),
 		conns: newBudget(maxConns, maxConnsOf, 0), refusals: delay.New(refusalLimits),
 	}
@@ -234,7 +234,7 @@ type receiver struct {
 func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
-		return nil, status.Error(codes.Internal, "the call's connection is not metered")
+		return nil, status.Error(codes.Internal, "the connection of the call is not registered")
 	}
 	return &receiver{intake: i, method: method, call: c, from: Network(ctx), begin: time.Now()}, nil
 }
@@ -264,15 +264,15 @@ func networkOf(from net.Addr) netip.Addr {
 }
 
 // admits calls the Intake's admit function and returns its context. If the message is incomplete, the call counts
-// against the budget r.intake.judged meanwhile.
+// against the budget r.intake.admitting meanwhile.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			admitted, err = ctx, fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	if !r.call.arrived(many) {
-		leave, err := r.intake.judged.enter(r.from, "")
+	if !r.call.hasNext(many) {
+		leave, err := r.intake.admitting.enter(r.from, "")
 		if err != nil {
 			return ctx, err
 		}
@@ -311,7 +311,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 		if length, ready := r.call.poll(small, many); ready {
 			return length, nil
 		}
-		if !counted && (!many || r.call.begun()) {
+		if !counted && (!many || r.call.hasPart()) {
 			leave, err := r.budget().enter(r.from, r.Holder)
 			if err != nil {
 				return 0, err

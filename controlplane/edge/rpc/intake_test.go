@@ -229,7 +229,7 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 }
 
 // Calls with an unauthenticated token, which everybody can get, have the limits of calls without a token.
-func TestUnprovenTokensAreStrangers(t *testing.T) {
+func TestUnauthenticatedTokensHaveTheLimitsOfNone(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
 	authorization := []string{"authorization", "Bearer unproven"}
@@ -251,19 +251,19 @@ func TestUnprovenTokensAreStrangers(t *testing.T) {
 }
 
 // When unauthenticated callers have as many unfinished calls as they may, callers with a credential are still served.
-func TestStrangersKeepOutNobodyWithACredential(t *testing.T) {
+func TestUnauthenticatedCallsDoNotBlockAuthenticatedOnes(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	s.intake.unproven.mu.Lock()
 	s.intake.unproven.calls = 1
 	s.intake.unproven.mu.Unlock()
-	stranger, tenant := connect(t, address), connect(t, address)
-	begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5])
+	anonymous, tenant := connect(t, address), connect(t, address)
+	begin(t, anonymous, issue, rpctest.Message([]byte("x"))[:5])
 	require.Eventually(t, func() bool {
 		s.intake.unproven.mu.Lock()
 		defer s.intake.unproven.mu.Unlock()
 		return s.intake.unproven.all.calls == 1
 	}, patience, time.Millisecond)
-	ends(t, stranger, begin(t, stranger, issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "1 unfinished calls")
+	ends(t, anonymous, begin(t, anonymous, issue, rpctest.Message([]byte("x"))[:5]), codes.ResourceExhausted, "1 unfinished calls")
 	call := begin(t, tenant, getVM, nil, "authorization", "Bearer good")
 	require.Eventually(t, func() bool { return !s.intake.proven.idle() }, patience, time.Millisecond)
 	require.NoError(t, tenant.Data(call, true, rpctest.Message(nil), nil))
@@ -285,25 +285,25 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 
 // Foreign calls of unauthenticated callers count against the budget of such callers, so that one address cannot use up
 // the budget of foreign calls. Callers with a credential, or on loopback, have a budget without a share for an address.
-func TestForeignCallsOfStrangers(t *testing.T) {
+func TestUnauthenticatedPassthroughCalls(t *testing.T) {
 	i := NewIntake(1, nil)
 	from := netip.MustParseAddr("192.0.2.1")
-	stranger := &receiver{intake: i, from: from, Admission: Admission{Foreign: true}}
+	anonymous := &receiver{intake: i, from: from, Admission: Admission{Foreign: true}}
 	known := &receiver{intake: i, from: from, Admission: Admission{Foreign: true, Proven: true}}
 	for range maxUnprovenOf {
-		_, err := stranger.budget().enter(from, "")
+		_, err := anonymous.budget().enter(from, "")
 		require.NoError(t, err)
 	}
-	_, err := stranger.budget().enter(from, "")
+	_, err := anonymous.budget().enter(from, "")
 	require.ErrorContains(t, err, "512 unfinished calls from one address")
-	_, err = stranger.budget().reserve(t.Context(), from, "", maxLarge/4)
+	_, err = anonymous.budget().reserve(t.Context(), from, "", maxLarge/4)
 	require.NoError(t, err)
-	_, err = stranger.budget().reserve(t.Context(), from, "", 1)
+	_, err = anonymous.budget().reserve(t.Context(), from, "", 1)
 	require.ErrorContains(t, err, "16777216 bytes of unfinished messages from one address")
 	other := netip.MustParseAddr("192.0.2.2")
-	_, err = stranger.budget().enter(other, "")
+	_, err = anonymous.budget().enter(other, "")
 	require.NoError(t, err)
-	_, err = stranger.budget().reserve(t.Context(), other, "", maxLarge/4)
+	_, err = anonymous.budget().reserve(t.Context(), other, "", maxLarge/4)
 	require.NoError(t, err)
 
 	for range maxProven {
@@ -383,7 +383,7 @@ func TestFrames(t *testing.T) {
 }
 
 // A meter removes a call that has ended, however it ended, and the intake removes a meter whose connection is closed.
-func TestMetersForget(t *testing.T) {
+func TestMeterRemovesEndedCalls(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
 	for range 2 * MaxStreams {

@@ -297,15 +297,15 @@ func (c *call) poll(small int, many bool) (length int, ready bool) {
 	return 0, false
 }
 
-// arrived reports whether poll would return a message that has arrived as a whole, or the end.
-func (c *call) arrived(many bool) bool {
+// hasNext reports whether poll would return a message that has arrived as a whole, or the end.
+func (c *call) hasNext(many bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended || many && c.whole > 0
 }
 
-// begun reports whether part of a message has arrived.
-func (c *call) begun() bool {
+// hasPart reports whether part of a message has arrived.
+func (c *call) hasPart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.length >= 0

@@ -12,7 +12,7 @@ import (
 
 // A client that fills the meter's buffer with calls and does not read makes gRPC close the connection (keepalive) while
 // frames are buffered. gRPC's reader takes those afterwards, and closes the connection only once.
-func TestAClosedMeterIsForgotten(t *testing.T) {
+func TestClosedMeterIsRemoved(t *testing.T) {
 	i := NewIntake(1, nil)
 	server, client := net.Pipe()
 	var sent bytes.Buffer

@@ -24,17 +24,18 @@ var openServices = []string{
 	reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName,
 }
 
-type provenKey struct{}
+type authenticatedKey struct{}
 
-// proven returns the caller whose token prove has verified, or nil.
-func proven(ctx context.Context) *cloud.Caller {
-	c, _ := ctx.Value(provenKey{}).(*cloud.Caller)
+// authenticatedCaller returns the caller whose token prove has verified, or nil.
+func authenticatedCaller(ctx context.Context) *cloud.Caller {
+	c, _ := ctx.Value(authenticatedKey{}).(*cloud.Caller)
 	return c
 }
 
-// prove is the admit function of an Intake: it admits a call by its headers and the certificate of its connection.
-func (e *edge) prove(ctx context.Context, method string) (context.Context, Admission, error) {
-	if g := e.opts.Guest; g != nil && strings.HasPrefix(method, g.Prefix) {
+// authenticate is the admit function of an Intake: it admits a call by its headers and the certificate of its
+// connection.
+func (e *edge) authenticate(ctx context.Context, method string) (context.Context, Admission, error) {
+	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(method, g.Prefix) {
 		ctx, known, err := g.Admit(ctx, method)
 		return ctx, Admission{Foreign: true, Proven: known, Limit: e.max(g.MaxMessage)}, err
 	}
@@ -43,7 +44,7 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	if e.opts.Certified {
-		holder, err := certified(ctx)
+		holder, err := certificateKey(ctx)
 		return ctx, Admission{Proven: true, Holder: holder, Limit: e.max(MaxMessage), Most: true}, err
 	}
 	a := Admission{Proven: true, Limit: e.max(MaxPlain)}
@@ -56,17 +57,17 @@ func (e *edge) prove(ctx context.Context, method string) (context.Context, Admis
 		if ctx, err = e.verify(ctx); err != nil {
 			return ctx, a, err
 		}
-		caller = proven(ctx)
+		caller = authenticatedCaller(ctx)
 	}
-	if !caller.Proven() { // everybody can get an unauthenticated token
+	if !caller.Authenticated() { // everybody can get an unauthenticated token
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)
 	return ctx, a, nil
 }
 
-// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns the
-// user if there is no org.
+// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns
+// the user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)
@@ -100,12 +101,12 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	if err != nil {
 		return ctx, err
 	}
-	return context.WithValue(ctx, provenKey{}, caller), nil
+	return context.WithValue(ctx, authenticatedKey{}, caller), nil
 }
 
-// certified returns the public key of the client certificate of a call's connection, and Unauthenticated if there is no
-// certificate. The TLS handshake has verified the certificate.
-func certified(ctx context.Context) (holder string, err error) {
+// certificateKey returns the public key of the client certificate of a call's connection, and Unauthenticated if there
+// is no certificate. The TLS handshake has verified the certificate.
+func certificateKey(ctx context.Context) (holder string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
 			return "host " + string(t.State.PeerCertificates[0].RawSubjectPublicKeyInfo), nil

@@ -10,7 +10,7 @@
 //
 // Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do
 // not read (unsent.go). SendMsg of such a stream waits until the client has taken the earlier messages. A handler that
-// passes a Late to SendMsg has its message encoded only after this wait.
+// passes a Lazy to SendMsg has its message encoded only after this wait.
 package rpc
 
 import (
@@ -81,16 +81,16 @@ type Options struct {
 	// MaxMessage is the limit of a message in bytes. 0 means the limits for tenants: MaxPlain, and MaxMessage for image
 	// parts.
 	MaxMessage int
-	// Guest serves the methods of another protocol, such as etcd's, on the same port. Optional.
-	Guest *Guest
+	// Passthrough serves the methods of another protocol, such as etcd's, on the same port. Optional.
+	Passthrough *Passthrough
 	// Streams counts the streams of callers with tokens. All servers of a member share one. If it is nil, the server
 	// makes its own.
 	Streams *Streams
 }
 
-// Guest configures the services of another protocol, with its own errors, metadata and callers. The interceptors of
-// this package do not handle calls of these services; only the metrics count them.
-type Guest struct {
+// Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors
+// of this package do not handle calls of these services; only the metrics count them.
+type Passthrough struct {
 	// Prefix is the common prefix of the full names of the methods.
 	Prefix string
 	// Admit admits or refuses a call by its headers, before its message is read. The interceptors below make the same
@@ -118,10 +118,10 @@ func New(opts Options) (*Server, *health.Server) {
 			e.opts.Streams = NewStreams()
 		}
 		e.checks = auth.NewRechecker(opts.Verifier)
-		opts.Credentials = counting(opts.Credentials, e.opts.Streams)
+		opts.Credentials = countConns(opts.Credentials, e.opts.Streams)
 	}
-	if opts.Guest != nil && opts.Guest.Streams != nil {
-		opts.Credentials = opts.Guest.Streams.Credentials(opts.Credentials)
+	if opts.Passthrough != nil && opts.Passthrough.Streams != nil {
+		opts.Credentials = opts.Passthrough.Streams.Credentials(opts.Credentials)
 	}
 	unary := []grpc.UnaryServerInterceptor{opts.Metrics.UnaryServerInterceptor(), e.unary}
 	stream := []grpc.StreamServerInterceptor{opts.Metrics.StreamServerInterceptor(), e.stream}
@@ -135,7 +135,7 @@ func New(opts Options) (*Server, *health.Server) {
 	}
 	var in *Intake
 	if opts.Public || opts.Certified {
-		in = NewIntake(MaxStreams, e.prove)
+		in = NewIntake(MaxStreams, e.authenticate)
 		settings = append(settings, in.Settings(opts.Credentials)...)
 	} else if opts.Credentials != nil {
 		settings = append(settings, grpc.Creds(opts.Credentials))
@@ -170,8 +170,8 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var caller *cloud.Caller
 	switch header := md.Get("authorization"); {
-	case proven(ctx) != nil:
-		caller = proven(ctx)
+	case authenticatedCaller(ctx) != nil:
+		caller = authenticatedCaller(ctx)
 	case e.opts.CallerOf != nil:
 		c, err := e.opts.CallerOf(ctx)
 		if err != nil {
@@ -215,7 +215,7 @@ func RequestID(ctx context.Context) string {
 const uploadPart = "/vmcontroller.v1.ImageService/UploadImagePart"
 
 func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if g := e.opts.Guest; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
+	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
 		return g.Unary(ctx, req, info, handler)
 	}
 	ctx, cancel := context.WithTimeout(ctx, MaxUnary)
@@ -236,7 +236,7 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		e.report(ctx, caller, info.FullMethod, err)
 		return nil, e.failure(id, info.FullMethod, err)
 	}
-	auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
+	auth.ReportSuccess(e.opts.Audit, caller, auth.Method(info.FullMethod))
 	return resp, nil
 }
 
@@ -247,7 +247,7 @@ func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, 
 		f = fault.New(fault.Internal, "internal error")
 	}
 	if e.opts.Public && auth.Open[auth.Method(method)] == "" {
-		auth.Report(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), Address(ctx))
+		auth.ReportFailure(e.opts.Audit, caller, auth.Method(method), f, RequestID(ctx), Address(ctx))
 	}
 }
 
@@ -265,7 +265,7 @@ func Address(ctx context.Context) string {
 }
 
 func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if g := e.opts.Guest; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
+	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(info.FullMethod, g.Prefix) {
 		return g.Stream(srv, ss, info, handler)
 	}
 	ctx, id := name(ss.Context())
@@ -278,12 +278,12 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 		if caller = auth.CallerOf(ctx); e.opts.Verifier == nil {
 			return nil, handler(srv, &stream{ServerStream: ss, ctx: ctx})
 		}
-		return nil, e.bounded(ctx, ss, func(ss grpc.ServerStream) error { return handler(srv, ss) })
+		return nil, e.limitStream(ctx, ss, func(ss grpc.ServerStream) error { return handler(srv, ss) })
 	})
 	if err != nil {
 		e.report(ctx, caller, info.FullMethod, err)
 	} else {
-		auth.Carried(e.opts.Audit, caller, auth.Method(info.FullMethod))
+		auth.ReportSuccess(e.opts.Audit, caller, auth.Method(info.FullMethod))
 	}
 	return e.failure(id, info.FullMethod, err)
 }
@@ -333,7 +333,7 @@ func (e *edge) failure(id, method string, err error) error {
 	s, _ := status.FromError(err)
 	switch {
 	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
-		return Status(fault.New(fault.Canceled, "the caller hung up")).Err()
+		return Status(fault.New(fault.Canceled, "the caller canceled the call")).Err()
 	case errors.Is(err, context.DeadlineExceeded), s.Code() == codes.DeadlineExceeded:
 		return Status(fault.New(fault.DeadlineExceeded, "the call was not finished in time")).Err()
 	}

@@ -31,7 +31,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// handlers answer as a test says.
+// handlers implements the services with functions of the test.
 type handlers struct {
 	vmv1.UnimplementedVmServiceServer
 	vmv1.UnimplementedImageServiceServer
@@ -53,7 +53,7 @@ func (h *handlers) UploadImagePart(_ context.Context, in *vmv1.UploadImagePartRe
 	return &vmv1.UploadImagePartResponse{CommittedSizeBytes: uint64(len(in.GetBody()))}, nil
 }
 
-// verifier knows one token, and one that is good once; another one breaks it.
+// verifier accepts one token always and one once, and fails for any other.
 type verifier struct{ asked *atomic.Int64 }
 
 func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -101,7 +101,7 @@ func with(t *testing.T, pairs ...string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), pairs...)
 }
 
-// What a handler returns, and what its caller reads: over a unary call and over a stream alike.
+// The errors of handlers and the gRPC statuses that callers get, for unary calls and for streams.
 func TestErrors(t *testing.T) {
 	inner := status.Error(codes.Unavailable, "dial tcp 127.0.0.2:2380: secret")
 	for _, c := range []struct {
@@ -126,7 +126,7 @@ func TestErrors(t *testing.T) {
 		{name: "another program's status", err: fmt.Errorf("call member 2: %w", inner), code: codes.Internal, message: "internal error, request ", reason: "INTERNAL", logged: true},
 		{name: "another program's deadline", err: fmt.Errorf("call: %w", status.Error(codes.DeadlineExceeded, "secret")), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
 		{name: "a deadline", err: fmt.Errorf("read: %w", context.DeadlineExceeded), code: codes.DeadlineExceeded, message: "not finished in time", reason: "DEADLINE_EXCEEDED"},
-		{name: "hung up", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "hung up", reason: "CANCELLED"},
+		{name: "hung up", err: fmt.Errorf("read: %w", context.Canceled), code: codes.Canceled, message: "canceled the call", reason: "CANCELLED"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conn, log := serve(t, &handlers{get: func(context.Context) error { return c.err }})
@@ -177,7 +177,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A panic is one call's failure, wherever it happens.
+// A panic fails one call with an internal error, in a handler of either kind.
 func TestPanics(t *testing.T) {
 	conn, log := serve(t, &handlers{get: func(context.Context) error { panic("secret of the handler") }})
 	vms := vmv1.NewVmServiceClient(conn)
@@ -196,7 +196,7 @@ func TestPanics(t *testing.T) {
 	require.Contains(t, log.String(), "secret of the verifier")
 }
 
-// Only image parts may be larger than 1.5 MiB, and they at most 16.
+// Messages are limited to 1.5 MiB, and those with image parts to 16 MiB.
 func TestMessageSizes(t *testing.T) {
 	conn, _ := serve(t, &handlers{get: func(context.Context) error { return nil }})
 	vms, images := vmv1.NewVmServiceClient(conn), vmv1.NewImageServiceClient(conn)
@@ -229,7 +229,7 @@ func TestMessageSizes(t *testing.T) {
 	}
 }
 
-// Who the handler sees, and until when it may work.
+// The handler gets the verified caller and the call's deadline.
 func TestCallers(t *testing.T) {
 	var seen *cloud.Caller
 	var deadline time.Duration
@@ -270,7 +270,7 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// Health and reflection are open to whoever asks.
+// Health and reflection require no token.
 func TestHealthAndReflection(t *testing.T) {
 	conn, _ := serve(t, &handlers{})
 	h, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
@@ -301,9 +301,9 @@ func TestBodyHash(t *testing.T) {
 	require.NotEqual(t, BodyHash(labels("a")), BodyHash(labels("b")))
 }
 
-// Another protocol's methods have their own errors, and nothing of ours.
-func TestGuestsKeepToThemselves(t *testing.T) {
-	guest := &Guest{
+// Methods of another protocol have that protocol's errors, and no request IDs or error details of Trivet.
+func TestPassthroughServices(t *testing.T) {
+	guest := &Passthrough{
 		Prefix: "/vmcontroller.v1.VmService/", MaxMessage: MaxPlain,
 		Admit: func(ctx context.Context, _ string) (context.Context, bool, error) { return ctx, true, nil },
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -316,7 +316,7 @@ func TestGuestsKeepToThemselves(t *testing.T) {
 			return handler(srv, ss)
 		},
 	}
-	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Guest: guest})
+	s, _ := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true, Passthrough: guest})
 	h := &handlers{get: func(context.Context) error { return status.Error(codes.OutOfRange, "its own words") }}
 	vmv1.RegisterVmServiceServer(s, h)
 	l := bufconn.Listen(1 << 20)
@@ -341,8 +341,8 @@ func TestGuestsKeepToThemselves(t *testing.T) {
 	require.Equal(t, codes.OutOfRange, status.Code(err))
 }
 
-// A stream ends when the token that opened it does, and says so; with a good one it goes on.
-func TestAStreamEndsWithItsToken(t *testing.T) {
+// A stream ends with an error when its token becomes invalid, and continues while the token is valid.
+func TestStreamEndsWithItsToken(t *testing.T) {
 	for token, code := range map[string]codes.Code{"once": codes.Unauthenticated, "good": codes.Aborted} {
 		t.Run(token, func(t *testing.T) {
 			h := &handlers{get: func(ctx context.Context) error {

@@ -23,7 +23,7 @@ const (
 	// MaxOrgStreams bounds all projects of an org together, since an org can create many projects.
 	MaxOrgStreams = 1024
 	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. It does not apply to
-	// operators (Caller.Governs), so that they can work on a member that tenants have filled.
+	// operators (Caller.IsCloudAdmin), so that they can work on a member that tenants have filled.
 	MaxMemberStreams = 8192
 	// MaxOpenStreams bounds the streams of unauthenticated callers: health, reflection, and calls that will be refused.
 	// MaxAddressStreams bounds such streams from one IPv4 address or one IPv6 /64 network.
@@ -66,14 +66,14 @@ func (s scope) full() error {
 
 // callerScopes returns the scopes that count a stream when it is opened, before its request is read.
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
-	if c == nil || !c.Proven() {
+	if c == nil || !c.Authenticated() {
 		return []scope{
 			{"address", Network(ctx).String(), MaxAddressStreams},
 			{"all unauthenticated callers together", "", MaxOpenStreams},
 		}
 	}
 	scopes := []scope{{"principal", string(c.User), MaxPrincipalStreams}}
-	if !c.Governs() {
+	if !c.IsCloudAdmin() {
 		scopes = append(scopes, scope{"all tenants together", "", MaxMemberStreams})
 	}
 	return scopes
@@ -105,8 +105,8 @@ func (s *Streams) take(scopes []scope) error {
 	return nil
 }
 
-// giveBack counts one stream less in each of scopes.
-func (s *Streams) giveBack(scopes []scope) {
+// releaseScopes counts one stream less in each of scopes.
+func (s *Streams) releaseScopes(scopes []scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range scopes {
@@ -123,14 +123,14 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// bounded counts a stream for its caller and its tenant, and runs it until it returns or its token becomes invalid.
-func (e *edge) bounded(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
+// limitStream counts a stream for its caller and its tenant, and runs it until it returns or its token becomes invalid.
+func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
 	s := e.opts.Streams
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))
 	if err := s.take(scopes); err != nil {
 		return err
 	}
-	defer func() { s.giveBack(scopes) }()
+	defer func() { s.releaseScopes(scopes) }()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	f := s.newFlow(ctx, end)

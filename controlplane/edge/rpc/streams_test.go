@@ -29,7 +29,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens verifies tokens that say who holds them: user/org/project, or admin.
+// tokens verifies tokens of the form user/org/project, or admin.
 type tokens struct {
 	verified atomic.Int64
 	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
@@ -71,7 +71,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 		return err
 	}
 	for n := 0; n == 0 || in.GetVmId() != "one"; n++ {
-		err := s.SendMsg(Late(func() (*Encoded, error) {
+		err := s.SendMsg(Lazy(func() (*Encoded, error) {
 			h.made.Add(1)
 			return Encode(&vmv1.VmEvent{VmId: fmt.Sprint(n), Vm: &vmv1.VirtualMachine{Name: strings.Repeat("x", h.bytes)}})
 		}))
@@ -83,7 +83,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 	return s.Context().Err()
 }
 
-// member is a server on loopback.
+// member is a gRPC server on loopback.
 type member struct {
 	t       *testing.T
 	address string
@@ -107,7 +107,7 @@ func newMember(t *testing.T, h vmv1.VmServiceServer) *member {
 	return m
 }
 
-// dial connects to the member; a stream takes 64 KiB that nobody reads.
+// dial connects to the member; a stream buffers 64 KiB unread bytes.
 func (m *member) dial() vmv1.VmServiceClient {
 	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
@@ -116,7 +116,7 @@ func (m *member) dial() vmv1.VmServiceClient {
 	return vmv1.NewVmServiceClient(conn)
 }
 
-// incomplete is the beginning of a message of a length: its prefix alone.
+// incomplete returns the prefix of a message of a given length, without the message.
 func incomplete(length uint32) []byte { return binary.BigEndian.AppendUint32([]byte{0}, length) }
 
 type watch = grpc.ServerStreamingClient[vmv1.VmEvent]
@@ -136,7 +136,7 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
-	ctx, hangUp := context.WithCancel(t.Context())
+	ctx, cancelCall := context.WithCancel(t.Context())
 	open := func(token string) error {
 		if clients[token] == nil {
 			clients[token] = m.dial()
@@ -172,7 +172,7 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.NoError(t, open("user-9/rival/lab"), "another org's")
 	require.Equal(t, 1, m.streams.open(scope{"principal", "user-9", MaxPrincipalStreams}), "a refused stream is not counted")
 
-	hangUp()
+	cancelCall()
 	require.Eventually(t, func() bool {
 		m.streams.mu.Lock()
 		defer m.streams.mu.Unlock()
@@ -200,8 +200,8 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 		require.ErrorContains(t, err, "all tenants together have 8192 streams open")
 	}
 	require.NoError(t, s.take(callerScopes(t.Context(), admin)))
-	for _, stranger := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
-		require.NoError(t, s.take(callerScopes(t.Context(), stranger)))
+	for _, caller := range []*cloud.Caller{nil, {User: "ada", Proof: cloud.ProofNone}} {
+		require.NoError(t, s.take(callerScopes(t.Context(), caller)))
 	}
 	s = NewStreams()
 	from := func(i int) []scope {
@@ -215,7 +215,7 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 }
 
 // The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
-func TestStreamsOfStrangersAreBounded(t *testing.T) {
+func TestUnauthenticatedStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	conn := dial(t, m.address)
 	health, vms := healthv1.NewHealthClient(conn), vmv1.NewVmServiceClient(conn)
@@ -241,7 +241,7 @@ func TestStreamsOfStrangersAreBounded(t *testing.T) {
 }
 
 // A stream ends with its token also while its request is incomplete, and the server reads no more of the request then.
-func TestAnUnfinishedStreamEndsWithItsToken(t *testing.T) {
+func TestUnfinishedStreamEndsWithItsToken(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	m.server.intake.time = time.Hour
 	r := connect(t, m.address)
@@ -270,14 +270,14 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	ada := scope{"principal", "ada", MaxPrincipalStreams}
 	seen := func() bool { return who.Load() != nil }
 
-	ctx, hangUp := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
+	ctx, cancelCall := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer ada/acme/web"))
 	var calls sync.WaitGroup
 	calls.Go(func() { c.GetVm(ctx, &vmv1.GetVmRequest{}) })
 	require.Eventually(t, seen, patience, time.Millisecond)
 	require.Equal(t, cloud.UserID("ada"), who.Load().User)
 	require.Equal(t, int64(1), m.tokens.forCalls.Load())
 	require.Zero(t, m.streams.open(ada), "a unary call does not count as a stream")
-	hangUp()
+	cancelCall()
 	calls.Wait()
 
 	who.Store(nil)
@@ -332,8 +332,8 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	require.Equal(t, n, ended)
 }
 
-// A stream that waits for its client ends with its token, and what it held is counted until the connection is closed.
-func TestAStuckStreamEndsWithItsToken(t *testing.T) {
+// A stream that waits for its client ends with its token. Its unread bytes are counted until the connection is closed.
+func TestBlockedStreamEndsWithItsToken(t *testing.T) {
 	h := &sender{bytes: 1 << 20}
 	m := newMember(t, h)
 	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStaticStreamWindowSize(64<<10))
@@ -351,8 +351,8 @@ func TestAStuckStreamEndsWithItsToken(t *testing.T) {
 
 func (m *member) used() int64 { return m.streams.Unsent() }
 
-// However many streams a token opens, it is verified once for all of them, and all end with it.
-func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
+// All streams of one token share one verification, and all end when the token becomes invalid.
+func TestTokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
 	const n = 100
@@ -375,9 +375,9 @@ func TestATokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// TestAStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
+// TestStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
 // streams end, those of a user with another role go on.
-func TestAStreamEndsWithItsRole(t *testing.T) {
+func TestStreamEndsWithItsRole(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -400,28 +400,28 @@ func TestAStreamEndsWithItsRole(t *testing.T) {
 	require.NoError(t, admin.CloseSend())
 }
 
-// A message that cannot be made fails its stream with the reason, and leaves nothing counted.
-func TestALateMessageFails(t *testing.T) {
+// A Lazy that returns an error ends its stream with that error, and its bytes are no longer counted.
+func TestLazyMessageFails(t *testing.T) {
 	s := NewStreams()
 	_, end := context.WithCancelCause(t.Context())
 	f := s.newFlow(t.Context(), end)
 	broken := errors.New("broken")
-	require.ErrorIs(t, (&stream{ctx: t.Context(), flow: f}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
-	require.ErrorIs(t, (&stream{ctx: t.Context()}).SendMsg(Late(func() (*Encoded, error) { return nil, broken })), broken)
+	require.ErrorIs(t, (&stream{ctx: t.Context(), flow: f}).SendMsg(Lazy(func() (*Encoded, error) { return nil, broken })), broken)
+	require.ErrorIs(t, (&stream{ctx: t.Context()}).SendMsg(Lazy(func() (*Encoded, error) { return nil, broken })), broken)
 	f.close()
 	require.Empty(t, s.unsent.flows)
 	require.Zero(t, s.unsent.all.used)
 }
 
-// If making a message panics, the stream that waits next may send: it does not wait for ever.
-func TestAPanicWhileMakingAMessageStopsNoOtherStream(t *testing.T) {
+// If a Lazy panics, the next waiting stream may send.
+func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())
 	defer end(nil)
 	full, first, second := s.newFlow(ctx, end), s.newFlow(ctx, end), s.newFlow(ctx, end)
 	full.hold(MaxOrgUnsent)
 	sent := make(chan error, 2)
-	send := func(f *flow, make Late) {
+	send := func(f *flow, make Lazy) {
 		defer func() {
 			if recover() != nil {
 				sent <- nil

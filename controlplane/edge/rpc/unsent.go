@@ -76,19 +76,19 @@ type flow struct {
 	slow error // for end when the client reads nothing; nil is a Fault
 
 	// Guarded by unsent.mu.
-	gate    *gate
-	conn    *conn
-	held    int64
-	since   time.Time     // when its client last took something, or when held became more than 0
-	drained chan struct{} // capacity 1: held has become at most streamUnsent
-	ended   bool          // by tidy
-	lost    bool          // its connection is closed: nothing is held
-	closed  bool          // the handler has returned
+	gate     *gate
+	conn     *conn
+	buffered int64
+	since    time.Time     // when its client last took something, or when held became more than 0
+	drained  chan struct{} // capacity 1: held has become at most streamUnsent
+	ended    bool          // by tidy
+	lost     bool          // its connection is closed: nothing is held
+	closed   bool          // the handler has returned
 }
 
-// strangers replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a gate
-// with the streams of operators, who act in no org. No org has such an ID.
-const strangers = "unauthenticated callers"
+// unauthenticated replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a
+// gate with the streams of operators, who act in no org. No org has such an ID.
+const unauthenticated = "unauthenticated callers"
 
 // Bound counts the bytes of ss that its client has not read, and returns a stream whose SendMsg waits like that of a
 // tenant's stream. All streams of one client share MaxOrgUnsent bytes. If the stream is ended because its client reads
@@ -112,7 +112,7 @@ func (s *Streams) Unsent() int64 {
 // Credentials wraps the credentials of a listener, so that s can track the connections of its streams. Nil means
 // plaintext.
 func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
-	return counting(c, s)
+	return countConns(c, s)
 }
 
 // Codec returns a server option that is required for streams that a Streams counts.
@@ -127,10 +127,10 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	if f.conn = s.conns[connOf(ctx)]; f.conn != nil {
 		f.conn.flows[f] = struct{}{}
 	}
-	if c := auth.CallerOf(ctx); c != nil && c.Proven() {
+	if c := auth.CallerOf(ctx); c != nil && c.Authenticated() {
 		f.join("")
 	} else {
-		f.join(strangers)
+		f.join(unauthenticated)
 	}
 	return f
 }
@@ -139,7 +139,7 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 func (f *flow) bind(org string) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
-	if f.held == 0 {
+	if f.buffered == 0 {
 		f.leave()
 		f.join(org)
 	}
@@ -172,7 +172,7 @@ func (f *flow) close() {
 
 // settle removes a closed flow that holds no more bytes.
 func (f *flow) settle() {
-	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.held > 0 {
+	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.buffered > 0 {
 		return
 	}
 	delete(f.s.unsent.flows, f)
@@ -191,7 +191,7 @@ func (f *flow) ready(ctx context.Context) error {
 	u := &f.s.unsent
 	for {
 		u.mu.Lock()
-		if f.held <= streamUnsent {
+		if f.buffered <= streamUnsent {
 			break
 		}
 		u.mu.Unlock()
@@ -209,7 +209,7 @@ func (f *flow) ready(ctx context.Context) error {
 		turn := make(chan struct{})
 		g.queue = append(g.queue, turn)
 		if u.timer == nil {
-			u.timer = time.AfterFunc(tidyEvery, f.s.tidy)
+			u.timer = time.AfterFunc(tidyEvery, f.s.endStalledStreams)
 		}
 		u.mu.Unlock()
 		select {
@@ -235,10 +235,10 @@ func (f *flow) hold(n int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if !f.lost && n > 0 {
-		if f.held == 0 {
+		if f.buffered == 0 {
 			f.since = time.Now()
 		}
-		f.held += n
+		f.buffered += n
 		f.gate.used += n
 		u.all.used += n
 	}
@@ -259,10 +259,10 @@ func (f *flow) release(n int64) {
 func (f *flow) free(n int64) {
 	u := &f.s.unsent
 	f.since = time.Now()
-	f.held -= n
+	f.buffered -= n
 	f.gate.used -= n
 	u.all.used -= n
-	if f.held <= streamUnsent {
+	if f.buffered <= streamUnsent {
 		select {
 		case f.drained <- struct{}{}:
 		default:
@@ -273,8 +273,9 @@ func (f *flow) free(n int64) {
 	f.settle()
 }
 
-// tidy ends the streams that have stalled for longest, until the bytes that they hold suffice for the waiting streams.
-func (s *Streams) tidy() {
+// endStalledStreams ends the streams that have stalled for longest, until the bytes that they hold suffice for the
+// waiting streams.
+func (s *Streams) endStalledStreams() {
 	u := &s.unsent
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -285,16 +286,16 @@ func (s *Streams) tidy() {
 	if u.timer = nil; !waiting {
 		return
 	}
-	u.timer = time.AfterFunc(tidyEvery, s.tidy)
+	u.timer = time.AfterFunc(tidyEvery, s.endStalledStreams)
 	now := time.Now()
 	var stalled []*flow
 	soon := map[*gate]int64{} // bytes that will be free when the ended streams are gone
 	for f := range u.flows {
 		switch {
 		case f.ended:
-			soon[f.gate] += f.held
-			soon[&u.all] += f.held
-		case f.held > 0 && now.Sub(f.since) >= stallTime:
+			soon[f.gate] += f.buffered
+			soon[&u.all] += f.buffered
+		case f.buffered > 0 && now.Sub(f.since) >= stallTime:
 			stalled = append(stalled, f)
 		}
 	}
@@ -302,8 +303,8 @@ func (s *Streams) tidy() {
 	for _, f := range stalled {
 		for _, g := range []*gate{f.gate, &u.all} {
 			if !f.ended && len(g.queue) > 0 && g.used-soon[g] >= g.most/2 {
-				soon[f.gate] += f.held
-				soon[&u.all] += f.held
+				soon[f.gate] += f.buffered
+				soon[&u.all] += f.buffered
 				f.stop()
 			}
 		}
@@ -324,7 +325,7 @@ func (f *flow) stop() {
 	time.AfterFunc(closeTime, func() {
 		f.s.mu.Lock()
 		c := f.conn
-		stuck := f.held > 0
+		stuck := f.buffered > 0
 		f.s.mu.Unlock()
 		if stuck && c != nil {
 			c.Close()
@@ -352,9 +353,9 @@ func (m *Encoded) Data() []byte { return m.data }
 // Size returns how many bytes of memory the message uses.
 func (m *Encoded) Size() int { return cap(m.data) }
 
-// Late makes a message when the client has read the earlier ones, so that a stream whose client does not read holds no
+// Lazy makes a message when the client has read the earlier ones, so that a stream whose client does not read holds no
 // further message. Pass it to SendMsg, which sends nothing if the returned message is nil.
-type Late func() (*Encoded, error)
+type Lazy func() (*Encoded, error)
 
 // outgoing is an encoded message that the codec passes to gRPC without copying.
 type outgoing struct{ buffer mem.Buffer }
@@ -375,7 +376,7 @@ func (c *charge) Put(*[]byte) { c.flow.release(c.n) }
 // SendMsg sends m once at most streamUnsent bytes of earlier messages are unsent.
 func (s *stream) SendMsg(m any) error {
 	if s.flow == nil {
-		if late, ok := m.(Late); ok {
+		if late, ok := m.(Lazy); ok {
 			e, err := late()
 			if err != nil || e == nil {
 				return err
@@ -392,7 +393,7 @@ func (s *stream) SendMsg(m any) error {
 		return err
 	}
 	if e == nil {
-		if _, late := m.(Late); late {
+		if _, late := m.(Lazy); late {
 			return nil
 		}
 		return s.ServerStream.SendMsg(m)
@@ -401,7 +402,7 @@ func (s *stream) SendMsg(m any) error {
 }
 
 // encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a
-// Late returned nil. The next waiting stream is admitted in every case, also if a Late panics.
+// Lazy returned nil. The next waiting stream is admitted in every case, also if a Lazy panics.
 func (f *flow) encode(m any) (*Encoded, error) {
 	var n int64
 	defer func() { f.hold(n) }()
@@ -415,7 +416,7 @@ func (f *flow) encode(m any) (*Encoded, error) {
 // encoded returns m encoded, or nil if the codec has to encode it.
 func encoded(m any) (*Encoded, error) {
 	switch m := m.(type) {
-	case Late:
+	case Lazy:
 		return m()
 	case proto.Message:
 		return Encode(m)

@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// unjudged is how long a stream continues while this member cannot verify its token, because it is cut off from the
-// others or has no leader.
-const unjudged = 10 * time.Second
+// maxUnverified is how long a stream continues while this member cannot verify its token, because it is cut off from
+// the others or has no leader.
+const maxUnverified = 10 * time.Second
 
 // whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no
 // longer authorized for the call. Call stop when the stream has ended.
@@ -27,8 +27,8 @@ func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (sto
 		if c.Err == nil {
 			verified = time.Now()
 		}
-		err := c.Again(ctx)
-		if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(verified) > unjudged {
+		err := c.Readmit(ctx)
+		if fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.PermissionDenied) || err != nil && time.Since(verified) > maxUnverified {
 			end(err)
 		}
 	}), nil

@@ -132,14 +132,14 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 	in := tar.NewReader(opened)
 	h, err := in.Next()
 	if err != nil {
-		return m, said(opened, err)
+		return m, decryptError(opened, err)
 	}
 	if h.Name != manifestName || h.Size > maxManifest {
 		return m, errors.New("the archive has no manifest")
 	}
 	text, err := io.ReadAll(in)
 	if err != nil {
-		return m, said(opened, err)
+		return m, decryptError(opened, err)
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, fmt.Errorf("read the archive's manifest: %w", err)
@@ -156,21 +156,21 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 			break
 		}
 		if err != nil {
-			return m, said(opened, err)
+			return m, decryptError(opened, err)
 		}
 		if err := extractFile(in, h, m, dir); err != nil {
-			return m, said(opened, err)
+			return m, decryptError(opened, err)
 		}
 	}
 	// tar stops at its end mark. The rest is read, too, to verify that the last piece is there.
 	if _, err := io.Copy(io.Discard, opened); err != nil {
-		return m, said(opened, err)
+		return m, decryptError(opened, err)
 	}
 	return m, syncTree(dir)
 }
 
-// said returns the decryption error if there is one, otherwise err, the error of the tar reader.
-func said(o *opener, err error) error {
+// decryptError returns the decryption error if there is one, otherwise err, the error of the tar reader.
+func decryptError(o *opener, err error) error {
 	if o.err != nil && !errors.Is(o.err, io.EOF) {
 		return o.err
 	}

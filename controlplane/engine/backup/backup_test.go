@@ -18,7 +18,7 @@ func newKey() []byte {
 	return key
 }
 
-// archive is one of two groups, of which one takes several pieces.
+// archive returns an archive of two groups, one of which takes several pieces, and the content of its files.
 func archive(t *testing.T, key []byte) (text, large []byte) {
 	dir := t.TempDir()
 	large = make([]byte, 3*pieceLen+17)
@@ -34,7 +34,7 @@ func archive(t *testing.T, key []byte) (text, large []byte) {
 	return out.Bytes(), large
 }
 
-func TestThereAndBack(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	key := newKey()
 	text, large := archive(t, key)
 	require.NotContains(t, string(text), "hello")
@@ -54,8 +54,8 @@ func TestThereAndBack(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// However an archive is broken, the error says it and nobody takes it for whole.
-func TestBroken(t *testing.T) {
+// Extract returns an error for an archive that is truncated, changed or extended at any place.
+func TestDamagedArchiveIsRefused(t *testing.T) {
 	key := newKey()
 	text, _ := archive(t, key)
 	extract := func(text []byte, key []byte) error {
@@ -78,7 +78,7 @@ func TestBroken(t *testing.T) {
 	changed[head-1] ^= 1 // of the salt
 	require.ErrorContains(t, extract(changed, key), "is damaged, or was changed")
 
-	// Two pieces change places; one is left out; the last is repeated.
+	// Two pieces are swapped, one is left out, the last one is repeated.
 	size := 4 + pieceLen + 16
 	first, second, rest := text[head:head+size], text[head+size:head+2*size], text[head+2*size:]
 	require.ErrorContains(t, extract(slices.Concat(text[:head], second, first, rest), key), "is damaged, or was changed")
@@ -86,8 +86,8 @@ func TestBroken(t *testing.T) {
 	require.ErrorContains(t, extract(slices.Concat(text[:head], first), key), "is cut short")
 }
 
-// What an archive names must stay below the directory, and below a group.
-func TestNamesStayInside(t *testing.T) {
+// Extract refuses an archive with a file name that would lead outside the target directory or outside a group.
+func TestFileNamesOutsideTheGroupAreRefused(t *testing.T) {
 	key := newKey()
 	for _, name := range []string{"../x", "kv/../../x", "/x", "other/x", "kv"} {
 		dir := t.TempDir()

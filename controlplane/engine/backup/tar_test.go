@@ -5,11 +5,11 @@ import (
 	"io"
 )
 
-type forged struct{ w *tar.Writer }
+type forgedTar struct{ w *tar.Writer }
 
-func newTar(w io.Writer) forged { return forged{tar.NewWriter(w)} }
+func newTar(w io.Writer) forgedTar { return forgedTar{tar.NewWriter(w)} }
 
-func (f forged) file(name string, body []byte) error {
+func (f forgedTar) file(name string, body []byte) error {
 	if err := f.w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(body))}); err != nil {
 		return err
 	}
@@ -17,4 +17,4 @@ func (f forged) file(name string, body []byte) error {
 	return err
 }
 
-func (f forged) close() error { return f.w.Close() }
+func (f forgedTar) close() error { return f.w.Close() }

@@ -46,7 +46,8 @@ type Options struct {
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last warning.
+	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last
+	// warning.
 	seen   [sha256.Size]byte
 	warned time.Time
 }
@@ -63,7 +64,7 @@ func Open(opts Options) (*Pair, error) {
 	}
 	c, err := parse(cert, key)
 	if err != nil {
-		return nil, p.named(err)
+		return nil, p.withPaths(err)
 	}
 	p.seen = sum(cert, key, nil)
 	p.current.Store(c)
@@ -83,8 +84,10 @@ func (p *Pair) Config(protocols ...string) *tls.Config {
 // Leaf returns the current certificate.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// named adds the paths of both files to an error.
-func (p *Pair) named(err error) error { return fmt.Errorf("%s, %s: %w", p.opts.Cert, p.opts.Key, err) }
+// withPaths adds the paths of both files to an error.
+func (p *Pair) withPaths(err error) error {
+	return fmt.Errorf("%s, %s: %w", p.opts.Cert, p.opts.Key, err)
+}
 
 // read returns the content of both files.
 func (p *Pair) read() (cert, key []byte, err error) {
@@ -153,11 +156,11 @@ func parse(cert, key []byte) (*tls.Certificate, error) {
 	return &c, nil
 }
 
-// dated returns an error if now is outside the validity period of the certificate.
-func dated(leaf *x509.Certificate, now time.Time) error {
+// checkValidity returns an error if now is outside the validity period of the certificate.
+func checkValidity(leaf *x509.Certificate, now time.Time) error {
 	switch {
 	case now.Before(leaf.NotBefore):
-		return fmt.Errorf("the certificate is not good before %s", leaf.NotBefore.Format(time.RFC3339))
+		return fmt.Errorf("the certificate is not valid before %s", leaf.NotBefore.Format(time.RFC3339))
 	case now.After(leaf.NotAfter):
 		return fmt.Errorf("the certificate has expired on %s", leaf.NotAfter.Format(time.RFC3339))
 	}

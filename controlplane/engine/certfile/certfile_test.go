@@ -27,42 +27,42 @@ import (
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// desk is a pair in files, with a clock and a log that tests hold in their hands.
-type desk struct {
+// fixture is a Pair with its files, a clock and a log buffer.
+type fixture struct {
 	t         *testing.T
 	cert, key string
 	now       time.Time
-	log       lines
+	log       logBuffer
 	serial    int64
 	pair      *Pair
 }
 
-type lines struct {
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
-// said is what was logged since the last time.
-func (l *lines) said() string {
+// drain returns the log output since the last call.
+func (l *logBuffer) drain() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer l.text.Reset()
 	return l.text.String()
 }
 
-func newDesk(t *testing.T) *desk {
+func newFixture(t *testing.T) *fixture {
 	dir := t.TempDir()
-	return &desk{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
+	return &fixture{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
 }
 
-// issue makes a certificate, signed by itself, and its key.
-func (d *desk) issue(change ...func(*x509.Certificate)) (cert, key string) {
+// issue returns a self-signed certificate and its key.
+func (d *fixture) issue(change ...func(*x509.Certificate)) (cert, key string) {
 	d.serial++
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(d.serial), NotBefore: d.now.Add(-time.Hour), NotAfter: d.now.Add(90 * 24 * time.Hour),
@@ -80,38 +80,38 @@ func (d *desk) issue(change ...func(*x509.Certificate)) (cert, key string) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
-func (d *desk) write(path, text string) {
+func (d *fixture) write(path, text string) {
 	require.NoError(d.t, os.WriteFile(path+".new", []byte(text), 0o600))
 	require.NoError(d.t, os.Rename(path+".new", path))
 }
 
-func (d *desk) open() error {
+func (d *fixture) open() error {
 	var err error
 	d.pair, err = Open(Options{Cert: d.cert, Key: d.key, Log: slog.New(slog.NewTextHandler(&d.log, nil)), Now: func() time.Time { return d.now }})
 	return err
 }
 
-// opened is a pair that is open.
-func opened(t *testing.T) *desk {
-	d := newDesk(t)
+// openFixture returns a fixture whose Pair is open.
+func openFixture(t *testing.T) *fixture {
+	d := newFixture(t)
 	cert, key := d.issue()
 	d.write(d.cert, cert)
 	d.write(d.key, key)
 	require.NoError(t, d.open())
-	require.Empty(t, d.log.said())
+	require.Empty(t, d.log.drain())
 	return d
 }
 
-// shift puts a certificate into the files that was good, or will be, by this time from now.
-func (d *desk) shift(by time.Duration) {
+// shift writes a certificate whose validity period is moved by a duration.
+func (d *fixture) shift(by time.Duration) {
 	cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) })
 	d.write(d.cert, cert)
 	d.write(d.key, key)
 	d.pair.look()
 }
 
-// shown is the serial of the certificate that a client is shown.
-func (d *desk) shown() int64 {
+// servedSerial returns the serial number of the certificate that clients get.
+func (d *fixture) servedSerial() int64 {
 	here, there := net.Pipe()
 	defer here.Close()
 	done := make(chan struct{})
@@ -124,10 +124,10 @@ func (d *desk) shown() int64 {
 	return serial
 }
 
-func TestAPairIsSwappedInHalves(t *testing.T) {
+func TestReplacedOneFileAtATime(t *testing.T) {
 	for _, certFirst := range []bool{true, false} {
-		d := opened(t)
-		require.EqualValues(t, 1, d.shown())
+		d := openFixture(t)
+		require.EqualValues(t, 1, d.servedSerial())
 		cert, key := d.issue()
 		halves := [][2]string{{d.cert, cert}, {d.key, key}}
 		if !certFirst {
@@ -135,60 +135,61 @@ func TestAPairIsSwappedInHalves(t *testing.T) {
 		}
 		d.write(halves[0][0], halves[0][1])
 		d.pair.look()
-		require.EqualValues(t, 1, d.shown(), "one half is no pair")
-		require.Contains(t, d.log.said(), "the one before goes on")
+		require.EqualValues(t, 1, d.servedSerial(), "one half is no pair")
+		require.Contains(t, d.log.drain(), "the previous one stays in use")
 		d.pair.look()
-		require.Empty(t, d.log.said(), "it is said once")
+		require.Empty(t, d.log.drain(), "it is said once")
 		d.write(halves[1][0], halves[1][1])
 		d.pair.look()
-		require.EqualValues(t, 2, d.shown())
-		require.Contains(t, d.log.said(), "using a certificate")
+		require.EqualValues(t, 2, d.servedSerial())
+		require.Contains(t, d.log.drain(), "using a certificate")
 		d.pair.look()
-		require.Empty(t, d.log.said())
+		require.Empty(t, d.log.drain())
 	}
 }
 
-// What is not good is refused with a reason, whether it is there from the start or comes later; then the old pair goes on.
-func TestBadPairs(t *testing.T) {
+// Open refuses an invalid pair with the reason. A pair that becomes invalid later is logged, and the previous pair
+// stays in use.
+func TestInvalidPairsAreRefused(t *testing.T) {
 	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
 	}
-	for says, spoil := range map[string]func(d *desk){
-		"read certificate: open":            func(d *desk) { require.NoError(d.t, os.Remove(d.cert)) },
-		"read key of the certificate: open": func(d *desk) { require.NoError(d.t, os.Remove(d.key)) },
-		"is not a file": func(d *desk) {
+	for says, spoil := range map[string]func(d *fixture){
+		"read certificate: open":            func(d *fixture) { require.NoError(d.t, os.Remove(d.cert)) },
+		"read key of the certificate: open": func(d *fixture) { require.NoError(d.t, os.Remove(d.key)) },
+		"is not a file": func(d *fixture) {
 			require.NoError(d.t, os.Remove(d.cert))
 			require.NoError(d.t, os.Mkdir(d.cert, 0o700))
 		},
-		"chmod 600":              func(d *desk) { require.NoError(d.t, os.Chmod(d.key, 0o640)) },
-		"find any PEM data":      func(d *desk) { d.write(d.cert, "") },
-		"malformed certificate":  func(d *desk) { d.write(d.cert, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n") },
-		"in key input":           func(d *desk) { d.write(d.key, "half a k") },
-		"does not match":         func(d *desk) { _, key := d.issue(); d.write(d.key, key) },
-		"longer than":            func(d *desk) { d.write(d.cert, strings.Repeat("#", maxFile+1)) },
-		"belongs into the other": func(d *desk) { cert, key := d.issue(); d.write(d.cert, cert+key); d.write(d.key, key) },
-		"names no host": func(d *desk) {
+		"chmod 600":              func(d *fixture) { require.NoError(d.t, os.Chmod(d.key, 0o640)) },
+		"find any PEM data":      func(d *fixture) { d.write(d.cert, "") },
+		"malformed certificate":  func(d *fixture) { d.write(d.cert, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n") },
+		"in key input":           func(d *fixture) { d.write(d.key, "half a k") },
+		"does not match":         func(d *fixture) { _, key := d.issue(); d.write(d.key, key) },
+		"longer than":            func(d *fixture) { d.write(d.cert, strings.Repeat("#", maxFile+1)) },
+		"belongs into the other": func(d *fixture) { cert, key := d.issue(); d.write(d.cert, cert+key); d.write(d.key, key) },
+		"names no host": func(d *fixture) {
 			cert, key := d.issue(func(c *x509.Certificate) { c.DNSNames = nil })
 			d.write(d.cert, cert)
 			d.write(d.key, key)
 		},
-		"not for servers": func(d *desk) {
+		"not for servers": func(d *fixture) {
 			cert, key := d.issue(usage(x509.ExtKeyUsageClientAuth))
 			d.write(d.cert, cert)
 			d.write(d.key, key)
 		},
 	} {
 		t.Run(says, func(t *testing.T) {
-			d := opened(t)
+			d := openFixture(t)
 			spoil(d)
 			d.pair.look()
-			require.EqualValues(t, 1, d.shown())
-			said := d.log.said()
-			require.Contains(t, said, says)
-			require.NotContains(t, said, "BEGIN")
+			require.EqualValues(t, 1, d.servedSerial())
+			output := d.log.drain()
+			require.Contains(t, output, says)
+			require.NotContains(t, output, "BEGIN")
 			require.ErrorContains(t, d.open(), says)
 
-			// Mended, it counts.
+			// With its connection restored the member counts again.
 			require.NoError(t, os.RemoveAll(d.cert))
 			cert, key := d.issue(usage())
 			d.write(d.cert, cert)
@@ -198,8 +199,8 @@ func TestBadPairs(t *testing.T) {
 	}
 }
 
-func TestDates(t *testing.T) {
-	d := opened(t)
+func TestExpiryIsLogged(t *testing.T) {
+	d := openFixture(t)
 	day := 24 * time.Hour
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(d.pair)
@@ -209,43 +210,43 @@ func TestDates(t *testing.T) {
 
 	d.now = began.Add(75 * day)
 	d.pair.look()
-	require.Empty(t, d.log.said())
+	require.Empty(t, d.log.drain())
 	d.now = began.Add(77 * day)
 	d.pair.look()
-	require.Contains(t, d.log.said(), "about to expire")
+	require.Contains(t, d.log.drain(), "about to expire")
 	d.pair.look()
-	require.Empty(t, d.log.said(), "not at every look")
+	require.Empty(t, d.log.drain(), "not at every look")
 	d.now = d.now.Add(13 * time.Hour)
 	d.pair.look()
-	require.Contains(t, d.log.said(), "about to expire")
+	require.Contains(t, d.log.drain(), "about to expire")
 	d.now = began.Add(91 * day)
 	d.pair.look()
-	require.Contains(t, d.log.said(), "has expired")
-	require.EqualValues(t, 1, d.shown(), "there is no other")
+	require.Contains(t, d.log.drain(), "has expired")
+	require.EqualValues(t, 1, d.servedSerial(), "there is no other")
 	require.NoError(t, d.open(), "a member starts with it")
-	require.Contains(t, d.log.said(), "has expired")
+	require.Contains(t, d.log.drain(), "has expired")
 
 	// One that is over, or not yet good, does not replace another.
-	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not good before": 100 * day} {
+	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not valid before": 100 * day} {
 		d.shift(shift)
-		require.Contains(t, d.log.said(), says)
-		require.EqualValues(t, 1, d.shown())
+		require.Contains(t, d.log.drain(), says)
+		require.EqualValues(t, 1, d.servedSerial())
 	}
 	cert, key := d.issue(func(c *x509.Certificate) { c.NotAfter = d.now.Add(10 * time.Hour) })
 	d.write(d.cert, cert)
 	d.write(d.key, key)
 	d.pair.look()
-	said := d.log.said()
-	require.Contains(t, said, "using a certificate")
-	require.NotContains(t, said, "about to expire", "one of a short life is not about to end from its first day")
+	output := d.log.drain()
+	require.Contains(t, output, "using a certificate")
+	require.NotContains(t, output, "about to expire", "one of a short life is not about to end from its first day")
 	d.now = d.now.Add(9 * time.Hour)
 	d.pair.look()
-	require.Contains(t, d.log.said(), "about to expire")
+	require.Contains(t, d.log.drain(), "about to expire")
 }
 
-// A connection that stands is not touched by a new pair; a hurry is heeded at once.
-func TestHurry(t *testing.T) {
-	d := opened(t)
+// A signal reloads the files at once. Established connections keep the old certificate.
+func TestSignalReloads(t *testing.T) {
+	d := openFixture(t)
 	hurry := make(chan os.Signal) // unbuffered: a second one is taken after the first look
 	ctx, done := t.Context(), make(chan struct{})
 	go func() { defer close(done); d.pair.Run(ctx, hurry) }()
@@ -271,12 +272,12 @@ func TestHurry(t *testing.T) {
 	d.write(d.key, key)
 	hurry <- syscall.SIGHUP
 	hurry <- syscall.SIGHUP
-	require.EqualValues(t, 2, d.shown())
+	require.EqualValues(t, 2, d.servedSerial())
 	echo()
 }
 
 func TestOldVersionsAreRefused(t *testing.T) {
-	d := opened(t)
+	d := openFixture(t)
 	for version, works := range map[uint16]bool{tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
 		here, there := net.Pipe()
 		done := make(chan struct{})

@@ -12,8 +12,9 @@ import (
 const (
 	// Every is the interval at which the files are polled.
 	Every = 5 * time.Second
-	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed 30
-	// days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last fifth.
+	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed
+	// 30 days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last
+	// fifth.
 	warnBefore = 14 * 24 * time.Hour
 	// warnEvery is the interval between two such warnings.
 	warnEvery = 12 * time.Hour
@@ -49,7 +50,7 @@ func (p *Pair) look() {
 		err = p.take(cert, key)
 	}
 	if err != nil {
-		p.opts.Log.Warn("the new certificate is not used, the one before goes on", "err", err, "until", p.Leaf().NotAfter)
+		p.opts.Log.Warn("the new certificate is not used; the previous one stays in use", "err", err, "until", p.Leaf().NotAfter)
 		return
 	}
 	leaf := p.Leaf()
@@ -60,10 +61,10 @@ func (p *Pair) look() {
 func (p *Pair) take(cert, key []byte) error {
 	c, err := parse(cert, key)
 	if err == nil && !mutant.On(mutant.UnfitCertificate) {
-		err = dated(c.Leaf, p.opts.Now())
+		err = checkValidity(c.Leaf, p.opts.Now())
 	}
 	if err != nil {
-		return p.named(err)
+		return p.withPaths(err)
 	}
 	p.current.Store(c)
 	return nil
@@ -73,13 +74,13 @@ func (p *Pair) take(cert, key []byte) error {
 func (p *Pair) warn() {
 	leaf, now := p.Leaf(), p.opts.Now()
 	left := leaf.NotAfter.Sub(now)
-	err := dated(leaf, now)
+	err := checkValidity(leaf, now)
 	if err == nil && left > min(warnBefore, leaf.NotAfter.Sub(leaf.NotBefore)/5) || now.Sub(p.warned).Abs() < warnEvery {
 		return
 	}
 	p.warned = now
 	if err != nil {
-		p.opts.Log.Error("clients will refuse the certificate of tenants' ports: renew it", "err", p.named(err))
+		p.opts.Log.Error("clients will refuse the certificate of tenants' ports: renew it", "err", p.withPaths(err))
 		return
 	}
 	p.opts.Log.Warn("the certificate of tenants' ports is about to expire: renew it", "file", p.opts.Cert, "until", leaf.NotAfter, "left", left.Round(time.Minute))

@@ -55,8 +55,8 @@ const (
 	keepFor = time.Minute
 	// lately is how long a response counts. In that time two clocks drift apart by less than a tenth of a second.
 	lately = 10 * time.Minute
-	// sayEvery is the pause between two equal log messages.
-	sayEvery = time.Minute
+	// logEvery is the pause between two equal log messages.
+	logEvery = time.Minute
 )
 
 // Peers calls the other members.
@@ -79,10 +79,10 @@ type Options struct {
 
 // Clock provides the time of one member. It is safe for concurrent use.
 type Clock struct {
-	opts    Options
-	started time.Time
-	desc    *prometheus.Desc
-	teller  teller
+	opts       Options
+	started    time.Time
+	desc       *prometheus.Desc
+	skewLogger skewLogger
 
 	mu    sync.RWMutex
 	peers Peers
@@ -92,12 +92,12 @@ type Clock struct {
 	known         bool
 	apart         time.Duration
 	// members is the number of members in the last round, including this one.
-	members int
-	answers map[uint64]answer
+	members  int
+	readings map[uint64]reading
 }
 
-// answer is a reading of another member's clock.
-type answer struct {
+// reading is a reading of another member's clock.
+type reading struct {
 	// ahead is the other clock, in Unix time, minus Elapsed of this member.
 	ahead time.Duration
 	// at is when the response arrived, in Elapsed.
@@ -108,7 +108,7 @@ type answer struct {
 
 // better reports whether a replaces the previous reading. A previous reading with a shorter round trip is kept while it
 // is younger than keepFor and does not contradict a.
-func (a answer) better(before answer) bool {
+func (a reading) better(before reading) bool {
 	if before.trip >= a.trip || a.at-before.at > keepFor {
 		return true
 	}
@@ -126,7 +126,7 @@ func New(opts Options) *Clock {
 	}
 	started := opts.Wall().Add(-opts.Elapsed())
 	return &Clock{
-		opts: opts, started: started, right: time.Duration(started.UnixNano()), answers: map[uint64]answer{}, teller: teller{log: opts.Log},
+		opts: opts, started: started, right: time.Duration(started.UnixNano()), readings: map[uint64]reading{}, skewLogger: skewLogger{log: opts.Log},
 		desc: prometheus.NewDesc("trivet_clock_skew_seconds", "How far this member's clock is ahead of the others'; absent while that is not known.", nil, nil),
 	}
 }
@@ -178,13 +178,13 @@ func (c *Clock) Skew() (offset time.Duration, known bool) {
 	return own - c.median, true
 }
 
-// judge computes the result of a round from the recent responses.
-func (c *Clock) judge() {
+// updateOffset computes the result of a round from the recent responses.
+func (c *Clock) updateOffset() {
 	own, now := c.own(c.opts.Wall()), c.opts.Elapsed()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var others []time.Duration
-	for _, a := range c.answers {
+	for _, a := range c.readings {
 		if now-a.at <= lately {
 			others = append(others, a.ahead)
 		}
@@ -206,7 +206,7 @@ func (c *Clock) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	return binary.BigEndian.AppendUint64(nil, uint64(c.opts.Wall().UnixNano())), nil
 }
 
-var errTooSlow = errors.New("the answer took too long to say what time it is")
+var errTooSlow = errors.New("the response took too long to contain a usable time")
 
 // ask requests the time of one member and stores the reading.
 func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
@@ -219,16 +219,16 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	case err != nil:
 		return err
 	case len(body) != 8:
-		return fmt.Errorf("the clock of member %d says %d bytes, want 8", member, len(body))
+		return fmt.Errorf("the time of member %d has %d bytes, want 8", member, len(body))
 	case heard-asked > mostTrip:
 		return errTooSlow
 	}
-	said := time.Duration(binary.BigEndian.Uint64(body))
+	theirs := time.Duration(binary.BigEndian.Uint64(body))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := answer{ahead: said - (asked+heard)/2, at: heard, trip: heard - asked}
-	if before, ok := c.answers[member]; !ok || a.better(before) {
-		c.answers[member] = a
+	a := reading{ahead: theirs - (asked+heard)/2, at: heard, trip: heard - asked}
+	if before, ok := c.readings[member]; !ok || a.better(before) {
+		c.readings[member] = a
 	}
 	return nil
 }
@@ -239,9 +239,9 @@ func (c *Clock) round(ctx context.Context) {
 	peers := c.peers
 	members := peers.Members()
 	c.members = len(members) + 1
-	for id := range c.answers {
+	for id := range c.readings {
 		if _, still := members[id]; !still {
-			delete(c.answers, id)
+			delete(c.readings, id)
 		}
 	}
 	c.mu.Unlock()
@@ -251,14 +251,14 @@ func (c *Clock) round(ctx context.Context) {
 		work.Go(func() { _ = c.ask(ctx, peers, id) })
 	}
 	work.Wait()
-	c.judge()
+	c.updateOffset()
 }
 
 // Run compares the clocks periodically until ctx ends.
 func (c *Clock) Run(ctx context.Context) {
 	for pause := askAtFirst; ctx.Err() == nil; pause = min(2*pause, askEvery) {
 		c.round(ctx)
-		c.say()
+		c.logResult()
 		if _, known := c.Skew(); known {
 			pause = askEvery
 		}
@@ -269,17 +269,17 @@ func (c *Clock) Run(ctx context.Context) {
 	}
 }
 
-// say logs the result of the last round.
-func (c *Clock) say() {
+// logResult logs the result of the last round.
+func (c *Clock) logResult() {
 	skew, known := c.Skew()
 	c.mu.RLock()
 	apart := c.apart
 	c.mu.RUnlock()
 	switch {
 	case known:
-		c.teller.tell(c.opts.Elapsed(), skew)
+		c.skewLogger.report(c.opts.Elapsed(), skew)
 	case apart > 0:
-		c.teller.doubt(c.opts.Elapsed(), apart)
+		c.skewLogger.reportUnknown(c.opts.Elapsed(), apart)
 	}
 }
 

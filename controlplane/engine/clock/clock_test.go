@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The median finds the odd one out, and says nothing when nobody can.
+// offset finds the clock that differs from the majority, and reports known=false if there is no majority.
 func TestOffset(t *testing.T) {
 	const s, m = time.Second, time.Minute
 	for _, c := range []struct {
@@ -53,32 +53,33 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// hall is members that hear each other's clocks, in a bubble of virtual time.
-type hall struct {
+// testCluster is a set of members that read each other's clocks, in a synctest bubble.
+type testCluster struct {
 	t      *testing.T
 	clocks map[uint64]*Clock
-	logs   map[uint64]*paper
+	logs   map[uint64]*logBuffer
 
-	// mu guards what follows where a clock runs meanwhile.
+	// mu guards the following fields while a clock runs.
 	mu    sync.Mutex
 	ahead map[uint64]time.Duration
-	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach nobody.
+	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach
+	// nobody.
 	trip time.Duration
-	// back is how much longer an answer takes.
+	// back is the additional delay of responses.
 	back time.Duration
 	cut  map[uint64]bool
 	old  map[uint64]bool
 	lies map[uint64][]byte
 }
 
-func newHall(t *testing.T, members int) *hall {
-	h := &hall{
-		t: t, clocks: map[uint64]*Clock{}, ahead: map[uint64]time.Duration{}, logs: map[uint64]*paper{}, trip: time.Millisecond,
+func newTestCluster(t *testing.T, members int) *testCluster {
+	h := &testCluster{
+		t: t, clocks: map[uint64]*Clock{}, ahead: map[uint64]time.Duration{}, logs: map[uint64]*logBuffer{}, trip: time.Millisecond,
 		cut: map[uint64]bool{}, old: map[uint64]bool{}, lies: map[uint64][]byte{},
 	}
 	for id := range uint64(members) {
 		id++
-		h.logs[id] = &paper{}
+		h.logs[id] = &logBuffer{}
 		h.clocks[id] = New(Options{
 			Log: slog.New(slog.NewTextHandler(h.logs[id], nil)),
 			Wall: func() time.Time {
@@ -87,38 +88,38 @@ func newHall(t *testing.T, members int) *hall {
 				return time.Now().Add(h.ahead[id]).Round(0)
 			},
 		})
-		h.clocks[id].Attach(seat{h, id})
+		h.clocks[id].Attach(testPeers{h, id})
 	}
 	return h
 }
 
-// paper is what is logged.
-type paper struct {
+// logBuffer collects log output.
+type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (p *paper) Write(b []byte) (int, error) {
+func (p *logBuffer) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.text.Write(b)
 }
 
-// take is what was written since it was last taken.
-func (p *paper) take() string {
+// take returns the output since the last call.
+func (p *logBuffer) take() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer p.text.Reset()
 	return p.text.String()
 }
 
-// seat is a member's way to the others.
-type seat struct {
-	h  *hall
+// testPeers implements Peers for one member of a testCluster.
+type testPeers struct {
+	h  *testCluster
 	id uint64
 }
 
-func (s seat) Members() map[uint64]string {
+func (s testPeers) Members() map[uint64]string {
 	out := map[uint64]string{}
 	for id := range s.h.clocks {
 		if id != s.id {
@@ -128,7 +129,7 @@ func (s seat) Members() map[uint64]string {
 	return out
 }
 
-func (s seat) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
+func (s testPeers) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	s.h.mu.Lock()
 	away := s.h.cut[member] || s.h.cut[s.id]
 	s.h.mu.Unlock()
@@ -159,27 +160,27 @@ func (s seat) Direct(ctx context.Context, member uint64, command string, body []
 	return answer, err
 }
 
-func (h *hall) round(ids ...uint64) {
+func (h *testCluster) round(ids ...uint64) {
 	for _, id := range ids {
 		h.clocks[id].round(h.t.Context())
 	}
 }
 
-func (h *hall) skew(id uint64, want time.Duration) {
+func (h *testCluster) skew(id uint64, want time.Duration) {
 	h.t.Helper()
 	got, known := h.clocks[id].Skew()
 	require.True(h.t, known)
 	require.InDelta(h.t, want.Seconds(), got.Seconds(), 0.01)
 }
 
-func (h *hall) unknown(id uint64) {
+func (h *testCluster) unknown(id uint64) {
 	h.t.Helper()
 	_, known := h.clocks[id].Skew()
 	require.False(h.t, known)
 }
 
-// gauge is what the metric says.
-func (h *hall) gauge(id uint64) (values []float64) {
+// gauge returns the values of the metric.
+func (h *testCluster) gauge(id uint64) (values []float64) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(h.clocks[id])
 	found, err := r.Gather()
@@ -193,10 +194,11 @@ func (h *hall) gauge(id uint64) (values []float64) {
 	return values
 }
 
-// A member whose clock is set wrong knows it at once, and gives the others' time; when it is set right, the same.
-func TestAWrongClockIsNoticedAtOnce(t *testing.T) {
+// A member whose wall clock is set wrong corrects Now in the next round, and stops correcting when the clock is set
+// right.
+func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.unknown(1)
 		h.round(1, 2, 3)
 		h.skew(1, 0)
@@ -218,10 +220,10 @@ func TestAWrongClockIsNoticedAtOnce(t *testing.T) {
 	})
 }
 
-// Two clocks that differ say nothing, unless the third was heard from lately.
-func TestTwoOfThree(t *testing.T) {
+// Two clocks that differ give no result unless a recent reading of the third is known.
+func TestTwoClocksGiveNoMajority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.cut[3] = true
 		h.round(1, 2)
 		h.skew(1, 0)
@@ -248,11 +250,11 @@ func TestTwoOfThree(t *testing.T) {
 	})
 }
 
-// Two clocks are set one after the other, so fast that a member hears of the first only what was true before: what was
-// right goes on until the others were asked again.
-func TestOneAfterTheOther(t *testing.T) {
+// Two clocks are set one after the other, before the member has new readings of both. The correct time stays in use
+// until the others were asked again.
+func TestClocksSetOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.round(1, 2, 3)
 		h.ahead[2] = 10 * time.Minute
 		h.round(1, 3)
@@ -265,10 +267,10 @@ func TestOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// A member that is alone goes by its clock, whoever sets it.
-func TestAlone(t *testing.T) {
+// A member without peers uses its own wall clock, even if that is changed.
+func TestSingleMemberUsesItsOwnClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 1)
+		h := newTestCluster(t, 1)
 		h.round(1)
 		for _, ahead := range []time.Duration{10 * time.Minute, -time.Hour} {
 			h.ahead[1] = ahead
@@ -278,10 +280,11 @@ func TestAlone(t *testing.T) {
 	})
 }
 
-// Members that are too old to say, too slow, or say something else do not count, and those that are none any more neither.
-func TestWhoDoesNotCount(t *testing.T) {
+// Responses that are too slow, malformed or from a version without the command are ignored, and so are readings of
+// removed members.
+func TestInvalidReadingsAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.old[2], h.old[3] = true, true
 		h.round(1)
 		h.unknown(1)
@@ -305,14 +308,15 @@ func TestWhoDoesNotCount(t *testing.T) {
 		delete(h.clocks, 3)
 		h.round(1)
 		h.unknown(1)
-		require.Empty(t, h.clocks[1].answers)
+		require.Empty(t, h.clocks[1].readings)
 	})
 }
 
-// The log says it once a minute at most, what to do, and when it is over; the gauge says it all the while.
-func TestWhatOperatorsSee(t *testing.T) {
+// A skew is logged at most once per minute, with the action to take, and once more when it is over. The metric always
+// shows it.
+func TestLogAndMetric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ended := make(chan struct{})
@@ -355,10 +359,10 @@ func TestWhatOperatorsSee(t *testing.T) {
 	})
 }
 
-// A slow answer does not spoil what a fast one has told, unless it tells something else.
-func TestSlowAnswers(t *testing.T) {
+// A reading with a long round trip replaces one with a short round trip only if the two contradict each other.
+func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.back = 900 * time.Millisecond
 		h.round(1)
 		got, _ := h.clocks[1].Skew()
@@ -384,12 +388,12 @@ func TestSlowAnswers(t *testing.T) {
 	})
 }
 
-// What travels is Unix time in nanoseconds.
-func TestAnswer(t *testing.T) {
+// A response contains Unix time in nanoseconds.
+func TestAnswerFormat(t *testing.T) {
 	at := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
 	c := New(Options{Log: slog.New(slog.DiscardHandler), Wall: func() time.Time { return at }})
 	body, err := c.Answer(t.Context(), 2, nil)
 	require.NoError(t, err)
 	require.Equal(t, at, time.Unix(0, int64(binary.BigEndian.Uint64(body))).UTC())
-	require.Empty(t, maps.Collect(maps.All(c.answers)))
+	require.Empty(t, maps.Collect(maps.All(c.readings)))
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A member that goes by its own clock whatever the others' say is noticed.
+// The tests fail with the mutant that ignores the other members' clocks.
 func TestMutantOwnClock(t *testing.T) {
 	mutant.Set(mutant.OwnClock)
 	defer mutant.Set("")
 	synctest.Test(t, func(t *testing.T) {
-		h := newHall(t, 3)
+		h := newTestCluster(t, 3)
 		h.round(1)
 		h.ahead[1] = 10 * time.Minute
 		require.Greater(t, time.Until(h.clocks[1].Now()), 9*time.Minute)
 	})
 }
 
-// What TRIVET_CLOCK names sets the clock, at once, and may be away.
+// The file that TRIVET_CLOCK names sets the offset of Wall at once. The file may be missing.
 func TestMutantWall(t *testing.T) {
 	dir := t.TempDir()
 	require.Zero(t, ahead(dir+"/none"))

@@ -52,7 +52,7 @@ func TestSealedSecretStaysWithItsName(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A renewed key is another cluster's that can read what the old one sealed.
+// A renewed key has another cluster ID and decrypts data that was sealed with the old key.
 func TestRenewed(t *testing.T) {
 	old := Generate()
 	sealed := old.Seal("token", []byte("secret"))

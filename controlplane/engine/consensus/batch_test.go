@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// proposeAny proposes without ids.
+// proposeAny proposes without IDs.
 func (m *member) proposeAny(data ...string) []*answer {
 	var out []*answer
 	for _, d := range data {
@@ -26,7 +26,7 @@ func (m *member) proposeAny(data ...string) []*answer {
 	return out
 }
 
-// What waits at the same time is one entry, and each is answered for itself.
+// Proposals that wait at the same time share one entry, and each gets its own result.
 func TestBatch(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
@@ -51,14 +51,14 @@ func TestBatch(t *testing.T) {
 	require.Zero(t, f.host.Status().Groups[0].Proposals)
 	require.Equal(t, 4, f.machine.wanted)
 	c.converge("a=1", "a=2", "a=3", "a=4")
-	// The log gives them back.
+	// Replaying the log restores them.
 	f.crash()
 	f.start()
 	c.tick(3)
 	require.Equal(t, []string{"a=1", "a=2", "a=3", "a=4"}, f.machine.Log)
 }
 
-// A batch is bounded, in size and in the time that its proposals may wait.
+// A batch is bounded in bytes, and in the time for which its proposals wait.
 func TestBatchBounds(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
@@ -93,8 +93,8 @@ func TestBatchBounds(t *testing.T) {
 
 func (m *member) storage() *raftlog.Log { return m.group.storage }
 
-// A batch that a leader could not commit goes to the next one as it is.
-func TestBatchSettlesWithTheNextTerm(t *testing.T) {
+// A batch that a deposed leader could not commit is forwarded to the next leader unchanged.
+func TestBatchIsProposedAgainInTheNextTerm(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
@@ -119,7 +119,7 @@ func TestBatchSettlesWithTheNextTerm(t *testing.T) {
 	}
 }
 
-// What is alike in a batch is in the log once.
+// A batch of similar proposals is stored compressed.
 func TestBatchIsCompressed(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
@@ -134,8 +134,8 @@ func TestBatchIsCompressed(t *testing.T) {
 	}
 }
 
-// Batches that are small in the log are decoded no more at a time than the limit allows.
-func TestBatchesAreDecodedInPieces(t *testing.T) {
+// Compressed batches are decoded in parts, each within the memory limit.
+func TestBatchesAreDecodedWithinTheLimit(t *testing.T) {
 	same := strings.Repeat("x", 1000)
 	data := message.NewBatch([16]byte{9}, 0)
 	for range 3 {

@@ -14,17 +14,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// null is a state machine that counts.
-type null struct{ index, term uint64 }
+// countingMachine is a StateMachine that stores only the applied position.
+type countingMachine struct{ index, term uint64 }
 
-func (m *null) Apply(entries []Entry) ([]any, error) {
+func (m *countingMachine) Apply(entries []Entry) ([]any, error) {
 	m.index, m.term = entries[len(entries)-1].Index, entries[len(entries)-1].Term
 	return make([]any, len(entries)), nil
 }
-func (m *null) Applied() (uint64, uint64)                         { return m.index, m.term }
-func (m *null) Flush() (uint64, error)                            { return m.index, nil }
-func (m *null) Checkpoint(string) (index, term uint64, err error) { return m.index, m.term, nil }
-func (m *null) Restore(string) error                              { return nil }
+func (m *countingMachine) Applied() (uint64, uint64) { return m.index, m.term }
+func (m *countingMachine) Flush() (uint64, error)    { return m.index, nil }
+func (m *countingMachine) Checkpoint(string) (index, term uint64, err error) {
+	return m.index, m.term, nil
+}
+func (m *countingMachine) Restore(string) error { return nil }
 
 // benchNet carries encoded envelopes in memory.
 type benchNet struct {
@@ -51,15 +53,15 @@ func openBench(b *testing.B, net *benchNet) map[uint64]*Host {
 			Log: slog.New(slog.DiscardHandler),
 		})
 		require.NoError(b, err)
-		_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &null{}})
+		_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &countingMachine{}})
 		require.NoError(b, err)
 		hosts[id+1] = h
 	}
 	return hosts
 }
 
-// BenchmarkTrio is the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and network in
-// memory: batch proposals are queued at a time.
+// BenchmarkTrio is the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and network
+// in memory: batch proposals are queued at a time.
 func BenchmarkTrio(b *testing.B) {
 	for _, batch := range []int{1, 10, 100, 1000} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {

@@ -11,9 +11,10 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChance lets packets be lost, repeated and reordered and members crash, pause and be cut off, and checks after every
-// step that nothing acknowledged is lost, that reads see it, that no term has two leaders and that all apply the same.
-func TestChance(t *testing.T) {
+// TestRandomFaults drops, repeats and reorders packets, and crashes, pauses and isolates members. After every step it
+// checks that no acknowledged proposal is lost, that reads see all of them, that a term has one leader, and that all
+// members apply the same entries.
+func TestRandomFaults(t *testing.T) {
 	seeds := 30
 	if testing.Short() {
 		seeds = 3
@@ -28,8 +29,8 @@ func TestChance(t *testing.T) {
 // chance returns how many proposals and reads were answered.
 func chance(t *testing.T, seed uint64, steps int) int {
 	c := newCluster(t, 3, byte(seed))
-	// Every third seed forwards, and every third packs what it forwards.
-	packs := seed%3 == 2
+	// Every third seed forwards proposals, and every third forwards them in batches.
+	batches := seed%3 == 2
 	c.forward = seed%3 > 0
 	c.limits.TailEntries = 5
 	c.limits.MessageBytes = 100
@@ -73,7 +74,7 @@ func chance(t *testing.T, seed uint64, steps int) int {
 		switch r := rng.IntN(100); {
 		case r < 2:
 			if m.up {
-				// Whether anything unsynced survives is the disk's choice.
+				// Unsynced data may or may not survive.
 				m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(2) * 50, RNG: rng}))
 			}
 		case r < 10:
@@ -89,7 +90,7 @@ func chance(t *testing.T, seed uint64, steps int) int {
 				p := fmt.Sprintf("%d.%d=%d", i, j, m.id)
 				proposals++
 				id := [16]byte{byte(i), byte(i >> 8), byte(j), byte(m.id)}
-				if packs {
+				if batches {
 					id = [16]byte{}
 				}
 				m.group.Propose(id, []byte(p), func(_ Result, err error) {
@@ -156,7 +157,7 @@ func chance(t *testing.T, seed uint64, steps int) int {
 	return len(acked) + reads
 }
 
-// deliverSome lets some packets arrive, in any order, some twice, some never.
+// deliverSome delivers some packets in random order, repeats some and drops some.
 func (c *cluster) deliverSome(rng *mathrand.Rand) {
 	rng.Shuffle(len(c.net), func(i, j int) { c.net[i], c.net[j] = c.net[j], c.net[i] })
 	now := c.net[:len(c.net)-len(c.net)*rng.IntN(4)/4]

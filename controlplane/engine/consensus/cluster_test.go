@@ -53,7 +53,7 @@ type member struct {
 	joins   bool // is not of the first configuration
 	host    *Host
 	group   *Group
-	machine *toy
+	machine *testMachine
 	leads   []Leadership
 	logged  bytes.Buffer
 	arrived int
@@ -62,7 +62,7 @@ type member struct {
 
 const testGroup = 7
 
-// newCluster makes members 1..n with empty disks, not started.
+// newCluster returns members 1..n with empty disks, not started.
 func newCluster(t testing.TB, n int, seed byte) *cluster {
 	c := &cluster{t: t, members: map[uint64]*member{}, seed: mathrand.NewChaCha8([32]byte{seed}), trace: io.Discard}
 	old := rand.Reader
@@ -80,7 +80,7 @@ func newCluster(t testing.TB, n int, seed byte) *cluster {
 	return c
 }
 
-// startCluster makes a cluster with a leader.
+// startCluster returns a running cluster with a leader.
 func startCluster(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	for _, id := range c.ids {
@@ -111,7 +111,7 @@ func (m *member) tryStart() error {
 	if m.disk == nil {
 		m.disk = m.fs
 	}
-	machine, err := openToy(m.disk, "/state")
+	machine, err := openTestMachine(m.disk, "/state")
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (m *member) tryStart() error {
 		return err
 	}
 	for i := range m.c.groups {
-		if _, err := h.AddGroup(GroupOptions{ID: testGroup + 1 + uint64(i), Name: "more", Machine: &null{}}); err != nil {
+		if _, err := h.AddGroup(GroupOptions{ID: testGroup + 1 + uint64(i), Name: "more", Machine: &countingMachine{}}); err != nil {
 			return errors.Join(err, h.Close())
 		}
 	}
@@ -138,7 +138,7 @@ func (m *member) tryStart() error {
 	return nil
 }
 
-// members is what the member is told of the first configuration.
+// members returns Options.Members of the member.
 func (m *member) members() []uint64 {
 	switch {
 	case m.joins:
@@ -149,7 +149,7 @@ func (m *member) members() []uint64 {
 	return m.c.ids
 }
 
-// stop is an orderly end.
+// stop closes the member's host in order.
 func (m *member) stop() {
 	if m.up {
 		m.up = false
@@ -157,7 +157,7 @@ func (m *member) stop() {
 	}
 }
 
-// crash ends the member; its disk keeps only what was synced.
+// crash ends the member; its disk keeps only synced data.
 func (m *member) crash() { m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{})) }
 
 func (m *member) crashTo(fs *vfs.MemFS) {
@@ -168,7 +168,7 @@ func (m *member) crashTo(fs *vfs.MemFS) {
 // wipe ends the member and empties its disk.
 func (m *member) wipe() { m.crashTo(vfs.NewCrashableMem()) }
 
-// settle lets hosts work and packets travel until nothing is left.
+// settle runs the hosts and delivers packets until none is left.
 func (c *cluster) settle() {
 	for i := 0; ; i++ {
 		require.Less(c.t, i, 10_000, "the cluster does not come to rest")
@@ -191,7 +191,7 @@ func (c *cluster) settle() {
 	}
 }
 
-// deliver empties the network.
+// deliver delivers all packets.
 func (c *cluster) deliver() {
 	net := c.net
 	c.net = nil
@@ -239,7 +239,7 @@ func (c *cluster) copyFiles(from vfs.FS, fromDir string, to vfs.FS, toDir string
 	}
 }
 
-// tick lets time pass for all, n times.
+// tick ticks every host n times.
 func (c *cluster) tick(n int) {
 	for range n {
 		for _, id := range c.ids {
@@ -251,7 +251,7 @@ func (c *cluster) tick(n int) {
 	}
 }
 
-// elect lets time pass until all members that are up, or only the given ones, agree on a leader that has committed an
+// elect ticks until all members that are up, or only the given ones, agree on a leader that has committed an
 // entry of its own.
 func (c *cluster) elect(among ...*member) *member {
 	c.settle()
@@ -306,7 +306,7 @@ func (c *cluster) others(m *member) []*member {
 	return out
 }
 
-// isolate loses everything from and to the members.
+// isolate drops all packets from and to the members.
 func (c *cluster) isolate(ms ...*member) {
 	c.drop = func(e message.Envelope) bool {
 		return slices.ContainsFunc(ms, func(m *member) bool { return m.id == e.From || m.id == e.To })
@@ -315,7 +315,7 @@ func (c *cluster) isolate(ms ...*member) {
 
 func (c *cluster) heal() { c.drop = nil }
 
-// answers collects what came back for a call.
+// answer collects the results of a call.
 type answer struct {
 	n      int
 	result Result
@@ -356,7 +356,7 @@ func (m *member) read() (*Read, *answer) {
 	}), a
 }
 
-// converge lets time pass and expects the same state on all members.
+// converge ticks and then expects the same state on all members.
 func (c *cluster) converge(want ...string) {
 	c.t.Helper()
 	c.tick(5)

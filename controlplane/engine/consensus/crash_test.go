@@ -13,11 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// camera takes the picture of a disk that a crash would leave just before the nth act that makes something durable.
-type camera struct {
-	fs    *vfs.MemFS
-	after atomic.Int64 // acts from which on it counts; 0: not yet
-	said  func() int   // what was acknowledged by then
+// crashPoint copies a disk, as a crash would leave it, just before the nth operation that makes data durable.
+type crashPoint struct {
+	fs       *vfs.MemFS
+	after    atomic.Int64 // acts from which on it counts; 0: not yet
+	ackedNow func() int   // what was acknowledged by then
 
 	mu      sync.Mutex
 	n       int64
@@ -25,9 +25,9 @@ type camera struct {
 	acked   int
 }
 
-func (c *camera) String() string { return "camera" }
+func (c *crashPoint) String() string { return "camera" }
 
-func (c *camera) MaybeError(op errorfs.Op) error {
+func (c *crashPoint) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename, errorfs.OpRemove:
 	default:
@@ -40,21 +40,21 @@ func (c *camera) MaybeError(op errorfs.Op) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n++; c.n == at {
-		c.acked = c.said()
+		c.acked = c.ackedNow()
 		c.picture = c.fs.CrashClone(vfs.CrashCloneCfg{})
 	}
 	return nil
 }
 
-func (c *camera) taken() (*vfs.MemFS, int) {
+func (c *crashPoint) image() (*vfs.MemFS, int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.picture, c.acked
 }
 
-// What was acknowledged survives a crash at any moment: before and after every sync, while the log is cut, while the
-// state is flushed.
-func TestCrashAnywhere(t *testing.T) {
+// Acknowledged proposals survive a crash before each sync, rename and removal, also while the log is truncated and
+// while the state is flushed.
+func TestCrashAtEverySync(t *testing.T) {
 	const proposals = 30
 	moments := 0
 	for at := int64(1); ; at++ {
@@ -62,9 +62,9 @@ func TestCrashAnywhere(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var acked atomic.Int64
 			fs := vfs.NewCrashableMem()
-			cam := &camera{fs: fs, said: func() int { return int(acked.Load()) }}
+			cam := &crashPoint{fs: fs, ackedNow: func() int { return int(acked.Load()) }}
 			cam.after.Store(at)
-			w := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}, tail: 8, disks: map[uint64]vfs.FS{1: errorfs.Wrap(fs, cam)}}
+			w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}, tail: 8, disks: map[uint64]vfs.FS{1: errorfs.Wrap(fs, cam)}}
 			w.start(t, 1, fs, RunnerOptions{})
 			w.lead(t)
 			for i := range proposals {
@@ -73,11 +73,11 @@ func TestCrashAnywhere(t *testing.T) {
 				acked.Add(1)
 			}
 			w.stop(t)
-			picture, before := cam.taken()
+			picture, before := cam.image()
 			if over = picture == nil; over {
 				return
 			}
-			again := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}, tail: 8}
+			again := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}, tail: 8}
 			m := again.start(t, 1, picture, RunnerOptions{})
 			require.NoError(t, m.ReadIndex(t.Context(), testGroup))
 			again.stop(t)
@@ -94,9 +94,9 @@ func TestCrashAnywhere(t *testing.T) {
 	require.Greater(t, moments, proposals, "every proposal has at least one")
 }
 
-// A member that crashes at any moment while it installs one snapshot, and then another one, comes back to what the others
-// have.
-func TestCrashInSnapshot(t *testing.T) {
+// A member that crashes at any point while it installs one snapshot and then another one recovers the state of the
+// other members.
+func TestCrashDuringSnapshots(t *testing.T) {
 	moments := 0
 	for at := int64(1); ; at++ {
 		over := false
@@ -121,7 +121,7 @@ func TestCrashInSnapshot(t *testing.T) {
 				defer w.mu.Unlock()
 				w.cut[f.id] = off || crashed
 			}
-			cam := &camera{fs: f.fs, said: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // nobody hears from it after that
+			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // its messages are dropped after that
 			start := func(fs *vfs.MemFS, disk vfs.FS) *runnerMember {
 				w.mu.Lock()
 				defer w.mu.Unlock()
@@ -132,7 +132,7 @@ func TestCrashInSnapshot(t *testing.T) {
 			cam.after.Store(at)
 			for range 2 {
 				err := back.ReadIndex(ctx, testGroup)
-				if picture, _ := cam.taken(); picture != nil {
+				if picture, _ := cam.image(); picture != nil {
 					break
 				}
 				require.NoError(t, err)
@@ -141,7 +141,7 @@ func TestCrashInSnapshot(t *testing.T) {
 				cut(false)
 			}
 			time.Sleep(3 * time.Second) // on the fake clock
-			picture, _ := cam.taken()
+			picture, _ := cam.image()
 			over = picture == nil
 			if over {
 				require.NoError(t, back.ReadIndex(ctx, testGroup))

@@ -69,9 +69,9 @@ func (h *Host) openDirIDs() error {
 	}
 	switch {
 	case d.Member != h.opts.ID:
-		return fmt.Errorf("this directory is of member %d, not of member %d", d.Member, h.opts.ID)
+		return fmt.Errorf("this data directory belongs to member %d, not to member %d", d.Member, h.opts.ID)
 	case len(d.Members) > 0 && len(h.opts.Members) > 0 && !slices.Equal(d.Members, h.opts.Members):
-		return fmt.Errorf("this directory was made for the members %d, not for %d", d.Members, h.opts.Members)
+		return fmt.Errorf("this data directory was created for the members %d, not for %d", d.Members, h.opts.Members)
 	}
 	h.dirIDs.own, h.dirIDs.vouched = d.ID, d.Vouched
 	h.opts.Members, h.dirIDs.joined = d.Members, len(d.Members) == 0
@@ -126,7 +126,7 @@ func (h *Host) requestDirIDs() {
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
-	case mutant.On(mutant.ForgetBirths):
+	case mutant.On(mutant.ForgetDirIDs):
 		known = 0
 		if e.Claim {
 			known = e.FromDirID
@@ -169,7 +169,7 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	if err := h.writeDirectory(); err != nil {
 		return h.fail(err)
 	}
-	h.opts.Log.Info("every member has recorded this new data directory; taking part")
+	h.opts.Log.Info("every member has recorded this new data directory; this member takes part now")
 	for _, g := range h.groups {
 		g.start()
 	}
@@ -182,7 +182,7 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 // addition yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
-	if mutant.On(mutant.ForgetBirths) {
+	if mutant.On(mutant.ForgetDirIDs) {
 		return d.vouched, nil
 	}
 	if !d.vouched || e.ToDirID != d.own && (e.ToDirID != 0 || d.joined) {
@@ -215,7 +215,7 @@ func (g *Group) accepts(e message.Envelope) (bool, error) {
 	}
 	if known != e.FromDirID && d.warned[e.From] != e.FromDirID {
 		d.warned[e.From] = e.FromDirID
-		h.opts.Log.Warn("dropping messages of a member whose directory is not the one known", "from", e.From)
+		h.opts.Log.Warn("dropping messages of a member whose data directory is not the recorded one", "from", e.From)
 	}
 	return known == e.FromDirID, nil
 }

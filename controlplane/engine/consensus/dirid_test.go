@@ -15,7 +15,7 @@ func wiped(m *member) bool {
 	return errors.As(m.host.Err(), &w) && w.Member == m.id
 }
 
-func TestFirstStartWaitsForAll(t *testing.T) {
+func TestFirstStartWaitsForAllMembers(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.members[1].start()
 	c.members[2].start()
@@ -26,7 +26,7 @@ func TestFirstStartWaitsForAll(t *testing.T) {
 		require.Equal(t, uint64(1), s.Groups[0].Term, "no part in elections before the third is there")
 		require.Empty(t, c.members[id].host.dirIDs.known, "and nothing to be remembered for")
 	}
-	// A directory that was a mistake is not held against member 2.
+	// A directory that was refused by mistake does not block member 2.
 	c.members[2].wipe()
 	c.members[2].start()
 	c.members[3].start()
@@ -49,7 +49,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	require.Equal(t, uint64(1), m.group.Status().Term, "it took no part")
 	require.ErrorIs(t, m.propose("a=2")[0].err, m.host.Err())
 
-	// Again, and although only one of the others is there: it waits, and takes no part.
+	// Again with only one other member up: the member waits and does not vote.
 	m.wipe()
 	c.members[3].crash()
 	m.start()
@@ -60,7 +60,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	c.put(c.elect(c.others(m)...), "a=2")
 }
 
-// Each wiped member would vouch for the other, but the third remembers both.
+// Two wiped members would confirm each other's new directories, but the third member has recorded both old ones.
 func TestTwoWipedMembersAreRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -82,8 +82,8 @@ func TestTwoWipedMembersAreRefused(t *testing.T) {
 	require.Zero(t, c.members[1].group.Status().Leader)
 }
 
-// A disk that was not mounted: refused while it is away, welcome when it is back.
-func TestDiskComesBack(t *testing.T) {
+// A member whose disk is not mounted is refused. With the disk mounted again it is accepted.
+func TestUnmountedDisk(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
 	m := c.members[1]
@@ -100,8 +100,9 @@ func TestDiskComesBack(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// Crashes at every step of vouching: the directory keeps its ID, asks again and is vouched for in the end.
-func TestCrashWhileVouching(t *testing.T) {
+// A member that crashes at any step of the confirmation of its data directory keeps the directory's ID and is confirmed
+// later.
+func TestCrashDuringDirIDConfirmation(t *testing.T) {
 	for crashAfter := range 12 {
 		c := newCluster(t, 3, byte(crashAfter))
 		for _, id := range c.ids {
@@ -128,8 +129,9 @@ func TestCrashWhileVouching(t *testing.T) {
 	}
 }
 
-// What a wiped member had sent before must not count beside what its new directory sends, even if nobody had heard it.
-func TestOldMessagesDoNotCount(t *testing.T) {
+// Messages that a member sent before its disk was wiped do not count together with messages from its new directory,
+// even if they arrive later.
+func TestMessagesOfTheOldDirectoryAreIgnored(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	for _, id := range c.ids {
 		c.members[id].start()
@@ -191,23 +193,23 @@ func TestForeignDirIDIsDropped(t *testing.T) {
 		}
 		require.Equal(t, heard, f.host.heard[l.id])
 	}
-	require.Equal(t, 1, strings.Count(f.logged.String(), "whose directory is not the one known"), "logged once")
+	require.Equal(t, 1, strings.Count(f.logged.String(), "whose data directory is not the recorded one"), "logged once")
 	require.NoError(t, f.host.Step(forged))
 	require.Equal(t, f.host.now, f.host.heard[l.id], "the genuine one counts")
 }
 
-func TestDirectoryOfAnother(t *testing.T) {
+func TestDirectoryOfAnotherMemberIsRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	a, b := c.members[1], c.members[2]
 	a.stop()
 	b.stop()
 	a.fs, b.fs = b.fs, a.fs
 	a.disk, b.disk = nil, nil
-	require.ErrorContains(t, a.tryStart(), "this directory is of member 2, not of member 1")
+	require.ErrorContains(t, a.tryStart(), "this data directory belongs to member 2, not to member 1")
 	a.fs, b.fs = b.fs, a.fs
 	a.disk, b.disk = nil, nil
 	c.ids = []uint64{1, 2}
-	require.ErrorContains(t, a.tryStart(), "was made for the members [1 2 3], not for [1 2]")
+	require.ErrorContains(t, a.tryStart(), "was created for the members [1 2 3], not for [1 2]")
 	c.ids = []uint64{1, 2, 3}
 	a.start()
 	b.start()

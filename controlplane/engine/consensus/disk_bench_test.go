@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// written is how many bytes this process has given to disks, 0 where the system does not tell.
+// written returns the bytes that this process has written to disks, 0 if the system does not count them.
 func written() float64 {
 	b, err := os.ReadFile("/proc/self/io")
 	if err != nil {
@@ -32,7 +32,7 @@ func written() float64 {
 	return 0
 }
 
-// cpuTime is what this process has used of processors.
+// cpuTime returns the CPU time of this process.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -67,7 +67,7 @@ func BenchmarkDisk(b *testing.B) {
 						ID: id, Members: ids, Dir: filepath.Join(dir, fmt.Sprint(id)), Transport: net, Log: slog.New(slog.DiscardHandler),
 					})
 					require.NoError(b, err)
-					_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &null{}})
+					_, err = h.AddGroup(GroupOptions{ID: 1, Name: "bench", Machine: &countingMachine{}})
 					require.NoError(b, err)
 					runners[id].Store(Start(h, RunnerOptions{}))
 				}

@@ -67,8 +67,8 @@
 // # Membership changes
 //
 // ChangeMembers (members.go) adds learners, promotes learners and removes members, by joint consensus if the change is
-// larger than one member. A change that adds a member names its data-directory ID. judge.go refuses changes that would
-// risk the quorum. The first configuration is Options.Members, the same on all members. A member that joins later
+// larger than one member. A change that adds a member names its data-directory ID. validate.go refuses changes that
+// would risk the quorum. The first configuration is Options.Members, the same on all members. A member that joins later
 // starts with Options.Join, an empty log and no configuration. Logs begin after entry 1, so a joining member always
 // needs a snapshot, and the snapshot has the membership.
 //

@@ -17,17 +17,17 @@ var (
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge means that a proposal is larger than Limits.ProposalBytes; nothing was done.
 	ErrTooLarge = message.ErrTooLarge
-	// ErrNoLeader means that no leader responded to a read within Limits.ReadTicks, or that no leader accepted a proposal
-	// within Limits.ProposalTicks. The proposal was not applied and will not be.
+	// ErrNoLeader means that no leader responded to a read within Limits.ReadTicks, or that no leader accepted a
+	// proposal within Limits.ProposalTicks. The proposal was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed means that the target of a leadership transfer did not become the leader within two election
 	// timeouts.
-	ErrTransferFailed = errors.New("the leadership was not taken over in time")
+	ErrTransferFailed = errors.New("leadership was not transferred in time")
 	// ErrAlone means that the leadership cannot be transferred because no other voter can be reached.
 	ErrAlone = errors.New("no other member can be reached")
 	// ErrStopped means that the member was closed. Unless the error also matches ErrUncertain, nothing was done.
 	ErrStopped = errors.New("the member is stopped")
-	// ErrDamaged means that this member's disk does not hold what was written, or less than what the member has
+	// ErrDamaged means that this member's disk has other data than was written, or less than what the member has
 	// acknowledged. The member must not take part with such a disk.
 	ErrDamaged = raftlog.ErrDamaged
 	// ErrNoGroup means that the group was not added to this host.

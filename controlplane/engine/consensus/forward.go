@@ -16,15 +16,15 @@ import (
 // applied, because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome
 // is unknown.
 
-// sent holds the forwarded proposals whose entry a leader may have appended, in the order of sending.
-type sent struct {
+// sentProposals holds the forwarded proposals whose entry a leader may have appended, in the order of sending.
+type sentProposals struct {
 	count int    // number of waiting proposals
 	term  uint64 // term of the last applied entry
 	list  []*proposal
 	byID  map[[16]byte]*proposal // the first proposal with each id
 }
 
-func (s *sent) add(p *proposal) {
+func (s *sentProposals) add(p *proposal) {
 	if s.byID == nil {
 		s.byID = map[[16]byte]*proposal{}
 	}
@@ -43,7 +43,7 @@ func (s *sent) add(p *proposal) {
 }
 
 // take removes and returns the first proposal with an id, nil if there is none.
-func (s *sent) take(id [16]byte) *proposal {
+func (s *sentProposals) take(id [16]byte) *proposal {
 	p := s.byID[id]
 	if p == nil {
 		return nil
@@ -56,7 +56,7 @@ func (s *sent) take(id [16]byte) *proposal {
 }
 
 // remove removes p from byID. p stays in the list until drain removes it.
-func (s *sent) remove(p *proposal) {
+func (s *sentProposals) remove(p *proposal) {
 	switch first := s.byID[p.id]; {
 	case first != p:
 		for first.twin != p {
@@ -73,7 +73,7 @@ func (s *sent) remove(p *proposal) {
 }
 
 // drain removes the proposals that match, and returns them in order.
-func (s *sent) drain(match func(*proposal) bool) []*proposal {
+func (s *sentProposals) drain(match func(*proposal) bool) []*proposal {
 	var out []*proposal
 	keep := s.list[:0]
 	for _, p := range s.list {
@@ -113,18 +113,18 @@ func (g *Group) handleForward(e message.Envelope) {
 	if e.Term != g.arrived.term || !g.arrived.first(&e) {
 		return // it may be in the log already, so a refusal would be wrong
 	}
-	g.mail = append(g.mail, e)
+	g.forwardQueue = append(g.forwardQueue, e)
 	for _, p := range e.Payloads {
 		g.waiting += uint64(len(p))
 	}
 	g.host.schedule(g)
 }
 
-// proposeMail appends the proposals that other members have forwarded, those of many envelopes at once, and refuses
-// envelopes that cannot be appended.
-func (g *Group) proposeMail(s *raft.BasicStatus) {
-	mail := g.mail
-	g.mail = nil
+// proposeForwarded appends the proposals that other members have forwarded, those of many envelopes at once, and
+// refuses envelopes that cannot be appended.
+func (g *Group) proposeForwarded(s *raft.BasicStatus) {
+	mail := g.forwardQueue
+	g.forwardQueue = nil
 	for len(mail) > 0 {
 		if e := mail[0]; s.RaftState != raft.StateLeader || s.GetTerm() != e.Term || s.LeadTransferee != 0 {
 			g.refuse(e, message.RefusedNotLeader)

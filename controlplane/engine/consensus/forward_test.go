@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// startForwarding makes a cluster with a leader whose followers take proposals, too.
+// startForwarding returns a running cluster whose followers forward proposals.
 func startForwarding(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	c.forward = true
@@ -63,8 +63,8 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// Proposals under one id are answered in the order in which they were made.
-func TestForwardTwins(t *testing.T) {
+// Proposals with the same ID get their results in the order in which they were made.
+func TestForwardedRepeatsAreAnsweredInOrder(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
 	var got []any
@@ -97,8 +97,8 @@ func TestForwardSharesEnvelopes(t *testing.T) {
 	c.converge(data...)
 }
 
-// What several members forward is appended together.
-func TestForwardedTogether(t *testing.T) {
+// Proposals that several members forward are appended in one write.
+func TestForwardedProposalsAreAppendedTogether(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	c.frozen = true
@@ -115,8 +115,8 @@ func TestForwardedTogether(t *testing.T) {
 	require.Len(t, l.machine.Log, 4)
 }
 
-// What the network brings twice, late or after a change of leader is not applied twice.
-func TestForwardedOnce(t *testing.T) {
+// A forwarded proposal that arrives twice, late, or after a change of leader is applied once.
+func TestForwardedProposalIsAppliedOnce(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
 	c.frozen = true
@@ -145,7 +145,7 @@ func TestForwardedOnce(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// A leader that hands over refuses, and the next one gets it.
+// A leader that transfers leadership refuses forwarded proposals, and the next leader appends them.
 func TestForwardToTheNextLeader(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
@@ -167,9 +167,9 @@ func TestForwardToTheNextLeader(t *testing.T) {
 	require.Len(t, c.leader().machine.Log, 2, "each once")
 }
 
-// A leader that is cut off leaves no doubt: what it did not commit is not in the log of the next one, and is proposed
+// A forwarded proposal that an isolated leader did not commit is not in the log of the next leader, and is proposed
 // again there.
-func TestForwardSettlesWithTheNextTerm(t *testing.T) {
+func TestForwardedProposalIsRepeatedInTheNextTerm(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
@@ -190,7 +190,7 @@ func TestForwardSettlesWithTheNextTerm(t *testing.T) {
 	}
 }
 
-func TestForwardGivesUp(t *testing.T) {
+func TestForwardTimesOut(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.forward = true
 	for _, id := range c.ids {
@@ -224,8 +224,8 @@ func TestForwardGivesUp(t *testing.T) {
 	require.Equal(t, []string{"a=1"}, c.leader().machine.Log)
 }
 
-// A leader with too much under way says so.
-func TestForwardOverloaded(t *testing.T) {
+// A leader with too many pending proposals refuses forwarded ones with ErrOverloaded.
+func TestForwardToAnOverloadedLeader(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.forward, c.limits.UncommittedBytes = true, 1000
 	for _, id := range c.ids {
@@ -255,7 +255,7 @@ func TestForwardOverloaded(t *testing.T) {
 	require.Len(t, l.machine.Log, len(as)-refused)
 }
 
-// What came to stand in a snapshot cannot be told apart from what was lost.
+// The outcome of a forwarded proposal is uncertain if a snapshot covers the entries where it could be.
 func TestForwardAcrossSnapshot(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.forward, c.limits.TailEntries = true, 8
@@ -278,7 +278,7 @@ func TestForwardAcrossSnapshot(t *testing.T) {
 	require.Contains(t, f.machine.Log, "a=1")
 }
 
-func TestArrivals(t *testing.T) {
+func TestRepeatedEnvelopesAreRecognized(t *testing.T) {
 	var a arrivals
 	first := func(member, life, number uint64) bool {
 		return a.first(&message.Envelope{From: member, Life: life, Number: number})
@@ -300,8 +300,8 @@ func TestArrivals(t *testing.T) {
 	require.Len(t, a.lives, maxLives)
 }
 
-// A leader that does not know any more whether it has appended something does not say that it has not.
-func TestRefusalsAreSure(t *testing.T) {
+// A leader that cannot know whether it appended a proposal does not refuse it.
+func TestUncertainProposalIsNotRefused(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
 	c.frozen = true
@@ -346,7 +346,7 @@ func TestRefusalsAreSure(t *testing.T) {
 func FuzzForward(f *testing.F) {
 	f.Add([]byte{1, 1, 2, 3, 0, 7, 9})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Every number is new once, and one that was decided is never new again.
+		// Each number is new once.
 		var a arrivals
 		seen := map[byte]bool{}
 		for _, n := range b {

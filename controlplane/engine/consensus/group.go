@@ -30,22 +30,22 @@ type Entry struct {
 // sync what it applies: after a crash it may be at any index from the last one that Flush returned.
 type StateMachine interface {
 	// Apply applies the entries to the state, in order, and returns one result per entry, which is used only where
-	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them; all
-	// entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal is a
-	// result; an error means that the state cannot be written, and stops the host.
+	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them;
+	// all entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal
+	// is a result; an error means that the state cannot be written, and stops the host.
 	Apply([]Entry) ([]any, error)
 	// Applied returns the index and term of the last applied entry, zeroes if there is none.
 	Applied() (index, term uint64)
-	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a state
-	// machine with much to write flushes in the background and returns the index of the last finished flush. An error
-	// stops the host.
+	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a
+	// state machine with much to write flushes in the background and returns the index of the last finished flush. An
+	// error stops the host.
 	Flush() (index uint64, err error)
-	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term of
-	// the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
+	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term
+	// of the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
 	// meanwhile. After an error raft tries again.
 	Checkpoint(dir string) (index, term uint64, err error)
-	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and durable:
-	// after a crash at any moment the state machine has the old or the new state and does not need dir.
+	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and
+	// durable: after a crash at any moment the state machine has the old or the new state and does not need dir.
 	Restore(dir string) error
 }
 
@@ -60,9 +60,9 @@ type GroupOptions struct {
 	ID      uint64 // above 0, the same on all members
 	Name    string // for logs
 	Machine StateMachine
-	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the entry
-	// themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if the state
-	// machine applies each id once; proposals without an id are exempt.
+	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the
+	// entry themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if
+	// the state machine applies each id once; proposals without an id are exempt.
 	Forward bool
 }
 
@@ -89,13 +89,13 @@ type Group struct {
 	queue         []*proposal        // not yet passed to raft or forwarded
 	fresh         int                // how many of the last of inflight get their index with the next Ready
 	inflight      []*proposal        // in the log of this leader, by index
-	sent          sent               // forwarded; may be in the log of a leader
+	sent          sentProposals      // forwarded; may be in the log of a leader
 	proposalBytes uint64             // of queue, inflight and sent
 	hold          uint64             // the tick before which nothing is forwarded
 	forwarded     uint64             // number of forwarded envelopes; numbers the next one
 	batches       uint64             // number of batches made; part of their ids
 	arrived       arrivals           // record of the envelopes that other members have forwarded to this leader
-	mail          []message.Envelope // forwarded by other members, not yet passed to raft
+	forwardQueue  []message.Envelope // forwarded by other members, not yet passed to raft
 	waiting       uint64             // approximate bytes of queue and mail
 	reads         reads
 	transfer      *transfer

@@ -47,7 +47,7 @@ func TestOneMember(t *testing.T) {
 	require.GreaterOrEqual(t, a.result.Index, uint64(2))
 }
 
-func TestProposeElsewhere(t *testing.T) {
+func TestProposeOnAFollower(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	for _, id := range c.ids {
 		c.members[id].start()
@@ -61,7 +61,7 @@ func TestProposeElsewhere(t *testing.T) {
 	c.converge()
 }
 
-// What is queued between two calls of Process shares messages, as far as their size goes.
+// Proposals that are queued between two calls of Process share messages up to the size limit.
 func TestProposalsShareMessages(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.MessageBytes = 3000
@@ -110,8 +110,8 @@ func TestProposalLimits(t *testing.T) {
 	require.Zero(t, l.group.proposalBytes)
 }
 
-// A leader that is cut off answers what it had taken, once, and never twice.
-func TestLeadershipLost(t *testing.T) {
+// An isolated leader answers each proposal that it accepted exactly once.
+func TestDeposedLeaderAnswersProposalsOnce(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	c.isolate(l)
@@ -132,14 +132,14 @@ func TestLeadershipLost(t *testing.T) {
 	require.Equal(t, 1, a.n)
 }
 
-// A leader that hears of the next one only together with what became of its proposals.
-func TestProposalOvertaken(t *testing.T) {
+// A deposed leader learns of the next leader together with the entries that replaced its proposals.
+func TestProposalIsOvertakenByTheNextLeader(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	c.isolate(l)
 	lost := l.propose("a=lost")[0]
 	c.settle()
-	// The others go on while time stands still for the old leader.
+	// The others continue while the old leader gets no ticks.
 	for range 40 {
 		for _, m := range c.others(l) {
 			require.NoError(t, m.host.Tick())
@@ -160,8 +160,8 @@ func TestProposalOvertaken(t *testing.T) {
 	c.converge("a=2")
 }
 
-// A committed proposal is answered although leadership is lost before it is applied.
-func TestCommittedIsAnswered(t *testing.T) {
+// A committed proposal gets its result although leadership is lost before it is applied.
+func TestCommittedProposalIsAnsweredAfterLeaderLoss(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	a := l.propose("a=1")[0]
@@ -293,7 +293,7 @@ func TestCloseAnswersAll(t *testing.T) {
 }
 
 // A callback may propose and read.
-func TestCallbackGoesOn(t *testing.T) {
+func TestCallbackMayPropose(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	m := c.members[1]
 	m.start()

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Heartbeats of all groups share an envelope, and so do the answers.
-func TestHeartbeats(t *testing.T) {
+// Heartbeats of all groups share an envelope, and so do their responses.
+func TestHeartbeatsShareEnvelopes(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.groups = 4
 	for _, id := range c.ids {
@@ -41,8 +41,8 @@ func TestHeartbeats(t *testing.T) {
 	c.settle()
 }
 
-// A member that confirms reads that nobody asked does not bring the leader down.
-func TestHeartbeatsConfirmWhatWasAsked(t *testing.T) {
+// A response that confirms a read request that the leader did not send is ignored.
+func TestUnrequestedReadConfirmationIsIgnored(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	for _, f := range c.others(l) {

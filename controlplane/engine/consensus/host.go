@@ -16,9 +16,9 @@ import (
 // The goroutine that drives the host calls it, and it must not call the host from that goroutine.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir, whether
-	// the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that makes no
-	// progress.
+	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir,
+	// whether the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that
+	// makes no progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
@@ -45,13 +45,13 @@ type Host struct {
 	snapshots uint64            // number of directories made for outgoing snapshots
 	onLeader  func(Leadership)
 
-	work        []*Group
-	next        *write
-	heartbeats  []heartbeats
-	threads     *threads // set by a Runner; nil if the caller of Process does all work
-	fled        bool     // a stall of the disk was logged
-	completions []completion
-	spare       []completion
+	work          []*Group
+	next          *write
+	heartbeats    []heartbeats
+	threads       *threads // set by a Runner; nil if the caller of Process does all work
+	stallReported bool     // a stall of the disk was logged
+	completions   []completion
+	spare         []completion
 }
 
 // Open opens the data directory of a member, or creates it. The caller adds all groups before the first call of Tick,
@@ -114,7 +114,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	}
 	at, found := slices.BinarySearchFunc(h.groups, o.ID, func(g *Group, id uint64) int { return cmp.Compare(g.id, id) })
 	if found {
-		return nil, fmt.Errorf("add group %d: it is here already", o.ID)
+		return nil, fmt.Errorf("add group %d: it was added already", o.ID)
 	}
 	defer func() {
 		if err != nil {
@@ -154,7 +154,7 @@ func (h *Host) Tick() (err error) {
 	defer h.guard(&err)
 	h.now++
 	if h.now == 1 {
-		h.removedFrom()
+		h.checkRemoved()
 	}
 	if h.removed {
 		return h.fail(&RemovedError{h.opts.ID})
@@ -171,7 +171,7 @@ func (h *Host) Tick() (err error) {
 		}
 		g.expire(h.now)
 	}
-	h.fleeStall()
+	h.transferOnStall()
 	h.callBack()
 	return nil
 }
@@ -241,14 +241,14 @@ func (h *Host) admit(e message.Envelope) (*Group, error) {
 	return g, nil
 }
 
-// leads reports a change of leadership.
-func (h *Host) leads(l Leadership) {
+// reportLeadership reports a change of leadership.
+func (h *Host) reportLeadership(l Leadership) {
 	h.opts.OnLeader(l)
 	h.onLeader(l)
 }
 
-// later queues f as a callback.
-func (h *Host) later(f func()) { h.completions = append(h.completions, completion{other: f}) }
+// queueCallback queues f as a callback.
+func (h *Host) queueCallback(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
 // guard, deferred, stops the host when raft panics because of a failed read of the log or a violated invariant.
 func (h *Host) guard(err *error) {

@@ -36,22 +36,22 @@ func TestOptionsAreChecked(t *testing.T) {
 	}
 	h, err := Open(good)
 	require.NoError(t, err)
-	machine, err := openToy(good.FS, "/state")
+	machine, err := openTestMachine(good.FS, "/state")
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: 1})
 	require.ErrorContains(t, err, "state machine")
 	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: 1, Machine: machine})
-	require.ErrorContains(t, err, "is here already")
+	require.ErrorContains(t, err, "was added already")
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
 	_, err = h.AddGroup(GroupOptions{ID: 2, Machine: machine})
 	require.ErrorIs(t, err, ErrStopped)
 }
 
-// Nothing is acknowledged when the log cannot be synced, and the host does not go on.
-func TestFailedSyncEndsHost(t *testing.T) {
+// A host whose log cannot be synced acknowledges nothing and stops.
+func TestFailedSyncStopsHost(t *testing.T) {
 	for _, role := range []string{"Leader", "Follower"} {
 		t.Run(role, func(t *testing.T) {
 			c := newCluster(t, 3, 1)
@@ -94,7 +94,7 @@ func TestFailedSyncEndsHost(t *testing.T) {
 	}
 }
 
-// A member that was stopped, and one that crashed, go on where they were.
+// A stopped member and a crashed member continue from their logs.
 func TestRestart(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	var all []string
@@ -122,8 +122,8 @@ func TestRestart(t *testing.T) {
 	c.converge(append(all, "b=1")...)
 }
 
-// Entries that this program does not know end the host instead of being applied otherwise than elsewhere.
-func TestUnknownEntries(t *testing.T) {
+// An entry of an unknown version stops the host, because applying it differently would make members diverge.
+func TestUnknownEntriesStopHost(t *testing.T) {
 	change, err := proto.Marshal(&raftpb.ConfChangeV2{Context: []byte{9}, Changes: []*raftpb.ConfChangeSingle{
 		{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(9))},
 	}})
@@ -143,8 +143,8 @@ func TestUnknownEntries(t *testing.T) {
 	}
 }
 
-// What raft cannot survive ends the host, not the process.
-func TestRaftPanicEndsHost(t *testing.T) {
+// A panic of raft stops the host, not the process.
+func TestRaftPanicStopsHost(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
@@ -155,7 +155,7 @@ func TestRaftPanicEndsHost(t *testing.T) {
 	require.ErrorContains(t, f.host.Process(), "tocommit(999) is out of range")
 }
 
-// Several groups share the fsync, and a proposal in one is not seen in another.
+// Groups share an fsync. A proposal in one group is not visible in another.
 func TestGroupsShareTheLog(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	m := c.members[1]
@@ -167,9 +167,9 @@ func TestGroupsShareTheLog(t *testing.T) {
 		return nil
 	}))
 	m.start()
-	var machines []*toy
+	var machines []*testMachine
 	for id := range uint64(5) {
-		machine, err := openToy(m.fs, fmt.Sprintf("/state%d", id))
+		machine, err := openTestMachine(m.fs, fmt.Sprintf("/state%d", id))
 		require.NoError(t, err)
 		_, err = m.host.AddGroup(GroupOptions{ID: 20 - id, Machine: machine})
 		require.NoError(t, err)
@@ -193,8 +193,8 @@ func TestGroupsShareTheLog(t *testing.T) {
 	}
 }
 
-// Appends leave before the leader's own fsync; acknowledgements, votes and requests for them after their sender's.
-func TestWhatLeavesBeforeTheSync(t *testing.T) {
+// The leader sends appends before its own fsync. Acknowledgements, votes and vote requests are sent after the fsync.
+func TestMessagesSentBeforeTheSync(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	kinds := map[raftpb.MessageType]int{}
 	early := 0
@@ -238,7 +238,7 @@ func TestWhatLeavesBeforeTheSync(t *testing.T) {
 	require.Positive(t, early)
 }
 
-// TestReplay runs a script of chance twice: the same seed sends the same bytes.
+// TestReplay runs a random schedule twice: the same seed sends the same bytes.
 func TestReplay(t *testing.T) {
 	run := func(seed byte) (string, []string) {
 		var trace bytes.Buffer
@@ -303,8 +303,8 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A log that cannot be read where it is needed ends the host, not the process.
-func TestUnreadableLogEndsHost(t *testing.T) {
+// A read error of the log stops the host, not the process.
+func TestUnreadableLogStopsHost(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.CacheBytes = 100
 	for _, id := range c.ids {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Messages that raft would fall over are dropped before it sees them.
+// Messages on which raft would panic are dropped.
 func TestMalformedMessagesAreDropped(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

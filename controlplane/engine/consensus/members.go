@@ -84,15 +84,15 @@ func (e *RemovedError) Error() string {
 // caughtUp is the share of the leader's log that a learner must have to be promoted, in percent, as in etcd.
 const caughtUp = 90
 
-// JudgeMembers returns the error with which ChangeMembers would refuse the changes now, nil if it would accept them.
-func (g *Group) JudgeMembers(changes []Change, force bool) error {
+// VerifyMembers returns the error with which ChangeMembers would refuse the changes now, nil if it would accept them.
+func (g *Group) VerifyMembers(changes []Change, force bool) error {
 	switch {
 	case g.host.err != nil:
 		return g.host.err
 	case g.role != raft.StateLeader:
 		return &NotLeaderError{g.leader}
 	}
-	_, err := g.judge(changes, force)
+	_, err := g.validateChanges(changes, force)
 	return err
 }
 
@@ -101,11 +101,11 @@ func (g *Group) JudgeMembers(changes []Change, force bool) error {
 // nothing was changed; with ErrUncertain when the change may still be applied. Removing the last voter but one requires
 // force. The last voter cannot be removed.
 func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
-	if err := g.JudgeMembers(changes, force); err != nil {
+	if err := g.VerifyMembers(changes, force); err != nil {
 		done(err)
 		return
 	}
-	cc, _ := g.judge(changes, force)
+	cc, _ := g.validateChanges(changes, force)
 	if cc == nil {
 		done(nil)
 		return
@@ -136,7 +136,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	cc.Context = raftconf.AppendChange(nil, token, dirIDs)
 	data, err := proto.Marshal(cc)
 	if err != nil {
-		done(fmt.Errorf("encode a change of members: %w", err))
+		done(fmt.Errorf("encode a membership change: %w", err))
 		return
 	}
 	if err := g.stepChange(data); err != nil {
@@ -175,7 +175,7 @@ func (g *Group) endChange(err error) {
 		if c.applied && err != nil {
 			err = fmt.Errorf("%w: %w", ErrUncertain, err)
 		}
-		g.host.later(func() { c.done(err) })
+		g.host.queueCallback(func() { c.done(err) })
 	}
 }
 
@@ -202,24 +202,24 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 		return fmt.Errorf("entry %d changes the members: raft takes it differently: %w", ent.GetIndex(), err)
 	}
 	g.storage.SetMembers(ent.GetIndex(), next)
-	g.log.Info("members changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
+	g.log.Info("membership changed", "index", ent.GetIndex(), "voters", conf.GetVoters(), "learners", conf.GetLearners(), "outgoing", conf.GetVotersOutgoing())
 	asked := g.change != nil && token == g.change.token
 	if asked {
 		g.change.applied = true
 	}
-	return g.keepCommit(ent.GetIndex(), func() error {
+	return g.persistCommit(ent.GetIndex(), func() error {
 		if asked {
 			g.endChange(nil)
 		}
-		g.host.removedFrom()
+		g.host.checkRemoved()
 		return nil
 	})
 }
 
-// keepCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members can
-// establish that again after a restart. A membership change determines who forms the quorum, and removed members may
-// not run any more.
-func (g *Group) keepCommit(index uint64, then func() error) error {
+// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members
+// can establish that again after a restart. A membership change determines who forms the quorum, and removed members
+// may not run any more.
+func (g *Group) persistCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {
 		if err := l.PutCommit(h.batch(), index); err != nil {
@@ -231,8 +231,8 @@ func (g *Group) keepCommit(index uint64, then func() error) error {
 	return nil
 }
 
-// removedFrom marks the host as removed if it is a member of none of its groups any more.
-func (h *Host) removedFrom() {
+// checkRemoved marks the host as removed if it is a member of none of its groups any more.
+func (h *Host) checkRemoved() {
 	if len(h.groups) == 0 {
 		return
 	}
@@ -255,13 +255,13 @@ func (g *Group) sendRemoved(e message.Envelope) {
 func (g *Group) handleRemoved(e message.Envelope) {
 	if e.ToDirID == g.host.dirIDs.own {
 		g.removed = true
-		g.host.removedFrom()
+		g.host.checkRemoved()
 	}
 }
 
-// JudgeMembers returns the error with which ChangeMembers would refuse the changes; see Group.JudgeMembers.
-func (r *Runner) JudgeMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
-	return r.ask(ctx, group, func(g *Group, done func(error)) { done(g.JudgeMembers(changes, force)) })
+// VerifyMembers returns the error with which ChangeMembers would refuse the changes; see Group.VerifyMembers.
+func (r *Runner) VerifyMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
+	return r.ask(ctx, group, func(g *Group, done func(error)) { done(g.VerifyMembers(changes, force)) })
 }
 
 // ChangeMembers returns when the change is applied on this member, which must lead the group; see Group.ChangeMembers.

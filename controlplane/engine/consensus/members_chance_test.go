@@ -11,9 +11,9 @@ import (
 	"go.etcd.io/raft/v3"
 )
 
-// TestChanceMembers is TestChance with members that come, are promoted, lose their disks, are replaced and go, as an
-// operator would do it: a directory that is lost is removed from the group before another may be added in its place.
-func TestChanceMembers(t *testing.T) {
+// TestRandomMembershipChanges is TestRandomFaults with members that are added, promoted, wiped, replaced and removed as
+// an operator would do it: a member whose directory is lost is removed before another directory is added under its ID.
+func TestRandomMembershipChanges(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
 		seeds = 4
@@ -62,7 +62,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 			require.Contains(t, longest, p)
 		}
 	}
-	// leads is a member that believes to lead, nil if there is none.
+	// leads is a member that has not noticed the loss of its leadership, nil if there is none.
 	leads := func() *member {
 		for _, id := range c.ids {
 			if m := c.members[id]; m.up && m.host.Err() == nil && m.group.role == raft.StateLeader {
@@ -81,7 +81,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 		}
 		return true
 	}
-	removed := map[uint64]bool{} // directories that somebody asked to be removed
+	removed := map[uint64]bool{} // directories whose removal was requested
 	ask := func(l *member, force bool, changes ...Change) {
 		for _, ch := range changes {
 			if ch.Kind == Remove {
@@ -107,9 +107,9 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 		case r < 20:
 			c.heal()
 		case r < 22 && len(c.ids) < 6: // a newcomer
-			c.newcomer(uint64(len(c.ids) + 1))
+			c.addNewMember(uint64(len(c.ids) + 1))
 		case r < 23 && l != nil && m != l && len(lost) == 0 && agreed(l) && len(l.group.storage.Members().Conf.Voters) > 2:
-			c.newcomer(m.id) // its disk is lost
+			c.addNewMember(m.id) // its disk is lost
 			if l.group.storage.Members().Has(m.id) {
 				lost[m.id] = true
 			}
@@ -124,8 +124,8 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 					delete(lost, m.id)
 				}
 			case m.up && m.joins && !has.Has(m.id):
-				if removed[m.host.dirIDs.own] { // what was removed does not come back
-					c.newcomer(m.id)
+				if removed[m.host.dirIDs.own] { // a removed directory is not used again
+					c.addNewMember(m.id)
 					m = c.members[m.id]
 				}
 				ask(l, false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
@@ -159,7 +159,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 			if m.up && m.host.Err() != nil { // it was removed: its disk is thrown away
 				var gone *RemovedError
 				require.ErrorAs(t, m.host.Err(), &gone, "member %d", id)
-				c.newcomer(id)
+				c.addNewMember(id)
 			}
 		}
 		for _, id := range c.ids {
@@ -180,7 +180,7 @@ func chanceMembers(t *testing.T, seed uint64, steps int) (changed int) {
 	for i := range steps {
 		step(i)
 	}
-	// It works again when all that are not lost are there.
+	// The group works again when all remaining members are up.
 	c.heal()
 	c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
 	for _, id := range c.ids {

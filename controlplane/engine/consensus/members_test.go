@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// newcomer makes a member with an empty disk that joins, started.
-func (c *cluster) newcomer(id uint64) *member {
+// addNewMember starts a joining member with an empty disk.
+func (c *cluster) addNewMember(id uint64) *member {
 	if c.first == nil {
 		c.first = slices.Clone(c.ids)
 	}
@@ -64,7 +64,7 @@ func reason(err error) MembersReason {
 	return 0
 }
 
-// voters is who votes, as every one of the members has it.
+// voters returns the voters, on which all of the members must agree.
 func (c *cluster) voters(among ...*member) []uint64 {
 	c.t.Helper()
 	want := slices.Sorted(slices.Values(among[0].group.Status().Voters))
@@ -74,7 +74,8 @@ func (c *cluster) voters(among ...*member) []uint64 {
 	return want
 }
 
-// One member grows to three and shrinks back while proposals are under way. Nothing is lost, and whoever leaves knows it.
+// A cluster grows from one member to three and shrinks to one while proposals are made. No proposal is lost, and
+// removed members learn of their removal.
 func TestGrowAndShrink(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.limits.TailEntries = 8
@@ -87,7 +88,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 	put(l)
 	for _, id := range []uint64{2, 3} {
-		m := c.newcomer(id)
+		m := c.addNewMember(id)
 		put(l)
 		c.grow(l, m)
 		put(l)
@@ -97,7 +98,7 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, c.voters(members...))
 	c.converge(all...)
 
-	// Any two of them are a quorum now.
+	// Any two members are a quorum now.
 	c.members[1].crash()
 	l = c.elect(c.members[2], c.members[3])
 	put(l)
@@ -116,7 +117,7 @@ func TestGrowAndShrink(t *testing.T) {
 		}
 		c.tick(30)
 		if c.members[id].host.Err() == nil {
-			c.members[id].stop() // it had not heard of it
+			c.members[id].stop() // it did not know of the removal
 		}
 	}
 	l = c.elect(c.members[3])
@@ -130,8 +131,8 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, all, c.members[3].machine.Log)
 }
 
-// Whoever was only added does not count: a member that never came does not stop the one that is there.
-func TestLearnerDoesNotCount(t *testing.T) {
+// A learner that never starts does not stop the only voter.
+func TestLearnerDoesNotCountForQuorum(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.first = []uint64{1}
 	l := c.leader()
@@ -142,12 +143,12 @@ func TestLearnerDoesNotCount(t *testing.T) {
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, Change{Kind: Promote, Member: 9}).err))
 }
 
-// A learner is not promoted before it holds nearly all of the log and was heard from.
+// A learner is not promoted before it has nearly all of the log and was heard from recently.
 func TestPromoteTooEarly(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.putMany(l, 0, 40)
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	promote := Change{Kind: Promote, Member: 2}
 	require.Equal(t, ReasonUnknown, reason(l.change(false, promote).err))
 	c.isolate(m)
@@ -164,33 +165,34 @@ func TestPromoteTooEarly(t *testing.T) {
 	c.tick(5)
 	c.mustChange(l, promote)
 	require.Equal(t, []uint64{1, 2}, c.voters(l, m))
-	c.mustChange(l, promote) // again: it is true already
+	c.mustChange(l, promote) // repeated: the change is applied already
 }
 
-// What would leave too few who can be heard is refused, and so is what would leave one or none.
-func TestQuorumIsKept(t *testing.T) {
+// A change that would leave fewer than a quorum of reachable voters is refused, and so is the removal of the last
+// voter.
+func TestChangeThatLosesQuorumIsRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	a, b := c.others(l)[0], c.others(l)[1]
 	c.tick(2)
-	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false))
+	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, false))
 	b.crash()
 	c.tick(15)
 	require.Equal(t, l, c.leader(l, a))
-	require.Equal(t, ReasonNoQuorum, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
+	require.Equal(t, ReasonNoQuorum, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, true)), "b would be half of the quorum")
 	c.mustChange(l, Change{Kind: Remove, Member: b.id})
-	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
+	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: a.id}}, false)))
 	c.mustChange(l, Change{Kind: Remove, Member: a.id})
-	require.Equal(t, ReasonLastVoter, reason(l.group.JudgeMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
-	require.NoError(t, l.group.JudgeMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers(nil, false)))
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
-	require.Equal(t, ReasonMalformed, reason(l.group.JudgeMembers([]Change{{Kind: 9, Member: 5}}, false)))
+	require.Equal(t, ReasonLastVoter, reason(l.group.VerifyMembers([]Change{{Kind: Remove, Member: l.id}}, true)))
+	require.NoError(t, l.group.VerifyMembers([]Change{{Kind: Remove, Member: 77}}, false), "true already")
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers(nil, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: AddLearner, Member: 5}}, false)))
+	require.Equal(t, ReasonMalformed, reason(l.group.VerifyMembers([]Change{{Kind: 9, Member: 5}}, false)))
 	c.put(l, "a=1")
 }
 
-// The leader removes itself: it stops leading, ends, and the others go on without it.
-func TestLeaderIsRemoved(t *testing.T) {
+// A leader that removes itself stops leading and ends. The other members continue.
+func TestLeaderRemovesItself(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	rest := c.others(l)
@@ -206,19 +208,19 @@ func TestLeaderIsRemoved(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3"}, next.machine.Log)
 	require.Len(t, c.voters(rest...), 2)
 
-	// Started again, it is told, for it may have forgotten what it had applied.
+	// After a restart it is informed again, because the applied removal may not have been durable.
 	l.crash()
 	l.start()
 	c.tick(30)
 	require.ErrorAs(t, l.host.Err(), &removed)
 }
 
-// Of two members one is removed and thrown away; then the other loses power. It knows that it is alone.
-func TestAloneAfterCrash(t *testing.T) {
+// One of two members is removed and destroyed. The other one crashes and then leads as the only voter.
+func TestLastVoterAfterCrash(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.put(l, "a=1")
-	other := c.newcomer(2)
+	other := c.addNewMember(2)
 	c.grow(l, other)
 	c.mustChange(l, Change{Kind: Remove, Member: 2})
 	other.stop()
@@ -228,13 +230,13 @@ func TestAloneAfterCrash(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2"}, l.machine.Log)
 }
 
-// Several at once: the group passes through a joint configuration and leaves it by itself.
+// Several changes at once pass through a joint configuration, which the group leaves by itself.
 func TestJointChange(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	gone := c.others(l)[0]
 	stays := c.others(l)[1]
-	four, five := c.newcomer(4), c.newcomer(5)
+	four, five := c.addNewMember(4), c.addNewMember(5)
 	c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: four.host.dirIDs.own}, Change{Kind: AddLearner, Member: 5, DirID: five.host.dirIDs.own})
 	c.tick(5)
 	second := l.change(false, Change{Kind: Promote, Member: 4}, Change{Kind: Remove, Member: gone.id})
@@ -265,16 +267,16 @@ func TestJointChange(t *testing.T) {
 	require.Equal(t, want, c.voters(l, four, five))
 }
 
-// Any member crashes after any packet of a change: all come to the same members in the end, and nothing acknowledged is
-// lost. What the change became is told by the members, not by its answer.
-func TestCrashWhileChanging(t *testing.T) {
+// After a crash of any member after any packet of a change, all members agree on the membership and no acknowledged
+// proposal is lost. The membership shows whether the change took effect, since the response may be lost.
+func TestCrashDuringMembershipChange(t *testing.T) {
 	for victim := range uint64(4) {
 		for after := range 14 {
 			c := startCluster(t, 3, byte(after))
 			c.limits.TailEntries = 3
 			l := c.leader()
 			c.put(l, "a=1")
-			m := c.newcomer(4)
+			m := c.addNewMember(4)
 			c.mustChange(l, Change{Kind: AddLearner, Member: 4, DirID: m.host.dirIDs.own})
 			c.tick(3)
 			l = c.leader(c.members[1], c.members[2], c.members[3], m)
@@ -310,7 +312,7 @@ func TestCrashWhileChanging(t *testing.T) {
 				var removed *RemovedError
 				require.ErrorAs(t, m.host.Err(), &removed)
 			}
-			for len(up) > 3 { // the removed one may not know
+			for len(up) > 3 { // the removed member may not know of its removal
 				up = slices.DeleteFunc(up, func(m *member) bool {
 					return m == gone && !slices.Contains(c.members[4].group.Status().Voters, gone.id)
 				})
@@ -337,7 +339,8 @@ func TestCrashWhileChanging(t *testing.T) {
 	}
 }
 
-// A member loses its disk. Its id comes back only by removal and addition, as a learner, and with another directory.
+// A member that loses its disk rejoins under its ID only after removal and addition, as a learner, with another
+// directory.
 func TestReplacedMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -351,14 +354,14 @@ func TestReplacedMember(t *testing.T) {
 	}
 	victim.crash()
 
-	// With an empty directory it is nobody: not heard, not spoken to.
-	m := c.newcomer(victim.id)
+	// With an empty directory its messages are ignored, and it gets none.
+	m := c.addNewMember(victim.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 	require.Empty(t, m.group.Status().Voters)
 	require.Equal(t, ReasonOtherDirID, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own}).err))
 
-	// An old message of the lost directory is still under way.
+	// An old message from the lost directory is still in transit.
 	var kept []message.Envelope
 	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
 		kept = append(kept, message.Envelope{From: m.id, To: other.id, FromDirID: old, ToDirID: other.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
@@ -379,7 +382,7 @@ func TestReplacedMember(t *testing.T) {
 	c.put(l, "a=2")
 	c.tick(3)
 
-	// It counts: with the old leader away it is half of the quorum.
+	// The member counts for the quorum: the old leader is down.
 	l.crash()
 	next := c.elect(other, m)
 	c.put(next, "a=3")
@@ -390,14 +393,14 @@ func TestReplacedMember(t *testing.T) {
 		require.Equal(t, m.host.dirIDs.own, c.members[m.id].host.dirIDs.own)
 	}
 
-	// Wiped once more: nobody hears the third directory.
-	m = c.newcomer(m.id)
+	// Wiped again: messages of the third directory are ignored.
+	m = c.addNewMember(m.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 }
 
-// A member that was away while another was replaced learns of it by a snapshot, with the data-directory IDs.
-func TestReplacedWhileAway(t *testing.T) {
+// A member that was down while another was replaced learns the new data-directory IDs from a snapshot.
+func TestReplacementLearnedFromSnapshot(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
 	for _, id := range c.ids {
@@ -407,13 +410,13 @@ func TestReplacedWhileAway(t *testing.T) {
 	away, lost := c.others(l)[0], c.others(l)[1]
 	c.put(l, "a=1")
 	c.tick(2)
-	four := c.newcomer(4)
+	four := c.addNewMember(4)
 	c.grow(l, four)
 	away.crash()
 	c.tick(2)
 	c.mustChange(l, Change{Kind: Remove, Member: lost.id})
 	lost.crash()
-	lost = c.newcomer(lost.id)
+	lost = c.addNewMember(lost.id)
 	c.mustChange(l, Change{Kind: AddLearner, Member: lost.id, DirID: lost.host.dirIDs.own})
 	c.putMany(l, 0, 30)
 	c.tick(3)
@@ -432,12 +435,12 @@ func TestReplacedWhileAway(t *testing.T) {
 	require.Equal(t, next.machine.Log, lost.machine.Log)
 }
 
-// A group that nobody ever wrote to can grow, too: its snapshot is of nothing.
+// A member can join a group without entries: its snapshot is empty.
 func TestEmptyGroupGrows(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	require.Zero(t, l.machine.Index)
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	c.grow(l, m)
 	require.Equal(t, 1, m.arrived)
 	m.crash()
@@ -448,13 +451,13 @@ func TestEmptyGroupGrows(t *testing.T) {
 	c.converge("a=1")
 }
 
-// The place of a snapshot is after changes that the state machine knows nothing of. A crash in the installation is
-// finished at the next start.
+// A snapshot is taken after membership changes that the state machine does not see. An installation that a crash
+// interrupts is finished at the next start.
 func TestSnapshotAfterChange(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
 	c.put(l, "a=1")
-	m := c.newcomer(2)
+	m := c.addNewMember(2)
 	var disk *vfs.MemFS
 	m.machine.restored = func() { disk = m.fs.CrashClone(vfs.CrashCloneCfg{}) }
 	c.mustChange(l, Change{Kind: AddLearner, Member: 2, DirID: m.host.dirIDs.own})
@@ -475,8 +478,8 @@ func TestSnapshotAfterChange(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
 }
 
-// Cutting the log keeps what the changes in it say, wherever the cut is.
-func TestCutBetweenChanges(t *testing.T) {
+// Truncating the log at any position keeps the membership.
+func TestTruncationBetweenChanges(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	c.limits.TailEntries = 3
 	c.first = []uint64{1}
@@ -501,8 +504,9 @@ func TestCutBetweenChanges(t *testing.T) {
 	}
 }
 
-// A directory of before the members could change: its logs begin with entry 1, which is hidden from those who join.
-func TestLayout1IsRewritten(t *testing.T) {
+// A directory of layout 1, without memberships, is converted. Its logs begin with entry 1, which joining members do not
+// get.
+func TestLayout1IsConverted(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	m := c.members[1]
 	c.put(m, "a=1")
@@ -517,7 +521,7 @@ func TestLayout1IsRewritten(t *testing.T) {
 	m.start()
 	c.put(c.elect(), "a=2")
 	require.Equal(t, []string{"a=1", "a=2"}, m.machine.Log)
-	c.grow(m, c.newcomer(2))
+	c.grow(m, c.addNewMember(2))
 	c.converge("a=1", "a=2")
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// TestMutants shows for each safety rule that the opposite of what the other tests expect happens when it is broken.
+// For each safety rule, TestMutants shows that a test fails when the rule is broken.
 func TestMutants(t *testing.T) {
 	for name, story := range map[string]func(*testing.T){
 		mutant.SkipLogSync: func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestMutants(t *testing.T) {
 			c.put(c.elect(), "a=2")
 			require.Equal(t, []string{"a=2"}, c.leader().machine.Log, "an acknowledged write is lost")
 		},
-		mutant.ForgetBirths: func(t *testing.T) {
+		mutant.ForgetDirIDs: func(t *testing.T) {
 			c := startCluster(t, 3, 1)
 			c.put(c.leader(), "a=1")
 			c.members[2].wipe()

@@ -106,7 +106,7 @@ func (h *Host) Process() (err error) {
 			break
 		}
 	}
-	return h.rest()
+	return h.endProcess()
 }
 
 // envelope returns an envelope of the group to another member, without content.
@@ -148,18 +148,18 @@ func (g *Group) observe(rd *raft.Ready) {
 		if g.role == raft.StateLeader {
 			g.arrived = arrivals{term: term}
 		}
-		g.lose()
-		g.host.leads(Leadership{Group: g.id, Leader: leader, Term: term})
+		g.failUncertain()
+		g.host.reportLeadership(Leadership{Group: g.id, Leader: leader, Term: term})
 	}
-	g.reads.hear(g, rd.ReadStates)
+	g.reads.handleResponses(g, rd.ReadStates)
 	g.reads.release(g)
 	g.checkTransfer(g.host.now)
 	g.checkChange(g.host.now)
 }
 
-// rest ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with more
-// work scheduled.
-func (h *Host) rest() error {
+// endProcess ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with
+// more work scheduled.
+func (h *Host) endProcess() error {
 	for _, g := range h.work {
 		g.trim()
 		g.dropIncoming()
@@ -169,7 +169,7 @@ func (h *Host) rest() error {
 	}
 	more := h.work[:0]
 	for _, g := range h.work {
-		if g.queued = g.proposing() || g.reads.due(g) || g.node.HasReady(); g.queued {
+		if g.queued = g.canPropose() || g.reads.due(g) || g.node.HasReady(); g.queued {
 			more = append(more, g)
 		}
 	}
@@ -198,20 +198,20 @@ func (g *Group) trim() {
 		},
 		then: func() error {
 			g.flushing = false
-			return g.cut(flushed)
+			return g.scheduleTruncation(flushed)
 		},
 	})
 }
 
-// cut makes the next write truncate the log, at most up to the index that the state machine has flushed.
-func (g *Group) cut(flushed uint64) error {
+// scheduleTruncation makes the next write truncate the log, at most up to the index that the state machine has flushed.
+func (g *Group) scheduleTruncation(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
 	to := l.Tail(limits.TailBytes)
 	if count := l.Last().Index - l.Begin().Index; count > limits.TailEntries {
 		to = max(to, l.Last().Index-limits.TailEntries)
 	}
 	to = min(to, flushed, g.applied.Index)
-	to = g.keepFor(to)
+	to = g.truncationLimit(to)
 	g.flushAfter, g.flushBytes = l.Last().Index+limits.TailEntries/8+1, l.Bytes()+limits.TailBytes/8+1
 	if to <= l.Begin().Index || g.installing != nil {
 		return nil
@@ -225,10 +225,10 @@ func (g *Group) cut(flushed uint64) error {
 	return nil
 }
 
-// keepFor lowers the index to, up to which the log may be truncated, so that other members can continue with the log: a
-// leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 × Limits.TailBytes. The
-// entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
-func (g *Group) keepFor(to uint64) uint64 {
+// truncationLimit lowers the index to, up to which the log may be truncated, so that other members can continue with
+// the log: a leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 ×
+// Limits.TailBytes. The entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
+func (g *Group) truncationLimit(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()
 	if bytes < 16*limits.TailBytes {

@@ -93,21 +93,21 @@ func (g *Group) blocked(s *raft.BasicStatus) bool {
 	return s.Lead == 0 || g.hold > g.host.now
 }
 
-// proposing reports whether propose would do something.
-func (g *Group) proposing() bool {
-	if len(g.queue) == 0 && len(g.mail) == 0 {
+// canPropose reports whether propose would do something.
+func (g *Group) canPropose() bool {
+	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return false
 	}
 	s := g.node.BasicStatus()
-	if g.gathers(&s) {
+	if g.isBatching(&s) {
 		return false
 	}
-	return len(g.mail) > 0 || !g.forward || !g.blocked(&s)
+	return len(g.forwardQueue) > 0 || !g.forward || !g.blocked(&s)
 }
 
-// gathers reports whether proposals are held back to be batched: a write of the log is under way, so they can only be
-// part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
-func (g *Group) gathers(s *raft.BasicStatus) bool {
+// isBatching reports whether proposals are held back to be batched: a write of the log is under way, so they can only
+// be part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
+func (g *Group) isBatching(s *raft.BasicStatus) bool {
 	if !g.forward && s.RaftState != raft.StateLeader {
 		return false
 	}
@@ -116,15 +116,15 @@ func (g *Group) gathers(s *raft.BasicStatus) bool {
 
 // propose passes the queued proposals to raft, or forwards them to the leader, in as few messages as their size allows.
 func (g *Group) propose() {
-	if len(g.queue) == 0 && len(g.mail) == 0 {
+	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return
 	}
 	status := g.node.BasicStatus()
-	if g.gathers(&status) {
+	if g.isBatching(&status) {
 		return
 	}
 	g.waiting = 0
-	g.proposeMail(&status)
+	g.proposeForwarded(&status)
 	leads := status.RaftState == raft.StateLeader
 	switch {
 	case g.forward && g.blocked(&status):
@@ -193,7 +193,7 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 		case p.at == at:
 			found = p
 		case p.at.Index == at.Index:
-			g.lost(p)
+			g.requeueOrFail(p)
 		default:
 			g.host.complete(p, Result{}, ErrUncertain)
 		}
@@ -210,16 +210,16 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 		// Terms never decrease along a log, so no proposal sent to the leader of an earlier term can follow in it.
 		for _, p := range g.sent.drain(func(p *proposal) bool { return p.at.Term < at.Term }) {
 			g.proposalBytes -= p.size
-			g.lost(p)
+			g.requeueOrFail(p)
 		}
 		g.sent.term = at.Term
 	}
 	return found
 }
 
-// lost handles a proposal that certainly will not be applied: it queues the proposal again with GroupOptions.Forward,
-// and otherwise fails it with a *NotLeaderError.
-func (g *Group) lost(p *proposal) {
+// requeueOrFail handles a proposal that certainly will not be applied: it queues the proposal again with
+// GroupOptions.Forward, and otherwise fails it with a *NotLeaderError.
+func (g *Group) requeueOrFail(p *proposal) {
 	if !g.forward {
 		g.host.complete(p, Result{}, &NotLeaderError{g.leader})
 		return
@@ -237,9 +237,10 @@ func (g *Group) takeInflight() *proposal {
 	return p
 }
 
-// lose fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed ones.
-// With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are applied.
-func (g *Group) lose() {
+// failUncertain fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed
+// ones. With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are
+// applied.
+func (g *Group) failUncertain() {
 	if g.forward {
 		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {
 			inflight := g.inflight
@@ -247,7 +248,7 @@ func (g *Group) lose() {
 			for _, p := range inflight {
 				if p.at.Term < g.handed.Term {
 					g.proposalBytes -= p.size
-					g.lost(p)
+					g.requeueOrFail(p)
 				} else {
 					g.sent.add(p)
 				}
@@ -295,7 +296,7 @@ func (g *Group) expire(now uint64) {
 		clear(g.queue[len(keep):])
 		g.queue = keep
 	}
-	if len(g.queue)+len(g.mail) > 0 {
+	if len(g.queue)+len(g.forwardQueue) > 0 {
 		g.host.schedule(g)
 	}
 	g.reads.expire(g, now)

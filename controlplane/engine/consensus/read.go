@@ -81,8 +81,8 @@ func (rs *reads) ask(g *Group) {
 	g.node.ReadIndex(name[:])
 }
 
-// hear handles the leader's responses.
-func (rs *reads) hear(g *Group, states []raft.ReadState) {
+// handleResponses handles the leader's responses.
+func (rs *reads) handleResponses(g *Group, states []raft.ReadState) {
 	for _, s := range states {
 		if len(rs.asked) == 0 || string(s.RequestCtx) != string(rs.name[:]) {
 			continue // a repeated response

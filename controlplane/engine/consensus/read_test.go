@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-func TestReadEverywhere(t *testing.T) {
+func TestReadOnEveryMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
 	for _, id := range c.ids {
@@ -25,8 +25,8 @@ func TestReadEverywhere(t *testing.T) {
 	}
 }
 
-// Reads that arrive while a question is under way share the next one.
-func TestReadsShareQuestions(t *testing.T) {
+// Reads that arrive while a ReadIndex request is pending share the next request.
+func TestReadsShareRequests(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
 	questions := 0
@@ -56,7 +56,7 @@ func TestReadsShareQuestions(t *testing.T) {
 	require.Equal(t, 2, questions)
 }
 
-// An answer says nothing about writes after the question, so the question of those that came later is another one.
+// A response does not cover writes after its request, so reads that arrive after the request use the next one.
 func TestReadSeesEarlierWrite(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
@@ -77,7 +77,7 @@ func TestReadSeesEarlierWrite(t *testing.T) {
 	require.GreaterOrEqual(t, second.result.Index, uint64(2))
 }
 
-func TestLostQuestionIsRepeated(t *testing.T) {
+func TestLostReadRequestIsRepeated(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
 	lost := 0
@@ -110,12 +110,12 @@ func TestReadWithoutLeader(t *testing.T) {
 	require.Zero(t, f.group.reads.count)
 }
 
-// A leader that lost its followers must not answer from what it believes.
-func TestDeposedLeaderDoesNotAnswer(t *testing.T) {
+// A leader that has lost its followers must not confirm reads.
+func TestDeposedLeaderDoesNotAnswerReads(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	old := c.leader()
 	c.isolate(old)
-	// Time stands still for the old leader, which believes in itself.
+	// The old leader gets no ticks, so it still assumes that it leads.
 	for range 40 {
 		for _, m := range c.others(old) {
 			require.NoError(t, m.host.Tick())
@@ -134,8 +134,8 @@ func TestDeposedLeaderDoesNotAnswer(t *testing.T) {
 	require.Equal(t, "1", old.machine.Values["a"])
 }
 
-// The read index may be ahead of what this member has.
-func TestReadWaitsForState(t *testing.T) {
+// A read whose index is ahead of this member's state waits until the state is applied.
+func TestReadWaitsUntilApplied(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
 	c.drop = func(e message.Envelope) bool {
@@ -180,7 +180,7 @@ func TestCancelledReads(t *testing.T) {
 	}
 }
 
-// The first read of a new leader waits until it knows what is committed.
+// The first read on a new leader waits until the leader knows its commit index.
 func TestReadOnNewLeader(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

@@ -420,7 +420,7 @@ func (r *Runner) Stop(ctx context.Context) error {
 			err := r.TransferLeader(ctx, id, 0)
 			var elsewhere *NotLeaderError
 			if err != nil && !errors.Is(err, ErrAlone) && !errors.As(err, &elsewhere) {
-				r.host.opts.Log.Info("kept the leadership until the end", "id", id, "err", err)
+				r.host.opts.Log.Info("leadership was not transferred before the stop", "id", id, "err", err)
 			}
 		})
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// wire is a network in memory between runners.
-type wire struct {
+// memoryNetwork delivers envelopes between runners in memory.
+type memoryNetwork struct {
 	mu  sync.Mutex
 	ids []uint64
 	to  map[uint64]*runnerMember
@@ -33,14 +33,14 @@ type wire struct {
 
 type runnerMember struct {
 	*Runner
-	w       *wire
+	w       *memoryNetwork
 	id      uint64
 	fs      *vfs.MemFS
-	machine *toy
+	machine *testMachine
 	n       int
 }
 
-func (m *runnerMember) reach(id uint64) *runnerMember {
+func (m *runnerMember) reachable(id uint64) *runnerMember {
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
 	if m.w.cut[m.id] || m.w.cut[id] {
@@ -50,13 +50,13 @@ func (m *runnerMember) reach(id uint64) *runnerMember {
 }
 
 func (m *runnerMember) Send(e message.Envelope) {
-	if to := m.reach(e.To); to != nil {
+	if to := m.reachable(e.To); to != nil {
 		to.Deliver(e)
 	}
 }
 
 func (m *runnerMember) SendSnapshot(e message.Envelope, dir string) {
-	to := m.reach(e.To)
+	to := m.reachable(e.To)
 	ok := false
 	if to != nil {
 		to.n++
@@ -71,8 +71,8 @@ func vfsCopy(from vfs.FS, fromDir string, to vfs.FS, toDir string) error {
 	return err
 }
 
-func startRunners(t testing.TB, n int, opts RunnerOptions) *wire {
-	w := &wire{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}}
+func startRunners(t testing.TB, n int, opts RunnerOptions) *memoryNetwork {
+	w := &memoryNetwork{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}}
 	for id := range uint64(n) {
 		w.ids = append(w.ids, id+1)
 	}
@@ -85,7 +85,7 @@ func startRunners(t testing.TB, n int, opts RunnerOptions) *wire {
 }
 
 // start needs the lock.
-func (w *wire) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions) *runnerMember {
+func (w *memoryNetwork) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions) *runnerMember {
 	m := &runnerMember{w: w, id: id, fs: fs}
 	var disk vfs.FS = fs
 	if slow := w.slow[id]; slow != nil {
@@ -99,7 +99,7 @@ func (w *wire) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions)
 		Limits: Limits{TailEntries: cmp.Or(w.tail, 100)},
 	})
 	require.NoError(t, err)
-	m.machine, err = openToy(disk, "/state")
+	m.machine, err = openTestMachine(disk, "/state")
 	require.NoError(t, err)
 	_, err = h.AddGroup(GroupOptions{ID: testGroup, Name: "test", Machine: m.machine, Forward: w.forward})
 	require.NoError(t, err)
@@ -108,14 +108,14 @@ func (w *wire) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions)
 	return m
 }
 
-func (w *wire) stop(t testing.TB) {
+func (w *memoryNetwork) stop(t testing.TB) {
 	for _, id := range w.ids {
 		require.NoError(t, w.to[id].Stop(t.Context()))
 	}
 }
 
 // lead waits until all members, or the given ones, agree on a leader.
-func (w *wire) lead(t testing.TB, among ...uint64) *runnerMember {
+func (w *memoryNetwork) lead(t testing.TB, among ...uint64) *runnerMember {
 	if len(among) == 0 {
 		among = w.ids
 	}
@@ -142,14 +142,14 @@ func (w *wire) lead(t testing.TB, among ...uint64) *runnerMember {
 	}
 	defer wg.Wait()
 	defer close(over)
-	said := map[uint64]uint64{}
+	reported := map[uint64]uint64{}
 	leader := uint64(0)
 	for agree := false; !agree; {
 		n := <-heard
-		said[n.member], leader = n.leader, n.leader
+		reported[n.member], leader = n.leader, n.leader
 		agree = leader != 0 && !w.cut[leader]
 		for _, id := range among {
-			agree = agree && said[id] == leader
+			agree = agree && reported[id] == leader
 		}
 	}
 	require.NotZero(t, leader)
@@ -182,7 +182,7 @@ func TestRunners(t *testing.T) {
 			require.ErrorIs(t, m.ReadIndex(ctx, 99), ErrNoGroup)
 			require.ErrorIs(t, m.TransferLeader(ctx, 99, 0), ErrNoGroup)
 		}
-		// Many at once.
+		// Many concurrent calls.
 		var wg sync.WaitGroup
 		for i := range 500 {
 			wg.Go(func() {
@@ -202,13 +202,13 @@ func TestRunners(t *testing.T) {
 	})
 }
 
-// Stop hands the leadership over first, so that the others need not miss the leader.
-func TestStopHandsOver(t *testing.T) {
+// Stop transfers leadership first, so that the others need not wait for an election timeout.
+func TestStopTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
-		// Who was elected this moment may have nobody yet who has all that it has.
+		// A leader that was just elected may have no follower yet that has its whole log.
 		for _, at := range w.to {
 			for status, err := at.Status(ctx); err == nil && status.Groups[0].Commit < 2; status, err = at.Status(ctx) {
 				time.Sleep(10 * time.Millisecond) // on the fake clock
@@ -244,7 +244,7 @@ func TestStopHandsOver(t *testing.T) {
 	})
 }
 
-func TestCallersGiveUp(t *testing.T) {
+func TestCanceledCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
@@ -259,7 +259,7 @@ func TestCallersGiveUp(t *testing.T) {
 		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), context.DeadlineExceeded)
 		require.ErrorIs(t, l.TransferLeader(ctx, testGroup, 0), context.DeadlineExceeded)
 
-		// Those who wait longer get an answer, too.
+		// Calls that wait longer get an answer, too.
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
@@ -282,7 +282,7 @@ func TestCallersGiveUp(t *testing.T) {
 }
 
 func TestRunnerInboxIsBounded(t *testing.T) {
-	w := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
+	w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
 	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{Envelopes: 3, Calls: 2})
 	w.lead(t)
 	hold, held := make(chan struct{}), make(chan struct{})
@@ -303,9 +303,9 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	w.stop(t)
 }
 
-// A host that fails takes its runner with it: everybody is answered with the reason.
-func TestRunnerEndsWithHost(t *testing.T) {
-	w := &wire{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
+// A failed host stops its runner, and every call returns the reason.
+func TestRunnerStopsWithHost(t *testing.T) {
+	w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
 	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{})
 	w.lead(t)
 	require.NoError(t, m.call(func() { m.machine.applyErr = errors.New("disk on fire") }, true))
@@ -317,7 +317,7 @@ func TestRunnerEndsWithHost(t *testing.T) {
 	require.ErrorContains(t, m.Stop(t.Context()), "disk on fire")
 }
 
-// A member that was away long comes back by a snapshot.
+// A member that was down for long recovers from a snapshot.
 func TestRunnersSendSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})
@@ -341,7 +341,7 @@ func TestRunnersSendSnapshots(t *testing.T) {
 func TestOnRealDisk(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 {
-		machine, err := openToy(vfs.Default, dir+"/state")
+		machine, err := openTestMachine(vfs.Default, dir+"/state")
 		require.NoError(t, err)
 		h, err := Open(Options{ID: 1, Members: []uint64{1}, Dir: dir + "/consensus", Transport: &runnerMember{}, Log: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)

@@ -25,7 +25,7 @@ type SeedGroup struct {
 // data directories as at any first start (dirid.go). o has the options of Open, without Join. Seed fails if there is a
 // log.
 func Seed(o Options, groups []SeedGroup) (err error) {
-	o.Transport = nowhere{}
+	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
 		return fmt.Errorf("seed consensus: %w", err)
 	}
@@ -56,7 +56,7 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 // not. So the state has every entry that this member acknowledged, and perhaps entries that no quorum acknowledged. The
 // directory must not be in use. Salvage returns the highest term in the log, for SeedGroup.Known.
 func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
-	o.Transport = nowhere{}
+	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
 		return 0, fmt.Errorf("salvage group %d: %w", group, err)
 	}
@@ -76,7 +76,7 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	defer func() { err = errors.Join(err, e.Close()) }()
 	l, fresh, err := raftlog.OpenExisting(e, group)
 	if err != nil || fresh {
-		return 0, errors.Join(err, errors.New("there is no log of it"))
+		return 0, errors.Join(err, errors.New("there is no log for it"))
 	}
 	index, _ := m.Applied()
 	if index < l.Begin().Index && index < l.State().Index {
@@ -98,8 +98,8 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
-// nowhere is a Transport that drops everything, for Seed and Salvage, which send nothing.
-type nowhere struct{}
+// discardTransport is a Transport that drops everything, for Seed and Salvage, which send nothing.
+type discardTransport struct{}
 
-func (nowhere) Send(message.Envelope)                 {}
-func (nowhere) SendSnapshot(message.Envelope, string) {}
+func (discardTransport) Send(message.Envelope)                 {}
+func (discardTransport) SendSnapshot(message.Envelope, string) {}

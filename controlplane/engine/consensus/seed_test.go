@@ -9,21 +9,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// seed makes a member's disk one in which the group begins with a state.
-func (m *member) seed(members []uint64, state toyState, known uint64) error {
-	machine, err := openToy(m.fs, "/state")
+// seed writes a data directory in which the group begins with a given state.
+func (m *member) seed(members []uint64, state testMachineState, known uint64) error {
+	machine, err := openTestMachine(m.fs, "/state")
 	require.NoError(m.c.t, err)
-	machine.toyState = state
+	machine.testMachineState = state
 	require.NoError(m.c.t, machine.write("/state"))
 	return Seed(Options{ID: m.id, Members: members, Dir: "/consensus", FS: m.fs, QuietLog: true},
 		[]SeedGroup{{ID: testGroup, Index: state.Index, Term: state.Term, Known: known}})
 }
 
-// Three members begin with a state that they did not agree on, as after a restore, and go on from there.
+// Three members begin with a given state that was not agreed on, as after a restore, and continue from it.
 func TestSeed(t *testing.T) {
-	for _, state := range []toyState{
+	for _, state := range []testMachineState{
 		{Index: 40, Term: 6, Log: []string{"a=1", "a=2"}, Values: map[string]string{"a": "2"}},
-		{Values: map[string]string{}}, // of a group that nobody wrote to
+		{Values: map[string]string{}}, // of a group without entries
 	} {
 		c := newCluster(t, 3, 1)
 		for _, id := range c.ids {
@@ -41,13 +41,13 @@ func TestSeed(t *testing.T) {
 			c.members[id].start()
 		}
 		c.put(c.elect(), "b=2")
-		c.grow(c.elect(), c.newcomer(4))
+		c.grow(c.elect(), c.addNewMember(4))
 		c.converge(append(state.Log, "b=1", "b=2")...)
 	}
 }
 
-// Of three members one is left. What it has acknowledged is in its log at least: all of that goes into the new cluster,
-// whose members the old ones know nothing of.
+// One of three members is left. Its log contains at least what was acknowledged; all of it goes into a new cluster,
+// which has no relation to the old members.
 func TestSalvage(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -66,7 +66,7 @@ func TestSalvage(t *testing.T) {
 	for _, m := range c.members {
 		m.crash()
 	}
-	machine, err := openToy(left.fs, "/state")
+	machine, err := openTestMachine(left.fs, "/state")
 	require.NoError(t, err)
 	o := Options{ID: left.id, Members: []uint64{left.id}, Dir: "/consensus", FS: left.fs, QuietLog: true}
 	known, err := Salvage(o, testGroup, machine)
@@ -78,11 +78,11 @@ func TestSalvage(t *testing.T) {
 	require.Equal(t, known, again)
 	require.Len(t, machine.Log, 3, "once")
 	_, err = Salvage(o, 99, machine)
-	require.ErrorContains(t, err, "there is no log of it")
+	require.ErrorContains(t, err, "there is no log for it")
 
 	fresh := &member{c: c, id: left.id, fs: vfs.NewCrashableMem()}
 	c.members[left.id], c.first = fresh, []uint64{left.id}
-	require.NoError(t, fresh.seed(c.first, machine.toyState, known))
+	require.NoError(t, fresh.seed(c.first, machine.testMachineState, known))
 	fresh.start()
 	l = c.elect(fresh)
 	require.Greater(t, l.group.term, term)

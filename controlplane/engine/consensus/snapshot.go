@@ -140,10 +140,10 @@ func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	return nil
 }
 
-// installation is a snapshot that the state machine is installing. held is what raft wants to be stored after it.
+// installation is a snapshot that the state machine is installing. queuedWrites holds the writes of raft that must follow the installation.
 type installation struct {
-	begin raftconf.LogStart
-	held  []stored
+	begin        raftconf.LogStart
+	queuedWrites []stored
 }
 
 // install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker,
@@ -201,9 +201,9 @@ func (g *Group) finishInstallation(s stored) error {
 	}
 	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
 	g.reads.release(g)
-	for i, later := range in.held {
+	for i, later := range in.queuedWrites {
 		if g.installing != nil { // again
-			g.installing.held = append(g.installing.held, in.held[i:]...)
+			g.installing.queuedWrites = append(g.installing.queuedWrites, in.queuedWrites[i:]...)
 			break
 		}
 		if err := g.store(later); err != nil {
@@ -238,7 +238,7 @@ func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
 	if fresh && index != 0 {
-		return fmt.Errorf("the state is at entry %d, but there is no log of it", index)
+		return fmt.Errorf("the state is at entry %d, but there is no log for it", index)
 	}
 	if err := g.finishInstall(raftconf.Position{Index: index, Term: term}); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// shortLogs makes a cluster that keeps few entries for slow members.
+// shortLogs returns a cluster that keeps few entries for slow members.
 func shortLogs(t *testing.T) *cluster {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
@@ -63,8 +63,8 @@ func TestSlowMemberGetsSnapshots(t *testing.T) {
 	c.converge(c.putMany(c.elect(), n, 5)...)
 }
 
-// Two snapshots without a tick in between, the first one overtaken by another before it was delivered.
-func TestSnapshotIsOvertaken(t *testing.T) {
+// A second snapshot arrives before the first one was delivered.
+func TestSnapshotIsReplacedByANewerOne(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
 	slow := c.others(l)[0]
@@ -85,8 +85,8 @@ func TestSnapshotIsOvertaken(t *testing.T) {
 	c.converge(all...)
 }
 
-// While the files travel the log is kept from there on, so that the member can go on when it has them.
-func TestLogIsKeptForSnapshotUnderWay(t *testing.T) {
+// While a snapshot is sent, the log after it is kept, so that the receiver can continue with it.
+func TestLogIsKeptDuringSnapshotTransfer(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
 	slow := c.others(l)[0]
@@ -121,8 +121,8 @@ func TestLogIsKeptForSnapshotUnderWay(t *testing.T) {
 	require.Greater(t, l.group.Status().First, uint64(60), "and the log is cut again")
 }
 
-// A crash between the state machine's new state and the log's is finished at the next start: first with a log that ends
-// before the snapshot, then with one that goes on beyond it with entries that were never committed.
+// An installation that a crash interrupts is finished at the next start: first with a log that ends before the
+// snapshot, then with a log that has uncommitted entries beyond it.
 func TestCrashDuringInstallation(t *testing.T) {
 	for _, diverged := range []bool{false, true} {
 		t.Run(fmt.Sprint("diverged ", diverged), func(t *testing.T) {
@@ -177,8 +177,8 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	require.Equal(t, l.machine.Log, slow.machine.Log)
 }
 
-// Files that nobody asked for are dropped.
-func TestStrayFiles(t *testing.T) {
+// Files of a snapshot that raft did not accept are removed.
+func TestUnrequestedSnapshotFilesAreRemoved(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	f := c.others(l)[0]
@@ -215,8 +215,8 @@ func TestOldDirectoriesAreRemoved(t *testing.T) {
 	require.Empty(t, m.snapshotDirs())
 }
 
-// A log and a state machine that do not belong together.
-func TestLogAndStateMustAgree(t *testing.T) {
+// AddGroup refuses a log and a state machine that do not belong together.
+func TestLogAndStateMustMatch(t *testing.T) {
 	prepare := func(t *testing.T) (*cluster, *member) {
 		c := newCluster(t, 1, 1)
 		c.limits.TailEntries = 4
@@ -229,33 +229,33 @@ func TestLogAndStateMustAgree(t *testing.T) {
 		m.stop()
 		return c, m
 	}
-	change := func(m *member, f func(*toyState)) error {
-		machine, err := openToy(m.fs, "/state")
+	change := func(m *member, f func(*testMachineState)) error {
+		machine, err := openTestMachine(m.fs, "/state")
 		require.NoError(t, err)
-		f(&machine.toyState)
+		f(&machine.testMachineState)
 		require.NoError(t, machine.write("/state"))
 		return m.tryStart()
 	}
 	t.Run("state lost", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { *s = toyState{} }), "the state has lost what it had flushed")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { *s = testMachineState{} }), "the state has lost what it had flushed")
 	})
 	t.Run("log lost", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { s.Index += 3 }), "the log has lost what it had acknowledged")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Index += 3 }), "the log has lost what it had acknowledged")
 	})
 	t.Run("other term", func(t *testing.T) {
 		_, m := prepare(t)
-		require.ErrorContains(t, change(m, func(s *toyState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
+		require.ErrorContains(t, change(m, func(s *testMachineState) { s.Term++ }), "is of term 3 in the state, but of term 2 in the log")
 	})
 	t.Run("no log", func(t *testing.T) {
 		_, m := prepare(t)
 		require.NoError(t, m.fs.RemoveAll("/consensus"))
-		require.ErrorContains(t, m.tryStart(), "there is no log of it")
+		require.ErrorContains(t, m.tryStart(), "there is no log for it")
 	})
 }
 
-// A leader that cannot make a checkpoint tries again, and nothing else suffers.
+// A leader whose checkpoint fails tries again, and other work continues.
 func TestCheckpointFails(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
@@ -273,8 +273,8 @@ func TestCheckpointFails(t *testing.T) {
 	c.converge(append(all, "a=1")...)
 }
 
-// A member that was away for a moment finds what it missed in the leader's log, which is otherwise cut.
-func TestLeaderKeepsWhatOneLacks(t *testing.T) {
+// A member that was down briefly gets the missed entries from the leader's log, which is truncated otherwise.
+func TestLeaderKeepsLogForSlowMember(t *testing.T) {
 	for _, away := range []bool{true, false} {
 		c := newCluster(t, 3, 1)
 		c.limits.TailEntries = 8

@@ -75,7 +75,7 @@ func (g *Group) Status() GroupStatus {
 	if b.RaftState == raft.StateLeader {
 		s.Match, s.Active = map[uint64]uint64{}, map[uint64]bool{}
 		g.node.WithProgress(func(id uint64, _ raft.ProgressType, pr tracker.Progress) {
-			s.Match[id], s.Active[id] = pr.Match, g.host.hearing(id)
+			s.Match[id], s.Active[id] = pr.Match, g.host.heardRecently(id)
 		})
 	}
 	return s
@@ -96,7 +96,7 @@ type transfer struct {
 func (g *Group) TransferLeader(to uint64, done func(error)) {
 	anyone := to == 0
 	if anyone {
-		to = g.furthest()
+		to = g.mostCurrentVoter()
 	}
 	switch {
 	case g.host.err != nil:
@@ -136,9 +136,9 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// furthest returns, of the other voters that raft considers active and that were not reported unreachable since, the
-// one with most of the log; 0 if there is none.
-func (g *Group) furthest() uint64 {
+// mostCurrentVoter returns, of the other voters that raft considers active and that were not reported unreachable
+// since, the one with most of the log; 0 if there is none.
+func (g *Group) mostCurrentVoter() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
 		if id != g.host.opts.ID && typ == raft.ProgressTypePeer && pr.RecentActive && !g.host.lost[id] && (best == 0 || pr.Match > match) {
@@ -176,7 +176,7 @@ func (g *Group) loseTransferee(member uint64) {
 	err := fmt.Errorf("%w: member %d cannot be reached", ErrTransferFailed, member)
 	if t.anyone {
 		err = fmt.Errorf("%w: %w", ErrTransferFailed, ErrAlone)
-		if t.to = g.furthest(); t.to != 0 {
+		if t.to = g.mostCurrentVoter(); t.to != 0 {
 			err = g.transferTo(t.to)
 		}
 	}
@@ -189,7 +189,7 @@ func (g *Group) loseTransferee(member uint64) {
 func (g *Group) endTransfer(err error) {
 	if t := g.transfer; t != nil {
 		g.transfer = nil
-		g.host.later(func() { t.done(err) })
+		g.host.queueCallback(func() { t.done(err) })
 	}
 }
 
@@ -214,8 +214,8 @@ func (g *Group) step(e message.Envelope) {
 		return // the sender will ask the new leader; raft would forward the request with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it has
-		// no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
+		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it
+		// has no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

@@ -105,7 +105,7 @@ func (h *Host) finishWrite(w *write, failure error) {
 		return
 	}
 	for i, g := range h.groups {
-		if i == 0 || len(g.queue)+len(g.mail) > 0 {
+		if i == 0 || len(g.queue)+len(g.forwardQueue) > 0 {
 			h.schedule(g) // Process may have held its proposals back during the write
 		}
 	}
@@ -145,25 +145,25 @@ func (h *Host) stalled() uint64 {
 	return h.now - h.threads.writing.since
 }
 
-// fleeStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The other
-// members can commit without this disk.
-func (h *Host) fleeStall() {
+// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The
+// other members can commit without this disk.
+func (h *Host) transferOnStall() {
 	ticks := h.stalled()
 	if ticks < uint64(h.opts.StallTicks) {
-		h.fled = false
+		h.stallReported = false
 		return
 	}
 	for _, g := range h.groups {
-		if g.leader != h.opts.ID || g.transfer != nil || g.furthest() == 0 {
+		if g.leader != h.opts.ID || g.transfer != nil || g.mostCurrentVoter() == 0 {
 			continue
 		}
-		if !h.fled {
-			h.fled = true
-			h.opts.Log.Warn("the disk does not finish a write: handing the leadership over", "ticks", ticks)
+		if !h.stallReported {
+			h.stallReported = true
+			h.opts.Log.Warn("the disk does not finish a write: transferring leadership", "ticks", ticks)
 		}
 		g.TransferLeader(0, func(err error) {
 			if err != nil {
-				g.log.Warn("the leadership stays with a disk that does not finish a write", "err", err)
+				g.log.Warn("leadership stays on a member whose disk does not finish a write", "err", err)
 			}
 		})
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowDisk lets syncs take their time. It is set once the member runs.
+// slowDisk delays syncs. It is enabled once the member runs.
 type slowDisk struct{ takes atomic.Int64 }
 
 func (d *slowDisk) String() string { return "slow disk" }
@@ -33,8 +33,8 @@ func (d *slowDisk) MaybeError(op errorfs.Op) error {
 func (d *slowDisk) stall(t time.Duration) { d.takes.Store(int64(t)) }
 
 // startSlow starts members that forward, with disks that can be slow.
-func startSlow(t testing.TB, n int) *wire {
-	w := &wire{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
+func startSlow(t testing.TB, n int) *memoryNetwork {
+	w := &memoryNetwork{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
 	for id := range uint64(n) {
 		w.ids = append(w.ids, id+1)
 		w.slow[id+1] = &slowDisk{}
@@ -47,8 +47,8 @@ func startSlow(t testing.TB, n int) *wire {
 	return w
 }
 
-// A leader whose disk stands still hands over, and the others go on.
-func TestStalledLeaderHandsOver(t *testing.T) {
+// A leader whose disk stalls transfers leadership, and the other members continue.
+func TestStalledLeaderTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startSlow(t, 3)
@@ -94,9 +94,9 @@ func TestStalledLeaderHandsOver(t *testing.T) {
 	})
 }
 
-// A slow disk is no reason to lose the leadership: heartbeats and appends leave meanwhile, and what a majority of the
-// others holds is committed.
-func TestSlowLeaderLeads(t *testing.T) {
+// A leader with a slow disk keeps leadership: it sends heartbeats and appends meanwhile, and entries that a majority of
+// the others has synced are committed.
+func TestSlowLeaderKeepsLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startSlow(t, 3)
@@ -120,8 +120,8 @@ func TestSlowLeaderLeads(t *testing.T) {
 	})
 }
 
-// Whoever cannot hand over goes on when the disk is back.
-func TestStalledAlone(t *testing.T) {
+// A stalled leader without another member continues when its disk does.
+func TestStalledOnlyMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startSlow(t, 1)
@@ -150,7 +150,7 @@ func TestStalledAlone(t *testing.T) {
 	})
 }
 
-// A follower with a disk that stands still delays nobody, and comes back.
+// A follower whose disk stalls delays no other member, and catches up later.
 func TestStalledFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -173,8 +173,8 @@ func TestStalledFollower(t *testing.T) {
 	})
 }
 
-// A state machine that takes long does not keep its member from leading, nor other proposals from being committed.
-func TestSlowMachine(t *testing.T) {
+// A slow state machine does not delay heartbeats or the commit of other proposals.
+func TestSlowStateMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startSlow(t, 3)
@@ -218,8 +218,8 @@ func TestSlowMachine(t *testing.T) {
 	})
 }
 
-// Stop answers everybody once, also those whose entry was being applied or written.
-func TestStopAnswersOnce(t *testing.T) {
+// Stop answers each call once, also calls whose entry is being written or applied.
+func TestStopAnswersEachCallOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startSlow(t, 3)
 		l := w.lead(t)

@@ -14,12 +14,13 @@ type ends []error
 
 func (e *ends) done(err error) { *e = append(*e, err) }
 
-// Whoever is to lead cannot be reached: another is asked at once, and when nobody is left the transfer is over at once.
-func TestTransferToWhomeverIsLeft(t *testing.T) {
+// If the chosen member cannot be reached, leadership is offered to another at once. If none is left, the transfer fails
+// at once.
+func TestTransferTriesAnotherMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	var ends ends
-	first := l.group.furthest()
+	first := l.group.mostCurrentVoter()
 	c.members[first].stop()
 	l.group.TransferLeader(0, ends.done)
 	c.settle()
@@ -46,7 +47,7 @@ func TestTransferToWhomeverIsLeft(t *testing.T) {
 	next.group.TransferLeader(0, ends.done)
 	require.ErrorIs(t, ends[2], ErrAlone, "nobody came back meanwhile")
 
-	// Who comes back is asked again.
+	// A member that is up again is asked again.
 	l.start()
 	c.put(c.elect(), "a=2")
 	c.tick(2)
@@ -55,8 +56,9 @@ func TestTransferToWhomeverIsLeft(t *testing.T) {
 	require.NoError(t, ends[3])
 }
 
-// Who asked for one member gets no other, and learns of it at once. The leader goes on to lead.
-func TestTransferToTheUnreachable(t *testing.T) {
+// A transfer to a given unreachable member fails at once, is not redirected to another member, and the leader keeps
+// leading.
+func TestTransferToAnUnreachableMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	to, other := c.others(l)[0], c.others(l)[1]
@@ -79,8 +81,9 @@ func TestTransferToTheUnreachable(t *testing.T) {
 	require.Equal(t, 1, a.n)
 }
 
-// The next leader is lost between the votes it got and its first word: who handed over leads no more, and waits for nothing.
-func TestTransfereeIsLostWhileItTakesOver(t *testing.T) {
+// The new leader fails after its election and before its first message. The old leader no longer leads, and its
+// transfer call returns.
+func TestTransfereeFailsAfterElection(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	to := c.others(l)[0]

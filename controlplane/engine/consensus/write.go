@@ -51,7 +51,7 @@ func (g *Group) keep(m *raftpb.Message) error {
 		}
 	}
 	if g.installing != nil {
-		g.installing.held = append(g.installing.held, s)
+		g.installing.queuedWrites = append(g.installing.queuedWrites, s)
 		return nil
 	}
 	return g.store(s)

@@ -34,8 +34,8 @@ func Lock(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// LoadKey loads the cluster key from file or, if file is empty, from the data directory. There it creates a key on first
-// use.
+// LoadKey loads the cluster key from file or, if file is empty, from the data directory. There it creates a key on
+// first use.
 func LoadKey(dir, file string) (*clusterkey.Key, error) {
 	if file != "" {
 		return clusterkey.Load(file)
@@ -53,7 +53,7 @@ func CheckCluster(dir string, key *clusterkey.Key) error {
 	case have == 0:
 		return MarkCluster(dir, key)
 	case have != key.ClusterID():
-		return fmt.Errorf("the data in %s is of cluster %d, the key of cluster %d: take the key that belongs to it", dir, have, key.ClusterID())
+		return fmt.Errorf("the data in %s belongs to cluster %d, the key to cluster %d: use the key of the data's cluster", dir, have, key.ClusterID())
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func ClusterID(dir string) (uint64, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read which cluster the data is of: %w", err)
+		return 0, fmt.Errorf("read the cluster of the data: %w", err)
 	}
 	id, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil || id == 0 {

@@ -23,7 +23,7 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	unlock()
 }
 
-// A directory takes the cluster of the first key, and refuses others from then on.
+// A data directory records the cluster of the first key, and refuses the keys of other clusters.
 func TestCheckCluster(t *testing.T) {
 	dir := t.TempDir()
 	key, other := clusterkey.Generate(), clusterkey.Generate()
@@ -35,7 +35,7 @@ func TestCheckCluster(t *testing.T) {
 	id, err = ClusterID(dir)
 	require.NoError(t, err)
 	require.Equal(t, key.ClusterID(), id)
-	require.ErrorContains(t, CheckCluster(dir, other), "take the key that belongs to it")
+	require.ErrorContains(t, CheckCluster(dir, other), "use the key of the data's cluster")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte("x\n"), 0o600))
 	require.ErrorContains(t, CheckCluster(dir, key), "does not hold a cluster's id")
 }

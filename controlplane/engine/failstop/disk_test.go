@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// faulty is a file system in memory that fails what matches, from when it is on.
+// faulty returns an in-memory file system whose operations of a kind fail while *on is true.
 func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 	on = new(bool)
 	return errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -23,8 +23,8 @@ func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 	})), on
 }
 
-// Who meets the first failure is held, and who comes afterwards; the owner hears what it was.
-func TestHoldsAfterFailure(t *testing.T) {
+// The call that fails and all later calls block. The owner gets the error.
+func TestCallsBlockAfterFailure(t *testing.T) {
 	below, on := faulty(errorfs.OpFileSync, syscall.ENOSPC)
 	ctx, end := context.WithCancel(t.Context())
 	d := New(ctx, below, "data")
@@ -50,7 +50,7 @@ func TestHoldsAfterFailure(t *testing.T) {
 	require.Equal(t, "data/log", failure.File)
 	require.Empty(t, synced, "nobody may take it for an answer")
 	require.Empty(t, created)
-	// Reads go on.
+	// Reads continue.
 	_, err = d.Stat("data/log")
 	require.NoError(t, err)
 
@@ -61,8 +61,8 @@ func TestHoldsAfterFailure(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// What is no failure of the disk is an answer, and so is a failure beside what is watched over.
-func TestAnswers(t *testing.T) {
+// Errors that do not mean a failed disk are returned, and so are errors outside the watched directories.
+func TestOtherErrorsAreReturned(t *testing.T) {
 	below, on := faulty(errorfs.OpCreate, syscall.ENOSPC)
 	d := New(t.Context(), below, "data/log")
 	require.NoError(t, d.MkdirAll("data/log", 0o700))
@@ -74,8 +74,8 @@ func TestAnswers(t *testing.T) {
 	require.NoError(t, d.Err())
 }
 
-// A disk that cannot be read has failed, too, but the reader is told.
-func TestUnreadable(t *testing.T) {
+// A read error counts as a failed disk, but is returned to the reader.
+func TestReadErrorIsReturned(t *testing.T) {
 	below, on := faulty(errorfs.OpFileReadAt, syscall.EIO)
 	d := New(t.Context(), below, "data")
 	require.NoError(t, d.MkdirAll("data", 0o700))

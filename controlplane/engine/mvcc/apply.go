@@ -145,7 +145,7 @@ func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// command applies one command. shares says that the one before it had the same index.
+// command applies one command. shares reports whether the previous command had the same index.
 func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil

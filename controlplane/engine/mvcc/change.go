@@ -44,7 +44,7 @@ const (
 // chunkBytes is the size from which a chunk is complete.
 const chunkBytes = 32 << 10
 
-// appendChange appends the encoding of c. next says that c is the first change of its revision, and not of its chunk.
+// appendChange appends the encoding of c. next reports whether c is the first change of its revision, and not of its chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {

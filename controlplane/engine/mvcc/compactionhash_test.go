@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-func rememberer(t *testing.T) *Engine {
+func openWithHashes(t *testing.T) *Engine {
 	e, err := Open(vfs.NewMem(), "data", Options{HashOnCompact: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.Close()) })
@@ -36,7 +36,7 @@ func scrubAll(t *testing.T, e *Engine) {
 // The hash of a compacted revision stays what it was before the compaction, until ten later ones were computed.
 func TestCompactionHashes(t *testing.T) {
 	ctx := t.Context()
-	e, forgets := rememberer(t), newEngine(t)
+	e, forgets := openWithHashes(t), newEngine(t)
 	for i := range uint64(40) {
 		for _, e := range []*Engine{e, forgets} {
 			mustApply(t, e, put(t, i+1, fmt.Sprintf("key/%d", i%3), fmt.Sprint(i)))
@@ -84,7 +84,7 @@ func TestCompactionHashes(t *testing.T) {
 // Scrub keeps what a hash computation still needs. Close does not wait for the computation to finish.
 func TestScrubWaitsForTheHash(t *testing.T) {
 	ctx := t.Context()
-	e := rememberer(t)
+	e := openWithHashes(t)
 	for i := range uint64(20) {
 		mustApply(t, e, put(t, i+1, "a", fmt.Sprint(i)))
 	}
@@ -120,7 +120,7 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 
 // A large keyspace is not hashed for each compaction when little was written in between.
 func TestHashesReadInProportionToWrites(t *testing.T) {
-	e := rememberer(t)
+	e := openWithHashes(t)
 	index := uint64(0)
 	write := func(key string, n int) {
 		index = e.Applied().Index + 1

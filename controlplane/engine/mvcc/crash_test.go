@@ -97,9 +97,9 @@ func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	return found
 }
 
-// crashStory reports whether each crash leaves exactly the state at the applied index, from which the rest of the log
+// checkCrashes reports whether each crash leaves exactly the state at the applied index, from which the rest of the log
 // leads to the same end.
-func crashStory(t *testing.T) bool {
+func checkCrashes(t *testing.T) bool {
 	log := crashLog(t)
 	want := make([]string, len(log)+1)
 	e := newEngine(t)
@@ -135,5 +135,5 @@ func crashStory(t *testing.T) bool {
 
 func TestCrash(t *testing.T) {
 	require.False(t, mutant.On(mutant.SplitAppliedIndex))
-	require.True(t, crashStory(t))
+	require.True(t, checkCrashes(t))
 }

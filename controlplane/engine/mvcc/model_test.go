@@ -64,7 +64,7 @@ func readFiles(t *testing.T, fs vfs.FS, dir string, into map[string]string) {
 	}
 }
 
-// modelRun is an engine beside its model.
+// modelRun is an engine with its model.
 type modelRun struct {
 	t       *testing.T
 	rng     *rand.Rand

@@ -312,7 +312,7 @@ func (s *script) records() string {
 	return b.String()
 }
 
-// crash loses what was not flushed, reopens and replays the log.
+// crash loses unflushed data, reopens the engine and replays the log.
 func (s *script) crash() string {
 	s.fs = s.fs.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(s.t, s.e.Close())
@@ -325,7 +325,7 @@ func (s *script) crash() string {
 	return fmt.Sprintf("opened at index %d, replayed up to %d\n", from, s.e.Applied().Index)
 }
 
-// dump prints what is stored.
+// dump prints the stored keys and values.
 func dump(t *testing.T, e *Engine) string {
 	var b strings.Builder
 	it, err := e.published.Load().gen.db.NewIter(&pebble.IterOptions{})

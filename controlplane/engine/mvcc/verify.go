@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// ErrCorrupt says that stored data does not match its checksum or cannot be decoded.
+// ErrCorrupt means that stored data does not match its checksum or cannot be decoded.
 var ErrCorrupt = errors.New("stored data is corrupt")
 
 // markCorrupt makes an error about wrong checksums of Pebble match ErrCorrupt.

@@ -67,14 +67,14 @@ func TestFlippedTable(t *testing.T) {
 	e := mustOpen(t, fs)
 	want, hash := content(t, e), must(e.HashKV(context.Background(), 0))(t)
 	require.NoError(t, e.Close())
-	said := 0
+	corrupt := 0
 	for path, size := range tables(t, fs, "data/1") {
 		for at := int64(7); at < size; at += max(size/16, 1) {
 			flip(t, fs, path, at)
 			e, err := Open(fs, "data", Options{Quiet: true, KeyIndex: true})
 			if err != nil {
 				require.ErrorIs(t, err, ErrCorrupt, "byte %d", at)
-				said++
+				corrupt++
 				flip(t, fs, path, at)
 				continue
 			}
@@ -82,7 +82,7 @@ func TestFlippedTable(t *testing.T) {
 			res, err := s.Range(RangeOptions{Key: []byte{0}, End: []byte{0}})
 			if err != nil {
 				require.ErrorIs(t, err, ErrCorrupt)
-				said++
+				corrupt++
 			} else {
 				require.Equal(t, want, contentOf(res))
 			}
@@ -111,7 +111,7 @@ func TestFlippedTable(t *testing.T) {
 			flip(t, fs, path, at)
 		}
 	}
-	require.Greater(t, said, 6)
+	require.Greater(t, corrupt, 6)
 }
 
 // A checkpoint with a flipped byte in any block of a table is refused, and the engine continues with its state.

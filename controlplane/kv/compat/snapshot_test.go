@@ -27,31 +27,32 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// A snapshot of our engine is taken by etcdutl, and an etcd started from the restore serves what we served.
-func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
+// TestEtcdRestoresTrivetSnapshot restores a snapshot of Trivet's engine with etcdutl, and checks that an etcd started
+// from it serves the same keys, leases, users and roles.
+func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
-	k := newEngine(t)
+	k := newTrivetEngine(t)
 	k.run(step(command.StepGrant, func(s *command.Step) { s.Lease, s.TTL = 7, 600 }), putStep("leased", "x", 7))
 	k.run(putStep("a", "1", 0), putStep("b", "1", 0), putStep("c", "1", 0))
 	for i := range 300 {
 		k.run(putStep(fmt.Sprintf("many/%d", i%100), fmt.Sprint(i), 0))
 	}
 	k.run(putStep("big", string(make([]byte, 1<<20)), 0))
-	k.administrate()
+	k.enableAuth()
 	k.run(step(command.StepDelete, func(s *command.Step) { s.Key = []byte("b") }))
-	ours := k.e.Snapshot()
-	defer ours.Close()
-	want, err := ours.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
+	snap := k.e.Snapshot()
+	defer snap.Close()
+	want, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "snapshot")
-	k.save(ours, file)
+	k.save(snap, file)
 
 	var status struct {
 		Revision, TotalKey int64
 		Version            string
 	}
 	require.NoError(t, json.Unmarshal(tools.run("etcdutl", "snapshot", "status", file, "-w", "json"), &status))
-	require.Equal(t, ours.Revision(), status.Revision)
+	require.Equal(t, snap.Revision(), status.Revision)
 	require.EqualValues(t, len(want.KVs), status.TotalKey)
 	require.Equal(t, snapfile.StorageVersion, status.Version)
 
@@ -60,7 +61,7 @@ func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	ctx := t.Context()
 	got, err := root.Get(ctx, "\x00", clientv3.WithFromKey())
 	require.NoError(t, err)
-	require.Equal(t, ours.Revision(), got.Header.Revision)
+	require.Equal(t, snap.Revision(), got.Header.Revision)
 	require.Equal(t, want.KVs, fromEtcd(got.Kvs))
 
 	lease, err := root.TimeToLive(ctx, 7, clientv3.WithAttachedKeys())
@@ -68,12 +69,12 @@ func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	require.EqualValues(t, 600, lease.GrantedTTL)
 	require.Equal(t, [][]byte{[]byte("leased")}, lease.Keys)
 
-	_, err = root.Get(ctx, "a", clientv3.WithRev(ours.Revision()-1))
+	_, err = root.Get(ctx, "a", clientv3.WithRev(snap.Revision()-1))
 	require.ErrorIs(t, err, rpctypes.ErrCompacted)
-	_, err = root.Get(ctx, "a", clientv3.WithRev(ours.Revision()))
+	_, err = root.Get(ctx, "a", clientv3.WithRev(snap.Revision()))
 	require.NoError(t, err)
 
-	// Users and roles: what was granted, and no more.
+	// Users have the granted permissions and no others.
 	ann := e.client("ann", "secret")
 	_, err = ann.Get(ctx, "many/", clientv3.WithPrefix())
 	require.NoError(t, err)
@@ -86,11 +87,11 @@ func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"ann", "bot", "root"}, list.Users)
 
-	// It goes on from there.
-	events := root.Watch(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithRev(ours.Revision()+1))
+	// New writes continue at the next revision.
+	events := root.Watch(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithRev(snap.Revision()+1))
 	put, err := root.Put(ctx, "a", "2", clientv3.WithPrevKV())
 	require.NoError(t, err)
-	require.Equal(t, ours.Revision()+1, put.Header.Revision)
+	require.Equal(t, snap.Revision()+1, put.Header.Revision)
 	require.Equal(t, "1", string(put.PrevKv.Value))
 	seen := <-events
 	require.NoError(t, seen.Err())
@@ -100,23 +101,23 @@ func TestOurSnapshotBecomesAnEtcd(t *testing.T) {
 	_, err = root.Compact(ctx, put.Header.Revision+1, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
 
-	// All of it once more, from the disk.
+	// The same after a restart, from the disk.
 	e.stop()
 	e.start()
 	root = e.client("root", "toor")
 	again, err := root.Get(ctx, "\x00", clientv3.WithFromKey(), clientv3.WithCountOnly())
 	require.NoError(t, err)
 	require.Equal(t, got.Count+1, again.Count)
-	require.Equal(t, ours.Revision()+2, again.Header.Revision)
+	require.Equal(t, snap.Revision()+2, again.Header.Revision)
 }
 
-func TestOurEmptySnapshotBecomesAnEtcd(t *testing.T) {
+func TestEtcdRestoresEmptyTrivetSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
-	k := newEngine(t)
-	ours := k.e.Snapshot()
-	defer ours.Close()
+	k := newTrivetEngine(t)
+	snap := k.e.Snapshot()
+	defer snap.Close()
 	file := filepath.Join(t.TempDir(), "snapshot")
-	k.save(ours, file)
+	k.save(snap, file)
 	tools.run("etcdutl", "snapshot", "status", file)
 	got, err := tools.restore(file).client("", "").Get(t.Context(), "\x00", clientv3.WithFromKey())
 	require.NoError(t, err)
@@ -124,27 +125,29 @@ func TestOurEmptySnapshotBecomesAnEtcd(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// etcdutl raises the revision from the last one, though no live key has it.
-func TestOurSnapshotRestoredWithABump(t *testing.T) {
+// TestEtcdRestoresTrivetSnapshotWithRevisionBump checks that etcdutl bumps the revision from the last one, although no
+// live key has that revision.
+func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	tools := etcdPrograms(t)
-	k := newEngine(t)
+	k := newTrivetEngine(t)
 	k.run(putStep("a", "1", 0))
 	k.run(putStep("b", "1", 0))
 	k.run(step(command.StepDelete, func(s *command.Step) { s.Key = []byte("b") }))
-	ours := k.e.Snapshot()
-	defer ours.Close()
+	snap := k.e.Snapshot()
+	defer snap.Close()
 	file := filepath.Join(t.TempDir(), "snapshot")
-	k.save(ours, file)
+	k.save(snap, file)
 	got, err := tools.restore(file, "--bump-revision", "1000", "--mark-compacted").client("", "").Get(t.Context(), "a")
 	require.NoError(t, err)
 	require.EqualValues(t, 1004, got.Header.Revision)
 	require.EqualValues(t, 2, got.Kvs[0].ModRevision)
 }
 
-// What etcdctl saved of an etcd, and the database of one that was stopped, is read as etcd served it.
-func TestAnEtcdSnapshotIsRead(t *testing.T) {
+// TestTrivetReadsEtcdSnapshot checks that a snapshot saved by etcdctl, and the database of a stopped etcd, are read
+// with the content that etcd served.
+func TestTrivetReadsEtcdSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
-	e := tools.fresh()
+	e := tools.newMember()
 	ctx := t.Context()
 	c := e.client("", "")
 	lease, err := c.Grant(ctx, 600)
@@ -211,21 +214,21 @@ func fromEtcd(all []*mvccpb.KeyValue) (kvs []mvcc.KV) {
 	return kvs
 }
 
-// engine is a keyspace of ours in memory.
-type engine struct {
+// trivetEngine holds a keyspace of Trivet in memory.
+type trivetEngine struct {
 	t     *testing.T
 	e     *mvcc.Engine
 	index uint64
 }
 
-func newEngine(t *testing.T) *engine {
+func newTrivetEngine(t *testing.T) *trivetEngine {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.Close()) })
-	return &engine{t: t, e: e}
+	return &trivetEngine{t: t, e: e}
 }
 
-func (k *engine) run(steps ...command.Step) {
+func (k *trivetEngine) run(steps ...command.Step) {
 	k.t.Helper()
 	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(k.t, err)
@@ -245,7 +248,7 @@ func putStep(key, value string, lease int64) command.Step {
 	return command.Step{Kind: command.StepPut, Key: []byte(key), Value: []byte(value), Lease: lease}
 }
 
-func (k *engine) users() *users.State {
+func (k *trivetEngine) users() *users.State {
 	k.t.Helper()
 	s := k.e.Snapshot()
 	defer s.Close()
@@ -260,30 +263,30 @@ func (k *engine) users() *users.State {
 	return state
 }
 
-// carry makes a request of etcd's Auth.
-func carry[Q, A any](k *engine, make func(*users.State, Q) ([]command.Step, A, error), q Q) {
+// administer executes an administrative request of etcd's Auth.
+func administer[Q, A any](k *trivetEngine, make func(*users.State, Q) ([]command.Step, A, error), q Q) {
 	k.t.Helper()
 	steps, _, err := make(k.users(), q)
 	require.NoError(k.t, err)
 	k.run(steps...)
 }
 
-// administrate adds root, password "toor", and ann, password "secret", who may read many/, and turns Auth on.
-func (k *engine) administrate() {
+// enableAuth adds the users root (password "toor"), ann (password "secret", may read many/) and bot, and enables Auth.
+func (k *trivetEngine) enableAuth() {
 	for user, password := range map[string]string{"root": "toor", "ann": "secret"} {
 		r := &pb.AuthUserAddRequest{Name: user, Password: password}
 		require.NoError(k.t, users.HashAdd(r, users.MinCost))
-		carry(k, (*users.State).UserAdd, r)
+		administer(k, (*users.State).UserAdd, r)
 	}
-	carry(k, (*users.State).UserAdd, &pb.AuthUserAddRequest{Name: "bot", Options: &authpb.UserAddOptions{NoPassword: true}})
-	carry(k, (*users.State).RoleAdd, &pb.AuthRoleAddRequest{Name: "reader"})
-	carry(k, (*users.State).RoleGrantPermission, &pb.AuthRoleGrantPermissionRequest{Name: "reader", Perm: &authpb.Permission{Key: []byte("many/"), RangeEnd: []byte("many0")}})
-	carry(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "ann", Role: "reader"})
-	carry(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
-	carry(k, (*users.State).Enable, &pb.AuthEnableRequest{})
+	administer(k, (*users.State).UserAdd, &pb.AuthUserAddRequest{Name: "bot", Options: &authpb.UserAddOptions{NoPassword: true}})
+	administer(k, (*users.State).RoleAdd, &pb.AuthRoleAddRequest{Name: "reader"})
+	administer(k, (*users.State).RoleGrantPermission, &pb.AuthRoleGrantPermissionRequest{Name: "reader", Perm: &authpb.Permission{Key: []byte("many/"), RangeEnd: []byte("many0")}})
+	administer(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "ann", Role: "reader"})
+	administer(k, (*users.State).UserGrantRole, &pb.AuthUserGrantRoleRequest{User: "root", Role: "root"})
+	administer(k, (*users.State).Enable, &pb.AuthEnableRequest{})
 }
 
-func (k *engine) save(s *mvcc.Snapshot, path string) {
+func (k *trivetEngine) save(s *mvcc.Snapshot, path string) {
 	k.t.Helper()
 	leases, err := s.Leases()
 	require.NoError(k.t, err)
@@ -311,55 +314,55 @@ func (k *engine) save(s *mvcc.Snapshot, path string) {
 	require.NoError(k.t, f.Close())
 }
 
-// anchors are etcd's own programs.
-type anchors struct {
+// etcdTools runs etcd's own programs, in dir.
+type etcdTools struct {
 	t   *testing.T
 	dir string
 }
 
-func etcdPrograms(t *testing.T) anchors {
+func etcdPrograms(t *testing.T) etcdTools {
 	t.Helper()
 	out, err := exec.Command("./build").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	dir, err := filepath.Abs("../../../.build/etcd")
 	require.NoError(t, err)
-	return anchors{t, dir}
+	return etcdTools{t, dir}
 }
 
-// run runs one of them and returns what it said on standard output.
-func (a anchors) run(name string, args ...string) []byte {
+// run runs a program and returns its standard output.
+func (a etcdTools) run(name string, args ...string) []byte {
 	a.t.Helper()
 	c := exec.Command(filepath.Join(a.dir, name), args...)
 	out, err := c.Output()
-	require.NoError(a.t, err, "%s %v: %s", name, args, complaint(err))
+	require.NoError(a.t, err, "%s %v: %s", name, args, stderrOf(err))
 	return out
 }
 
-func complaint(err error) []byte {
+func stderrOf(err error) []byte {
 	if exit, ok := err.(*exec.ExitError); ok {
 		return exit.Stderr
 	}
 	return nil
 }
 
-// member is an etcd of one member.
-type member struct {
-	a              anchors
+// etcdMember is an etcd cluster of one member.
+type etcdMember struct {
+	a              etcdTools
 	dir            string
 	endpoint, peer string
 	process        *exec.Cmd
 	ended          chan error
 }
 
-func (a anchors) fresh() *member {
+func (a etcdTools) newMember() *etcdMember {
 	a.t.Helper()
 	e := a.member()
 	e.start()
 	return e
 }
 
-// restore is an etcd started from a snapshot.
-func (a anchors) restore(file string, more ...string) *member {
+// restore starts an etcd from a snapshot.
+func (a etcdTools) restore(file string, more ...string) *etcdMember {
 	a.t.Helper()
 	e := a.member()
 	a.run("etcdutl", append([]string{"snapshot", "restore", file, "--data-dir", e.dir, "--name", "m1",
@@ -368,9 +371,9 @@ func (a anchors) restore(file string, more ...string) *member {
 	return e
 }
 
-func (a anchors) member() *member {
+func (a etcdTools) member() *etcdMember {
 	a.t.Helper()
-	e := &member{a: a, dir: filepath.Join(a.t.TempDir(), "etcd"), endpoint: freeURL(a.t), peer: freeURL(a.t)}
+	e := &etcdMember{a: a, dir: filepath.Join(a.t.TempDir(), "etcd"), endpoint: freeURL(a.t), peer: freeURL(a.t)}
 	a.t.Cleanup(e.stop)
 	return e
 }
@@ -383,7 +386,7 @@ func freeURL(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-func (e *member) start() {
+func (e *etcdMember) start() {
 	t := e.a.t
 	t.Helper()
 	log, err := os.Create(filepath.Join(filepath.Dir(e.dir), "log"))
@@ -403,16 +406,16 @@ func (e *member) start() {
 	defer cancel()
 	c3 := e.client("", "")
 	_, err = c3.Status(ctx, e.endpoint)
-	if rpctypes.Error(err) == rpctypes.ErrUserEmpty { // it serves, and asks who we are
+	if rpctypes.Error(err) == rpctypes.ErrUserEmpty { // etcd is ready, and Auth is enabled
 		err = nil
 	}
-	said, readErr := os.ReadFile(log.Name())
+	output, readErr := os.ReadFile(log.Name())
 	require.NoError(t, readErr)
-	require.NoError(t, err, "etcd said:\n%s", said)
+	require.NoError(t, err, "etcd's log:\n%s", output)
 }
 
-// stop ends it, if it runs.
-func (e *member) stop() {
+// stop stops the process, if it runs.
+func (e *etcdMember) stop() {
 	if e.process == nil {
 		return
 	}
@@ -421,7 +424,7 @@ func (e *member) stop() {
 	e.process = nil
 }
 
-func (e *member) client(user, password string) *clientv3.Client {
+func (e *etcdMember) client(user, password string) *clientv3.Client {
 	t := e.a.t
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{e.endpoint}, Username: user, Password: password,

@@ -26,7 +26,7 @@ const (
 	governing      class = iota // for callers with a credential, on loopback too; includes all unlisted methods
 	administration              // for callers on loopback or with a credential
 	data                        // keys, and Authenticate
-	own                         // Auth methods with which users query themselves
+	selfQuery                   // Auth methods with which users query themselves
 )
 
 // classes maps methods to their class, except governing methods and the services KV, Watch and Lease.
@@ -40,17 +40,17 @@ var classes = map[string]class{
 	pb.Auth_UserList_FullMethodName:          administration,
 	pb.Auth_RoleList_FullMethodName:          administration,
 	pb.Auth_Authenticate_FullMethodName:      data,
-	pb.Auth_AuthStatus_FullMethodName:        own,
-	pb.Auth_UserGet_FullMethodName:           own,
-	pb.Auth_RoleGet_FullMethodName:           own,
+	pb.Auth_AuthStatus_FullMethodName:        selfQuery,
+	pb.Auth_UserGet_FullMethodName:           selfQuery,
+	pb.Auth_RoleGet_FullMethodName:           selfQuery,
 }
 
 func classOf(method string) class {
-	rest, ours := strings.CutPrefix(method, Prefix)
-	if !ours {
+	name, ok := strings.CutPrefix(method, Prefix)
+	if !ok {
 		return administration // gRPC's own services: health
 	}
-	switch service, _, _ := strings.Cut(rest, "/"); service {
+	switch service, _, _ := strings.Cut(name, "/"); service {
 	case "KV", "Watch", "Lease":
 		return data
 	}
@@ -64,17 +64,17 @@ type admission struct {
 	// token is set if the call was admitted only because of that cloud token; a stream is then closed when the token
 	// becomes invalid.
 	token string
-	// known is set if the caller is on loopback or presented a credential.
-	known bool
-	err   error
+	// trusted is set if the caller is on loopback or presented a credential.
+	trusted bool
+	err     error
 }
 
 type admissionKey struct{}
 
 // admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
 // and the interceptor of a call authorize it only once. In between, the message of a unary call is received, which
-// takes rpc.ReceiveTime at most. If rights change meanwhile, the Service notices: it checks the rights of etcd's users
-// when it executes a request.
+// takes rpc.ReceiveTime at most. Changes of permissions in between take effect: the Service checks the permissions of
+// etcd's users when it executes a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a
@@ -82,7 +82,7 @@ func (s *Server) admit(ctx context.Context, method string) (context.Context, *ad
 	a := &admission{server: s, method: method}
 	if classOf(method) == governing {
 		ctx, a.token, a.err = s.admitGoverning(ctx)
-		a.known = a.err == nil
+		a.trusted = a.err == nil
 	} else {
 		ctx, a.err = s.authorize(ctx, a)
 	}
@@ -95,7 +95,7 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
 	local := onLoopback(from)
-	if a.known = local; local && !enabled {
+	if a.trusted = local; local && !enabled {
 		return ctx, nil
 	}
 	operator, err := s.operator(ctx)
@@ -103,24 +103,24 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 		return ctx, err
 	}
 	if enabled && operator != nil {
-		a.token, a.known = cloudToken(ctx), true
+		a.token, a.trusted = cloudToken(ctx), true
 		return kv.As(ctx, etcdusers.Root), nil
 	}
-	name, certified := certificate(from)
-	if enabled && s.asCommonName(ctx, name, certified) {
+	name, certified := certificateName(from)
+	if enabled && s.usesCommonName(ctx, name, certified) {
 		ctx = kv.As(ctx, name)
 	}
-	a.known = local || certified || operator != nil
+	a.trusted = local || certified || operator != nil
 	switch {
 	case local, certified:
 		return ctx, nil
-	case class == data && (enabled || s.opts.Open), class == own && enabled:
+	case class == data && (enabled || s.opts.Open), class == selfQuery && enabled:
 		return ctx, nil
 	case operator != nil:
 		a.token = cloudToken(ctx)
 		return ctx, nil
 	case enabled:
-		return ctx, denied(s.opts.Service.MustBeAdmin(ctx))
+		return ctx, toPermissionDenied(s.opts.Service.MustBeAdmin(ctx))
 	}
 	return ctx, rpctypes.ErrGRPCPermissionDenied
 }
@@ -130,7 +130,7 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
-	name, certified := certificate(from)
+	name, certified := certificateName(from)
 	operator, err := s.operator(ctx)
 	switch {
 	case err != nil:
@@ -139,42 +139,42 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 		if enabled {
 			ctx = kv.As(ctx, etcdusers.Root)
 		}
-		return as(ctx, operator), cloudToken(ctx), nil
+		return withCaller(ctx, operator), cloudToken(ctx), nil
 	case enabled:
-		if s.asCommonName(ctx, name, certified) {
+		if s.usesCommonName(ctx, name, certified) {
 			ctx = kv.As(ctx, name)
 		}
 		// RootUser checks again that Auth is enabled: with MustBeAdmin every caller would pass if Auth was disabled
 		// meanwhile.
 		user, err := s.opts.Service.RootUser(ctx)
 		if err != nil && !certified && !onLoopback(from) {
-			err = denied(err)
+			err = toPermissionDenied(err)
 		}
 		if user == "" {
 			return ctx, "", err
 		}
-		return as(ctx, &cloud.Caller{User: cloud.UserID("etcd:" + user), Proof: cloud.ProofPassword}), "", err
+		return withCaller(ctx, &cloud.Caller{User: cloud.UserID("etcd:" + user), Proof: cloud.ProofPassword}), "", err
 	case certified:
-		return as(ctx, &cloud.Caller{User: cloud.UserID("certificate:" + name), Proof: cloud.ProofMTLS}), "", nil
+		return withCaller(ctx, &cloud.Caller{User: cloud.UserID("certificate:" + name), Proof: cloud.ProofMTLS}), "", nil
 	case s.opts.TrustLoopback && onLoopback(from):
-		return as(ctx, &cloud.Caller{}), "", nil
+		return withCaller(ctx, &cloud.Caller{}), "", nil
 	}
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// asCommonName reports whether the call runs as the user named in the caller's certificate: with Options.CommonName,
+// usesCommonName reports whether the call runs as the user named in the caller's certificate: with Options.CommonName,
 // for calls without a token.
-func (s *Server) asCommonName(ctx context.Context, name string, certified bool) bool {
+func (s *Server) usesCommonName(ctx context.Context, name string, certified bool) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
 }
 
-// denied converts ErrGRPCUserEmpty and ErrGRPCUserNotFound to ErrGRPCPermissionDenied, so that every caller without
-// admin rights gets the same error. Other errors are unchanged: after one about an invalid token clients get a new
-// token.
-func denied(err error) error {
-	for _, no := range []error{rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCUserNotFound} {
-		if errors.Is(err, no) {
+// toPermissionDenied converts ErrGRPCUserEmpty and ErrGRPCUserNotFound to ErrGRPCPermissionDenied, so that every caller
+// without admin rights gets the same error. Other errors are unchanged: after one about an invalid token clients get a
+// new token.
+func toPermissionDenied(err error) error {
+	for _, hidden := range []error{rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCUserNotFound} {
+		if errors.Is(err, hidden) {
 			return rpctypes.ErrGRPCPermissionDenied
 		}
 	}
@@ -214,17 +214,17 @@ func cloudToken(ctx context.Context) string {
 	return token
 }
 
-func governs(c *cloud.Caller) bool { return c.Node == "" && c.Proven() && c.Governs() }
+func governs(c *cloud.Caller) bool { return c.Node == "" && c.Authenticated() && c.IsCloudAdmin() }
 
-// whileGoverning returns a context that is canceled when the token becomes invalid or its holder loses system:admin. If
-// the token cannot be verified at the moment, the stream continues: a member without a quorum has no new data to send.
-// For an empty token it returns ctx.
-func (s *Server) whileGoverning(ctx context.Context, token string) (context.Context, func()) {
+// withTokenChecks returns a context that is canceled when the token becomes invalid or its holder loses system:admin.
+// If the token cannot be verified at the moment, the stream continues: a member without a quorum has no new data to
+// send. For an empty token it returns ctx.
+func (s *Server) withTokenChecks(ctx context.Context, token string) (context.Context, func()) {
 	if token == "" {
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
-	stop := s.checks.Subscribe(token, func(c *auth.Check) {
+	stop := s.rechecker.Subscribe(token, func(c *auth.Check) {
 		if c.Err == nil && !governs(c.Caller) || fault.Is(c.Err, fault.Unauthenticated) {
 			end(rpctypes.ErrGRPCInvalidAuthToken)
 		}
@@ -234,8 +234,8 @@ func (s *Server) whileGoverning(ctx context.Context, token string) (context.Cont
 
 func onLoopback(p *peer.Peer) bool { return p != nil && loopback.Both(p.LocalAddr, p.Addr) }
 
-// certificate returns the common name of the client's certificate; ok is false without a verified certificate.
-func certificate(p *peer.Peer) (name string, ok bool) {
+// certificateName returns the common name of the client's certificate; ok is false without a verified certificate.
+func certificateName(p *peer.Peer) (name string, ok bool) {
 	if p == nil {
 		return "", false
 	}

@@ -8,9 +8,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,10 +33,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens is a verifier of two tokens.
-type tokens struct{}
+// testVerifier accepts tokens of an operator and of a tenant.
+type testVerifier struct{}
 
-func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
+func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	c := &cloud.Caller{Proof: cloud.ProofPassword}
 	switch token {
 	case "operator", "a.jwt.operator":
@@ -47,16 +49,16 @@ func (tokens) Verify(_ context.Context, token string) (*cloud.Caller, error) {
 	return c, nil
 }
 
-// near and far are addresses on loopback and of another network.
-const near, far = "127.0.0.1", "192.0.2.1"
+// loopbackIP is a loopback address, remoteIP an address of another network.
+const loopbackIP, remoteIP = "127.0.0.1", "192.0.2.1"
 
-// enter makes a call over a connection whose two addresses are both from, and returns its error.
-func enter(s *etcdrpc.Server, method, from string, header ...string) error {
-	return over(s, method, from, from, header...)
+// call makes a call over a connection whose two addresses are both from, and returns its error.
+func call(s *etcdrpc.Server, method, from string, header ...string) error {
+	return callBetween(s, method, from, from, header...)
 }
 
-// over is enter with both addresses of the connection.
-func over(s *etcdrpc.Server, method, local, remote string, header ...string) error {
+// callBetween is like call, with different local and remote addresses.
+func callBetween(s *etcdrpc.Server, method, local, remote string, header ...string) error {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{
 		LocalAddr: &net.TCPAddr{IP: net.ParseIP(local), Port: 50051}, Addr: &net.TCPAddr{IP: net.ParseIP(remote), Port: 1},
 	})
@@ -66,11 +68,12 @@ func over(s *etcdrpc.Server, method, local, remote string, header ...string) err
 	return err
 }
 
-// Methods by who may call them. Those that change the cluster, or who has access, take a credential on loopback too.
+// The methods of each class. Governing methods, which change the cluster or the authorization, need a credential on
+// loopback too.
 var (
-	dataMethods  = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
-	ownMethods   = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
-	adminMethods = []string{
+	dataMethods      = []string{pb.KV_Range_FullMethodName, pb.KV_Put_FullMethodName, pb.Lease_LeaseGrant_FullMethodName, pb.Auth_Authenticate_FullMethodName}
+	selfQueryMethods = []string{pb.Auth_UserGet_FullMethodName, pb.Auth_AuthStatus_FullMethodName, pb.Auth_RoleGet_FullMethodName}
+	adminMethods     = []string{
 		pb.Cluster_MemberList_FullMethodName, pb.Maintenance_Status_FullMethodName, pb.Maintenance_Alarm_FullMethodName,
 		pb.Maintenance_Defragment_FullMethodName, pb.Maintenance_Hash_FullMethodName, pb.Maintenance_HashKV_FullMethodName,
 		pb.Auth_UserList_FullMethodName, pb.Auth_RoleList_FullMethodName,
@@ -85,7 +88,7 @@ var (
 	}
 )
 
-func TestWhoMayComeIn(t *testing.T) {
+func TestAdmission(t *testing.T) {
 	denied, invalid := rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCInvalidAuthToken
 	for name, c := range map[string]struct {
 		open, trust                 bool
@@ -93,37 +96,37 @@ func TestWhoMayComeIn(t *testing.T) {
 		header                      []string
 		data, own, admin, governing error
 	}{
-		"loopback":                               {false, false, near, near, nil, nil, nil, nil, denied},
-		"loopback, trusted":                      {false, true, near, near, nil, nil, nil, nil, nil},
-		"loopback, operator":                     {false, false, near, near, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"loopback, by etcdctl":                   {false, false, near, near, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"loopback, tenant":                       {false, false, near, near, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
-		"loopback, invalid token":                {false, false, near, near, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
-		"source bound to loopback":               {false, true, far, near, nil, denied, denied, denied, denied},
-		"the loopback network":                   {false, true, far, "127.0.0.0", nil, denied, denied, denied, denied},
-		"to loopback from elsewhere":             {false, true, near, far, nil, denied, denied, denied, denied},
-		"elsewhere":                              {false, true, far, far, nil, denied, denied, denied, denied},
-		"elsewhere, open":                        {true, true, far, far, nil, nil, denied, denied, denied},
-		"operator":                               {false, false, far, far, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
-		"operator, by etcdctl":                   {false, false, far, far, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
-		"tenant":                                 {false, false, far, far, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
-		"invalid token":                          {false, false, far, far, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
-		"a token of Auth while Auth is disabled": {false, false, far, far, []string{"token", "kv1.x"}, denied, denied, denied, denied},
+		"loopback":                                     {false, false, loopbackIP, loopbackIP, nil, nil, nil, nil, denied},
+		"loopback, trusted":                            {false, true, loopbackIP, loopbackIP, nil, nil, nil, nil, nil},
+		"loopback, operator":                           {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"loopback, operator by etcdctl":                {false, false, loopbackIP, loopbackIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"loopback, tenant":                             {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer tenant"}, nil, nil, nil, denied},
+		"loopback, invalid token":                      {false, false, loopbackIP, loopbackIP, []string{"authorization", "Bearer x"}, nil, nil, nil, invalid},
+		"from loopback to another address":             {false, true, remoteIP, loopbackIP, nil, denied, denied, denied, denied},
+		"from the loopback network address":            {false, true, remoteIP, "127.0.0.0", nil, denied, denied, denied, denied},
+		"from another address to loopback":             {false, true, loopbackIP, remoteIP, nil, denied, denied, denied, denied},
+		"remote":                                       {false, true, remoteIP, remoteIP, nil, denied, denied, denied, denied},
+		"remote, open store":                           {true, true, remoteIP, remoteIP, nil, nil, denied, denied, denied},
+		"remote, operator":                             {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer operator"}, nil, nil, nil, nil},
+		"remote, operator by etcdctl":                  {false, false, remoteIP, remoteIP, []string{"token", "a.jwt.operator"}, nil, nil, nil, nil},
+		"remote, tenant":                               {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer tenant"}, denied, denied, denied, denied},
+		"remote, invalid token":                        {false, false, remoteIP, remoteIP, []string{"authorization", "Bearer x"}, invalid, invalid, invalid, invalid},
+		"remote, token of Auth while Auth is disabled": {false, false, remoteIP, remoteIP, []string{"token", "kv1.x"}, denied, denied, denied, denied},
 	} {
 		w := newWorld(t)
-		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: c.open, TrustLoopback: c.trust})
+		s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: c.open, TrustLoopback: c.trust})
 		for _, class := range []struct {
 			methods []string
 			want    error
-		}{{dataMethods, c.data}, {ownMethods, c.own}, {adminMethods, c.admin}, {governingMethods, c.governing}} {
+		}{{dataMethods, c.data}, {selfQueryMethods, c.own}, {adminMethods, c.admin}, {governingMethods, c.governing}} {
 			for _, method := range class.methods {
-				require.Equal(t, class.want, over(s, method, c.local, c.remote, c.header...), "%s: %s", name, method)
+				require.Equal(t, class.want, callBetween(s, method, c.local, c.remote, c.header...), "%s: %s", name, method)
 			}
 		}
 	}
 }
 
-// enableAuth makes root, and a user who may read and write below /u/.
+// enableAuth adds the user root, and the user u, who may read and write keys with the prefix /u/, and enables Auth.
 func enableAuth(t *testing.T, c *clientv3.Client) {
 	ctx := t.Context()
 	for _, f := range []func() error{
@@ -142,34 +145,34 @@ func enableAuth(t *testing.T, c *clientv3.Client) {
 	}
 }
 
-func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
+func TestAdmissionWithAuthEnabled(t *testing.T) {
 	w := newWorld(t)
 	enableAuth(t, w.client(t))
-	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}})
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
 	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
-	// From afar keys are Auth's affair now, and administration that of its root.
-	require.NoError(t, enter(s, pb.KV_Range_FullMethodName, far))
-	require.NoError(t, enter(s, pb.Auth_UserGet_FullMethodName, far))
-	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, pb.Cluster_MemberList_FullMethodName, far))
-	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, pb.Cluster_MemberList_FullMethodName, far, "token", user))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "token", root))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", root))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, far, "authorization", "Bearer operator"))
-	require.NoError(t, enter(s, pb.Cluster_MemberList_FullMethodName, near))
+	// For remote callers, Auth's rules apply to keys now, and administration needs its user root.
+	require.NoError(t, call(s, pb.KV_Range_FullMethodName, remoteIP))
+	require.NoError(t, call(s, pb.Auth_UserGet_FullMethodName, remoteIP))
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP))
+	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "token", user))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "token", root))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "authorization", root))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP, "authorization", "Bearer operator"))
+	require.NoError(t, call(s, pb.Cluster_MemberList_FullMethodName, loopbackIP))
 	for _, method := range governingMethods {
-		require.Equal(t, rpctypes.ErrGRPCUserEmpty, enter(s, method, near), method)
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far), method)
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, near, "token", user), method)
-		require.NoError(t, enter(s, method, near, "token", root), method)
-		require.NoError(t, enter(s, method, far, "token", root), method)
-		require.NoError(t, enter(s, method, far, "authorization", "Bearer operator"), method)
+		require.Equal(t, rpctypes.ErrGRPCUserEmpty, call(s, method, loopbackIP), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, remoteIP), method)
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, loopbackIP, "token", user), method)
+		require.NoError(t, call(s, method, loopbackIP, "token", root), method)
+		require.NoError(t, call(s, method, remoteIP, "token", root), method)
+		require.NoError(t, call(s, method, remoteIP, "authorization", "Bearer operator"), method)
 	}
 
 	ctx := t.Context()
-	nobody := w.client(t)
-	_, err := nobody.Get(ctx, "a")
+	anonymous := w.client(t)
+	_, err := anonymous.Get(ctx, "a")
 	require.Equal(t, rpctypes.ErrUserEmpty, err)
-	_, err = nobody.AuthDisable(ctx)
+	_, err = anonymous.AuthDisable(ctx)
 	require.Equal(t, rpctypes.ErrUserEmpty, err)
 	c := w.client(t, func(c *clientv3.Config) { c.Username, c.Password = "u", "word" })
 	_, err = c.Put(ctx, "/u/a", "1")
@@ -193,20 +196,20 @@ func TestOnceAuthIsEnabledItsRulesHold(t *testing.T) {
 	_, err = clientv3.New(clientv3.Config{Endpoints: []string{w.address}, Username: "u", Password: "wrong", DialTimeout: 10 * time.Second})
 	require.Equal(t, rpctypes.ErrAuthFailed, err)
 
-	// An operator of the cloud is not locked out.
-	operated := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
-	other := newWorldLike(t, w)
-	_, err = other.AuthDisable(operated)
+	// An operator of the cloud can still disable Auth.
+	operatorCtx := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer operator")
+	other := secondServer(t, w)
+	_, err = other.AuthDisable(operatorCtx)
 	require.NoError(t, err)
-	_, err = nobody.Get(ctx, "a")
+	_, err = anonymous.Get(ctx, "a")
 	require.NoError(t, err)
 	_, err = c.Get(ctx, "/other")
-	require.NoError(t, err, "tokens do no harm")
+	require.NoError(t, err, "a token is accepted while Auth is disabled")
 }
 
-// newWorldLike is a second port of the same service, which knows the cloud's tokens.
-func newWorldLike(t *testing.T, w *world) *clientv3.Client {
-	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Dir: t.TempDir()})
+// secondServer serves the service of w on a second port, which also accepts cloud tokens, and returns a client for it.
+func secondServer(t *testing.T, w *world) *clientv3.Client {
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Dir: t.TempDir()})
 	g := grpc.NewServer(grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))
 	s.Register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -217,8 +220,8 @@ func newWorldLike(t *testing.T, w *world) *clientv3.Client {
 	return (&world{address: l.Addr().String()}).client(t)
 }
 
-// issue makes a certificate, of itself when there is no parent.
-func issue(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
+// newCertificate creates a certificate that parent signed, or a self-signed CA if parent is nil.
+func newCertificate(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	c := &x509.Certificate{
@@ -237,20 +240,20 @@ func issue(t *testing.T, name string, parent *tls.Certificate) *tls.Certificate 
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// With TLS the common name of a client's certificate is the user of whoever shows no token, and a certificate opens what
-// loopback does.
-func TestClientsWithCertificates(t *testing.T) {
+// TestClientCertificates checks that the common name of a client's certificate is the user of calls without a token,
+// and that a certificate counts as a credential.
+func TestClientCertificates(t *testing.T) {
 	ctx := t.Context()
-	ca := issue(t, "ca", nil)
+	ca := newCertificate(t, "ca", nil)
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
 	w := newWorld(t, func(s *settings) {
-		s.tls = &tls.Config{Certificates: []tls.Certificate{*issue(t, "server", ca)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
+		s.tls = &tls.Config{Certificates: []tls.Certificate{*newCertificate(t, "server", ca)}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
 		s.rpc.CommonName = true
 	})
 	as := func(name string) *clientv3.Client {
 		return w.client(t, func(c *clientv3.Config) {
-			c.TLS = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*issue(t, name, ca)}}
+			c.TLS = &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, name, ca)}}
 		})
 	}
 	enableAuth(t, as("anybody"))
@@ -264,45 +267,56 @@ func TestClientsWithCertificates(t *testing.T) {
 	_, err = as("stranger").Get(ctx, "/b")
 	require.Equal(t, rpctypes.ErrPermissionDenied, err)
 
-	// HTTP on the same port, with a certificate and without.
-	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*issue(t, "m", ca)}}}}
+	// HTTP/1 on the same port, with and without a certificate.
+	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, "m", ca)}}}}
 	r, err := web.Get("https://" + w.address + "/health")
 	require.NoError(t, err)
 	r.Body.Close()
 	require.Equal(t, 200, r.StatusCode)
 	web.CloseIdleConnections()
-	bare := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
-	_, err = bare.Get("https://" + w.address + "/health")
+	noCertificate := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	_, err = noCertificate.Get("https://" + w.address + "/health")
 	require.Error(t, err)
 }
 
-// A connection that says nothing, or nonsense, is closed, and others are served meanwhile.
-func TestStrangeConnections(t *testing.T) {
+// TestConnectionsOfUnknownProtocolAreClosed checks that the server closes a connection that sends neither HTTP/1 nor
+// HTTP/2, and serves others while such connections are open. TestSplitterClosesSilentConnections has those that send
+// too little.
+func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	w := newWorld(t)
-	for _, text := range []string{"", "PRI", "PRI * HTTP/1.7\r\n\r\n", strings.Repeat("\x00", 100)} {
+	dial := func(text string) net.Conn {
 		conn, err := net.Dial("tcp", w.address)
 		require.NoError(t, err)
+		t.Cleanup(func() { conn.Close() })
 		_, err = conn.Write([]byte(text))
 		require.NoError(t, err)
-		defer conn.Close()
+		return conn
 	}
+	dial("")
+	dial("PRI")
+	invalid := []net.Conn{dial("PRI * HTTP/1.7\r\n\r\nSM\r\n\r\n"), dial(strings.Repeat("\x00", 100) + "\r\n\r\n")}
 	_, err := w.client(t).Put(t.Context(), "a", "1")
 	require.NoError(t, err)
+	for _, conn := range invalid {
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(30*time.Second)))
+		_, err := io.Copy(io.Discard, conn)
+		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the connection is still open")
+	}
 }
 
-// fading is a verifier whose caller loses system:admin after the first call. stays is set if the stream must go on
-// nevertheless.
-type fading struct {
-	asked atomic.Int64
-	stays bool
+// expiringVerifier is a verifier whose caller loses system:admin after the first call. staysOpen is set if the stream
+// must stay open.
+type expiringVerifier struct {
+	calls     atomic.Int64
+	staysOpen bool
 }
 
-func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+func (f *expiringVerifier) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
 	if token == "tenant" {
-		return tokens{}.Verify(ctx, token)
+		return testVerifier{}.Verify(ctx, token)
 	}
 	c := &cloud.Caller{Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
-	if f.asked.Add(1) > 1 {
+	if f.calls.Add(1) > 1 {
 		if token == "demoted" {
 			c.Bindings = nil
 			return c, nil
@@ -312,63 +326,66 @@ func (f *fading) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	return c, nil
 }
 
-// opened is a server stream with a context.
-type opened struct {
+// streamWithContext is a server stream with a context.
+type streamWithContext struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
-func (o opened) Context() context.Context { return o.ctx }
+func (o streamWithContext) Context() context.Context { return o.ctx }
 
-// stream opens a watch from an address and returns what ended it, errGoesOn when nothing did for a while.
-func (f *fading) stream(t *testing.T, w *world, open bool, from, token string) error {
+// stream opens a watch from an address and returns the error that ended it, or errStillOpen if it stays open for longer
+// than two checks of the token.
+func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token string) error {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
 	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
 	ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at})
 	ctx = metadata.NewIncomingContext(ctx, metadata.Pairs("authorization", "Bearer "+token))
-	return s.Stream(nil, opened{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
+	return s.Stream(nil, streamWithContext{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: pb.Watch_Watch_FullMethodName}, func(_ any, ss grpc.ServerStream) error {
 		wait := 30 * time.Second
-		if f.stays {
+		if f.staysOpen {
 			wait = 2500 * time.Millisecond // more than two checks of a token
 		}
 		select {
 		case <-ss.Context().Done():
 			return context.Cause(ss.Context())
 		case <-time.After(wait):
-			return errGoesOn
+			return errStillOpen
 		}
 	})
 }
 
-var errGoesOn = status.Error(codes.OK+100, "it goes on")
+var errStillOpen = status.Error(codes.OK+100, "the stream is still open")
 
-// A stream that the administrator's token opened ends with the token, and with the role.
-func TestAStreamEndsWithTheAdministratorsToken(t *testing.T) {
+// TestStreamEndsWhenTokenIsRevoked checks that a stream that needed the token of an administrator ends when the token
+// is revoked, and when its holder loses the role.
+func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	w := newWorld(t)
 	for _, token := range []string{"revoked", "demoted"} {
 		t.Run(token, func(t *testing.T) {
 			t.Parallel()
-			err := (&fading{}).stream(t, w, false, far, token)
+			err := (&expiringVerifier{}).stream(t, w, false, remoteIP, token)
 			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 		})
 	}
 }
 
-// A stream that is admitted without a token goes on when the token that the client shows with it becomes invalid.
-func TestAStreamThatNeededNoTokenGoesOn(t *testing.T) {
+// TestStreamAdmittedWithoutTokenContinues checks that a stream that needed no token continues when the token that the
+// client sent becomes invalid.
+func TestStreamAdmittedWithoutTokenContinues(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {
 		open        bool
 		from, token string
 	}{
-		"a tenant on loopback":               {false, near, "demoted"},
-		"an old token on loopback":           {false, near, "revoked"},
-		"a tenant of an open store":          {true, far, "tenant"},
-		"an administrator who lost the role": {true, far, "demoted"},
+		"loopback, no longer administrator":   {false, loopbackIP, "demoted"},
+		"loopback, revoked token":             {false, loopbackIP, "revoked"},
+		"open store, tenant":                  {true, remoteIP, "tenant"},
+		"open store, no longer administrator": {true, remoteIP, "demoted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			require.Equal(t, errGoesOn, (&fading{stays: true}).stream(t, w, c.open, c.from, c.token))
+			require.Equal(t, errStillOpen, (&expiringVerifier{staysOpen: true}).stream(t, w, c.open, c.from, c.token))
 		})
 	}
 }

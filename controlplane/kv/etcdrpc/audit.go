@@ -16,21 +16,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// as returns a context with the caller of a governing method.
-func as(ctx context.Context, c *cloud.Caller) context.Context { return auth.With(ctx, c, auth.RPC) }
+// withCaller returns a context with the caller of a governing method.
+func withCaller(ctx context.Context, c *cloud.Caller) context.Context {
+	return auth.With(ctx, c, auth.RPC)
+}
 
-// audited runs a call of a governing method unless it was refused, and records its outcome. A successful change of the
-// members is recorded in the transaction that makes it (audit.Stamp).
-func (s *Server) audited(ctx context.Context, method string, req any, refused error, do func(context.Context) error) error {
+// runAudited runs a call of a governing method unless it was refused, and records its outcome. A successful change of
+// the members is recorded in the transaction that makes it (audit.Stamp).
+func (s *Server) runAudited(ctx context.Context, method string, req any, refused error, run func(context.Context) error) error {
 	c := auth.CallerOf(ctx)
 	if c == nil {
 		c = &cloud.Caller{}
-		ctx = as(ctx, c)
+		ctx = withCaller(ctx, c)
 	}
-	c.Method, c.Target, c.Address, c.RequestID = method, targetOf(req), rpc.Address(ctx), uuid.NewString()
+	c.Method, c.Target, c.Address, c.RequestID = method, auditTarget(req), rpc.Address(ctx), uuid.NewString()
 	err := refused
 	if err == nil {
-		err = do(ctx)
+		err = run(ctx)
 	}
 	switch {
 	case s.opts.Audit == nil:
@@ -39,7 +41,7 @@ func (s *Server) audited(ctx context.Context, method string, req any, refused er
 		if st, ok := status.FromError(err); ok {
 			outcome, message = st.Code(), st.Message()
 		} else if ctx.Err() != nil {
-			outcome, message = codes.Canceled, "the caller hung up, or the call was not finished in time"
+			outcome, message = codes.Canceled, "the caller disconnected, or the deadline passed"
 		}
 		s.opts.Audit.Failed(c, code.Code(outcome).String(), message)
 	case !strings.HasPrefix(method, Prefix+"Cluster/"):
@@ -48,8 +50,8 @@ func (s *Server) audited(ctx context.Context, method string, req any, refused er
 	return err
 }
 
-// targetOf returns the audit target of a governing request: IDs, addresses, and names of users and roles.
-func targetOf(req any) string {
+// auditTarget returns the audit target of a governing request: IDs, addresses, and names of users and roles.
+func auditTarget(req any) string {
 	switch r := req.(type) {
 	case *pb.MemberAddRequest:
 		return fmt.Sprintf("peer_urls=%s learner=%t", strings.Join(r.PeerURLs, ","), r.IsLearner)

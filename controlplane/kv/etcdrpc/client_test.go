@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-func TestEtcdsClientWorksUnchanged(t *testing.T) {
+func TestEtcdClient(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -67,7 +67,7 @@ func TestEtcdsClientWorksUnchanged(t *testing.T) {
 	require.Equal(t, rpctypes.ErrCompacted, err)
 }
 
-func TestEtcdsWatcher(t *testing.T) {
+func TestEtcdClientWatch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	w := newWorld(t)
@@ -97,7 +97,7 @@ func TestEtcdsWatcher(t *testing.T) {
 	require.EqualValues(t, 5, old.CompactRevision)
 }
 
-func TestEtcdsLeases(t *testing.T) {
+func TestEtcdClientLeases(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -120,8 +120,9 @@ func TestEtcdsLeases(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// A lock, an election and a software transaction, as etcd's own recipes have them.
-func TestEtcdsRecipes(t *testing.T) {
+// TestEtcdConcurrencyRecipes runs the lock, the election and the software transactional memory of etcd's package
+// concurrency.
+func TestEtcdConcurrencyRecipes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	w := newWorld(t)
@@ -129,26 +130,26 @@ func TestEtcdsRecipes(t *testing.T) {
 	_, err := c.Put(ctx, "count", "0")
 	require.NoError(t, err)
 	var work sync.WaitGroup
-	held := 0
+	acquired := 0
 	for range 4 {
 		work.Go(func() {
 			session, err := concurrency.NewSession(c, concurrency.WithTTL(60))
-			if !concludes(t, err) {
+			if !noError(t, err) {
 				return
 			}
 			defer session.Close()
 			lock := concurrency.NewMutex(session, "/lock")
 			for range 3 {
-				if !concludes(t, lock.Lock(ctx)) {
+				if !noError(t, lock.Lock(ctx)) {
 					return
 				}
-				held++ // the race detector sees it when two hold the lock
-				concludes(t, lock.Unlock(ctx))
+				acquired++ // the race detector reports it if two goroutines hold the lock
+				noError(t, lock.Unlock(ctx))
 			}
 		})
 	}
 	work.Wait()
-	require.Equal(t, 12, held)
+	require.Equal(t, 12, acquired)
 
 	session, err := concurrency.NewSession(c, concurrency.WithTTL(60))
 	require.NoError(t, err)
@@ -169,15 +170,15 @@ func TestEtcdsRecipes(t *testing.T) {
 	require.Equal(t, "01", string(got.Kvs[0].Value))
 }
 
-// concludes is require.NoError for other goroutines than the test's.
-func concludes(t *testing.T, err error) bool {
+// noError is like require.NoError, but may be called by any goroutine. It reports whether err is nil.
+func noError(t *testing.T, err error) bool {
 	if err != nil {
 		t.Error(err)
 	}
 	return err == nil
 }
 
-func TestASnapshotIsAFileThatEtcdReads(t *testing.T) {
+func TestSnapshotIsValidFile(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
@@ -199,37 +200,37 @@ func TestASnapshotIsAFileThatEtcdReads(t *testing.T) {
 	require.NoError(t, file.Close())
 }
 
-func TestWithoutALeader(t *testing.T) {
+func TestRequireLeader(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	w := newWorld(t)
 	c := w.client(t)
 	_, err := c.Put(ctx, "a", "1")
 	require.NoError(t, err)
-	// One stream that will not do without a leader, one that will.
-	wants := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
-	bears := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
-	<-wants
-	<-bears
-	w.raft.lead(0, false)
-	r := <-wants
+	// One stream requires a leader, the other does not.
+	requiring := c.Watch(clientv3.WithRequireLeader(ctx), "a", clientv3.WithCreatedNotify())
+	notRequiring := c.Watch(ctx, "a", clientv3.WithCreatedNotify())
+	<-requiring
+	<-notRequiring
+	w.raft.SetLeader(0, 2)
+	r := <-requiring
 	require.Equal(t, rpctypes.ErrNoLeader, r.Err())
 	_, err = pb.NewKVClient(c.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx), &pb.RangeRequest{Key: []byte("a"), Serializable: true})
 	require.Equal(t, rpctypes.ErrGRPCNoLeader.Error(), err.Error())
 	got, err := c.Get(ctx, "a", clientv3.WithSerializable())
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
-	w.raft.lead(1, false)
+	w.raft.SetLeader(1, 2)
 	_, err = c.Put(ctx, "a", "2")
 	require.NoError(t, err)
-	require.Len(t, (<-bears).Events, 1)
+	require.Len(t, (<-notRequiring).Events, 1)
 }
 
-func TestALearnerAnswersLittle(t *testing.T) {
+func TestLearnerServesOnlyLocalReads(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	c := w.client(t)
-	w.raft.lead(1, true)
+	w.raft.SetLearner(true)
 	require.Eventually(t, w.service.IsLearner, 10*time.Second, time.Millisecond)
 	_, err := c.Put(ctx, "a", "1")
 	require.ErrorContains(t, err, "rpc not supported for learner")
@@ -242,9 +243,9 @@ func TestALearnerAnswersLittle(t *testing.T) {
 	require.True(t, status.IsLearner)
 }
 
-func TestWhatEtcdAnswersByHTTP(t *testing.T) {
+func TestHTTPPaths(t *testing.T) {
 	w := newWorld(t)
-	ask := func(path string) (int, string) {
+	get := func(path string) (int, string) {
 		r, err := http.Get("http://" + w.address + path)
 		require.NoError(t, err)
 		defer r.Body.Close()
@@ -252,33 +253,33 @@ func TestWhatEtcdAnswersByHTTP(t *testing.T) {
 		require.NoError(t, err)
 		return r.StatusCode, string(b)
 	}
-	code, body := ask("/health")
+	code, body := get("/health")
 	require.Equal(t, 200, code)
 	require.JSONEq(t, `{"health":"true","reason":""}`, body)
-	_, body = ask("/version")
+	_, body = get("/version")
 	require.JSONEq(t, `{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}`, body)
-	code, _ = ask("/readyz")
+	code, _ = get("/readyz")
 	require.Equal(t, 200, code)
 
 	c := w.client(t)
 	_, err := c.Put(t.Context(), "a", "1") // both protocols on one port
 	require.NoError(t, err)
 
-	w.raft.lead(0, false)
-	code, body = ask("/health")
+	w.raft.SetLeader(0, 2)
+	code, body = get("/health")
 	require.Equal(t, 503, code)
 	require.JSONEq(t, `{"health":"false","reason":"RAFT NO LEADER"}`, body)
-	code, _ = ask("/health?serializable=true")
+	code, _ = get("/health?serializable=true")
 	require.Equal(t, 200, code)
-	code, _ = ask("/livez")
+	code, _ = get("/livez")
 	require.Equal(t, 200, code)
-	code, _ = ask("/readyz")
+	code, _ = get("/readyz")
 	require.Equal(t, 503, code)
 }
 
-// A client that opens more streams than the limit is refused. Its open streams go on, and it can open one more after it
-// has ended one.
-func TestStreamsOfAClientAreBounded(t *testing.T) {
+// TestStreamsOfClientAreLimited checks that a stream beyond a client's limit is refused, and that the client can open
+// one after it has closed another.
+func TestStreamsOfClientAreLimited(t *testing.T) {
 	w := newWorld(t)
 	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
@@ -292,7 +293,7 @@ func TestStreamsOfAClientAreBounded(t *testing.T) {
 		_, err = s.Recv()
 		return err
 	}
-	first, hangUp := context.WithCancel(t.Context())
+	first, cancel := context.WithCancel(t.Context())
 	require.NoError(t, open(first))
 	for range 2047 {
 		require.NoError(t, open(t.Context()))
@@ -300,6 +301,6 @@ func TestStreamsOfAClientAreBounded(t *testing.T) {
 	err = open(t.Context())
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "address 127.0.0.1 has 2048 streams open on this member")
-	hangUp()
+	cancel()
 	require.Eventually(t, func() bool { return open(t.Context()) == nil }, 10*time.Second, time.Millisecond)
 }

@@ -41,12 +41,12 @@ func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.Me
 	if err := checkURLs(r.PeerURLs); err != nil {
 		return nil, err
 	}
-	if err := c.strictly(ctx, mayAdd); err != nil {
+	if err := c.checkStrict(ctx, checkAdd); err != nil {
 		return nil, err
 	}
 	added, all, err := c.members.Add(ctx, membership.AddRequest{RaftAddr: r.PeerURLs[0], Learner: r.IsLearner})
 	if err != nil {
-		return nil, refused(ctx, err)
+		return nil, memberError(ctx, err)
 	}
 	return &pb.MemberAddResponse{Header: c.service.Header(), Member: memberOf(&added), Members: membersOf(all)}, nil
 }
@@ -56,14 +56,14 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.strictly(ctx, func(now *kv.Contacts) error { return mayRemove(now, r.ID) }); err != nil {
+	if err := c.checkStrict(ctx, func(now *kv.Contacts) error { return checkRemove(now, r.ID) }); err != nil {
 		return nil, err
 	}
 	// Without a credential a caller can call this method only with TrustLoopback.
 	caller := auth.CallerOf(ctx)
-	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Proven())
+	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Authenticated())
 	if err != nil {
-		return nil, refused(ctx, err)
+		return nil, memberError(ctx, err)
 	}
 	return &pb.MemberRemoveResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
@@ -78,19 +78,19 @@ func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (
 	}
 	all, err := c.members.Update(ctx, membership.UpdateRequest{ID: r.ID, RaftAddr: r.PeerURLs[0]})
 	if err != nil {
-		return nil, refused(ctx, err)
+		return nil, memberError(ctx, err)
 	}
 	return &pb.MemberUpdateResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
 
 // MemberList implements Cluster.
 func (c *cluster) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
-	if err := c.service.MustBeKnown(ctx); err != nil {
+	if err := c.service.MustBeAuthenticated(ctx); err != nil {
 		return nil, err
 	}
 	all, err := c.members.List(ctx, !r.Linearizable)
 	if err != nil {
-		return nil, refused(ctx, err)
+		return nil, memberError(ctx, err)
 	}
 	return &pb.MemberListResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
@@ -102,7 +102,7 @@ func (c *cluster) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest)
 	}
 	all, err := c.members.Promote(ctx, r.ID)
 	if err != nil {
-		return nil, refused(ctx, err)
+		return nil, memberError(ctx, err)
 	}
 	return &pb.MemberPromoteResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
@@ -119,7 +119,7 @@ func checkURLs(all []string) error {
 		}
 	}
 	if len(all) > 1 {
-		return status.Error(codes.InvalidArgument, "etcdserver: a member has one peer URL here")
+		return status.Error(codes.InvalidArgument, "etcdserver: a member has exactly one peer URL in Trivet")
 	}
 	return nil
 }
@@ -142,8 +142,8 @@ func memberOf(m *membership.Member) *pb.Member {
 	return out
 }
 
-// reasons maps fault reasons of package membership to etcd's errors.
-var reasons = map[string]error{
+// memberErrors maps fault reasons of package membership to etcd's errors.
+var memberErrors = map[string]error{
 	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
 	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,
 	membership.ReasonRemoved:      rpctypes.ErrGRPCMemberNotFound,
@@ -156,8 +156,8 @@ var reasons = map[string]error{
 	membership.ReasonBusy:         rpctypes.ErrGRPCUnhealthy,
 }
 
-// refused converts an error of Members to the client's error.
-func refused(ctx context.Context, err error) error {
+// memberError converts an error of Members to the client's error.
+func memberError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return status.FromContextError(ctx.Err()).Err()
 	}
@@ -165,7 +165,7 @@ func refused(ctx context.Context, err error) error {
 	if !ok {
 		return err
 	}
-	if known := reasons[f.Reason]; known != nil {
+	if known := memberErrors[f.Reason]; known != nil {
 		return known
 	}
 	switch f.Kind {

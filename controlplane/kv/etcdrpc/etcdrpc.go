@@ -100,29 +100,29 @@ type Options struct {
 
 // Server serves etcd's API on one or more ports.
 type Server struct {
-	opts    Options
-	checks  *auth.Rechecker // of the tokens that opened streams
-	waiting streams
-	open    *openStreams
-	unsent  *rpc.Streams // the bytes that the clients of watches have not read
-	slow    slowLog
+	opts          Options
+	rechecker     *auth.Rechecker // of the tokens that opened streams
+	leaderStreams streamSet
+	openStreams   *openStreams
+	watchStreams  *rpc.Streams // the bytes that the clients of watches have not read
+	slow          slowLog
 }
 
 // New creates a server. Its Run method must be running.
 func New(opts Options) *Server {
-	s := &Server{opts: opts, checks: auth.NewRechecker(opts.Verifier), open: &openStreams{}, unsent: rpc.NewStreams(), slow: slowLog{log: opts.Log}}
+	s := &Server{opts: opts, rechecker: auth.NewRechecker(opts.Verifier), openStreams: &openStreams{}, watchStreams: rpc.NewStreams(), slow: slowLog{log: opts.Log}}
 	if opts.CountWith != nil {
-		s.open, s.unsent = opts.CountWith.open, opts.CountWith.unsent
+		s.openStreams, s.watchStreams = opts.CountWith.openStreams, opts.CountWith.watchStreams
 	}
 	return s
 }
 
 // Streams returns the limiter of the server's watch streams. The credentials of its gRPC servers must be wrapped by
 // Streams().Credentials, and the servers need rpc.Codec.
-func (s *Server) Streams() *rpc.Streams { return s.unsent }
+func (s *Server) Streams() *rpc.Streams { return s.watchStreams }
 
 // Run ends streams that require a leader while there is none, until ctx ends.
-func (s *Server) Run(ctx context.Context) { s.waiting.run(ctx, s.opts.Service) }
+func (s *Server) Run(ctx context.Context) { s.leaderStreams.run(ctx, s.opts.Service) }
 
 // Register registers the services on a gRPC server, which must use Unary and Stream as interceptors of these methods.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
@@ -144,19 +144,19 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 		if err != nil {
-			resp, err = nil, s.failure(ctx, info.FullMethod, err)
+			resp, err = nil, s.toStatus(ctx, info.FullMethod, err)
 		}
-		s.slow.add(ctx, info.FullMethod, req, resp, time.Since(begin), err)
+		s.slow.record(ctx, info.FullMethod, req, resp, time.Since(begin), err)
 	}()
-	if s.opts.Service.IsLearner() && !forLearner(req) {
+	if s.opts.Service.IsLearner() && !servedByLearner(req) {
 		return nil, rpctypes.ErrGRPCNotSupportedForLearner
 	}
-	if _, err := s.wantsLeader(ctx); err != nil {
+	if _, err := s.requiresLeader(ctx); err != nil {
 		return nil, err
 	}
 	ctx, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		err = s.audited(ctx, info.FullMethod, req, a.err, func(ctx context.Context) error {
+		err = s.runAudited(ctx, info.FullMethod, req, a.err, func(ctx context.Context) error {
 			resp, err = handler(ctx, req)
 			return err
 		})
@@ -168,8 +168,8 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// forLearner reports whether a learner serves the request, as in etcd.
-func forLearner(req any) bool {
+// servedByLearner reports whether a learner serves the request, as in etcd.
+func servedByLearner(req any) bool {
 	switch r := req.(type) {
 	case *pb.StatusRequest:
 		return true
@@ -187,52 +187,52 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 		}
 		if err != nil {
-			err = s.failure(ctx, info.FullMethod, err)
+			err = s.toStatus(ctx, info.FullMethod, err)
 		}
 	}()
 	if s.opts.Service.IsLearner() && info.FullMethod != pb.Maintenance_Snapshot_FullMethodName {
 		return rpctypes.ErrGRPCNotSupportedForLearner
 	}
-	wants, err := s.wantsLeader(ctx)
+	requiresLeader, err := s.requiresLeader(ctx)
 	if err != nil {
 		return err
 	}
 	admitted, a := s.admit(ctx, info.FullMethod)
 	if classOf(info.FullMethod) == governing {
-		return s.audited(admitted, info.FullMethod, nil, a.err, func(ctx context.Context) error {
-			return s.carry(ctx, a, wants, srv, ss, handler)
+		return s.runAudited(admitted, info.FullMethod, nil, a.err, func(ctx context.Context) error {
+			return s.runStream(ctx, a, requiresLeader, srv, ss, handler)
 		})
 	}
 	if a.err != nil {
 		return a.err
 	}
-	return s.carry(admitted, a, wants, srv, ss, handler)
+	return s.runStream(admitted, a, requiresLeader, srv, ss, handler)
 }
 
-// carry runs the handler of a stream with the context and the admission that admit returned. It ends the stream when
-// its token becomes invalid, and when there is no leader if the client requires one. It also ends a watch stream whose
-// client does not read while other streams need the memory.
-func (s *Server) carry(ctx context.Context, a *admission, wantsLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
+// runStream runs the handler of a stream with the context and the admission that admit returned. It ends the stream
+// when its token becomes invalid, and when there is no leader if the client requires one. It also ends a watch stream
+// whose client does not read while other streams need the memory.
+func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
 	user := s.opts.Service.Caller(ctx)
-	closed, err := s.open.take(ctx, user)
+	closed, err := s.openStreams.acquire(ctx, user)
 	if err != nil {
 		return err
 	}
 	defer closed()
-	ctx, done := s.whileGoverning(ctx, a.token)
+	ctx, done := s.withTokenChecks(ctx, a.token)
 	defer done()
-	if wantsLeader {
+	if requiresLeader {
 		led, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		defer s.waiting.add(cancel)()
+		defer s.leaderStreams.add(cancel)()
 		ctx = led
 	}
 	if ctx != ss.Context() {
 		ss = &stream{ss, ctx}
 	}
 	if a.method == pb.Watch_Watch_FullMethodName {
-		bound, done := s.unsent.Bound(ss, clientOf(ctx, user), errSlowReader)
+		bound, done := s.watchStreams.Bound(ss, clientOf(ctx, user), errSlowReader)
 		defer done()
 		ss = bound
 	}
@@ -253,9 +253,9 @@ type stream struct {
 
 func (s *stream) Context() context.Context { return s.ctx }
 
-// wantsLeader reports whether the client requires a leader. It fails if there is none, or if the client's API version
-// is not valid UTF-8.
-func (s *Server) wantsLeader(ctx context.Context) (bool, error) {
+// requiresLeader reports whether the client requires a leader. It fails if there is none, or if the client's API
+// version is not valid UTF-8.
+func (s *Server) requiresLeader(ctx context.Context) (bool, error) {
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 && !utf8.ValidString(v[0]) {
 		return false, rpctypes.ErrGRPCInvalidClientAPIVersion
 	}
@@ -268,8 +268,8 @@ func (s *Server) wantsLeader(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// failure returns statuses unchanged. Other errors are internal: they are logged, and the client gets codes.Internal.
-func (s *Server) failure(ctx context.Context, method string, err error) error {
+// toStatus returns statuses unchanged. Other errors are internal: they are logged, and the client gets codes.Internal.
+func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}

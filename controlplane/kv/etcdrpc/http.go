@@ -19,7 +19,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	p := &Pages{}
 	p.add("/metrics", metrics.ServeHTTP)
 	p.add("/version", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, map[string]string{
+		writeJSON(w, http.StatusOK, map[string]string{
 			"etcdserver": version.Version, "etcdcluster": version.Cluster(version.Version) + ".0", "storage": version.Cluster(version.Version) + ".0",
 		})
 	})
@@ -27,10 +27,10 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 		q := r.URL.Query()
 		except := func(a pb.AlarmType) bool { return slices.Contains(q["exclude"], a.String()) }
 		if err := service.Check(r.Context(), q.Get("serializable") == "true", except); err != nil {
-			answer(w, http.StatusServiceUnavailable, health{"false", err.Error()})
+			writeJSON(w, http.StatusServiceUnavailable, health{"false", err.Error()})
 			return
 		}
-		answer(w, http.StatusOK, health{"true", ""})
+		writeJSON(w, http.StatusOK, health{"true", ""})
 	})
 	for path, serializable := range map[string]bool{"/livez": true, "/readyz": false} {
 		p.add(path, func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +44,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 				http.Error(w, "not a voter", http.StatusServiceUnavailable)
 				return
 			}
-			if err := service.Warm(); err != nil && !serializable {
+			if err := service.CheckKeyIndex(); err != nil && !serializable {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
@@ -76,7 +76,7 @@ type health struct {
 	Reason string `json:"reason"`
 }
 
-func answer(w http.ResponseWriter, status int, body any) {
+func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	// An error means that the client has disconnected.

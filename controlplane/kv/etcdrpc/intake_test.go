@@ -22,18 +22,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// counting counts the verifications of tokens that are made for a call, and not later for its stream.
-type counting struct{ calls atomic.Int64 }
+// countingVerifier counts the verifications of tokens for calls, without the later rechecks for open streams.
+type countingVerifier struct{ calls atomic.Int64 }
 
-func (v *counting) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
+func (v *countingVerifier) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
 	if _, call := metadata.FromIncomingContext(ctx); call {
 		v.calls.Add(1)
 	}
-	return tokens{}.Verify(ctx, token)
+	return testVerifier{}.Verify(ctx, token)
 }
 
-// behindIntake serves s on loopback behind an Intake and returns a connection to it.
-func behindIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
+// serveWithIntake serves s on loopback behind an Intake and returns a connection to it.
+func serveWithIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 	t.Helper()
 	in := rpc.NewIntake(100, s.Intake(1<<20))
 	g := rpc.NewServer(in, append(in.Settings(etcdrpc.Credentials()), grpc.UnaryInterceptor(s.Unary), grpc.StreamInterceptor(s.Stream))...)
@@ -49,10 +49,11 @@ func behindIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// The intake and the interceptor of a call need the result of one authorization. The token of a call is verified once.
-func TestCallsAreAuthorizedOnce(t *testing.T) {
-	w, v := newWorld(t), &counting{}
-	conn := behindIntake(t, etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: v, Dir: t.TempDir()}))
+// TestCallIsAuthorizedOnce checks that intake and interceptor share one authorization: the token of a call is verified
+// once.
+func TestCallIsAuthorizedOnce(t *testing.T) {
+	w, v := newWorld(t), &countingVerifier{}
+	conn := serveWithIntake(t, etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: v, Dir: t.TempDir()}))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	roles := pb.NewAuthClient(conn)
@@ -73,26 +74,27 @@ func TestCallsAreAuthorizedOnce(t *testing.T) {
 	require.Equal(t, int64(1), v.calls.Load())
 }
 
-// The authorization of one method, or by one server, is not used for another.
-func TestAnAuthorizationIsForOneMethod(t *testing.T) {
+// TestAuthorizationIsForOneMethod checks that the authorization for one method, or of one server, is not reused for
+// another.
+func TestAuthorizationIsForOneMethod(t *testing.T) {
 	w := newWorld(t)
-	open := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: true})
-	closed := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}})
-	at := &net.TCPAddr{IP: net.ParseIP(far), Port: 1}
+	open := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})
+	closed := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
+	at := &net.TCPAddr{IP: net.ParseIP(remoteIP), Port: 1}
 	ctx := metadata.NewIncomingContext(peer.NewContext(t.Context(), &peer.Peer{Addr: at, LocalAddr: at}), metadata.MD{})
-	ctx, _, err := open.Admits(ctx, pb.KV_Range_FullMethodName)
+	ctx, _, err := open.Admit(ctx, pb.KV_Range_FullMethodName)
 	require.NoError(t, err)
-	_, _, err = open.Admits(ctx, pb.Cluster_MemberAdd_FullMethodName)
+	_, _, err = open.Admit(ctx, pb.Cluster_MemberAdd_FullMethodName)
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
-	_, _, err = closed.Admits(ctx, pb.KV_Range_FullMethodName)
+	_, _, err = closed.Admit(ctx, pb.KV_Range_FullMethodName)
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, err)
 }
 
-// The intake knows callers on loopback and with a credential from others, who share one budget with all unauthenticated
-// callers.
-func TestTheIntakeKnowsStrangers(t *testing.T) {
+// TestIntakeDistinguishesAuthenticatedCallers checks that the intake marks callers on loopback or with a credential as
+// Proven. All others share one memory budget.
+func TestIntakeDistinguishesAuthenticatedCallers(t *testing.T) {
 	w := newWorld(t)
-	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: tokens{}, Open: true})
+	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}, Open: true})
 	admit := s.Intake(1000)
 	check := func(method, from string, proven bool, header ...string) {
 		t.Helper()
@@ -102,15 +104,15 @@ func TestTheIntakeKnowsStrangers(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, rpc.Admission{Foreign: true, Proven: proven, Limit: 1000}, a)
 	}
-	check(pb.KV_Put_FullMethodName, far, false)
-	check(pb.KV_Put_FullMethodName, far, false, "token", "kv1.forged")
-	check(pb.KV_Put_FullMethodName, far, false, "authorization", "Bearer tenant")
-	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
-	check(pb.KV_Put_FullMethodName, near, true)
-	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, remoteIP, false)
+	check(pb.KV_Put_FullMethodName, remoteIP, false, "token", "kv1.forged")
+	check(pb.KV_Put_FullMethodName, remoteIP, false, "authorization", "Bearer tenant")
+	check(pb.KV_Put_FullMethodName, remoteIP, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, loopbackIP, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, remoteIP, true, "authorization", "Bearer operator")
 	enableAuth(t, w.client(t))
-	check(pb.KV_Put_FullMethodName, far, false, "token", w.token(t, "u", "word"))
-	check(pb.KV_Put_FullMethodName, far, true, "authorization", "Bearer operator")
-	check(pb.KV_Put_FullMethodName, near, true)
-	check(pb.Cluster_MemberAdd_FullMethodName, far, true, "token", w.token(t, "root", "secret"))
+	check(pb.KV_Put_FullMethodName, remoteIP, false, "token", w.token(t, "u", "word"))
+	check(pb.KV_Put_FullMethodName, remoteIP, true, "authorization", "Bearer operator")
+	check(pb.KV_Put_FullMethodName, loopbackIP, true)
+	check(pb.Cluster_MemberAdd_FullMethodName, remoteIP, true, "token", w.token(t, "root", "secret"))
 }

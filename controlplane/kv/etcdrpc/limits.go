@@ -38,11 +38,11 @@ func clientOf(ctx context.Context, user string) string {
 // errSlowReader ends a watch stream whose client does not read while other streams need memory. etcd's client reopens
 // the stream after UNAVAILABLE, and resumes each of its watches from its revision.
 var errSlowReader = status.Error(codes.Unavailable,
-	"etcdserver: the watch stream was ended because its client reads nothing and the member needs the memory: read faster")
+	"etcdserver: the watch stream was closed, because its client does not read and the member needs the memory")
 
-// take counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
+// acquire counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
 // has ended.
-func (o *openStreams) take(ctx context.Context, user string) (done func(), err error) {
+func (o *openStreams) acquire(ctx context.Context, user string) (done func(), err error) {
 	client := clientOf(ctx, user)
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -12,8 +12,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The open streams of one client, and of all clients of a member, are bounded. Streams that have ended do not count.
-func TestOpenStreamsAreBounded(t *testing.T) {
+// TestOpenStreamsAreLimited checks the limits for one client and for all clients of a member. Streams that have ended
+// do not count.
+func TestOpenStreamsAreLimited(t *testing.T) {
 	from := func(address string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}})
 	}
@@ -21,14 +22,14 @@ func TestOpenStreamsAreBounded(t *testing.T) {
 	var ends []func()
 	fill := func(ctx context.Context, user string, n int) {
 		for range n {
-			done, err := o.take(ctx, user)
+			done, err := o.acquire(ctx, user)
 			require.NoError(t, err)
 			ends = append(ends, done)
 		}
 	}
 	refused := func(ctx context.Context, user, text string) {
 		t.Helper()
-		_, err := o.take(ctx, user)
+		_, err := o.acquire(ctx, user)
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
 		require.ErrorContains(t, err, text)
 	}

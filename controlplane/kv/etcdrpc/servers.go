@@ -35,7 +35,7 @@ type watches struct {
 // Watch implements Watch.
 func (w *watches) Watch(stream pb.Watch_WatchServer) error {
 	err := w.service.Watch(stream.Context(), stream.Recv, func(make func() (*pb.WatchResponse, error)) error {
-		return stream.SendMsg(rpc.Late(func() (*rpc.Encoded, error) {
+		return stream.SendMsg(rpc.Lazy(func() (*rpc.Encoded, error) {
 			r, err := make()
 			if r == nil || err != nil {
 				return nil, err
@@ -107,26 +107,26 @@ func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_Snap
 		return err
 	}
 	defer file.Close()
-	return file.Stream(stream.Context(), &pieces{stream: stream, left: file.Size()})
+	return file.Stream(stream.Context(), &chunkWriter{stream: stream, remaining: file.Size()})
 }
 
-// pieces is an io.Writer that sends its input as SnapshotResponses.
-type pieces struct {
-	stream pb.Maintenance_SnapshotServer
-	left   int64
+// chunkWriter is an io.Writer that sends its input as SnapshotResponses.
+type chunkWriter struct {
+	stream    pb.Maintenance_SnapshotServer
+	remaining int64
 }
 
-// pieceBytes is the maximum size of a piece, as in etcd.
-const pieceBytes = 32 << 10
+// chunkBytes is the maximum size of a piece, as in etcd.
+const chunkBytes = 32 << 10
 
 // Write implements io.Writer.
-func (p *pieces) Write(b []byte) (n int, err error) {
+func (p *chunkWriter) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
-		size := min(len(b), pieceBytes)
-		p.left = max(p.left-int64(size), 0)
+		size := min(len(b), chunkBytes)
+		p.remaining = max(p.remaining-int64(size), 0)
 		// gRPC may encode the message after Send has returned.
 		blob := append([]byte(nil), b[:size]...)
-		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.left), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
+		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.remaining), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
 			return n, err
 		}
 		n, b = n+size, b[size:]

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// slow is the duration above which a request is logged: etcd's default of --warning-unary-request-duration.
-const slow = 300 * time.Millisecond
+// slowThreshold is the duration above which a request is logged: etcd's default of --warning-unary-request-duration.
+const slowThreshold = 300 * time.Millisecond
 
 // slowPerSecond is the maximum number of log lines per second. Under a load that makes all requests slow, logging must
 // not make them slower.
@@ -22,31 +22,31 @@ const slowPerSecond = 5
 type slowLog struct {
 	log *slog.Logger
 
-	mu     sync.Mutex
-	second time.Time // start of the current second
-	told   int       // lines in the current second
-	untold int       // requests suppressed since the last line
+	mu         sync.Mutex
+	second     time.Time // start of the current second
+	logged     int       // lines in the current second
+	suppressed int       // requests suppressed since the last line
 }
 
-// turn reports whether a line may be written now, and how many requests were suppressed before it.
-func (l *slowLog) turn(now time.Time) (ok bool, untold int) {
+// allow reports whether a line may be written now, and how many requests were suppressed before it.
+func (l *slowLog) allow(now time.Time) (ok bool, suppressed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if now.Sub(l.second) >= time.Second {
-		l.second, l.told = now, 0
+		l.second, l.logged = now, 0
 	}
-	if l.told >= slowPerSecond {
-		l.untold++
+	if l.logged >= slowPerSecond {
+		l.suppressed++
 		return false, 0
 	}
-	l.told++
-	untold, l.untold = l.untold, 0
-	return true, untold
+	l.logged++
+	suppressed, l.suppressed = l.suppressed, 0
+	return true, suppressed
 }
 
-// add logs a slow request with its method, keys and sizes, but never with values.
-func (l *slowLog) add(ctx context.Context, method string, req, resp any, took time.Duration, err error) {
-	if took <= slow {
+// record logs a slow request with its method, keys and sizes, but never with values.
+func (l *slowLog) record(ctx context.Context, method string, req, resp any, took time.Duration, err error) {
+	if took <= slowThreshold {
 		return
 	}
 	if !strings.HasPrefix(method, Prefix+"KV/") && !strings.HasPrefix(method, Prefix+"Lease/") {
@@ -55,36 +55,36 @@ func (l *slowLog) add(ctx context.Context, method string, req, resp any, took ti
 	if r, ok := req.(*pb.CompactionRequest); ok && r.Physical {
 		return // a physical compaction waits on purpose
 	}
-	ok, untold := l.turn(time.Now())
+	ok, suppressed := l.allow(time.Now())
 	if !ok {
 		return
 	}
-	attrs := []any{"method", method[strings.LastIndexByte(method, '/')+1:], "took", took, "expected", slow}
+	attrs := []any{"method", method[strings.LastIndexByte(method, '/')+1:], "took", took, "expected", slowThreshold}
 	if p, ok := peer.FromContext(ctx); ok {
 		attrs = append(attrs, "remote", p.Addr.String())
 	}
-	attrs = append(attrs, about(req, resp)...)
+	attrs = append(attrs, logAttrs(req, resp)...)
 	if err != nil {
 		attrs = append(attrs, "err", err)
 	}
-	if untold > 0 {
-		attrs = append(attrs, "others", untold)
+	if suppressed > 0 {
+		attrs = append(attrs, "others", suppressed)
 	}
 	l.log.Warn("request took too long", attrs...)
 }
 
-func about(req, resp any) []any {
+func logAttrs(req, resp any) []any {
 	switch r := req.(type) {
 	case *pb.RangeRequest:
-		attrs := []any{"key", clip(r.Key), "range_end", clip(r.RangeEnd), "limit", r.Limit, "revision", r.Revision, "serializable", r.Serializable}
+		attrs := []any{"key", truncate(r.Key), "range_end", truncate(r.RangeEnd), "limit", r.Limit, "revision", r.Revision, "serializable", r.Serializable}
 		if a, ok := resp.(*pb.RangeResponse); ok && a != nil {
 			attrs = append(attrs, "count", len(a.Kvs))
 		}
 		return attrs
 	case *pb.PutRequest:
-		return []any{"key", clip(r.Key), "value_bytes", len(r.Value), "lease", r.Lease}
+		return []any{"key", truncate(r.Key), "value_bytes", len(r.Value), "lease", r.Lease}
 	case *pb.DeleteRangeRequest:
-		return []any{"key", clip(r.Key), "range_end", clip(r.RangeEnd)}
+		return []any{"key", truncate(r.Key), "range_end", truncate(r.RangeEnd)}
 	case *pb.TxnRequest:
 		return []any{"compares", len(r.Compare), "success", len(r.Success), "failure", len(r.Failure)}
 	case *pb.CompactionRequest:
@@ -93,11 +93,11 @@ func about(req, resp any) []any {
 	return nil
 }
 
-// clip shortens a key for the log.
-func clip(key []byte) string {
-	const most = 64
-	if len(key) > most {
-		return string(key[:most]) + "…"
+// truncate shortens a key for the log.
+func truncate(key []byte) string {
+	const limit = 64
+	if len(key) > limit {
+		return string(key[:limit]) + "…"
 	}
 	return string(key)
 }

@@ -12,14 +12,14 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-func TestSlowRequestsAreToldButNotWhatTheyCarry(t *testing.T) {
+func TestSlowLogOmitsValues(t *testing.T) {
 	var out bytes.Buffer
 	l := slowLog{log: slog.New(slog.NewTextHandler(&out, nil))}
 	put := &pb.PutRequest{Key: bytes.Repeat([]byte("k"), 1000), Value: []byte("secret")}
 	for range 50 {
-		l.add(t.Context(), pb.KV_Put_FullMethodName, put, nil, time.Second, errors.New("late"))
+		l.record(t.Context(), pb.KV_Put_FullMethodName, put, nil, time.Second, errors.New("late"))
 	}
-	l.add(t.Context(), pb.Maintenance_Defragment_FullMethodName, &pb.DefragmentRequest{}, nil, time.Hour, nil)
+	l.record(t.Context(), pb.Maintenance_Defragment_FullMethodName, &pb.DefragmentRequest{}, nil, time.Hour, nil)
 	require.LessOrEqual(t, strings.Count(out.String(), "\n"), 2*slowPerSecond)
 	require.Contains(t, out.String(), "method=Put took=1s")
 	require.Contains(t, out.String(), "value_bytes=6")
@@ -27,26 +27,26 @@ func TestSlowRequestsAreToldButNotWhatTheyCarry(t *testing.T) {
 	require.Less(t, out.Len(), 4000)
 }
 
-// As of etcd's --warning-unary-request-duration.
-func TestWhatIsSlow(t *testing.T) {
+// TestSlowThreshold checks etcd's default of --warning-unary-request-duration.
+func TestSlowThreshold(t *testing.T) {
 	for took, lines := range map[time.Duration]int{0: 0, 300 * time.Millisecond: 0, 301 * time.Millisecond: 1} {
 		var out bytes.Buffer
 		l := slowLog{log: slog.New(slog.NewTextHandler(&out, nil))}
-		l.add(t.Context(), pb.KV_Put_FullMethodName, &pb.PutRequest{Key: []byte("a")}, nil, took, nil)
+		l.record(t.Context(), pb.KV_Put_FullMethodName, &pb.PutRequest{Key: []byte("a")}, nil, took, nil)
 		require.Equal(t, lines, strings.Count(out.String(), "\n"), took)
 	}
 }
 
-func TestAFloodOfSlowRequestsIsCounted(t *testing.T) {
+func TestSlowLogIsRateLimited(t *testing.T) {
 	l := slowLog{}
 	now := time.Unix(1000, 0)
 	for i := range 100 {
-		ok, _ := l.turn(now)
+		ok, _ := l.allow(now)
 		require.Equal(t, i < slowPerSecond, ok)
 	}
-	ok, untold := l.turn(now.Add(time.Second))
+	ok, suppressed := l.allow(now.Add(time.Second))
 	require.True(t, ok)
-	require.Equal(t, 100-slowPerSecond, untold)
-	_, untold = l.turn(now.Add(time.Second))
-	require.Zero(t, untold)
+	require.Equal(t, 100-slowPerSecond, suppressed)
+	_, suppressed = l.allow(now.Add(time.Second))
+	require.Zero(t, suppressed)
 }

@@ -18,19 +18,19 @@ import (
 type Splitter struct {
 	listener net.Listener
 	tls      *tls.Config // nil: plaintext
-	grpc     *half
-	http     *half
+	grpc     *subListener
+	http     *subListener
 
-	mu    sync.Mutex
-	fresh map[net.Conn]struct{} // connections whose protocol is not known yet
-	done  bool
-	work  sync.WaitGroup
+	mu      sync.Mutex
+	pending map[net.Conn]struct{} // connections whose protocol is not known yet
+	done    bool
+	work    sync.WaitGroup
 }
 
 // Limits of connections whose protocol is not known yet.
 const (
-	freshTime = 10 * time.Second
-	mostFresh = 1024
+	detectTimeout = 10 * time.Second
+	maxPending    = 1024
 )
 
 // preface is the start of an HTTP/2 connection without TLS (RFC 9113, 3.4).
@@ -38,12 +38,12 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // Split creates a Splitter, which takes over the listener. With a nil config there is no TLS.
 func Split(listener net.Listener, config *tls.Config) *Splitter {
-	s := &Splitter{listener: listener, fresh: map[net.Conn]struct{}{}}
+	s := &Splitter{listener: listener, pending: map[net.Conn]struct{}{}}
 	if config != nil {
 		s.tls = config.Clone()
 		s.tls.NextProtos = []string{"h2", "http/1.1"}
 	}
-	s.grpc, s.http = newHalf(listener.Addr()), newHalf(listener.Addr())
+	s.grpc, s.http = newSubListener(listener.Addr()), newSubListener(listener.Addr())
 	return s
 }
 
@@ -56,12 +56,12 @@ func (s *Splitter) HTTP() net.Listener { return s.http }
 // Serve accepts connections until the Splitter is closed, or the listener fails.
 func (s *Splitter) Serve() error {
 	defer s.work.Wait()
-	defer s.end()
+	defer s.closeAll()
 	for {
 		conn, err := s.listener.Accept()
 		if err != nil {
-			var passing interface{ Temporary() bool }
-			if errors.As(err, &passing) && passing.Temporary() {
+			var temporary interface{ Temporary() bool }
+			if errors.As(err, &temporary) && temporary.Temporary() {
 				time.Sleep(10 * time.Millisecond) // for example, out of file descriptors
 				continue
 			}
@@ -73,15 +73,15 @@ func (s *Splitter) Serve() error {
 			return err
 		}
 		s.mu.Lock()
-		if s.done || len(s.fresh) >= mostFresh {
+		if s.done || len(s.pending) >= maxPending {
 			s.mu.Unlock()
 			conn.Close()
 			continue
 		}
-		s.fresh[conn] = struct{}{}
+		s.pending[conn] = struct{}{}
 		s.work.Add(1)
 		s.mu.Unlock()
-		go s.sort(conn)
+		go s.detect(conn)
 	}
 }
 
@@ -93,10 +93,10 @@ func (s *Splitter) Close() error {
 	return s.listener.Close()
 }
 
-func (s *Splitter) end() {
+func (s *Splitter) closeAll() {
 	s.mu.Lock()
 	s.done = true
-	for conn := range s.fresh {
+	for conn := range s.pending {
 		conn.Close()
 	}
 	s.mu.Unlock()
@@ -104,20 +104,20 @@ func (s *Splitter) end() {
 	s.http.Close()
 }
 
-// sort detects the protocol of a connection and passes it to the gRPC or HTTP listener.
-func (s *Splitter) sort(conn net.Conn) {
+// detect detects the protocol of a connection and passes it to the gRPC or HTTP listener.
+func (s *Splitter) detect(conn net.Conn) {
 	defer s.work.Done()
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.fresh, conn)
+		delete(s.pending, conn)
 	}()
-	if conn.SetDeadline(time.Now().Add(freshTime)) != nil {
+	if conn.SetDeadline(time.Now().Add(detectTimeout)) != nil {
 		conn.Close()
 		return
 	}
-	var sorted net.Conn
-	to := s.http
+	var detected net.Conn
+	target := s.http
 	if s.tls != nil {
 		t := tls.Server(conn, s.tls)
 		if t.Handshake() != nil {
@@ -125,9 +125,9 @@ func (s *Splitter) sort(conn net.Conn) {
 			return
 		}
 		if t.ConnectionState().NegotiatedProtocol == "h2" {
-			to = s.grpc
+			target = s.grpc
 		}
-		sorted = t
+		detected = t
 	} else {
 		first := make([]byte, 4) // no HTTP/1 method begins with the first 4 bytes of the preface
 		n, err := io.ReadFull(conn, first)
@@ -136,43 +136,43 @@ func (s *Splitter) sort(conn net.Conn) {
 			return
 		}
 		if bytes.HasPrefix([]byte(preface), first[:n]) {
-			to = s.grpc
+			target = s.grpc
 		}
-		sorted = &begun{Conn: conn, first: first}
+		detected = &prefixedConn{Conn: conn, prefix: first}
 	}
-	if conn.SetDeadline(time.Time{}) != nil || !to.give(sorted) {
+	if conn.SetDeadline(time.Time{}) != nil || !target.deliver(detected) {
 		conn.Close()
 	}
 }
 
-// begun is a connection whose first bytes were already read.
-type begun struct {
+// prefixedConn is a connection whose first bytes were already read.
+type prefixedConn struct {
 	net.Conn
-	first []byte
+	prefix []byte
 }
 
-func (c *begun) Read(b []byte) (int, error) {
-	if len(c.first) > 0 {
-		n := copy(b, c.first)
-		c.first = c.first[n:]
+func (c *prefixedConn) Read(b []byte) (int, error) {
+	if len(c.prefix) > 0 {
+		n := copy(b, c.prefix)
+		c.prefix = c.prefix[n:]
 		return n, nil
 	}
 	return c.Conn.Read(b)
 }
 
-// half is a net.Listener for connections passed to give.
-type half struct {
+// subListener is a net.Listener for connections passed to deliver.
+type subListener struct {
 	addr  net.Addr
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-func newHalf(addr net.Addr) *half {
-	return &half{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
+func newSubListener(addr net.Addr) *subListener {
+	return &subListener{addr: addr, conns: make(chan net.Conn), done: make(chan struct{})}
 }
 
-func (h *half) give(conn net.Conn) bool {
+func (h *subListener) deliver(conn net.Conn) bool {
 	select {
 	case h.conns <- conn:
 		return true
@@ -182,7 +182,7 @@ func (h *half) give(conn net.Conn) bool {
 }
 
 // Accept implements net.Listener.
-func (h *half) Accept() (net.Conn, error) {
+func (h *subListener) Accept() (net.Conn, error) {
 	select {
 	case conn := <-h.conns:
 		return conn, nil
@@ -192,48 +192,48 @@ func (h *half) Accept() (net.Conn, error) {
 }
 
 // Close implements net.Listener.
-func (h *half) Close() error {
+func (h *subListener) Close() error {
 	h.once.Do(func() { close(h.done) })
 	return nil
 }
 
 // Addr implements net.Listener.
-func (h *half) Addr() net.Addr { return h.addr }
+func (h *subListener) Addr() net.Addr { return h.addr }
 
 // Credentials returns transport credentials with which a gRPC server behind a Splitter gets the client's certificate.
-func Credentials() credentials.TransportCredentials { return shown{} }
+func Credentials() credentials.TransportCredentials { return splitCredentials{} }
 
-type shown struct{}
+type splitCredentials struct{}
 
 // ServerHandshake implements credentials.TransportCredentials. The Splitter has already made the TLS handshake.
-func (shown) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (splitCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	t, ok := conn.(*tls.Conn)
 	if !ok {
-		return conn, plain{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
+		return conn, plaintextInfo{credentials.CommonAuthInfo{SecurityLevel: credentials.NoSecurity}}, nil
 	}
 	return conn, credentials.TLSInfo{
 		State: t.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
 	}, nil
 }
 
-// plain is the AuthInfo of a connection without TLS.
-type plain struct{ credentials.CommonAuthInfo }
+// plaintextInfo is the AuthInfo of a connection without TLS.
+type plaintextInfo struct{ credentials.CommonAuthInfo }
 
 // AuthType implements credentials.AuthInfo.
-func (plain) AuthType() string { return "insecure" }
+func (plaintextInfo) AuthType() string { return "insecure" }
 
 // ClientHandshake implements credentials.TransportCredentials. It always fails, since the credentials are for servers.
-func (shown) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (splitCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("these credentials are for servers")
 }
 
 // Info implements credentials.TransportCredentials.
-func (shown) Info() credentials.ProtocolInfo {
+func (splitCredentials) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.
-func (shown) Clone() credentials.TransportCredentials { return shown{} }
+func (splitCredentials) Clone() credentials.TransportCredentials { return splitCredentials{} }
 
 // OverrideServerName implements credentials.TransportCredentials. It does nothing, since it is for clients.
-func (shown) OverrideServerName(string) error { return nil }
+func (splitCredentials) OverrideServerName(string) error { return nil }

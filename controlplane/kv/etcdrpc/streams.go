@@ -10,18 +10,18 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// patience is the number of election timeouts without a leader after which streams that require a leader end, as in
-// etcd. Reopening streams costs more than waiting.
-const patience = 3
+// leaderlessElections is the number of election timeouts without a leader after which streams that require a leader
+// end, as in etcd. Reopening streams costs more than waiting.
+const leaderlessElections = 3
 
-// streams holds the open streams that require a leader.
-type streams struct {
+// streamSet holds the open streams that require a leader.
+type streamSet struct {
 	mu  sync.Mutex
 	all map[*context.CancelCauseFunc]struct{}
 }
 
 // add adds a stream. The caller calls remove when the stream has ended.
-func (s *streams) add(cancel context.CancelCauseFunc) (remove func()) {
+func (s *streamSet) add(cancel context.CancelCauseFunc) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all == nil {
@@ -35,8 +35,8 @@ func (s *streams) add(cancel context.CancelCauseFunc) (remove func()) {
 	}
 }
 
-// end ends all streams.
-func (s *streams) end() {
+// cancelAll ends all streams.
+func (s *streamSet) cancelAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for cancel := range s.all {
@@ -45,27 +45,27 @@ func (s *streams) end() {
 	clear(s.all)
 }
 
-// run ends the streams whenever there has been no leader for patience election timeouts.
-func (s *streams) run(ctx context.Context, service *kv.Service) {
-	gone := time.NewTimer(time.Hour)
-	defer gone.Stop()
-	led := true
+// run ends the streams whenever there has been no leader for leaderlessElections election timeouts.
+func (s *streamSet) run(ctx context.Context, service *kv.Service) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	hadLeader := true
 	for {
 		changed := service.LeaderChanged()
 		switch now := service.Leader() != 0; {
-		case now == led:
+		case now == hadLeader:
 		case now:
-			gone.Stop()
+			timer.Stop()
 		default:
-			gone.Reset(patience * service.Election())
+			timer.Reset(leaderlessElections * service.Election())
 		}
-		led = service.Leader() != 0
+		hadLeader = service.Leader() != 0
 		select {
 		case <-changed:
-		case <-gone.C:
-			if !led {
-				s.end()
-				gone.Reset(patience * service.Election()) // for streams that begin meanwhile
+		case <-timer.C:
+			if !hadLeader {
+				s.cancelAll()
+				timer.Reset(leaderlessElections * service.Election()) // for streams that begin meanwhile
 			}
 		case <-ctx.Done():
 			return

@@ -10,45 +10,45 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// steadyTime is how long a member must have been in contact with the leader to count as healthy in a membership change,
-// as with etcd's --strict-reconfig-check (HealthInterval).
-const steadyTime = 5*time.Second - kv.ContactLook
+// healthyContact is how long a member must have been in contact with the leader to count as healthy in a membership
+// change, as with etcd's --strict-reconfig-check (HealthInterval).
+const healthyContact = 5*time.Second - kv.ContactInterval
 
-// steady counts the voters that have been in contact with the leader for steadyTime, including the leader.
-func steady(c *kv.Contacts) (n int) {
+// countHealthy counts the voters that have been in contact with the leader for healthyContact, including the leader.
+func countHealthy(c *kv.Contacts) (n int) {
 	for _, id := range c.Voters {
-		if heard, ok := c.Heard[id]; id == c.Leader || ok && heard >= steadyTime {
+		if contact, ok := c.ContactTimes[id]; id == c.Leader || ok && contact >= healthyContact {
 			n++
 		}
 	}
 	return n
 }
 
-// mayAdd applies etcd's rule for adding a member: the new member counts as a voter without contact.
-func mayAdd(c *kv.Contacts) error {
-	if n := len(c.Voters); n > 1 && steady(c) < (n+1)/2+1 {
+// checkAdd applies etcd's rule for adding a member: the new member counts as a voter without contact.
+func checkAdd(c *kv.Contacts) error {
+	if n := len(c.Voters); n > 1 && countHealthy(c) < (n+1)/2+1 {
 		return rpctypes.ErrGRPCUnhealthy
 	}
 	return nil
 }
 
-// mayRemove applies etcd's rule for removing a member: a learner, or a member without contact, may be removed;
+// checkRemove applies etcd's rule for removing a member: a learner, or a member without contact, may be removed;
 // otherwise the remaining members must have enough healthy voters. Whether any voter would remain is checked elsewhere.
-func mayRemove(c *kv.Contacts, id uint64) error {
-	_, heard := c.Heard[id]
+func checkRemove(c *kv.Contacts, id uint64) error {
+	_, inContact := c.ContactTimes[id]
 	n := len(c.Voters)
-	if n <= 1 || !slices.Contains(c.Voters, id) || id != c.Leader && !heard {
+	if n <= 1 || !slices.Contains(c.Voters, id) || id != c.Leader && !inContact {
 		return nil
 	}
-	if steady(c)-1 < 1+(n-1)/2 {
+	if countHealthy(c)-1 < 1+(n-1)/2 {
 		return rpctypes.ErrGRPCUnhealthy
 	}
 	return nil
 }
 
-// strictly applies a rule to the leader's contacts if strict is set. If they cannot be read, it returns
+// checkStrict applies a rule to the leader's contacts if strict is set. If they cannot be read, it returns
 // ErrGRPCUnhealthy.
-func (c *cluster) strictly(ctx context.Context, rule func(*kv.Contacts) error) error {
+func (c *cluster) checkStrict(ctx context.Context, rule func(*kv.Contacts) error) error {
 	if !c.strict {
 		return nil
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// The cases are etcd's own rules: for one more member all of three, for one less those who stay, must have been heard for
-// five seconds.
-func TestStrictReconfiguration(t *testing.T) {
+// TestStrictReconfig checks etcd's rules: to add a member to three, all three must have been in contact with the leader
+// for five seconds; to remove one, the remaining members.
+func TestStrictReconfig(t *testing.T) {
 	const long, short = 6 * time.Second, time.Second
 	three, heard := []uint64{1, 2, 3}, func(two, three time.Duration) map[uint64]time.Duration {
 		out := map[uint64]time.Duration{}
@@ -28,23 +28,23 @@ func TestStrictReconfiguration(t *testing.T) {
 		voters      []uint64
 		heard       map[uint64]time.Duration
 		add         error
-		remove1, r3 error // the leader, another
+		remove1, r3 error // of removing member 1, the leader, and member 3
 	}{
-		"alone":            {[]uint64{1}, nil, nil, nil, nil},
-		"all well":         {three, heard(long, long), nil, nil, nil},
-		"just begun":       {three, heard(short, short), unhealthy, unhealthy, unhealthy},
-		"one is back":      {three, heard(long, short), unhealthy, unhealthy, unhealthy},
-		"one is down":      {three, heard(long, 0), unhealthy, unhealthy, nil},
-		"both are down":    {three, nil, unhealthy, unhealthy, nil},
-		"two":              {[]uint64{1, 3}, heard(0, long), nil, nil, nil},
-		"two, just begun":  {[]uint64{1, 3}, heard(0, short), unhealthy, unhealthy, unhealthy},
-		"a learner leaves": {[]uint64{1, 2}, heard(short, short), unhealthy, unhealthy, nil},
+		"one member":              {[]uint64{1}, nil, nil, nil, nil},
+		"all healthy":             {three, heard(long, long), nil, nil, nil},
+		"new leader":              {three, heard(short, short), unhealthy, unhealthy, unhealthy},
+		"one is back":             {three, heard(long, short), unhealthy, unhealthy, unhealthy},
+		"one is down":             {three, heard(long, 0), unhealthy, unhealthy, nil},
+		"both are down":           {three, nil, unhealthy, unhealthy, nil},
+		"two members":             {[]uint64{1, 3}, heard(0, long), nil, nil, nil},
+		"two members, new leader": {[]uint64{1, 3}, heard(0, short), unhealthy, unhealthy, unhealthy},
+		"a learner leaves":        {[]uint64{1, 2}, heard(short, short), unhealthy, unhealthy, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			contacts := &kv.Contacts{Leader: 1, Voters: c.voters, Heard: c.heard}
-			require.Equal(t, c.add, mayAdd(contacts))
-			require.Equal(t, c.remove1, mayRemove(contacts, 1))
-			require.Equal(t, c.r3, mayRemove(contacts, 3))
+			contacts := &kv.Contacts{Leader: 1, Voters: c.voters, ContactTimes: c.heard}
+			require.Equal(t, c.add, checkAdd(contacts))
+			require.Equal(t, c.remove1, checkRemove(contacts, 1))
+			require.Equal(t, c.r3, checkRemove(contacts, 3))
 		})
 	}
 }

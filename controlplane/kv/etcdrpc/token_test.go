@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// later makes a world's clock one that goes ahead.
-func later(ahead *atomic.Int64) func(*settings) {
+// withClockAhead returns an option that sets the service's clock ahead by a changeable duration.
+func withClockAhead(ahead *atomic.Int64) func(*settings) {
 	return func(s *settings) {
 		s.kv.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
 	}
@@ -32,11 +32,11 @@ func (w *world) token(t *testing.T, user, password string) string {
 	return r.Token
 }
 
-// A token is for the begin of a stream: etcd's client gets another one for each, but not for what it asks of one that it
-// has. A stream ends with what voids its token.
-func TestAStreamOutlivesItsToken(t *testing.T) {
+// TestStreamOutlivesToken checks that requests on a stream are served after the stream's token has expired, until the
+// token is revoked. etcd's client gets a new token for each stream, but not for requests on an open one.
+func TestStreamOutlivesToken(t *testing.T) {
 	var ahead atomic.Int64
-	w := newWorld(t, later(&ahead))
+	w := newWorld(t, withClockAhead(&ahead))
 	c := w.client(t)
 	lease, err := c.Grant(t.Context(), 1000)
 	require.NoError(t, err)
@@ -67,9 +67,9 @@ func TestAStreamOutlivesItsToken(t *testing.T) {
 	require.Empty(t, watch("/u/a"))
 	require.NoError(t, renew())
 	ahead.Add(int64(1000 * time.Hour))
-	anew := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpctypes.TokenFieldNameGRPC, token))
-	_, err = w.service.Range(anew, &pb.RangeRequest{Key: []byte("/u/a")})
-	require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, err, "it is too old for anything new")
+	newCall := metadata.NewIncomingContext(t.Context(), metadata.Pairs(rpctypes.TokenFieldNameGRPC, token))
+	_, err = w.service.Range(newCall, &pb.RangeRequest{Key: []byte("/u/a")})
+	require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, err, "the token has expired for new calls")
 	require.Empty(t, watch("/u/b"))
 	require.Contains(t, watch("/other"), "permission denied")
 	require.NoError(t, renew())
@@ -81,47 +81,48 @@ func TestAStreamOutlivesItsToken(t *testing.T) {
 	require.Equal(t, rpctypes.ErrInvalidAuthToken, renew())
 }
 
-// A client renews a token that it is told is not valid. One that is told that it may not does not.
-func TestAnOldTokenOfRootIsSaidToBeOld(t *testing.T) {
+// TestExpiredTokenOfRootIsInvalid checks that an expired token gets ErrGRPCInvalidAuthToken, after which clients get a
+// new token, and not ErrGRPCPermissionDenied.
+func TestExpiredTokenOfRootIsInvalid(t *testing.T) {
 	var ahead atomic.Int64
-	w := newWorld(t, later(&ahead))
+	w := newWorld(t, withClockAhead(&ahead))
 	enableAuth(t, w.client(t))
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service})
 	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
 	for _, method := range []string{pb.Auth_UserList_FullMethodName, pb.Maintenance_Status_FullMethodName} {
-		require.NoError(t, enter(s, method, far, "token", root))
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far, "token", user))
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far))
+		require.NoError(t, call(s, method, remoteIP, "token", root))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, remoteIP, "token", user))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, remoteIP))
 	}
 	ahead.Add(int64(1000 * time.Hour))
 	for _, method := range []string{pb.Auth_UserList_FullMethodName, pb.Maintenance_Status_FullMethodName} {
-		require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, enter(s, method, far, "token", root))
-		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, enter(s, method, far))
+		require.Equal(t, rpctypes.ErrGRPCInvalidAuthToken, call(s, method, remoteIP, "token", root))
+		require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, method, remoteIP))
 	}
 }
 
-// listed is a cluster that can be listed.
-type listed struct{ etcdrpc.Members }
+// memberLister is a Members with one member that implements only List.
+type memberLister struct{ etcdrpc.Members }
 
-func (listed) List(context.Context, bool) ([]membership.Member, error) {
+func (memberLister) List(context.Context, bool) ([]membership.Member, error) {
 	return []membership.Member{{ID: 1, Name: "node-1", State: membership.Voting}}, nil
 }
 
-func TestMembersAreForUsers(t *testing.T) {
+func TestMemberListNeedsUser(t *testing.T) {
 	ctx := t.Context()
-	w := newWorld(t, func(s *settings) { s.rpc.Members = listed{} })
-	nobody := w.client(t)
-	all, err := nobody.MemberList(ctx)
+	w := newWorld(t, func(s *settings) { s.rpc.Members = memberLister{} })
+	anonymous := w.client(t)
+	all, err := anonymous.MemberList(ctx)
 	require.NoError(t, err)
 	require.Len(t, all.Members, 1)
-	enableAuth(t, nobody)
-	_, err = nobody.MemberList(ctx)
+	enableAuth(t, anonymous)
+	_, err = anonymous.MemberList(ctx)
 	require.Equal(t, rpctypes.ErrUserEmpty, err)
 	_, err = w.client(t, func(c *clientv3.Config) { c.Username, c.Password = "u", "word" }).MemberList(ctx)
 	require.NoError(t, err)
 }
 
-func TestTheLargestValueByEtcdsClient(t *testing.T) {
+func TestLargestValueWithEtcdClient(t *testing.T) {
 	ctx := t.Context()
 	c := newWorld(t).client(t)
 	_, err := c.Put(ctx, "a", strings.Repeat("x", kv.DefaultRequestBytes))

@@ -17,83 +17,17 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
-	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
-	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
+	"github.com/trivet-cloud/trivet/controlplane/kv/kvtest"
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// alone is the agreement of a cluster of one.
-type alone struct {
-	engine *mvcc.Engine
-
-	applying sync.Mutex
-
-	mu      sync.Mutex
-	leader  uint64
-	changed chan struct{}
-	learns  bool
-}
-
-func (a *alone) Propose(_ context.Context, data []byte, _ bool) (command.Result, error) {
-	if leader, _ := a.Leader(); leader == 0 {
-		return command.Result{}, &consensus.NotLeaderError{}
-	}
-	a.applying.Lock()
-	defer a.applying.Unlock()
-	results, err := a.engine.Apply([]command.Command{{Index: a.engine.Applied().Index + 1, Term: 2, Data: data, WantSteps: true}})
-	if err != nil {
-		return command.Result{}, err
-	}
-	return results[0], nil
-}
-
-func (a *alone) ReadIndex(context.Context) error {
-	if leader, _ := a.Leader(); leader == 0 {
-		return consensus.ErrNoLeader
-	}
-	return nil
-}
-
-func (a *alone) Status(context.Context) (consensus.GroupStatus, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	at := a.engine.Applied().Index
-	s := consensus.GroupStatus{Leader: a.leader, Term: 2, Commit: at, Applied: at, Voters: []uint64{1}}
-	if a.learns {
-		s.Learners = []uint64{1}
-	}
-	return s, nil
-}
-
-func (a *alone) Self() uint64 { return 1 }
-
-func (a *alone) Leader() (member, term uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.leader, 2
-}
-
-func (a *alone) Changed() <-chan struct{} {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.changed
-}
-
-func (a *alone) lead(member uint64, learns bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.leader, a.learns = member, learns
-	close(a.changed)
-	a.changed = make(chan struct{})
-}
-
-// world is a service on one port, as an etcd's.
+// world holds a service that is served on one port, as etcd serves it.
 type world struct {
 	service *kv.Service
-	raft    *alone
+	raft    *kvtest.SingleMember
 	engine  *mvcc.Engine
 	server  *etcdrpc.Server
 	address string
@@ -111,14 +45,14 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	feed := &kv.LeaseFeed{}
 	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed})
 	require.NoError(t, err)
-	w := &world{engine: engine, raft: &alone{engine: engine, leader: 1, changed: make(chan struct{})}}
+	w := &world{engine: engine, raft: kvtest.NewSingleMember(engine)}
 	log := slog.New(slog.DiscardHandler)
 	s := settings{listen: "127.0.0.1:0"}
 	s.kv = kv.Options{
-		Engine: engine, Agreement: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
+		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
 	}
-	// What a caller on loopback may do without that is TestWhoMayComeIn's.
+	// TestAdmission checks loopback without TrustLoopback.
 	s.rpc = etcdrpc.Options{Dir: t.TempDir(), Log: log, TrustLoopback: true}
 	for _, f := range change {
 		f(&s)
@@ -152,7 +86,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 	return w
 }
 
-// client is etcd's own.
+// client returns an etcd client for the service.
 func (w *world) client(t *testing.T, change ...func(*clientv3.Config)) *clientv3.Client {
 	t.Helper()
 	c := clientv3.Config{Endpoints: []string{w.address}, DialTimeout: 10 * time.Second, Logger: zap.NewNop()}

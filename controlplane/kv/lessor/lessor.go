@@ -26,8 +26,8 @@ const retryAfter = 3 * time.Second
 // MaxTTL is the maximum TTL in seconds, as in etcd.
 const MaxTTL = 9_000_000_000
 
-// forever is the expiry time of leases whose TTL does not fit into a Duration; MaxTTL does not.
-const forever = time.Duration(1<<63 - 1)
+// never is the expiry time of leases whose TTL does not fit into a Duration; MaxTTL does not.
+const never = time.Duration(1<<63 - 1)
 
 // Lease holds the stored properties of a lease.
 type Lease struct {
@@ -42,17 +42,17 @@ type Lessor struct {
 	queue  queue
 
 	// The rate limit of Expired.
-	second time.Duration // start of the current second
-	spent  int
+	second   time.Duration // start of the current second
+	returned int
 }
 
 type entry struct {
 	Lease
-	expires time.Duration
-	due     time.Duration // sort key of queue: expires, or the time of the retry once Expired has returned the lease
-	ending  bool
-	place   int
-	gone    chan struct{} // closed when the lease is removed
+	expires  time.Duration
+	due      time.Duration // sort key of queue: expires, or the time of the retry once Expired has returned the lease
+	returned bool
+	index    int
+	removed  chan struct{} // closed when the lease is removed
 }
 
 // New returns a Lessor that takes over the leases at now.
@@ -64,7 +64,7 @@ func New(all []Lease, now time.Duration) *Lessor {
 	var window time.Duration // start of the second that is being filled
 	filled := 0
 	for _, lease := range all {
-		expires := after(now, lease.TTL)
+		expires := expiryTime(now, lease.TTL)
 		if expires >= window+time.Second {
 			window, filled = expires, 0
 		} else if filled == perSecond {
@@ -76,16 +76,16 @@ func New(all []Lease, now time.Duration) *Lessor {
 	return l
 }
 
-// after returns now plus seconds, or forever if the sum would overflow.
-func after(now time.Duration, seconds int64) time.Duration {
-	if seconds > int64((forever-now)/time.Second) {
-		return forever
+// expiryTime returns now plus seconds, or never if the sum would overflow.
+func expiryTime(now time.Duration, seconds int64) time.Duration {
+	if seconds > int64((never-now)/time.Second) {
+		return never
 	}
 	return now + time.Duration(seconds)*time.Second
 }
 
 func (l *Lessor) insert(lease Lease, expires time.Duration) {
-	e := &entry{Lease: lease, expires: expires, due: expires, gone: make(chan struct{})}
+	e := &entry{Lease: lease, expires: expires, due: expires, removed: make(chan struct{})}
 	l.leases[lease.ID] = e
 	heap.Push(&l.queue, e)
 }
@@ -93,7 +93,7 @@ func (l *Lessor) insert(lease Lease, expires time.Duration) {
 // Add adds a granted lease. If the ID exists already, Add does nothing.
 func (l *Lessor) Add(lease Lease, now time.Duration) {
 	if l.leases[lease.ID] == nil {
-		l.insert(lease, after(now, lease.TTL))
+		l.insert(lease, expiryTime(now, lease.TTL))
 	}
 }
 
@@ -101,8 +101,8 @@ func (l *Lessor) Add(lease Lease, now time.Duration) {
 func (l *Lessor) Remove(id int64) {
 	if e := l.leases[id]; e != nil {
 		delete(l.leases, id)
-		heap.Remove(&l.queue, e.place)
-		close(e.gone)
+		heap.Remove(&l.queue, e.index)
+		close(e.removed)
 	}
 }
 
@@ -117,23 +117,23 @@ func (l *Lessor) Close() {
 func (l *Lessor) Len() int { return len(l.leases) }
 
 // Renew renews a lease to its full TTL, in seconds. If the lease does not exist, ok is false. An expired lease is not
-// renewed: gone is then not nil, and closed when the lease is removed.
-func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, gone <-chan struct{}, ok bool) {
+// renewed: removed is then not nil, and closed when the lease is removed.
+func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, removed <-chan struct{}, ok bool) {
 	e := l.leases[id]
 	switch {
 	case e == nil:
 		return 0, nil, false
-	case e.ending || e.expires <= now:
-		return 0, e.gone, true
+	case e.returned || e.expires <= now:
+		return 0, e.removed, true
 	}
-	e.expires = after(now, e.TTL)
+	e.expires = expiryTime(now, e.TTL)
 	e.due = e.expires
-	heap.Fix(&l.queue, e.place)
+	heap.Fix(&l.queue, e.index)
 	return e.TTL, nil, true
 }
 
 // Remaining returns how long a lease has to live; 0 if it has expired.
-func (l *Lessor) Remaining(id int64, now time.Duration) (left time.Duration, lease Lease, ok bool) {
+func (l *Lessor) Remaining(id int64, now time.Duration) (ttl time.Duration, lease Lease, ok bool) {
 	e := l.leases[id]
 	if e == nil {
 		return 0, Lease{}, false
@@ -141,8 +141,8 @@ func (l *Lessor) Remaining(id int64, now time.Duration) (left time.Duration, lea
 	return max(e.expires-now, 0), e.Lease, true
 }
 
-// Soonest returns the IDs of all leases, sorted by expiry time.
-func (l *Lessor) Soonest() []int64 {
+// IDsByExpiry returns the IDs of all leases, sorted by expiry time.
+func (l *Lessor) IDsByExpiry() []int64 {
 	all := make([]*entry, 0, len(l.leases))
 	for _, e := range l.leases {
 		all = append(all, e)
@@ -157,19 +157,19 @@ func (l *Lessor) Soonest() []int64 {
 
 // Expired returns up to most expired leases, and no more than RevokesPerSecond in a second. A lease that has not been
 // removed 3 s later is returned again.
-func (l *Lessor) Expired(now time.Duration, most int) []int64 {
+func (l *Lessor) Expired(now time.Duration, limit int) []int64 {
 	if now-l.second >= time.Second {
-		l.second, l.spent = now, 0
+		l.second, l.returned = now, 0
 	}
-	most = min(most, RevokesPerSecond-l.spent)
+	limit = min(limit, RevokesPerSecond-l.returned)
 	var ids []int64
-	for len(l.queue) > 0 && len(ids) < most && l.queue[0].due <= now {
+	for len(l.queue) > 0 && len(ids) < limit && l.queue[0].due <= now {
 		e := l.queue[0]
-		e.ending, e.due = true, now+retryAfter
+		e.returned, e.due = true, now+retryAfter
 		heap.Fix(&l.queue, 0)
 		ids = append(ids, e.ID)
 	}
-	l.spent += len(ids)
+	l.returned += len(ids)
 	return ids
 }
 
@@ -179,7 +179,7 @@ func (l *Lessor) Next() (at time.Duration, ok bool) {
 		return 0, false
 	}
 	at = l.queue[0].due
-	if l.spent >= RevokesPerSecond {
+	if l.returned >= RevokesPerSecond {
 		at = max(at, l.second+time.Second)
 	}
 	return at, true
@@ -192,13 +192,13 @@ func (q queue) Len() int           { return len(q) }
 func (q queue) Less(i, j int) bool { return q[i].due < q[j].due }
 func (q queue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
+	q[i].index, q[j].index = i, j
 }
 
 // Push implements heap.Interface.
 func (q *queue) Push(x any) {
 	e := x.(*entry)
-	e.place = len(*q)
+	e.index = len(*q)
 	*q = append(*q, e)
 }
 

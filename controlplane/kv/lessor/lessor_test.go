@@ -9,7 +9,7 @@ import (
 
 const s = time.Second
 
-func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
+func TestLeaseExpiresAfterTTL(t *testing.T) {
 	l := New(nil, 10*s)
 	l.Add(Lease{ID: 1, TTL: 5}, 10*s)
 	require.Empty(t, l.Expired(14*s, 10))
@@ -22,7 +22,7 @@ func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
 	require.Equal(t, 15*s, at)
 	require.Equal(t, []int64{1}, l.Expired(15*s, 10))
 
-	// It is not handed out again at once, but is if nobody could end it.
+	// Expired returns the lease again only after retryAfter.
 	require.Empty(t, l.Expired(17*s, 10))
 	require.Equal(t, []int64{1}, l.Expired(18*s, 10))
 	l.Remove(1)
@@ -31,52 +31,52 @@ func TestALeaseEndsWhenItsTimeIsOver(t *testing.T) {
 	require.False(t, ok)
 }
 
-func TestARenewedLeaseLivesOn(t *testing.T) {
+func TestRenewRestartsTTL(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
-	ttl, gone, ok := l.Renew(1, 4*s)
+	ttl, removed, ok := l.Renew(1, 4*s)
 	require.True(t, ok)
-	require.Nil(t, gone)
+	require.Nil(t, removed)
 	require.EqualValues(t, 5, ttl)
 	require.Empty(t, l.Expired(8*s, 10))
 	require.Equal(t, []int64{1}, l.Expired(9*s, 10))
 }
 
-func TestAnExpiredLeaseIsNotRenewed(t *testing.T) {
+func TestRenewOfExpiredLease(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 5}}, 0)
-	_, gone, ok := l.Renew(1, 5*s) // nobody has ended it yet
+	_, removed, ok := l.Renew(1, 5*s) // expired, but not removed
 	require.True(t, ok)
-	require.NotNil(t, gone)
+	require.NotNil(t, removed)
 	select {
-	case <-gone:
-		t.Fatal("it has not ended")
+	case <-removed:
+		t.Fatal("the lease was not removed yet")
 	default:
 	}
 	l.Remove(1)
-	<-gone
+	<-removed
 	_, _, ok = l.Renew(1, 6*s)
 	require.False(t, ok)
 }
 
-func TestWhoWaitsIsLetGoWhenTheLeaderStops(t *testing.T) {
+func TestCloseEndsWaitingRenewals(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 1}}, 0)
-	_, gone, _ := l.Renew(1, 2*s)
+	_, removed, _ := l.Renew(1, 2*s)
 	l.Close()
-	<-gone
+	<-removed
 	require.Zero(t, l.Len())
 }
 
-// A new leader cannot know when leases were renewed.
-func TestANewLeaderGivesEachLeaseItsWholeTime(t *testing.T) {
+// TestNewRestartsTTLs checks that leases live for their full TTL after New.
+func TestNewRestartsTTLs(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 60}, {ID: 2, TTL: 5}}, 100*s)
-	require.Equal(t, []int64{2, 1}, l.Soonest())
+	require.Equal(t, []int64{2, 1}, l.IDsByExpiry())
 	require.Empty(t, l.Expired(104*s, 10))
 	require.Equal(t, []int64{2}, l.Expired(105*s, 10))
 	l.Remove(2)
 	require.Equal(t, []int64{1}, l.Expired(160*s, 10))
 }
 
-// Leases that a new leader took over do not all end in one second.
-func TestAPileOfLeasesIsSpread(t *testing.T) {
+// TestNewSpreadsExpiries checks that leases with the same TTL do not all expire in one second after New.
+func TestNewSpreadsExpiries(t *testing.T) {
 	var all []Lease
 	for id := range int64(3000) {
 		all = append(all, Lease{ID: id + 1, TTL: 10})
@@ -93,7 +93,7 @@ func TestAPileOfLeasesIsSpread(t *testing.T) {
 	require.Equal(t, map[time.Duration]int{10 * s: 750, 11 * s: 750, 12 * s: 750, 13 * s: 750}, ended)
 }
 
-func TestOnlySoManyEndInASecond(t *testing.T) {
+func TestExpiredIsRateLimited(t *testing.T) {
 	l := New(nil, 0)
 	for id := range int64(2500) {
 		l.Add(Lease{ID: id + 1, TTL: 1}, 0)
@@ -103,14 +103,14 @@ func TestOnlySoManyEndInASecond(t *testing.T) {
 	require.Empty(t, l.Expired(s+s/2, 600))
 	at, ok := l.Next()
 	require.True(t, ok)
-	require.Equal(t, 2*s, at, "not to be asked before the second is over")
+	require.Equal(t, 2*s, at, "Expired returns no lease before the next second")
 	require.Len(t, l.Expired(2*s, 5000), RevokesPerSecond)
 }
 
-func TestTheLongestTTLDoesNotOverflow(t *testing.T) {
+func TestLongestTTLDoesNotOverflow(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: MaxTTL * 100}}, 1000*s)
 	require.Empty(t, l.Expired(1<<62, 1))
-	_, gone, ok := l.Renew(1, 1<<62)
+	_, removed, ok := l.Renew(1, 1<<62)
 	require.True(t, ok)
-	require.Nil(t, gone)
+	require.Nil(t, removed)
 }

@@ -21,8 +21,8 @@ var bodyTiers = []struct{ upTo, room int64 }{
 	{MaxBody, 80 << 20},
 }
 
-// bodyWait is how long a body waits for memory.
-const bodyWait = 2 * time.Second
+// bodyTimeout is how long a body waits for memory.
+const bodyTimeout = 2 * time.Second
 
 // bodyBudget is the memory of all request bodies.
 type bodyBudget []*semaphore.Weighted
@@ -39,10 +39,10 @@ func newBodyBudget() bodyBudget {
 // a large body but sends nothing reserves nothing.
 type countedBody struct {
 	io.ReadCloser
-	ctx    context.Context
-	budget bodyBudget
-	read   int64
-	held   []int64 // by tier
+	ctx     context.Context
+	budget  bodyBudget
+	read    int64
+	charged []int64 // by tier
 }
 
 // Read implements io.Reader. It fails with Throttled when there is no memory for what it has read.
@@ -58,19 +58,19 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	if n <= 0 {
 		return n, err
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, bodyWait)
+	ctx, cancel := context.WithTimeout(c.ctx, bodyTimeout)
 	defer cancel()
 	if c.budget[tier].Acquire(ctx, int64(n)) != nil {
 		return 0, fault.New(fault.Throttled, "too many large request bodies are being received at once: try again, or send smaller values").MayRetry()
 	}
-	c.held[tier] += int64(n)
+	c.charged[tier] += int64(n)
 	c.read += int64(n)
 	return n, err
 }
 
 // free releases the memory of the body.
 func (c *countedBody) free() {
-	for tier, n := range c.held {
+	for tier, n := range c.charged {
 		c.budget[tier].Release(n)
 	}
 }
@@ -78,10 +78,10 @@ func (c *countedBody) free() {
 // body decodes a JSON body into v, within the memory budget. The caller calls free when it does not need the body any
 // more.
 func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
-	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, held: make([]int64, len(bodyTiers))}
+	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, charged: make([]int64, len(bodyTiers))}
 	r.Body = counted
 	if raw, err = rest.Decode(r.Request, v); err != nil {
 		return nil, counted.free, err
 	}
-	return raw, counted.free, r.from.verify(raw)
+	return raw, counted.free, r.forwarded.verifyBody(raw)
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hang sends the begin of a chunked PUT and so much of its body, and leaves the connection open. Its answer, if there is
-// one, goes to refused.
-func (s *stage) hang(bytes int, refused chan<- string) net.Conn {
+// sendUnfinished starts a chunked PUT, sends bytes of its body, and leaves the connection open. If there is a response,
+// it is sent to refused.
+func (s *testCluster) sendUnfinished(bytes int, refused chan<- string) net.Conn {
 	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(s.port))))
 	require.NoError(s.t, err)
 	_, err = fmt.Fprintf(conn, "PUT /api/v1/kv/slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
 	require.NoError(s.t, err)
 	var work sync.WaitGroup
-	work.Go(func() { // the member may refuse it before it has read all
+	work.Go(func() { // the member may refuse the request before it has read all of it
 		fmt.Fprintf(conn, "%x\r\n%s\r\n", bytes, `{"value":"`+strings.Repeat("x", max(bytes-10, 0)))
 	})
 	work.Go(func() {
@@ -38,8 +38,8 @@ func (s *stage) hang(bytes int, refused chan<- string) net.Conn {
 	return conn
 }
 
-// held returns, per tier, the bytes that unfinished bodies hold.
-func (s *stage) held() (out []int64) {
+// chargedBytes returns the bytes of unfinished bodies in each tier.
+func (s *testCluster) chargedBytes() (out []int64) {
 	for i, t := range bodyTiers {
 		free := t.room
 		for free > 0 && !s.rest[1].bodies[i].TryAcquire(free) {
@@ -51,43 +51,43 @@ func (s *stage) held() (out []int64) {
 	return out
 }
 
-func (s *stage) put(bytes int) answer { return s.putText(strings.Repeat("v", bytes)) }
+func (s *testCluster) put(bytes int) response { return s.putText(strings.Repeat("v", bytes)) }
 
-// putText puts a value that is written so in JSON.
-func (s *stage) putText(text string) answer {
+// putText puts a value given as the inside of a JSON string.
+func (s *testCluster) putText(text string) response {
 	body := `{"value":"` + text + `"}`
-	return s.ask(1, fmt.Sprintf("PUT /api/v1/kv/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
+	return s.send(1, fmt.Sprintf("PUT /api/v1/kv/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 }
 
-// Request bodies that never end use memory only for the bytes that arrived. When such bodies use the whole budget for
-// large bodies, small requests are still served, and a further large one is refused after a bounded time.
-func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
-	s := newStage(t, 1, false, true)
+// TestUnfinishedBodiesAreBounded checks that unfinished request bodies are charged only for the bytes that arrived.
+// When they use the whole budget for large bodies, small requests are still served, and a further large one is refused.
+func TestUnfinishedBodiesAreBounded(t *testing.T) {
+	s := newTestCluster(t, 1, false, true)
 	silent := make(chan string, 50)
 	for range 50 {
-		s.hang(10, silent)
+		s.sendUnfinished(10, silent)
 	}
 	for _, text := range []string{"v", strings.Repeat(`\u0076`, 1_500_000)} {
 		a := s.putText(text)
 		require.Equal(t, 200, a.status, "%s", a.body)
 	}
-	require.Zero(t, s.held()[1]+s.held()[2], "only bytes that arrived are counted")
+	require.Zero(t, s.chargedBytes()[1]+s.chargedBytes()[2], "only bytes that arrived are counted")
 
 	const each = 11 << 20 // of 80 MiB
 	var slow []net.Conn
 	refused := make(chan string, 9)
 	for range cap(refused) {
-		slow = append(slow, s.hang(each, refused))
+		slow = append(slow, s.sendUnfinished(each, refused))
 	}
 	select {
 	case text := <-refused:
 		require.True(t, strings.HasPrefix(text, "429 1 "), text)
 		require.Contains(t, text, "too many large request bodies")
 	case <-time.After(20 * time.Second):
-		t.Fatal("nine bodies of 11 MiB are held at once")
+		t.Fatal("nine bodies of 11 MiB were accepted at once")
 	}
-	// On a slow machine several are refused before the first of them gives back its memory.
-	require.Greater(t, s.held()[2], bodyTiers[2].room/2, "the others are held")
+	// On a slow machine several bodies are refused before the first of them releases its memory.
+	require.Greater(t, s.chargedBytes()[2], bodyTiers[2].room/2, "the other bodies are still charged")
 	for _, size := range []int{1, 3000, 60_000} {
 		a := s.put(size)
 		require.Equal(t, 200, a.status, "%d bytes: %s", size, a.body)
@@ -95,7 +95,7 @@ func TestUnfinishedBodiesHoldNoOthersUp(t *testing.T) {
 	for _, conn := range slow {
 		conn.Close()
 	}
-	require.Eventually(t, func() bool { return s.held()[2] == 0 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.chargedBytes()[2] == 0 }, 20*time.Second, 10*time.Millisecond)
 	a := s.put(1 << 20)
 	require.Equal(t, 200, a.status, "%s", a.body)
 }

@@ -29,21 +29,21 @@ var restKinds = map[error]fault.Kind{
 // faultOf converts an error to the fault that the caller sees (docs/api.md, "Errors"). etcd's errors keep their text. A
 // request that exceeds its deadline is an internal error, except for changes of the members (Server.change).
 func faultOf(err error) error {
-	if _, ours := fault.From(err); ours {
+	if _, isFault := fault.From(err); isFault {
 		return err
 	}
-	var behind *consensus.NotLeaderError
+	var notLeaderErr *consensus.NotLeaderError
 	var known rpctypes.EtcdError
-	var answer interface {
+	var withStatus interface {
 		error
 		GRPCStatus() *status.Status
 	}
 	switch {
-	case errors.As(err, &behind):
-		return notLeader("the leader changed: say it again")
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), outOfTime(err):
-		return fault.New(fault.Internal, "not finished in time: a write may have been carried out or not").MayRetry().Because(err)
-	case errors.As(err, &known), errors.As(err, &answer) && errors.As(rpctypes.Error(answer), &known):
+	case errors.As(err, &notLeaderErr):
+		return notLeader("the leader changed: send the request again")
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), isContextStatus(err):
+		return fault.New(fault.Internal, "the deadline passed: a write may or may not have been carried out").MayRetry().Because(err)
+	case errors.As(err, &known), errors.As(err, &withStatus) && errors.As(rpctypes.Error(withStatus), &known):
 		kind := restKinds[known] // Internal for all others
 		f := fault.New(kind, "%s", known.Error()).Because(err)
 		f.Retry = kind == fault.Unavailable || known.Code() == codes.Unavailable
@@ -55,8 +55,8 @@ func faultOf(err error) error {
 	return err
 }
 
-// outOfTime reports whether err is a gRPC status for an ended context.
-func outOfTime(err error) bool {
+// isContextStatus reports whether err is a gRPC status for an ended context.
+func isContextStatus(err error) bool {
 	code := status.Code(err)
 	return code == codes.DeadlineExceeded || code == codes.Canceled
 }

@@ -32,38 +32,38 @@ const (
 	// forwardSkew is the maximum difference between the clocks of two members. A header is valid for this time before
 	// and after its creation.
 	forwardSkew = 15 * time.Second
-	// forwardMemory is the maximum number of nonces of forwarded writes that are remembered against replay.
-	forwardMemory = 1 << 18
-	// forwardAnswer is the maximum size in bytes of a response that is not a list. A value of 1.5 MiB takes up to six
-	// times as much in JSON.
-	forwardAnswer = 16 << 20
-	// forwardDial is the timeout to connect to the leader, forwardPause the timeout for the next piece of a list.
-	forwardDial  = 2 * time.Second
-	forwardPause = 30 * time.Second
+	// maxNonces is the maximum number of nonces of forwarded writes that are remembered against replay.
+	maxNonces = 1 << 18
+	// maxForwardResponse is the maximum size in bytes of a response that is not a list. A value of 1.5 MiB takes up to
+	// six times as much in JSON.
+	maxForwardResponse = 16 << 20
+	// dialTimeout is the timeout to connect to the leader, listPieceTimeout the timeout for the next piece of a list.
+	dialTimeout      = 2 * time.Second
+	listPieceTimeout = 30 * time.Second
 )
 
-// seal authenticates requests between members with a MAC over the target member, the time, a nonce, the method, the
-// path with query, the SHA-256 of the body, and the address of the client.
-type seal struct {
+// forwardMAC authenticates requests between members with a MAC over the target member, the time, a nonce, the method,
+// the path with query, the SHA-256 of the body, and the address of the client.
+type forwardMAC struct {
 	key []byte
 	now func() time.Time
 }
 
-// forwarded holds a verified header, with the hash of the body that is not verified yet.
-type forwarded struct {
+// forwardedRequest holds a verified header, with the hash of the body that is not verified yet.
+type forwardedRequest struct {
 	body    [sha256.Size]byte
 	nonce   string
 	address string // of the client
 }
 
-func (s seal) mac(to uint64, at, nonce, method, uri, body, address string) string {
+func (s forwardMAC) mac(to uint64, at, nonce, method, uri, body, address string) string {
 	h := hmac.New(sha256.New, s.key)
 	fmt.Fprintf(h, "v2\n%d\n%s\n%s\n%s\n%s\n%s\n%s", to, at, nonce, method, uri, body, address)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// put returns the header for a request to a member. address is the client's address, without spaces.
-func (s seal) put(to uint64, method, uri string, body []byte, address string) string {
+// header returns the header for a request to a member. address is the client's address, without spaces.
+func (s forwardMAC) header(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])
 	sum := sha256.Sum256(body)
@@ -71,9 +71,10 @@ func (s seal) put(to uint64, method, uri string, body []byte, address string) st
 	return strings.Join([]string{"v2", at, n, b, address, s.mac(to, at, n, method, uri, b, address)}, " ")
 }
 
-// check verifies the header of a request to this member. The caller verifies the body later, with forwarded.verify.
-func (s seal) check(self uint64, header, method, uri string) (*forwarded, error) {
-	refused := fault.New(fault.PermissionDenied, "%s: not made by a member of this cluster", forwardHeader)
+// verify verifies the header of a request to this member. The caller verifies the body later, with
+// forwardedRequest.verifyBody.
+func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedRequest, error) {
+	refused := fault.New(fault.PermissionDenied, "%s: not authenticated by a member of this cluster", forwardHeader)
 	part := strings.Split(header, " ")
 	if len(part) != 6 || part[0] != "v2" || len(part[1]) > 20 || len(part[2]) > 64 {
 		return nil, refused
@@ -87,71 +88,72 @@ func (s seal) check(self uint64, header, method, uri string) (*forwarded, error)
 		return nil, refused
 	}
 	if late := s.now().Sub(time.UnixMilli(ms)); late.Abs() > forwardSkew {
-		return nil, fault.New(fault.PermissionDenied, "%s: made %v ago by its maker's clock: see that the members' clocks agree", forwardHeader,
+		return nil, fault.New(fault.PermissionDenied, "%s: its time is %v before this member's: synchronize the members' clocks", forwardHeader,
 			late.Round(time.Millisecond))
 	}
-	f := &forwarded{nonce: nonce, address: address}
+	f := &forwardedRequest{nonce: nonce, address: address}
 	if n, err := hex.Decode(f.body[:], []byte(body)); err != nil || n != len(f.body) {
 		return nil, refused
 	}
 	return f, nil
 }
 
-// verify checks the hash of the body. It accepts every body if f is nil, for a request that was not forwarded.
-func (f *forwarded) verify(body []byte) error {
+// verifyBody checks the hash of the body. It accepts every body if f is nil, for a request that was not forwarded.
+func (f *forwardedRequest) verifyBody(body []byte) error {
 	if f != nil && sha256.Sum256(body) != f.body {
-		return fault.New(fault.PermissionDenied, "%s: the body is another", forwardHeader)
+		return fault.New(fault.PermissionDenied, "%s: the body does not match the authenticated hash", forwardHeader)
 	}
 	return nil
 }
 
-// onceOnly remembers the nonces of recent forwarded writes, to refuse replays.
-type onceOnly struct {
-	mu       sync.Mutex
-	turned   time.Time
-	new, old map[string]struct{}
+// nonceCache remembers the nonces of recent forwarded writes, to refuse replays.
+type nonceCache struct {
+	mu                sync.Mutex
+	rotated           time.Time
+	current, previous map[string]struct{}
 }
 
-// first returns an error if the nonce was used before, or if there are too many nonces to remember.
-func (o *onceOnly) first(nonce string, now time.Time) error {
+// add returns an error if the nonce was used before, or if there are too many nonces to remember.
+func (o *nonceCache) add(nonce string, now time.Time) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are kept for twice that time.
-	if now.Sub(o.turned) > 2*forwardSkew || o.new == nil {
-		o.old, o.new, o.turned = o.new, map[string]struct{}{}, now
+	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are kept for twice that
+	// time.
+	if now.Sub(o.rotated) > 2*forwardSkew || o.current == nil {
+		o.previous, o.current, o.rotated = o.current, map[string]struct{}{}, now
 	}
-	_, a := o.new[nonce]
-	_, b := o.old[nonce]
+	_, a := o.current[nonce]
+	_, b := o.previous[nonce]
 	switch {
 	case a || b:
-		return fault.New(fault.PermissionDenied, "%s: was used before", forwardHeader)
-	case len(o.new) >= forwardMemory:
-		return fault.New(fault.Internal, "more than %d forwarded writes within %v", forwardMemory, 2*forwardSkew).MayRetry()
+		return fault.New(fault.PermissionDenied, "%s: the nonce was used before", forwardHeader)
+	case len(o.current) >= maxNonces:
+		return fault.New(fault.Internal, "more than %d forwarded writes within %v", maxNonces, 2*forwardSkew).MayRetry()
 	}
-	o.new[nonce] = struct{}{}
+	o.current[nonce] = struct{}{}
 	return nil
 }
 
 // forwarder sends requests to the leader.
 type forwarder struct {
-	seal         seal
+	mac          forwardMAC
 	scheme, port string
 	client       *http.Client
 }
 
-func newForwarder(s seal, port uint16, secure *tls.Config) *forwarder {
+func newForwarder(s forwardMAC, port uint16, secure *tls.Config) *forwarder {
 	scheme := "http"
 	if secure != nil {
 		scheme = "https"
 	}
 	return &forwarder{
-		seal: s, scheme: scheme, port: strconv.Itoa(int(port)),
+		mac: s, scheme: scheme, port: strconv.Itoa(int(port)),
 		client: &http.Client{
 			// There is no Proxy: the HTTP proxy of the environment must not see traffic between members.
 			Transport: &http.Transport{
-				DialContext:         (&net.Dialer{Timeout: forwardDial, KeepAlive: 15 * time.Second}).DialContext,
+				DialContext:         (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext,
 				TLSClientConfig:     secure,
-				TLSHandshakeTimeout: forwardDial,
+				TLSHandshakeTimeout: dialTimeout,
 				MaxIdleConnsPerHost: 64, MaxConnsPerHost: 512, IdleConnTimeout: time.Minute, DisableCompression: true,
 				MaxResponseHeaderBytes: 64 << 10, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 			},
@@ -173,18 +175,18 @@ func leaderHost(peer string) (string, bool) {
 }
 
 // forward sends a request to the leader and returns its response, also if that is an error. The response must start
-// within limit. A list may take longer, as long as a piece arrives within each forwardPause.
+// within limit. A list may take longer, as long as a piece arrives within each listPieceTimeout.
 func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host string, body []byte, limit time.Duration, list bool) (any, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	watch := time.AfterFunc(limit, func() { cancel(errSilentLeader) })
-	stop := func() { watch.Stop(); cancel(nil) }
+	timer := time.AfterFunc(limit, func() { cancel(errLeaderTimeout) })
+	stop := func() { timer.Stop(); cancel(nil) }
 	target := url.URL{Scheme: f.scheme, Host: net.JoinHostPort(host, f.port), Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
 	req, err := http.NewRequestWithContext(ctx, r.Method, target.String(), bytes.NewReader(body))
 	if err != nil {
 		stop()
-		return nil, proxyFailed(to, err)
+		return nil, forwardFault(to, err)
 	}
-	req.Header.Set(forwardHeader, f.seal.put(to, r.Method, target.RequestURI(), body, rest.Remote(r)))
+	req.Header.Set(forwardHeader, f.mac.header(to, r.Method, target.RequestURI(), body, rest.Remote(r)))
 	if len(body) > 0 {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -192,65 +194,65 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 	if err != nil {
 		err = errors.Join(context.Cause(ctx), err)
 		stop()
-		return nil, proxyFailed(to, err)
+		return nil, forwardFault(to, err)
 	}
 	w.Status = resp.StatusCode
-	if after := resp.Header.Get("Retry-After"); after != "" {
-		w.Header().Set("Retry-After", after)
+	if retryAfter := resp.Header.Get("Retry-After"); retryAfter != "" {
+		w.Header().Set("Retry-After", retryAfter)
 	}
 	if list && resp.StatusCode == http.StatusOK || r.Method == http.MethodHead {
-		return rest.Verbatim{Body: &tail{resp.Body, to, watch, stop}}, nil
+		return rest.Verbatim{Body: &forwardedBody{resp.Body, to, timer, stop}}, nil
 	}
 	defer stop()
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, forwardAnswer+1))
+	responseBody, err := io.ReadAll(io.LimitReader(resp.Body, maxForwardResponse+1))
 	if err != nil {
-		return nil, proxyFailed(to, err)
+		return nil, forwardFault(to, err)
 	}
 	var envelope struct{ Data, Error, Meta json.RawMessage }
-	if len(answer) > forwardAnswer || json.Unmarshal(answer, &envelope) != nil || envelope.Meta == nil || (envelope.Data == nil) == (envelope.Error == nil) {
-		return nil, proxyFailed(to, fmt.Errorf("its answer, status %d, cannot be decoded", resp.StatusCode))
+	if len(responseBody) > maxForwardResponse || json.Unmarshal(responseBody, &envelope) != nil || envelope.Meta == nil || (envelope.Data == nil) == (envelope.Error == nil) {
+		return nil, forwardFault(to, fmt.Errorf("its response with status %d cannot be decoded", resp.StatusCode))
 	}
-	return rest.Verbatim{Body: io.NopCloser(bytes.NewReader(answer))}, nil
+	return rest.Verbatim{Body: io.NopCloser(bytes.NewReader(responseBody))}, nil
 }
 
-var errSilentLeader = errors.New("it did not answer in time")
+var errLeaderTimeout = errors.New("it did not respond in time")
 
-// proxyFailed returns the fault for a failed request to the leader. The leader may have executed the request.
-func proxyFailed(to uint64, err error) error {
-	reason := "the way to it broke: what was asked for may have been done"
+// forwardFault returns the fault for a failed request to the leader. The leader may have executed the request.
+func forwardFault(to uint64, err error) error {
+	reason := "its response is not valid, or the connection to it failed: the request may have been carried out"
 	var op *net.OpError
 	var plain tls.RecordHeaderError
 	switch {
-	case errors.Is(err, errSilentLeader):
-		reason = "it did not answer in time: what was asked for may have been done"
+	case errors.Is(err, errLeaderTimeout):
+		reason = "it did not respond in time: the request may have been carried out"
 	case errors.As(err, &op) && op.Op == "dial":
 		reason = "it cannot be reached"
 	case errors.As(err, &plain), errors.Is(err, http.ErrSchemeMismatch):
-		reason = "it does not speak TLS, as this member does: give all of them a certificate"
+		reason = "it does not use TLS, but this member does: configure a certificate on all members"
 	}
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }
 
-// tail streams the body of a leader's response to the client.
-type tail struct {
+// forwardedBody streams the body of a leader's response to the client.
+type forwardedBody struct {
 	body  io.ReadCloser
 	to    uint64
-	watch *time.Timer
+	timer *time.Timer
 	stop  func()
 }
 
-func (t *tail) Read(b []byte) (int, error) {
-	t.watch.Reset(forwardPause)
+func (t *forwardedBody) Read(b []byte) (int, error) {
+	t.timer.Reset(listPieceTimeout)
 	n, err := t.body.Read(b)
-	t.watch.Stop() // the time that the client takes to read does not count
+	t.timer.Stop() // the time that the client takes to read does not count
 	if err != nil && err != io.EOF {
-		err = proxyFailed(t.to, err)
+		err = forwardFault(t.to, err)
 	}
 	return n, err
 }
 
-func (t *tail) Close() error {
+func (t *forwardedBody) Close() error {
 	t.stop()
 	return t.body.Close()
 }

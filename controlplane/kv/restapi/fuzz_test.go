@@ -24,9 +24,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// decoded is a path's percent-encoding undone, written again from RFC 3986 rather than asked of net/url; ok is false
-// where a percent sign stands for no byte.
-func decoded(s string) (out string, ok bool) {
+// percentDecode decodes percent-encoding by RFC 3986, independently of net/url. ok is false if a percent sign is not
+// followed by two hexadecimal digits.
+func percentDecode(s string) (out string, ok bool) {
 	for i := 0; i < len(s); i++ {
 		if s[i] != '%' {
 			out += s[i : i+1]
@@ -45,19 +45,19 @@ func decoded(s string) (out string, ok bool) {
 	return out, true
 }
 
-// stored is the key rule of the spec's part 4.4.
-func stored(remainder string) (key string, ok bool) {
-	key, ok = decoded(remainder)
+// expectedKey returns the stored key for the rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys and members").
+func expectedKey(remainder string) (key string, ok bool) {
+	key, ok = percentDecode(remainder)
 	if strings.Contains(key, "/") {
 		key = "/" + key
 	}
 	return key, ok && key != "" && len(key) <= command.MaxKeyBytes
 }
 
-// holdings is all that the engine holds: keys with their values, and records.
-func holdings(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) {
+// storedData returns all keys with their values, and all records of the engine.
+func storedData(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) {
 	keys, records = map[string]string{}, map[string]string{}
-	for _, kv := range keysIn(t, e) {
+	for _, kv := range allKeys(t, e) {
 		keys[string(kv.Key)] = string(kv.Value)
 	}
 	snap := e.Snapshot()
@@ -68,14 +68,14 @@ func holdings(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) {
 	return keys, records
 }
 
-// sentinels are keys that look like what a key must not reach.
-var sentinels = []string{
+// otherKeys are keys that a wrongly decoded path could refer to.
+var otherKeys = []string{
 	"\x00", "a", "a/", "/a", "/a/b", "//a", "/api/v1/kv/a", "..", "/..", "~", "a~", "a~b", "put", "/a/put", "user/root", "role/root", "auth/enabled",
 	"alarm/1/1", "lessor", "member/1", "vm/1", "\xff", "\xff\xff", "é", "a%2fb", "a b", "a+b", "?", "/api/v1/cluster/members",
 }
 
-// No form of a key, a prefix or a path reads or writes anything but the users' key that the rule says. The engine has
-// records of users, and every key that a sloppy path could lead to.
+// FuzzKeyForms checks that a request reads or writes only the key that expectedKey returns, whatever the form of its
+// key, prefix or path. The engine also has the records of users, and otherKeys.
 func FuzzKeyForms(f *testing.F) {
 	for _, target := range []string{
 		"a", "a/b", "%2fa", "/a", "//", "..", "../x", "a/../b", "%2e%2e%2f", "~", "", "%00", "%ff", "%zz", "%", "a%", "%2", "a%252fb", "put", "a/put", "a%2fput",
@@ -91,11 +91,11 @@ func FuzzKeyForms(f *testing.F) {
 	})
 }
 
-// fuzzOne makes a request on an engine of its own and compares what it did with the rule.
+// fuzzOne makes a request with a new engine and compares its effect and response with the expected ones.
 func fuzzOne(t *testing.T, method uint8, target, value string) {
-	s := newStage(t, 1, false, false)
-	e := s.agreement.engines[1]
-	for _, k := range sentinels {
+	s := newTestCluster(t, 1, false, false)
+	e := s.consensus.engines[1]
+	for _, k := range otherKeys {
 		_, err := s.services[1].Put(t.Context(), &pb.PutRequest{Key: []byte(k), Value: []byte("of " + k)})
 		require.NoError(t, err)
 	}
@@ -103,7 +103,7 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 		_, err := s.services[1].UserAdd(t.Context(), &pb.AuthUserAddRequest{Name: user, Password: "x"})
 		require.NoError(t, err)
 	}
-	keys, records := holdings(t, e)
+	keys, records := storedData(t, e)
 	require.NotEmpty(t, records)
 
 	verb := []string{"GET", "PUT", "DELETE", "POST", "HEAD", "LIST"}[method]
@@ -124,14 +124,14 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 	text := fmt.Sprintf("%s %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", verb, line, len(body), body)
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(text)))
 	if err != nil {
-		return // net/http answers this itself
+		return // net/http refuses the request itself
 	}
 	r.RemoteAddr = "127.0.0.1:1"
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 	w := httptest.NewRecorder()
 	s.rest[1].ServeHTTP(w, r)
-	after, recordsAfter := holdings(t, e)
-	require.Equal(t, records, recordsAfter, "no request of REST's touches a record")
+	after, recordsAfter := storedData(t, e)
+	require.Equal(t, records, recordsAfter, "a REST request changed a record")
 
 	want := maps.Clone(keys)
 	done := w.Code == http.StatusOK
@@ -148,34 +148,34 @@ func fuzzOne(t *testing.T, method uint8, target, value string) {
 			require.False(t, done)
 			break
 		}
-		key, ok := stored(path[:at])
+		key, ok := expectedKey(path[:at])
 		verb = map[string]string{"put": "PUT", "delete": "DELETE"}[path[at+1:]]
 		require.Equal(t, ok && verb != "", done, "%s", w.Body)
 		checkWrite(t, want, verb, key, value, done)
 	case verb == "PUT", verb == "DELETE":
-		key, ok := stored(path)
+		key, ok := expectedKey(path)
 		require.Equal(t, ok, done, "%d %s", w.Code, w.Body)
 		checkWrite(t, want, verb, key, value, done)
 	default:
-		key, ok := stored(path)
+		key, ok := expectedKey(path)
 		value, there := keys[key]
-		if strings.ContainsAny(query, "%;") { // it may be refused
+		if strings.ContainsAny(query, "%;") { // such a query may be refused
 			ok = ok && done
 		}
 		require.Equal(t, ok && there, done, "%d %s", w.Code, w.Body)
 		if done && verb == "GET" {
 			var got struct{ Data item }
 			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
-			require.Equal(t, sent(key, value), got.Data)
+			require.Equal(t, jsonRoundTrip(key, value), got.Data)
 		}
 	}
 	require.Equal(t, want, after)
 }
 
-// sent is an item as it reads after JSON.
-func sent(key, value string) item {
+// jsonRoundTrip returns the item for a key and value after encoding to JSON and decoding.
+func jsonRoundTrip(key, value string) item {
 	var out item
-	text, _ := json.Marshal(itemOf([]byte(key), []byte(value)))
+	text, _ := json.Marshal(newItem([]byte(key), []byte(value)))
 	_ = json.Unmarshal(text, &out)
 	return out
 }
@@ -196,16 +196,16 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 	for part := range strings.SplitSeq(query, "&") {
 		if name, v, _ := strings.Cut(part, "="); name == "prefix" {
 			var ok bool
-			prefix, ok = decoded(strings.ReplaceAll(v, "+", " "))
+			prefix, ok = percentDecode(strings.ReplaceAll(v, "+", " "))
 			require.True(t, ok)
 		} else if strings.ContainsAny(name, "%+") {
-			return // another way to write prefix, perhaps
+			return // may be an encoded form of prefix
 		}
 	}
 	var want []item
 	for _, k := range slices.Sorted(maps.Keys(keys)) {
 		if k >= prefix && bytes.Compare([]byte(k), []byte(prefix+"~")) < 0 {
-			want = append(want, sent(k, keys[k]))
+			want = append(want, jsonRoundTrip(k, keys[k]))
 		}
 	}
 	var got struct{ Data struct{ Items []item } }
@@ -216,8 +216,8 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 	}
 }
 
-// No body and no header of a forward does anything but what it says: a value is stored as it was meant or not at all, and
-// nobody makes a forward up.
+// FuzzBodies checks that a value is stored as it was sent or not at all, and that no made-up forward header is
+// accepted.
 func FuzzBodies(f *testing.F) {
 	for _, body := range []string{
 		`{"value":"v"}`, `{"value":"\ud83d\ude00"}`, `{"value":"\ud83d"}`, `{"value":"\\ud83d"}`, `{"value":null}`, `{"value":"a","value":5}`, `[]`, `{`, "", `{"VALUE":"x"}`,
@@ -225,10 +225,10 @@ func FuzzBodies(f *testing.F) {
 	} {
 		f.Add(body, "")
 	}
-	f.Add(`{"value":"v"}`, seal{[]byte("another key"), time.Now}.put(1, "PUT", "/api/v1/kv/k", nil, "127.0.0.1"))
+	f.Add(`{"value":"v"}`, forwardMAC{[]byte("another key"), time.Now}.header(1, "PUT", "/api/v1/kv/k", nil, "127.0.0.1"))
 	f.Add(`{"value":"v"}`, "v1 0 0 0 0")
 	f.Fuzz(func(t *testing.T, body, header string) {
-		s := newStage(t, 1, false, false)
+		s := newTestCluster(t, 1, false, false)
 		r := httptest.NewRequest("PUT", "http://127.0.0.1/api/v1/kv/k", strings.NewReader(body))
 		r.Header.Set("Content-Type", "application/json")
 		if header != "" {
@@ -238,7 +238,7 @@ func FuzzBodies(f *testing.F) {
 		r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 		w := httptest.NewRecorder()
 		s.rest[1].ServeHTTP(w, r)
-		keys, _ := holdings(t, s.agreement.engines[1])
+		keys, _ := storedData(t, s.consensus.engines[1])
 		if w.Code != http.StatusOK {
 			require.Contains(t, []int{400, 403, 413}, w.Code, "%s", w.Body)
 			require.Empty(t, keys)
@@ -247,7 +247,7 @@ func FuzzBodies(f *testing.F) {
 		require.Empty(t, header)
 		require.Len(t, keys, 1)
 		require.True(t, utf8.ValidString(keys["k"]))
-		// What stands for no character was refused, so each U+FFFD is one that was sent.
+		// Invalid encodings are refused, so the client sent each U+FFFD in the stored value.
 		sent := strings.Count(body, "\ufffd") + strings.Count(strings.ToLower(body), `\ufffd`)
 		require.LessOrEqual(t, strings.Count(keys["k"], "\ufffd"), sent)
 	})

@@ -21,12 +21,12 @@ const MaxValue = 1536 << 10
 // keys that continue with ~ or a higher byte, which includes all non-ASCII characters.
 const listEnd = "~"
 
-// keyOf returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
+// decodeKey returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
 // and members"). The path is decoded once; dots, slashes and NULs are not normalized.
-func keyOf(remainder string) (string, error) {
+func decodeKey(remainder string) (string, error) {
 	key, err := url.PathUnescape(remainder)
 	if err != nil {
-		return "", fault.Invalid("key", "the path is not percent-encoded as it should be: %v", err)
+		return "", fault.Invalid("key", "the path has an invalid percent-encoding: %v", err)
 	}
 	if key == "" {
 		return "", fault.Invalid("key", "is empty: want /api/v1/kv/{key}")
@@ -49,14 +49,14 @@ func listBounds(prefix string) (key, end []byte) {
 	return []byte(prefix), end
 }
 
-// listQuery holds the query parameters of a list or read. queryOf refuses an invalid query and repeated parameters, so
-// that the response never differs from what the caller meant.
+// listQuery holds the query parameters of a list or read. parseQuery refuses an invalid query and repeated parameters,
+// so that the response never differs from what the caller meant.
 type listQuery struct {
 	prefix string
 	local  bool
 }
 
-func queryOf(r *http.Request) (q listQuery, err error) {
+func parseQuery(r *http.Request) (q listQuery, err error) {
 	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return q, fault.New(fault.InvalidArgument, "the query cannot be read: %v", err)
@@ -83,7 +83,7 @@ type item struct {
 	ValueBase64 []byte `json:"value_base64,omitempty"`
 }
 
-func itemOf(key, value []byte) item {
+func newItem(key, value []byte) item {
 	it := item{Key: string(key), Value: string(value)} // encoding/json replaces each invalid byte by U+FFFD
 	if !utf8.Valid(key) {
 		it.KeyBase64 = key
@@ -94,37 +94,37 @@ func itemOf(key, value []byte) item {
 	return it
 }
 
-// keyDone is the response to a write.
-type keyDone struct {
+// writeResponse is the response to a write.
+type writeResponse struct {
 	Key       string `json:"key"`
 	KeyBase64 []byte `json:"key_base64,omitempty"`
 	Success   bool   `json:"success"`
 }
 
-func doneWith(key string) keyDone {
-	done := keyDone{Key: key, Success: true}
+func newWriteResponse(key string) writeResponse {
+	done := writeResponse{Key: key, Success: true}
 	if !utf8.ValidString(key) {
 		done.KeyBase64 = []byte(key)
 	}
 	return done
 }
 
-// text is a JSON string that is decoded to exactly the bytes to store.
-type text struct {
-	given bool
-	bytes string
+// jsonString is a JSON string that is decoded to exactly the bytes to store.
+type jsonString struct {
+	present bool
+	value   string
 }
 
 // UnmarshalJSON accepts only strings. It refuses half of a surrogate pair, which encoding/json would replace.
-func (t *text) UnmarshalJSON(raw []byte) error {
+func (t *jsonString) UnmarshalJSON(raw []byte) error {
 	if len(raw) == 0 || raw[0] != '"' {
 		return fault.Invalid("value", "want a string, got %s", jsonKind(raw))
 	}
-	if half := lonelySurrogate(raw); half != "" {
-		return fault.Invalid("value", `\u%s is half of a character`, half)
+	if unpaired := unpairedSurrogate(raw); unpaired != "" {
+		return fault.Invalid("value", `\u%s is an unpaired surrogate`, unpaired)
 	}
-	t.given = true
-	return json.Unmarshal(raw, &t.bytes)
+	t.present = true
+	return json.Unmarshal(raw, &t.value)
 }
 
 func jsonKind(raw []byte) string {
@@ -143,9 +143,9 @@ func jsonKind(raw []byte) string {
 	return "a number"
 }
 
-// lonelySurrogate returns the hexadecimal digits of the first escape that is half of a surrogate pair; "" if there is
+// unpairedSurrogate returns the hexadecimal digits of the first escape that is half of a surrogate pair; "" if there is
 // none.
-func lonelySurrogate(raw []byte) string {
+func unpairedSurrogate(raw []byte) string {
 	for {
 		at := bytes.IndexByte(raw, '\\')
 		if at < 0 || at+1 >= len(raw) {
@@ -155,7 +155,7 @@ func lonelySurrogate(raw []byte) string {
 			raw = raw[at+2:]
 			continue
 		}
-		first, ok := escaped(raw[at:])
+		first, ok := parseEscape(raw[at:])
 		if !ok {
 			return ""
 		}
@@ -163,7 +163,7 @@ func lonelySurrogate(raw []byte) string {
 		if !utf16.IsSurrogate(first) {
 			continue
 		}
-		second, ok := escaped(raw)
+		second, ok := parseEscape(raw)
 		if !ok || utf16.DecodeRune(first, second) == utf8.RuneError {
 			return strconv.FormatInt(int64(first), 16)
 		}
@@ -171,8 +171,8 @@ func lonelySurrogate(raw []byte) string {
 	}
 }
 
-// escaped parses an escape \uXXXX at the start of raw.
-func escaped(raw []byte) (rune, bool) {
+// parseEscape parses an escape \uXXXX at the start of raw.
+func parseEscape(raw []byte) (rune, bool) {
 	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
 		return 0, false
 	}

@@ -13,34 +13,34 @@ import (
 
 // list streams the items of a prefix.
 func (s *Server) list(r request) (any, error) {
-	q, err := queryOf(r.Request)
+	q, err := parseQuery(r.Request)
 	if err != nil {
 		return nil, err
 	}
-	to := hop{here: true}
+	to := target{local: true}
 	if !q.local {
-		if to, err = s.hop(r, true); err != nil {
+		if to, err = s.destination(r, true); err != nil {
 			return nil, err
 		}
 	}
-	if !to.here {
-		return s.hand(r, to, nil, keyTime, true)
+	if !to.local {
+		return s.forwardTo(r, to, nil, keyTimeout, true)
 	}
 	if to.stale {
 		r.w.Header().Set(staleHeader, "1")
 	}
 	return rest.Stream(func(out io.Writer) error {
-		return faultOf(s.items(r.Context(), q, q.local || to.stale, out))
+		return faultOf(s.writeItems(r.Context(), q, q.local || to.stale, out))
 	}), nil
 }
 
-// items writes `{"items": […]}` at one revision. It streams the items, so the memory does not depend on the list's
+// writeItems writes `{"items": […]}` at one revision. It streams the items, so the memory does not depend on the list's
 // length.
-func (s *Server) items(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
-	waiting, cancel := context.WithTimeout(ctx, keyTime)
+func (s *Server) writeItems(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
+	waiting, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()
 	if s.lists.Acquire(waiting, 1) != nil {
-		return fault.New(fault.Internal, "%d lists are being written: say it again", maxLists).MayRetry()
+		return fault.New(fault.Internal, "%d lists are being streamed, which is the limit: try again later", maxLists).MayRetry()
 	}
 	defer s.lists.Release(1)
 	key, end := listBounds(q.prefix)
@@ -50,7 +50,7 @@ func (s *Server) items(ctx context.Context, q listQuery, serializable bool, out 
 	sep := ""
 	err := s.opts.Keys.RangeStream(ctx, &pb.RangeRequest{Key: key, RangeEnd: end, Serializable: serializable}, func(part *pb.RangeResponse) error {
 		for _, kv := range part.Kvs {
-			text, err := json.Marshal(itemOf(kv.Key, kv.Value))
+			text, err := json.Marshal(newItem(kv.Key, kv.Value))
 			if err != nil {
 				return err
 			}

@@ -35,16 +35,16 @@ type Membership interface {
 
 func (s *Server) memberRoutes() {
 	s.route(http.MethodGet, "/api/v1/cluster/status", s.status)
-	s.audited(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
-	s.audited(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
-	s.audited(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer)
-	s.audited(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
+	s.auditedRoute(http.MethodPost, "/api/v1/cluster/members", pb.Cluster_MemberAdd_FullMethodName, s.addMember)
+	s.auditedRoute(http.MethodDelete, "/api/v1/cluster/members/{node_id}", pb.Cluster_MemberRemove_FullMethodName, s.removeMember)
+	s.auditedRoute(http.MethodPost, "/api/v1/cluster/leader/transfer", pb.Maintenance_MoveLeader_FullMethodName, s.transfer)
+	s.auditedRoute(http.MethodPost, "/admin/member/add", pb.Cluster_MemberAdd_FullMethodName, s.legacyAdd)
 }
 
-// audited registers a route that changes the cluster. The audit records the call under the equivalent gRPC method, with
-// the caller's address, since these callers have no credential. A refused or failed call is recorded here, a successful
-// one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
-func (s *Server) audited(method, path, as string, h handler) {
+// auditedRoute registers a route that changes the cluster. The audit records the call under the equivalent gRPC method,
+// with the caller's address, since these callers have no credential. A refused or failed call is recorded here, a
+// successful one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
+func (s *Server) auditedRoute(method, path, as string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
 			Method: as, Target: r.Method + " " + r.URL.EscapedPath(), Address: rest.Remote(r), RequestID: rest.RequestID(r.Context()),
@@ -54,7 +54,7 @@ func (s *Server) audited(method, path, as string, h handler) {
 			if !ok {
 				f = fault.New(fault.Internal, "internal error")
 			}
-			auth.Report(s.opts.Audit, caller, auth.Method(as), f, "", "")
+			auth.ReportFailure(s.opts.Audit, caller, auth.Method(as), f, "", "")
 		}
 		return data, err
 	})
@@ -71,7 +71,7 @@ type clusterStatus struct {
 }
 
 func (s *Server) status(r request) (any, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	g, err := s.opts.Group.Status(ctx)
 	if errors.Is(err, consensus.ErrNoGroup) { // the member has not joined the group yet
@@ -85,8 +85,8 @@ func (s *Server) status(r request) (any, error) {
 	}, nil
 }
 
-// hostOf returns the host of a member's REST, which is the host of its raft address.
-func (s *Server) hostOf(ctx context.Context, id uint64) (string, error) {
+// memberHost returns the host of a member's REST, which is the host of its raft address.
+func (s *Server) memberHost(ctx context.Context, id uint64) (string, error) {
 	all, err := s.opts.Members.List(ctx, true)
 	if err != nil {
 		return "", err
@@ -103,8 +103,8 @@ func (s *Server) hostOf(ctx context.Context, id uint64) (string, error) {
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
 }
 
-// about appends details from the request body to the target of the audit record.
-func (r request) about(format string, args ...any) {
+// addTarget appends details from the request body to the target of the audit record.
+func (r request) addTarget(format string, args ...any) {
 	if c := auth.CallerOf(r.Context()); c != nil {
 		c.Target += " " + fmt.Sprintf(format, args...)
 	}
@@ -167,7 +167,7 @@ func legacyID(text string) (uint64, error) {
 	return max(binary.BigEndian.Uint64(sum[len(sum)-8:])&membership.MaxID, 1), nil
 }
 
-type memberAdded struct {
+type addResponse struct {
 	NodeID   uint64 `json:"node_id"`
 	RaftAddr string `json:"raft_addr"`
 	Members  int    `json:"members"`
@@ -182,14 +182,14 @@ func (s *Server) add(r request, body []byte, in memberBody) (any, error) {
 	if in.ClientURL != "" {
 		q.ClientURLs = []string{in.ClientURL}
 	}
-	r.about("node_id=%d raft_addr=%s", q.ID, q.RaftAddr)
+	r.addTarget("node_id=%d raft_addr=%s", q.ID, q.RaftAddr)
 	return s.change(r, body, func(ctx context.Context, w *rest.Response) (any, error) {
 		added, all, err := s.opts.Members.Add(ctx, q)
 		if err != nil {
 			return nil, err
 		}
 		w.Status = http.StatusCreated
-		return memberAdded{NodeID: added.ID, RaftAddr: added.RaftAddr, Members: len(all), Success: true}, nil
+		return addResponse{NodeID: added.ID, RaftAddr: added.RaftAddr, Members: len(all), Success: true}, nil
 	})
 }
 
@@ -223,7 +223,7 @@ func (s *Server) transfer(r request) (any, error) {
 	if in.TargetID == 0 {
 		return nil, fault.Invalid("target_id", "want the id of a member, from 1")
 	}
-	r.about("target_id=%d", in.TargetID)
+	r.addTarget("target_id=%d", in.TargetID)
 	return s.change(r, body, func(ctx context.Context, _ *rest.Response) (any, error) {
 		if err := s.opts.Members.Transfer(ctx, in.TargetID, s.opts.GroupID); err != nil {
 			return nil, err
@@ -238,16 +238,17 @@ func (s *Server) transfer(r request) (any, error) {
 	})
 }
 
-// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after memberTime.
+// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after
+// memberTimeout.
 func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
-	to, err := s.hop(r, false)
+	to, err := s.destination(r, false)
 	if err != nil {
 		return nil, err
 	}
-	if !to.here {
-		return s.hand(r, to, body, memberTime, false)
+	if !to.local {
+		return s.forwardTo(r, to, body, memberTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), memberTime)
+	ctx, cancel := context.WithTimeout(r.Context(), memberTimeout)
 	defer cancel()
 	data, err := do(ctx, r.w)
 	if _, ours := fault.From(err); err != nil && !ours && ctx.Err() != nil {

@@ -39,11 +39,12 @@ const (
 	// User is the user of etcd's Auth for all requests, once Auth is enabled.
 	User = "rest"
 
-	// keyTime is the deadline of a read or write of keys, memberTime that of a change of the members or the leader. The
-	// deadline of a forwarded request is longer by forwardMore, so that the leader's own timeout error arrives.
-	keyTime     = 10 * time.Second
-	memberTime  = 30 * time.Second
-	forwardMore = 2 * time.Second
+	// keyTimeout is the deadline of a read or write of keys, memberTimeout that of a change of the members or the
+	// leader. The deadline of a forwarded request is longer by forwardExtra, so that the leader's own timeout error
+	// arrives.
+	keyTimeout    = 10 * time.Second
+	memberTimeout = 30 * time.Second
+	forwardExtra  = 2 * time.Second
 
 	// maxLists is the maximum number of lists that are written at the same time.
 	maxLists = 64
@@ -61,7 +62,7 @@ type Keyspace interface {
 	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
 }
 
-// Group is the raft group of the key-value store. kv.Agreement implements it.
+// Group is the raft group of the key-value store. kv.Consensus includes it.
 type Group interface {
 	// Leader returns the ID of the leader and its term; 0 if no leader is known.
 	Leader() (member, term uint64)
@@ -107,7 +108,7 @@ type Server struct {
 	opts    Options
 	server  *rest.Server
 	forward *forwarder
-	once    onceOnly
+	nonces  nonceCache
 	bodies  bodyBudget
 	lists   *semaphore.Weighted
 }
@@ -118,7 +119,7 @@ func New(opts Options) *Server {
 		opts.Now = time.Now
 	}
 	s := &Server{
-		opts: opts, forward: newForwarder(seal{opts.Key, opts.Now}, opts.Port, opts.ToMember),
+		opts: opts, forward: newForwarder(forwardMAC{opts.Key, opts.Now}, opts.Port, opts.ToMember),
 		bodies: newBodyBudget(), lists: semaphore.NewWeighted(maxLists),
 		server: rest.New(rest.Options{
 			Service: fault.KV, Name: "kv", Ready: opts.ready, Log: opts.Log, Metrics: opts.Metrics, MaxBody: MaxBody, Hosts: opts.Hosts,
@@ -138,7 +139,7 @@ func New(opts Options) *Server {
 // ready returns an error if the raft group has no leader, so that keys cannot be written. /ready reports it.
 func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
-		return errors.New("no leader of the keys: fewer than a majority of the members can be reached")
+		return errors.New("the key-value store has no leader: fewer than a majority of the members can be reached")
 	}
 	return nil
 }
@@ -168,8 +169,8 @@ func Addresses(own string) []string {
 type request struct {
 	*http.Request
 	w *rest.Response
-	// from is set if another member forwarded the request.
-	from *forwarded
+	// forwarded is set if another member forwarded the request.
+	forwarded *forwardedRequest
 }
 
 type handler func(request) (any, error)
@@ -200,55 +201,55 @@ func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error
 }
 
 // admit checks the caller, before the body is read. It returns the verified header of a forwarded request, or nil.
-func (s *Server) admit(r *http.Request) (*forwarded, error) {
+func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 	if header := r.Header.Get(forwardHeader); header != "" {
-		from, err := s.forward.seal.check(s.opts.Self, header, r.Method, r.URL.RequestURI())
+		from, err := s.forward.mac.verify(s.opts.Self, header, r.Method, r.URL.RequestURI())
 		if err != nil {
 			return nil, err
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			err = s.once.first(from.nonce, s.opts.Now())
+			err = s.nonces.add(from.nonce, s.opts.Now())
 		}
 		return from, err
 	}
 	if !s.opts.Open && !rest.FromLoopback(r) {
 		return nil, fault.New(fault.PermissionDenied,
-			"the key-value store asks for no credential, so it answers on this host's loopback only: call it there, or by gRPC, or open it with rest.open: [kv]")
+			"the REST API of the key-value store has no authentication, so it accepts calls on this host's loopback interface only: call it there, use gRPC, or set rest.open: [kv]")
 	}
-	return nil, s.server.NotABrowser(r)
+	return nil, s.server.RefuseBrowser(r)
 }
 
-// hop holds the decision which member serves a request.
-type hop struct {
-	// here is set if this member serves the request, stale if it does so from local data because no leader is known.
-	here, stale bool
-	leader      uint64
-	host        string
+// target holds the decision which member serves a request.
+type target struct {
+	// local is set if this member serves the request, stale if it does so from local data because no leader is known.
+	local, stale bool
+	leader       uint64
+	host         string
 }
 
-// hop decides which member serves a request. reads reports whether the request only reads.
-func (s *Server) hop(r request, reads bool) (hop, error) {
+// destination decides which member serves a request. reads reports whether the request only reads.
+func (s *Server) destination(r request, reads bool) (target, error) {
 	leader, _ := s.opts.Group.Leader()
 	switch {
 	case leader == s.opts.Self:
-		return hop{here: true}, nil
-	case r.from != nil:
-		return hop{}, notLeader("this member, %d, does not lead", s.opts.Self)
+		return target{local: true}, nil
+	case r.forwarded != nil:
+		return target{}, notLeader("this member, %d, is not the leader", s.opts.Self)
 	case leader == 0 && reads:
-		return hop{here: true, stale: true}, nil
+		return target{local: true, stale: true}, nil
 	case leader == 0:
-		return hop{}, notLeader("no leader is known")
+		return target{}, notLeader("no leader is known")
 	}
-	host, err := s.hostOf(r.Context(), leader)
-	return hop{leader: leader, host: host}, err
+	host, err := s.memberHost(r.Context(), leader)
+	return target{leader: leader, host: host}, err
 }
 
 func notLeader(format string, args ...any) error {
 	return fault.New(fault.Unavailable, format, args...).MayRetry()
 }
 
-func (s *Server) hand(r request, to hop, body []byte, limit time.Duration, list bool) (any, error) {
-	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardMore, list)
+func (s *Server) forwardTo(r request, to target, body []byte, limit time.Duration, list bool) (any, error) {
+	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardExtra, list)
 }
 
 // keyPath is the path prefix of a key.
@@ -270,7 +271,7 @@ func (r request) key() (string, error) {
 	if !ok {
 		return "", fault.New(fault.NotFound, "no such path: %s", sent)
 	}
-	return keyOf(remainder)
+	return decodeKey(remainder)
 }
 
 func (s *Server) get(r request) (any, error) {
@@ -278,23 +279,23 @@ func (s *Server) get(r request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	q, err := queryOf(r.Request)
+	q, err := parseQuery(r.Request)
 	if err != nil {
 		return nil, err
 	}
-	to := hop{here: true}
+	to := target{local: true}
 	if !q.local {
-		if to, err = s.hop(r, true); err != nil {
+		if to, err = s.destination(r, true); err != nil {
 			return nil, err
 		}
 	}
-	if !to.here {
-		return s.hand(r, to, nil, keyTime, false)
+	if !to.local {
+		return s.forwardTo(r, to, nil, keyTimeout, false)
 	}
 	if to.stale {
 		r.w.Header().Set(staleHeader, "1")
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	found, err := s.opts.Keys.Range(ctx, &pb.RangeRequest{Key: []byte(key), Serializable: q.local || to.stale})
 	if err != nil {
@@ -303,7 +304,7 @@ func (s *Server) get(r request) (any, error) {
 	if len(found.Kvs) == 0 {
 		return nil, fault.New(fault.NotFound, "Key not found")
 	}
-	return itemOf(found.Kvs[0].Key, found.Kvs[0].Value), nil
+	return newItem(found.Kvs[0].Key, found.Kvs[0].Value), nil
 }
 
 func (s *Server) put(r request) (any, error) {
@@ -312,31 +313,31 @@ func (s *Server) put(r request) (any, error) {
 		return nil, err
 	}
 	var in struct {
-		Value text `json:"value"`
+		Value jsonString `json:"value"`
 	}
 	body, free, err := s.body(r, &in)
 	defer free()
 	switch {
 	case err != nil:
 		return nil, err
-	case !in.Value.given:
+	case !in.Value.present:
 		return nil, fault.Invalid("value", "is required: want a string")
-	case len(in.Value.bytes) > MaxValue:
+	case len(in.Value.value) > MaxValue:
 		return nil, rpctypes.ErrGRPCRequestTooLarge
 	}
-	to, err := s.hop(r, false)
+	to, err := s.destination(r, false)
 	if err != nil {
 		return nil, err
 	}
-	if !to.here {
-		return s.hand(r, to, body, keyTime, false)
+	if !to.local {
+		return s.forwardTo(r, to, body, keyTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
-	if _, err := s.opts.Keys.Put(ctx, &pb.PutRequest{Key: []byte(key), Value: []byte(in.Value.bytes)}); err != nil {
+	if _, err := s.opts.Keys.Put(ctx, &pb.PutRequest{Key: []byte(key), Value: []byte(in.Value.value)}); err != nil {
 		return nil, err
 	}
-	return doneWith(key), nil
+	return newWriteResponse(key), nil
 }
 
 func (s *Server) delete(r request) (any, error) {
@@ -344,17 +345,17 @@ func (s *Server) delete(r request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	to, err := s.hop(r, false)
+	to, err := s.destination(r, false)
 	if err != nil {
 		return nil, err
 	}
-	if !to.here {
-		return s.hand(r, to, nil, keyTime, false)
+	if !to.local {
+		return s.forwardTo(r, to, nil, keyTimeout, false)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), keyTime)
+	ctx, cancel := context.WithTimeout(r.Context(), keyTimeout)
 	defer cancel()
 	if _, err := s.opts.Keys.DeleteRange(ctx, &pb.DeleteRangeRequest{Key: []byte(key)}); err != nil {
 		return nil, err
 	}
-	return doneWith(key), nil
+	return newWriteResponse(key), nil
 }

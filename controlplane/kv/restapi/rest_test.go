@@ -26,40 +26,40 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// stageErrors are failures that a story names.
-var stageErrors = map[string]error{
+// namedErrors are the errors that the scripts refer to.
+var namedErrors = map[string]error{
 	"nospace":   rpctypes.ErrGRPCNoSpace,
 	"noleader":  rpctypes.ErrGRPCNoLeader,
 	"changed":   rpctypes.ErrGRPCLeaderChanged,
 	"uncertain": rpctypes.ErrGRPCTimeoutDueToLeaderFail,
 	"deadline":  fmt.Errorf("wait: %w", context.DeadlineExceeded),
-	"ours":      errors.New("secret of the disk"),
+	"internal":  errors.New("secret of the disk"),
 	"rejected":  fault.New(fault.FailedPrecondition, "member 9 was removed").WithReason("MEMBER_ID_REMOVED"),
 	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out"),
 }
 
-// The stories are in testdata/rest. Commands:
+// TestREST runs the scripts in testdata/rest. Their commands are:
 //
-//	members [count=] [open]   new members; member 1 leads
-//	leader is= [member=]      who leads, 0: nobody; or who a member thinks does
-//	lag member=               it carries out nothing from now on
-//	stop member=              its REST can be reached no more
-//	public, loopback          by which address the next requests come
-//	fail member= with=        the next call for its keys fails; torn: its lists, after the first piece
+//	members [count=] [open]   start new members; member 1 is the leader
+//	leader is= [member=]      set the leader, 0 for none; with member, the leader that this member knows
+//	lag member=               the member applies no more proposals
+//	stop member=              stop the member's REST server
+//	public, loopback          the kind of address on which the next requests arrive
+//	fail member= with=        the member's next call of keys fails; with torn, its lists fail after the first message
 //	fail members with=        the next change of members fails
-//	raft member= addr=        its raft address
-//	put                       KEY=VALUE lines into the store, Go strings without their quotes
-//	keys                      what the store holds
-//	users [root]              users of the store's own, the user rest and what it may read among them, or root only; Auth is enabled
-//	http [member=] [long=]    a request: METHOD PATH, headers, an empty line, a body. LONG in it is that many x
+//	raft member= addr=        set the member's raft address
+//	put                       write KEY=VALUE lines, which are Go strings without quotes
+//	keys                      show all keys
+//	users [root]              enable Auth with the users root and rest; with root, without the user rest
+//	http [member=] [long=]    send a request: METHOD PATH, headers, an empty line, a body; LONG stands for that many x
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
-		var s *stage
+		var s *testCluster
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "members" {
 				count := 3
 				d.MaybeScanArgs(t, "count", &count)
-				s = newStage(t, count, d.HasArg("open"), true)
+				s = newTestCluster(t, count, d.HasArg("open"), true)
 				return ""
 			}
 			s.t = t
@@ -68,30 +68,30 @@ func TestREST(t *testing.T) {
 	})
 }
 
-func (s *stage) step(d *datadriven.TestData) string {
+func (s *testCluster) step(d *datadriven.TestData) string {
 	t := s.t
 	id, name := uint64(1), ""
 	d.MaybeScanArgs(t, "member", &id)
 	d.MaybeScanArgs(t, "with", &name)
 	switch d.Cmd {
 	case "leader":
-		s.agreement.mu.Lock()
+		s.consensus.mu.Lock()
 		if d.HasArg("member") {
 			var leader uint64
 			d.ScanArgs(t, "is", &leader)
-			s.agreement.views[id] = leader
+			s.consensus.views[id] = leader
 		} else {
-			clear(s.agreement.views)
-			d.ScanArgs(t, "is", &s.agreement.leader)
+			clear(s.consensus.views)
+			d.ScanArgs(t, "is", &s.consensus.leader)
 		}
-		s.agreement.mu.Unlock()
+		s.consensus.mu.Unlock()
 	case "lag":
-		s.agreement.mu.Lock()
-		s.agreement.lagging[id] = true
-		s.agreement.mu.Unlock()
+		s.consensus.mu.Lock()
+		s.consensus.lagging[id] = true
+		s.consensus.mu.Unlock()
 	case "stop":
 		for _, r := range s.rest {
-			r.Close() // so that what is tried next is to connect
+			r.Close() // so that the next request needs a new connection
 		}
 		require.NoError(t, s.servers[id].Close())
 	case "public":
@@ -99,14 +99,14 @@ func (s *stage) step(d *datadriven.TestData) string {
 	case "loopback":
 		s.public = false
 	case "fail":
-		require.Contains(t, stageErrors, name)
+		require.Contains(t, namedErrors, name)
 		switch {
 		case d.HasArg("members"):
-			s.members.err = stageErrors[name]
+			s.members.err = namedErrors[name]
 		case d.HasArg("torn"):
-			s.keys[id].torn = stageErrors[name]
+			s.keys[id].streamErr = namedErrors[name]
 		default:
-			s.keys[id].err = stageErrors[name]
+			s.keys[id].err = namedErrors[name]
 		}
 	case "raft":
 		s.members.list[id-1].RaftAddr = ""
@@ -122,7 +122,7 @@ func (s *stage) step(d *datadriven.TestData) string {
 		}
 	case "keys":
 		var out strings.Builder
-		for _, kv := range keysIn(t, s.agreement.engines[1]) {
+		for _, kv := range allKeys(t, s.consensus.engines[1]) {
 			value := fmt.Sprintf("%q", kv.Value)
 			if len(kv.Value) > 100 {
 				value = fmt.Sprintf("%d bytes", len(kv.Value))
@@ -144,7 +144,7 @@ func (s *stage) step(d *datadriven.TestData) string {
 	return ""
 }
 
-func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
+func allKeys(t *testing.T, e *mvcc.Engine) []mvcc.KV {
 	snap := e.Snapshot()
 	defer snap.Close()
 	got, err := snap.Range(mvcc.RangeOptions{Key: []byte{0}, End: []byte{0}})
@@ -152,8 +152,8 @@ func keysIn(t *testing.T, e *mvcc.Engine) []mvcc.KV {
 	return got.KVs
 }
 
-// enableAuth makes root, and the user that REST acts as, who may read and write what begins with "open".
-func (s *stage) enableAuth(users []string) {
+// enableAuth adds the users and enables Auth. The last user may read and write keys with the prefix "open".
+func (s *testCluster) enableAuth(users []string) {
 	t, k := s.t, s.services[1]
 	ctx := kv.As(t.Context(), "root")
 	for _, user := range users {
@@ -172,8 +172,8 @@ func (s *stage) enableAuth(users []string) {
 	require.NoError(t, err)
 }
 
-// http sends a request and shows status, the headers that matter, and the envelope's content.
-func (s *stage) http(d *datadriven.TestData, id uint64) string {
+// http sends a request and returns its status, some headers, and the content of the envelope.
+func (s *testCluster) http(d *datadriven.TestData, id uint64) string {
 	long := 0
 	d.MaybeScanArgs(s.t, "long", &long)
 	head, body, _ := strings.Cut(d.Input, "\n\n")
@@ -198,7 +198,7 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	if body != "" {
 		text += fmt.Sprintf("Content-Length: %d\r\n", len(body))
 	}
-	a := s.ask(id, text+"Connection: close\r\n\r\n"+body)
+	a := s.send(id, text+"Connection: close\r\n\r\n"+body)
 	out := fmt.Sprintln(a.status)
 	for _, name := range []string{staleHeader, "Retry-After", "Allow"} {
 		if v := a.header.Get(name); v != "" {
@@ -211,7 +211,7 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	case len(a.body) == 0:
 		return out
 	case a.header.Get("Content-Type") != "application/json":
-		return out + "of net/http: " + string(a.body) + "\n" // what it refuses as being no HTTP never gets to us
+		return out + "of net/http: " + string(a.body) + "\n" // net/http refuses invalid HTTP itself
 	}
 	text = a.payload(s.t)
 	require.NotContains(s.t, text, "secret")
@@ -231,68 +231,69 @@ func (s *stage) http(d *datadriven.TestData, id uint64) string {
 	return out
 }
 
-// TestForwardsAreMembersOwn sends forwarded requests with a changed authenticator, target, time, nonce, method, URI, body or
-// client address: all are refused. An unchanged one is carried out once, within the allowed skew of the clocks.
-func TestForwardsAreMembersOwn(t *testing.T) {
-	s := newStage(t, 2, false, true)
+// TestForwardedRequestsAreAuthenticated sends forwarded requests with a changed authenticator, target, time, nonce,
+// method, URI, body or client address: all are refused. An unchanged one is carried out once, within the allowed skew
+// of the clocks.
+func TestForwardedRequestsAreAuthenticated(t *testing.T) {
+	s := newTestCluster(t, 2, false, true)
 	s.public = true
-	own := seal{[]byte("the members' key"), s.rest[1].opts.Now}
+	own := forwardMAC{[]byte("the members' key"), s.rest[1].opts.Now}
 	const body = `{"value":"v"}`
-	put := func(header, method, path, body string) answer {
-		return s.ask(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+	put := func(header, method, path, body string) response {
+		return s.send(1, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
 			method, path, forwardHeader, header, len(body), body))
 	}
-	good := own.put(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
-	// field returns the header with another word in one place.
+	good := own.header(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
+	// field returns the header with word n replaced.
 	field := func(n int, word string) string {
 		words := strings.Split(good, " ")
 		require.NotEqual(t, words[n], word)
 		words[n] = word
 		return strings.Join(words, " ")
 	}
-	for name, a := range map[string]answer{
-		"of another key":    put(seal{[]byte("another key"), own.now}.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"for another":       put(own.put(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another method": put(own.put(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another path":   put(own.put(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another query":  put(own.put(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"of another body":   put(own.put(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
-		"cut":               put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
-		"of other words":    put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
-		"of other address":  put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
-		"of another nonce":  put(field(2, strings.Repeat("0", 32)), "PUT", "/api/v1/kv/a?x=1", body),
-		"of another time":   put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
-		"nothing":           put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
+	for name, a := range map[string]response{
+		"other cluster key":    put(forwardMAC{[]byte("another key"), own.now}.header(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"other target member":  put(own.header(2, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"other method":         put(own.header(1, "DELETE", "/api/v1/kv/a", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"other path":           put(own.header(1, "PUT", "/api/v1/kv/b", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"other query":          put(own.header(1, "PUT", "/api/v1/kv/a?x", []byte(body), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"other body":           put(own.header(1, "PUT", "/api/v1/kv/a", []byte(`{"value":"w"}`), "127.0.0.1"), "PUT", "/api/v1/kv/a", body),
+		"truncated MAC":        put(good[:len(good)-2], "PUT", "/api/v1/kv/a?x=1", body),
+		"other version":        put("v1"+good[2:], "PUT", "/api/v1/kv/a?x=1", body),
+		"other client address": put(strings.Replace(good, " 127.0.0.1 ", " 127.0.0.2 ", 1), "PUT", "/api/v1/kv/a?x=1", body),
+		"other nonce":          put(field(2, strings.Repeat("0", 32)), "PUT", "/api/v1/kv/a?x=1", body),
+		"other time":           put(field(1, strconv.FormatInt(s.clock.UnixMilli()+1, 10)), "PUT", "/api/v1/kv/a?x=1", body),
+		"no MAC":               put("v2 0 0 0 0 0", "PUT", "/api/v1/kv/a", body),
 	} {
 		require.Equal(t, 403, a.status, "%s: %s", name, a.body)
-		require.Empty(t, keysIn(t, s.agreement.engines[1]), name)
+		require.Empty(t, allKeys(t, s.consensus.engines[1]), name)
 	}
 	a := put(good, "PUT", "/api/v1/kv/a?x=1", body)
 	require.Equal(t, 200, a.status, "%s", a.body)
-	require.Len(t, keysIn(t, s.agreement.engines[1]), 1)
-	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a second time")
-	made := s.clock
+	require.Len(t, allKeys(t, s.consensus.engines[1]), 1)
+	require.Equal(t, 403, put(good, "PUT", "/api/v1/kv/a?x=1", body).status, "a replay")
+	created := s.clock
 	for _, late := range []time.Duration{-forwardSkew - time.Millisecond, forwardSkew + time.Millisecond} {
-		s.clock = made
-		header := own.put(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
-		s.clock = made.Add(late)
+		s.clock = created
+		header := own.header(1, "PUT", "/api/v1/kv/a", []byte(body), "127.0.0.1")
+		s.clock = created.Add(late)
 		a := put(header, "PUT", "/api/v1/kv/a", body)
 		require.Equal(t, 403, a.status)
 		require.Contains(t, string(a.body), "clocks")
 	}
-	// Who is remembered is remembered while the forward could still be said, and forgotten in the end.
-	s.clock = made
-	var once onceOnly
-	require.NoError(t, once.first("n", made))
-	require.Error(t, once.first("n", made.Add(2*forwardSkew)))
-	require.Error(t, once.first("n", made.Add(2*forwardSkew+1)))
-	require.NoError(t, once.first("m", made.Add(5*forwardSkew)))
-	require.NoError(t, once.first("n", made.Add(5*forwardSkew)))
+	// A nonce is remembered while its header is valid, and forgotten later.
+	s.clock = created
+	var once nonceCache
+	require.NoError(t, once.add("n", created))
+	require.Error(t, once.add("n", created.Add(2*forwardSkew)))
+	require.Error(t, once.add("n", created.Add(2*forwardSkew+1)))
+	require.NoError(t, once.add("m", created.Add(5*forwardSkew)))
+	require.NoError(t, once.add("n", created.Add(5*forwardSkew)))
 }
 
-// A list goes on while it is read, without being held: here at a follower, which passes it on.
+// TestListsAreStreamed reads a list of 24 MiB from the leader, and through a follower that forwards it.
 func TestListsAreStreamed(t *testing.T) {
-	s := newStage(t, 2, false, true)
+	s := newTestCluster(t, 2, false, true)
 	value := strings.Repeat("v", 1<<20)
 	const n = 24
 	for i := range n {
@@ -300,24 +301,24 @@ func TestListsAreStreamed(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, id := range []uint64{1, 2} {
-		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		a := s.send(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 		require.Equal(t, 200, a.status)
 		require.Equal(t, n, strings.Count(a.payload(t), `"value":"v`))
 	}
-	// What breaks off on the way is cut, there and here.
-	s.keys[1].torn = errors.New("the disk is gone")
+	// If the read fails in the middle of a list, the response ends without a valid end, on both members.
+	s.keys[1].streamErr = errors.New("the disk is gone")
 	for _, id := range []uint64{1, 2} {
-		a := s.ask(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+		a := s.send(id, "GET /api/v1/kv?prefix=k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 		require.Equal(t, 200, a.status)
 		require.Error(t, a.err)
 	}
-	// A short one breaks off before anything was sent.
-	a := s.ask(2, "GET /api/v1/kv?prefix=none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+	// If the read fails before anything was sent, the response is an error.
+	a := s.send(2, "GET /api/v1/kv?prefix=none HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
 	require.Equal(t, 500, a.status)
 	require.Contains(t, a.payload(t), "INTERNAL_ERROR")
 }
 
-func TestRESTAddresses(t *testing.T) {
+func TestAddresses(t *testing.T) {
 	for own, want := range map[string][]string{
 		"127.0.0.1": {"127.0.0.1"}, "127.0.0.3": {"127.0.0.3"}, "10.1.2.3": {"10.1.2.3", "127.0.0.1"}, "0.0.0.0": {"0.0.0.0"},
 		"::1": {"::1"}, "fd00::1": {"fd00::1", "::1"},
@@ -329,7 +330,8 @@ func TestRESTAddresses(t *testing.T) {
 	}
 }
 
-// The numbers of the legacy join hook: that of node<number>, or the last 53 bits of the SHA-256.
+// TestLegacyID checks the numeric IDs of the legacy path: the number of node<number>, or the last 53 bits of the
+// SHA-256.
 func TestLegacyID(t *testing.T) {
 	for text, want := range map[string]uint64{
 		"node1": 1, "node007": 7, "node9223372036854775807": 1<<63 - 1, "ada": 1996350132408361,
@@ -353,8 +355,9 @@ func TestLegacyID(t *testing.T) {
 	}
 }
 
-// What answers in the leader's place may be anything: it is a failure of the way there, and never shown as an answer.
-func TestLeaderThatIsNone(t *testing.T) {
+// TestInvalidResponsesOfLeader checks that a response that is not an envelope is reported as an error of the forward,
+// and never passed on to the client.
+func TestInvalidResponsesOfLeader(t *testing.T) {
 	ended := make(chan struct{})
 	defer close(ended)
 	for name, c := range map[string]struct {
@@ -362,37 +365,37 @@ func TestLeaderThatIsNone(t *testing.T) {
 		list   bool
 		says   string
 	}{
-		"no JSON":     {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, says: "broke"},
-		"no envelope": {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{}}`) }, says: "broke"},
-		"both":        {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{},"error":{},"meta":{}}`) }, says: "broke"},
-		"elsewhere": {answer: func(w http.ResponseWriter, r *http.Request) {
+		"not JSON":       {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, says: "the connection to it failed"},
+		"no envelope":    {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{}}`) }, says: "the connection to it failed"},
+		"data and error": {answer: func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":{},"error":{},"meta":{}}`) }, says: "the connection to it failed"},
+		"redirect": {answer: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect)
-		}, says: "broke"},
-		"no end": {answer: func(w http.ResponseWriter, _ *http.Request) {
+		}, says: "the connection to it failed"},
+		"truncated": {answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "100")
 			io.WriteString(w, `{"data":`)
-		}, says: "broke"},
+		}, says: "the connection to it failed"},
 		"too long": {answer: func(w http.ResponseWriter, _ *http.Request) {
-			io.WriteString(w, `{"data":"`+strings.Repeat("x", forwardAnswer)+`","meta":{}}`)
-		}, says: "broke"},
-		"a list of an error": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"data":"`+strings.Repeat("x", maxForwardResponse)+`","meta":{}}`)
+		}, says: "the connection to it failed"},
+		"list with an error status": {list: true, answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusInternalServerError)
 			io.WriteString(w, "oh")
-		}, says: "broke"},
-		"silence": {answer: func(_ http.ResponseWriter, r *http.Request) {
+		}, says: "the connection to it failed"},
+		"no response": {answer: func(_ http.ResponseWriter, r *http.Request) {
 			select {
 			case <-ended:
 			case <-r.Context().Done():
 			}
-		}, says: "in time"},
+		}, says: "did not respond in time"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(c.answer)
 			defer server.Close()
-			f := newForwarder(seal{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
+			f := newForwarder(forwardMAC{[]byte("k"), time.Now}, uint16(server.Listener.Addr().(*net.TCPAddr).Port), nil)
 			defer f.client.CloseIdleConnections()
 			limit := 10 * time.Second
-			if name == "silence" {
+			if name == "no response" {
 				limit = 20 * time.Millisecond
 			}
 			_, err := f.forward(&rest.Response{}, httptest.NewRequest("GET", "/api/v1/kv/a", nil), 2, "127.0.0.1", nil, limit, c.list)

@@ -18,11 +18,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrForeign is returned for a file that is not an etcd snapshot.
-var ErrForeign = errors.New("not a snapshot of etcd")
+// ErrNotSnapshot is returned for a file that is not an etcd snapshot.
+var ErrNotSnapshot = errors.New("not an etcd snapshot")
 
-// ErrBroken is returned for a snapshot that was truncated or changed.
-var ErrBroken = errors.New("the snapshot is broken")
+// ErrCorrupt is returned for a snapshot that was truncated or changed.
+var ErrCorrupt = errors.New("the snapshot is corrupt")
 
 // Counts holds the numbers of objects in a file.
 type Counts struct {
@@ -47,12 +47,12 @@ type File struct {
 	live *sorter // revisions of the live keys, sorted by create revision, then revision
 }
 
-// indexRoom is the memory limit of each sorter, in bytes.
-const indexRoom = 32 << 20
+// indexMemory is the memory limit of each sorter, in bytes.
+const indexMemory = 32 << 20
 
 // Open opens a snapshot saved by etcdctl, or the database in the data directory of a stopped etcd, and checks all of
-// it, which reads the file twice. Its errors wrap ErrForeign, ErrBroken or the I/O error. Sorting may use files in the
-// directory for temporary files. The file must not be written to until Close.
+// it, which reads the file twice. Its errors wrap ErrNotSnapshot, ErrCorrupt or the I/O error. Sorting may use files in
+// the directory for temporary files. The file must not be written to until Close.
 func Open(path string) (_ *File, err error) {
 	defer func() {
 		if err != nil {
@@ -68,9 +68,9 @@ func Open(path string) (_ *File, err error) {
 	case errors.Is(err, bbolterrors.ErrTimeout):
 		return nil, errors.New("another process has it open")
 	case err != nil:
-		return nil, fmt.Errorf("%w: %w", ErrBroken, err)
+		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
-	f := &File{Verified: verified, db: db, live: newSorter("", indexRoom)}
+	f := &File{Verified: verified, db: db, live: newSorter("", indexMemory)}
 	if err := f.view(f.load); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -92,7 +92,7 @@ func verify(path string) (verified bool, err error) {
 		return false, err
 	}
 	if !info.Mode().IsRegular() {
-		return false, fmt.Errorf("%w: not a regular file", ErrForeign)
+		return false, fmt.Errorf("%w: not a regular file", ErrNotSnapshot)
 	}
 	// A database consists of whole pages.
 	const sector = 512
@@ -106,7 +106,7 @@ func verify(path string) (verified bool, err error) {
 	case err != nil:
 		return false, err
 	case rest != 0 && rest != sha256.Size || size < need:
-		return false, fmt.Errorf("%w: cut off: it has %d bytes", ErrBroken, info.Size())
+		return false, fmt.Errorf("%w: truncated: it has %d bytes", ErrCorrupt, info.Size())
 	case rest == 0:
 		return false, checkTree(file)
 	}
@@ -119,7 +119,7 @@ func verify(path string) (verified bool, err error) {
 		return false, err
 	}
 	if !bytes.Equal(want, sum.Sum(nil)) {
-		return false, fmt.Errorf("%w: its SHA-256 is another", ErrBroken)
+		return false, fmt.Errorf("%w: its SHA-256 does not match", ErrCorrupt)
 	}
 	return true, checkTree(file)
 }
@@ -130,7 +130,7 @@ func (f *File) view(read func(*bbolt.Tx) error) error {
 	return f.db.View(func(tx *bbolt.Tx) (err error) {
 		defer func() {
 			if p := recover(); p != nil {
-				err = fmt.Errorf("%w: %v", ErrBroken, p)
+				err = fmt.Errorf("%w: %v", ErrCorrupt, p)
 			}
 		}()
 		return read(tx)
@@ -140,10 +140,10 @@ func (f *File) view(read func(*bbolt.Tx) error) error {
 func (f *File) load(tx *bbolt.Tx) error {
 	for _, name := range [][]byte{bucketKey, bucketMeta} {
 		if tx.Bucket(name) == nil {
-			return fmt.Errorf("%w: it has no bucket %s", ErrForeign, name)
+			return fmt.Errorf("%w: it has no bucket %s", ErrNotSnapshot, name)
 		}
 	}
-	byKey := newSorter("", indexRoom)
+	byKey := newSorter("", indexMemory)
 	defer byKey.close() // an unlinked file, its content is no longer needed
 	if err := f.loadHistory(tx.Bucket(bucketKey), byKey); err != nil {
 		return err
@@ -157,14 +157,14 @@ func (f *File) load(tx *bbolt.Tx) error {
 		if b := meta.Get(name); b != nil {
 			compacted, _, _, err := splitRevision(b)
 			if err != nil {
-				return fmt.Errorf("%w: %s: %w", ErrBroken, name, err)
+				return fmt.Errorf("%w: %s: %w", ErrCorrupt, name, err)
 			}
 			f.Revision = max(f.Revision, compacted)
 		}
 	}
 	f.Revision = max(f.Revision, 1)
 	if err := errors.Join(f.loadLeases(tx), f.loadAuth(tx)); err != nil {
-		return fmt.Errorf("%w: %w", ErrBroken, err)
+		return fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (f *File) load(tx *bbolt.Tx) error {
 // loadHistory sorts all revisions by key; the newest revision of each key is last.
 func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	kv := &mvccpb.KeyValue{}
-	var place []byte
+	var sortValue []byte
 	return b.ForEach(func(revision, value []byte) error {
 		main, _, _, err := splitRevision(revision)
 		if err == nil && value == nil {
@@ -182,23 +182,23 @@ func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 			err = proto.Unmarshal(value, kv)
 		}
 		if err != nil {
-			return fmt.Errorf("%w: key bucket: %w", ErrBroken, err)
+			return fmt.Errorf("%w: key bucket: %w", ErrCorrupt, err)
 		}
 		f.Revision = max(f.Revision, main)
 		f.Counts.Revisions++
 		if len(kv.Key) == 0 {
 			return nil // etcdutl's --bump-revision writes an entry without a key
 		}
-		place = binary.BigEndian.AppendUint64(place[:0], uint64(kv.CreateRevision))
-		place = binary.BigEndian.AppendUint64(place, uint64(len(kv.Key)+len(kv.Value)))
-		return byKey.add(kv.Key, append(place, revision...))
+		sortValue = binary.BigEndian.AppendUint64(sortValue[:0], uint64(kv.CreateRevision))
+		sortValue = binary.BigEndian.AppendUint64(sortValue, uint64(len(kv.Key)+len(kv.Value)))
+		return byKey.add(kv.Key, append(sortValue, revision...))
 	})
 }
 
 // loadLive sorts the newest revision of each live key by its create revision.
 func (f *File) loadLive(byKey *sorter) error {
 	var key, newest []byte
-	take := func() error {
+	addLive := func() error {
 		if newest == nil {
 			return nil
 		}
@@ -215,14 +215,14 @@ func (f *File) loadLive(byKey *sorter) error {
 			return err
 		}
 		if !bytes.Equal(e.key, key) {
-			if err := take(); err != nil {
+			if err := addLive(); err != nil {
 				return err
 			}
 			key = append(key[:0], e.key...)
 		}
 		newest = append(newest[:0], e.value...)
 	}
-	return take()
+	return addLive()
 }
 
 func (f *File) loadLeases(tx *bbolt.Tx) error {
@@ -249,12 +249,12 @@ func (f *File) loadAuth(tx *bbolt.Tx) error {
 		}
 	}
 	err := errors.Join(
-		each(tx, bucketAuthUsers, func(value []byte) error {
+		forEachValue(tx, bucketAuthUsers, func(value []byte) error {
 			u := &authpb.User{}
 			f.Auth.Users = append(f.Auth.Users, u)
 			return proto.Unmarshal(value, u)
 		}),
-		each(tx, bucketAuthRoles, func(value []byte) error {
+		forEachValue(tx, bucketAuthRoles, func(value []byte) error {
 			r := &authpb.Role{}
 			f.Auth.Roles = append(f.Auth.Roles, r)
 			return proto.Unmarshal(value, r)
@@ -263,7 +263,7 @@ func (f *File) loadAuth(tx *bbolt.Tx) error {
 	return err
 }
 
-func each(tx *bbolt.Tx, bucket []byte, visit func(value []byte) error) error {
+func forEachValue(tx *bbolt.Tx, bucket []byte, visit func(value []byte) error) error {
 	b := tx.Bucket(bucket)
 	if b == nil {
 		return nil
@@ -297,7 +297,7 @@ func (f *File) read(revision []byte) (*mvccpb.KeyValue, error) {
 	err := f.view(func(tx *bbolt.Tx) error {
 		value := tx.Bucket(bucketKey).Get(revision)
 		if value == nil {
-			return fmt.Errorf("%w: revision %x is gone", ErrBroken, revision)
+			return fmt.Errorf("%w: revision %x is missing", ErrCorrupt, revision)
 		}
 		return proto.Unmarshal(value, kv)
 	})

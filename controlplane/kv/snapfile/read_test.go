@@ -15,8 +15,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// history is a database as a server leaves it: with what was overwritten and deleted.
-func history(t *testing.T) string {
+// historyDB writes a database like that of a server, with overwritten and deleted keys, and returns its path.
+func historyDB(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, PageSize: 4096})
 	require.NoError(t, err)
@@ -45,19 +45,19 @@ func history(t *testing.T) string {
 	return path
 }
 
-func TestAHistory(t *testing.T) {
-	f := opened(t, history(t))
+func TestReadDatabaseWithHistory(t *testing.T) {
+	f := mustOpen(t, historyDB(t))
 	require.False(t, f.Verified)
 	require.Empty(t, f.Version)
-	require.EqualValues(t, 9, f.Revision, "of what was compacted")
+	require.EqualValues(t, 9, f.Revision, "the revision of the compaction")
 	require.Equal(t, Counts{Keys: 2, Bytes: 22, Revisions: 8}, f.Counts)
-	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, read(t, f))
+	require.Equal(t, []string{`"a"=value of a 2/3 v2 lease 0`, `"c"=value of c 7/7 v1 lease 9`}, readKeys(t, f))
 }
 
-func TestFilesThatAreNone(t *testing.T) {
-	good, err := os.ReadFile(write(t, sample()))
+func TestOpenRefusesInvalidFiles(t *testing.T) {
+	good, err := os.ReadFile(writeFile(t, sample()))
 	require.NoError(t, err)
-	raw, err := os.ReadFile(history(t))
+	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)
 	changed := func(b []byte, at int) []byte {
 		b = slices.Clone(b)
@@ -68,17 +68,17 @@ func TestFilesThatAreNone(t *testing.T) {
 		bytes []byte
 		want  error
 	}{
-		"empty":                 {nil, ErrForeign},
-		"short":                 {[]byte("hello"), ErrForeign},
-		"text":                  {bytes.Repeat([]byte("hello world\n"), 4096), ErrForeign},
-		"without its sum's end": {good[:len(good)-1], ErrBroken},
-		"a page short":          {good[:len(good)-32-4096], ErrBroken},
-		"half":                  {good[:len(good)/2/4096*4096], ErrBroken},
-		"changed":               {changed(good, len(good)/2), ErrBroken},
-		"its sum changed":       {changed(good, len(good)-1), ErrBroken},
-		"raw, half":             {raw[:2*4096], ErrBroken},
-		"raw, without meta":     {changed(changed(raw, 40), 4096+40), ErrBroken},
-		"zeros":                 {make([]byte, 1<<16), ErrForeign},
+		"empty":                          {nil, ErrNotSnapshot},
+		"short":                          {[]byte("hello"), ErrNotSnapshot},
+		"text":                           {bytes.Repeat([]byte("hello world\n"), 4096), ErrNotSnapshot},
+		"truncated SHA-256":              {good[:len(good)-1], ErrCorrupt},
+		"without last page":              {good[:len(good)-32-4096], ErrCorrupt},
+		"half":                           {good[:len(good)/2/4096*4096], ErrCorrupt},
+		"changed":                        {changed(good, len(good)/2), ErrCorrupt},
+		"changed SHA-256":                {changed(good, len(good)-1), ErrCorrupt},
+		"no SHA-256, half":               {raw[:2*4096], ErrCorrupt},
+		"no SHA-256, no valid meta page": {changed(changed(raw, 40), 4096+40), ErrCorrupt},
+		"zeros":                          {make([]byte, 1<<16), ErrNotSnapshot},
 	} {
 		path := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(path, c.bytes, 0o600))
@@ -89,10 +89,10 @@ func TestFilesThatAreNone(t *testing.T) {
 	_, err = Open(filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	_, err = Open(t.TempDir())
-	require.ErrorIs(t, err, ErrForeign)
+	require.ErrorIs(t, err, ErrNotSnapshot)
 }
 
-func TestAnotherDatabase(t *testing.T) {
+func TestOpenRefusesOtherBoltDatabase(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, nil)
 	require.NoError(t, err)
@@ -104,48 +104,48 @@ func TestAnotherDatabase(t *testing.T) {
 	require.ErrorContains(t, err, "another process has it open")
 	require.NoError(t, db.Close())
 	_, err = Open(path)
-	require.ErrorIs(t, err, ErrForeign)
+	require.ErrorIs(t, err, ErrNotSnapshot)
 	require.ErrorContains(t, err, "no bucket key")
 }
 
-func TestMalformedContents(t *testing.T) {
+func TestOpenRefusesMalformedContents(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx) error{
-		"a revision":     func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put([]byte("short"), []byte{}) },
-		"a negative one": func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, -1, 0), []byte{}) },
-		"a key":          func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, 9, 0), []byte("x")) },
-		"a bucket in it": func(tx *bbolt.Tx) error {
+		"revision":          func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put([]byte("short"), []byte{}) },
+		"negative revision": func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, -1, 0), []byte{}) },
+		"key value":         func(tx *bbolt.Tx) error { return tx.Bucket(bucketKey).Put(appendRevision(nil, 9, 0), []byte("x")) },
+		"bucket in bucket key": func(tx *bbolt.Tx) error {
 			_, err := tx.Bucket(bucketKey).CreateBucket(appendRevision(nil, 9, 0))
 			return err
 		},
-		"what is compacted": func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(metaScheduledCompact, []byte("x")) },
-		"a lease": func(tx *bbolt.Tx) error {
+		"compacted revision": func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(metaScheduledCompact, []byte("x")) },
+		"lease": func(tx *bbolt.Tx) error {
 			b, err := tx.CreateBucket(bucketLease)
 			return errors.Join(err, b.Put(fixed64(5), Lease{ID: 6}.encode()))
 		},
-		"a user": func(tx *bbolt.Tx) error {
+		"user": func(tx *bbolt.Tx) error {
 			b, err := tx.CreateBucket(bucketAuthUsers)
 			return errors.Join(err, b.Put([]byte("ann"), []byte("x")))
 		},
 	} {
-		path := history(t)
+		path := historyDB(t)
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true})
 		require.NoError(t, err)
 		require.NoError(t, db.Update(change), name)
 		require.NoError(t, db.Close())
 		_, err = Open(path)
-		require.ErrorIs(t, err, ErrBroken, name)
+		require.ErrorIs(t, err, ErrCorrupt, name)
 	}
 }
 
-// A byte changed anywhere in a file without a sum: an error or another content, never a crash.
-func TestAnyByteChanged(t *testing.T) {
-	raw, err := os.ReadFile(history(t))
+// TestOpenWithAnyByteChanged changes each byte of a file without SHA-256. Opening and reading the file must not panic.
+func TestOpenWithAnyByteChanged(t *testing.T) {
+	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "file")
 	refused := 0
 	for at := range raw {
 		if at%4096 > 200 {
-			continue // mostly unused
+			continue // mostly unused bytes of the page
 		}
 		b := slices.Clone(raw)
 		b[at] ^= 1 << (at % 8)
@@ -162,7 +162,7 @@ func TestAnyByteChanged(t *testing.T) {
 	require.Greater(t, refused, 100)
 }
 
-// smallDatabase has pages of 1 KiB.
+// smallDatabase returns the content of a database with pages of 1 KiB.
 func smallDatabase(f testing.TB) []byte {
 	path := filepath.Join(f.TempDir(), "db")
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, PageSize: minPageSize})

@@ -33,7 +33,7 @@ func kv(key string, create, mod, version, lease int64) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte(key), Value: []byte("value of " + key), CreateRevision: create, ModRevision: mod, Version: version, Lease: lease}
 }
 
-// sample has two keys of one revision, and a last revision that only deleted.
+// sample returns contents with two keys of one revision, whose last revision only deleted a key.
 func sample() Contents {
 	return Contents{
 		Revision: 9,
@@ -47,24 +47,24 @@ func sample() Contents {
 	}
 }
 
-func write(t *testing.T, c Contents) string {
+func writeFile(t *testing.T, c Contents) string {
 	t.Helper()
 	dir, path := t.TempDir(), filepath.Join(t.TempDir(), "snapshot")
 	var b bytes.Buffer
 	require.NoError(t, Stream(t.Context(), &b, dir, c))
 	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
-	require.Empty(t, left(t, dir))
+	require.Empty(t, listDir(t, dir))
 	return path
 }
 
-func left(t *testing.T, dir string) []os.DirEntry {
+func listDir(t *testing.T, dir string) []os.DirEntry {
 	t.Helper()
 	all, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	return all
 }
 
-func read(t *testing.T, f *File) (all []string) {
+func readKeys(t *testing.T, f *File) (all []string) {
 	t.Helper()
 	for kv, err := range f.Keys() {
 		require.NoError(t, err)
@@ -73,7 +73,7 @@ func read(t *testing.T, f *File) (all []string) {
 	return all
 }
 
-func opened(t *testing.T, path string) *File {
+func mustOpen(t *testing.T, path string) *File {
 	t.Helper()
 	f, err := Open(path)
 	require.NoError(t, err)
@@ -81,9 +81,9 @@ func opened(t *testing.T, path string) *File {
 	return f
 }
 
-func TestWhatIsWrittenIsRead(t *testing.T) {
+func TestWriteAndRead(t *testing.T) {
 	c := sample()
-	f := opened(t, write(t, c))
+	f := mustOpen(t, writeFile(t, c))
 	require.True(t, f.Verified)
 	require.Equal(t, StorageVersion, f.Version)
 	require.EqualValues(t, 9, f.Revision)
@@ -100,13 +100,13 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 		`"c"=value of c 5/5 v1 lease 77`,
 		"\"\\x00\"=value of \x00 6/6 v1 lease 0",
 	}
-	require.Equal(t, want, read(t, f))
-	require.Equal(t, want, read(t, f), "it can be read again")
+	require.Equal(t, want, readKeys(t, f))
+	require.Equal(t, want, readKeys(t, f), "the second read")
 }
 
-// The database, as etcd's server would find it.
-func TestTheDatabase(t *testing.T) {
-	path := write(t, sample())
+// TestDatabaseFormat checks the buckets and keys that etcd's server reads.
+func TestDatabaseFormat(t *testing.T) {
+	path := writeFile(t, sample())
 	db, err := bbolt.Open(path, 0o400, &bbolt.Options{ReadOnly: true})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
@@ -150,34 +150,34 @@ func TestTheDatabase(t *testing.T) {
 	require.Contains(t, got, `  "clusterVersion" "3.7.0"`)
 }
 
-func TestAnEmptyKeyspace(t *testing.T) {
-	f := opened(t, write(t, Contents{Revision: 1, Keys: keys()}))
+func TestEmptyKeyspace(t *testing.T) {
+	f := mustOpen(t, writeFile(t, Contents{Revision: 1, Keys: keys()}))
 	require.EqualValues(t, 1, f.Revision)
 	require.EqualValues(t, 1, f.Auth.Revision)
 	require.Equal(t, Counts{}, f.Counts)
-	require.Empty(t, read(t, f))
+	require.Empty(t, readKeys(t, f))
 }
 
-// The lease of a key had ended when the leases were read: what is left of it ends soon.
-func TestALeaseThatHasEnded(t *testing.T) {
-	f := opened(t, write(t, Contents{Revision: 3, Keys: keys(kv("a", 2, 2, 1, 5), kv("b", 3, 3, 1, 6)), Leases: []Lease{{ID: 6, TTL: 60}}}))
+// TestKeyOfMissingLease checks that a key whose lease is missing gets that lease with a TTL of one second.
+func TestKeyOfMissingLease(t *testing.T) {
+	f := mustOpen(t, writeFile(t, Contents{Revision: 3, Keys: keys(kv("a", 2, 2, 1, 5), kv("b", 3, 3, 1, 6)), Leases: []Lease{{ID: 6, TTL: 60}}}))
 	require.Equal(t, []Lease{{ID: 5, TTL: 1}, {ID: 6, TTL: 60}}, f.Leases)
 }
 
-func TestAllDeleted(t *testing.T) {
-	f := opened(t, write(t, Contents{Revision: 5, Keys: keys()}))
+func TestLastRevisionDeletedAllKeys(t *testing.T) {
+	f := mustOpen(t, writeFile(t, Contents{Revision: 5, Keys: keys()}))
 	require.EqualValues(t, 5, f.Revision)
 	require.Equal(t, Counts{Revisions: 1}, f.Counts)
-	require.Empty(t, read(t, f))
+	require.Empty(t, readKeys(t, f))
 }
 
-// More than fits into one transaction of bbolt.
+// TestManyKeys writes more keys than one bbolt transaction holds.
 func TestManyKeys(t *testing.T) {
 	const n = 2*batchKeys + 1000
 	many := func(yield func(*mvccpb.KeyValue, error) bool) {
 		kv := &mvccpb.KeyValue{Value: make([]byte, 100)}
 		for i := range int64(n) {
-			mod := 2 + (i*7919)%n/2*2 // two keys a revision
+			mod := 2 + (i*7919)%n/2*2 // two keys per revision
 			kv.Key = fmt.Appendf(kv.Key[:0], "key-%08d", i)
 			kv.CreateRevision, kv.ModRevision, kv.Version = mod, mod, 1
 			copy(kv.Value, kv.Key)
@@ -186,7 +186,7 @@ func TestManyKeys(t *testing.T) {
 			}
 		}
 	}
-	f := opened(t, write(t, Contents{Revision: 2*n + 1, Keys: many}))
+	f := mustOpen(t, writeFile(t, Contents{Revision: 2*n + 1, Keys: many}))
 	require.EqualValues(t, n, f.Counts.Keys)
 	seen, last := map[string]bool{}, int64(0)
 	for kv, err := range f.Keys() {
@@ -198,21 +198,21 @@ func TestManyKeys(t *testing.T) {
 	require.Len(t, seen, n)
 }
 
-func TestWhatCannotBeWrittenLeavesNothing(t *testing.T) {
+func TestFailedWriteLeavesNoFile(t *testing.T) {
 	broken := errors.New("broken")
 	failing := func(yield func(*mvccpb.KeyValue, error) bool) { yield(nil, broken) }
 	for name, c := range map[string]Contents{
-		"keys that cannot be read": {Revision: 3, Keys: failing},
-		"a key of the future":      {Revision: 3, Keys: keys(kv("a", 2, 4, 1, 0))},
-		"a key of no revision":     {Revision: 3, Keys: keys(kv("a", 0, 0, 1, 0))},
-		"an empty key":             {Revision: 3, Keys: keys(kv("", 2, 2, 1, 0))},
-		"a user without a name":    {Revision: 3, Keys: keys(), Auth: Auth{Users: []*authpb.User{{}}}},
+		"unreadable keys":         {Revision: 3, Keys: failing},
+		"key of a later revision": {Revision: 3, Keys: keys(kv("a", 2, 4, 1, 0))},
+		"key of revision 0":       {Revision: 3, Keys: keys(kv("a", 0, 0, 1, 0))},
+		"empty key":               {Revision: 3, Keys: keys(kv("", 2, 2, 1, 0))},
+		"user without name":       {Revision: 3, Keys: keys(), Auth: Auth{Users: []*authpb.User{{}}}},
 	} {
 		dir := t.TempDir()
 		var b bytes.Buffer
 		require.Error(t, Stream(t.Context(), &b, dir, c), name)
 		require.Zero(t, b.Len(), name)
-		require.Empty(t, left(t, dir), name)
+		require.Empty(t, listDir(t, dir), name)
 	}
 	require.ErrorIs(t, Stream(t.Context(), io.Discard, t.TempDir(), Contents{Revision: 3, Keys: failing}), broken)
 	require.Error(t, Stream(t.Context(), io.Discard, filepath.Join(t.TempDir(), "missing"), sample()))
@@ -221,20 +221,20 @@ func TestWhatCannotBeWrittenLeavesNothing(t *testing.T) {
 	cancel()
 	dir := t.TempDir()
 	require.ErrorIs(t, Stream(done, io.Discard, dir, sample()), context.Canceled)
-	require.Empty(t, left(t, dir))
+	require.Empty(t, listDir(t, dir))
 
-	// Whoever takes the file has gone.
-	m, err := Make(t.Context(), dir, sample())
+	// The receiver fails, or the context is canceled.
+	m, err := Create(t.Context(), dir, sample())
 	require.NoError(t, err)
-	require.Empty(t, left(t, dir), "not even while it is there")
+	require.Empty(t, listDir(t, dir), "the file is unlinked while it is open")
 	require.ErrorIs(t, m.Stream(done, io.Discard), context.Canceled)
-	require.ErrorIs(t, m.Stream(t.Context(), refuses{broken}), broken)
+	require.ErrorIs(t, m.Stream(t.Context(), failingWriter{broken}), broken)
 	var b bytes.Buffer
 	require.NoError(t, m.Stream(t.Context(), &b))
 	require.EqualValues(t, m.Size()+32, b.Len())
 	require.NoError(t, m.Close())
 }
 
-type refuses struct{ err error }
+type failingWriter struct{ err error }
 
-func (r refuses) Write([]byte) (int, error) { return 0, r.err }
+func (r failingWriter) Write([]byte) (int, error) { return 0, r.err }

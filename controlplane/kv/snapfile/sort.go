@@ -16,8 +16,8 @@ import (
 // sorter sorts records by their keys; the sort is stable. Records that exceed the memory limit are stored as sorted
 // runs, one after another, in an unlinked file.
 type sorter struct {
-	dir  string // directory of the file
-	room int    // maximum memory in bytes
+	dir    string // directory of the file
+	memory int    // maximum memory in bytes
 
 	arena   []byte
 	records []record
@@ -35,14 +35,14 @@ type run struct{ from, to int64 }
 
 const recordBytes = 24 // size of a record value, without the key and value bytes
 
-func newSorter(dir string, room int) *sorter { return &sorter{dir: dir, room: room} }
+func newSorter(dir string, memory int) *sorter { return &sorter{dir: dir, memory: memory} }
 
 func (r record) keyIn(arena []byte) []byte   { return arena[r.at : r.at+r.key] }
 func (r record) valueIn(arena []byte) []byte { return arena[r.at+r.key : r.at+r.key+r.value] }
 
 // add adds a copy of a record.
 func (s *sorter) add(key, value []byte) error {
-	if len(s.records) > 0 && len(s.arena)+len(key)+len(value)+recordBytes*len(s.records) > s.room {
+	if len(s.records) > 0 && len(s.arena)+len(key)+len(value)+recordBytes*len(s.records) > s.memory {
 		if err := s.spill(); err != nil {
 			return fmt.Errorf("write sorted run: %w", err)
 		}
@@ -59,7 +59,7 @@ func (s *sorter) sortArena() {
 // spill moves the records in memory to the file, as one run.
 func (s *sorter) spill() error {
 	if s.file == nil {
-		f, err := nameless(s.dir)
+		f, err := createUnlinked(s.dir)
 		if err != nil {
 			return err
 		}
@@ -107,17 +107,17 @@ func (s *sorter) sorted() iter.Seq2[entry, error] {
 
 // merge yields the records of all runs and of the memory, which counts as the last run.
 func (s *sorter) merge(yield func(entry, error) bool) error {
-	buffer := max(4<<10, min(256<<10, s.room/len(s.runs)))
-	var all heads
+	buffer := max(4<<10, min(256<<10, s.memory/len(s.runs)))
+	var all runHeap
 	for i, r := range s.runs {
-		h := &head{run: i, in: bufio.NewReaderSize(io.NewSectionReader(s.file, r.from, r.to-r.from), buffer)}
+		h := &runReader{run: i, in: bufio.NewReaderSize(io.NewSectionReader(s.file, r.from, r.to-r.from), buffer)}
 		if err := h.next(); err != nil {
 			return err
 		}
 		all = append(all, h)
 	}
 	if len(s.records) > 0 {
-		h := &head{run: len(s.runs), memory: s, left: s.records}
+		h := &runReader{run: len(s.runs), sorter: s, remaining: s.records}
 		if err := h.next(); err != nil {
 			return err
 		}
@@ -152,27 +152,27 @@ func (s *sorter) close() error {
 // entry holds the key and value of a record.
 type entry struct{ key, value []byte }
 
-// head reads a run; entry is its current record.
-type head struct {
+// runReader reads a run; entry is its current record.
+type runReader struct {
 	entry
 	run int
 
 	in  *bufio.Reader
 	buf []byte
 
-	memory *sorter // set instead of in for the records in memory
-	left   []record
+	sorter    *sorter // set instead of in for the records in memory
+	remaining []record
 }
 
 // next reads the next record; it returns io.EOF at the end of the run.
-func (h *head) next() error {
-	if h.memory != nil {
-		if len(h.left) == 0 {
+func (h *runReader) next() error {
+	if h.sorter != nil {
+		if len(h.remaining) == 0 {
 			return io.EOF
 		}
-		r := h.left[0]
-		h.left = h.left[1:]
-		h.entry = entry{r.keyIn(h.memory.arena), r.valueIn(h.memory.arena)}
+		r := h.remaining[0]
+		h.remaining = h.remaining[1:]
+		h.entry = entry{r.keyIn(h.sorter.arena), r.valueIn(h.sorter.arena)}
 		return nil
 	}
 	key, err := binary.ReadUvarint(h.in)
@@ -191,27 +191,27 @@ func (h *head) next() error {
 	return nil
 }
 
-// heads is a heap ordered by key, then by run.
-type heads []*head
+// runHeap is a heap ordered by key, then by run.
+type runHeap []*runReader
 
-func (h heads) Len() int { return len(h) }
-func (h heads) Less(i, j int) bool {
+func (h runHeap) Len() int { return len(h) }
+func (h runHeap) Less(i, j int) bool {
 	if c := bytes.Compare(h[i].key, h[j].key); c != 0 {
 		return c < 0
 	}
 	return h[i].run < h[j].run
 }
-func (h heads) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *heads) Push(x any)   { *h = append(*h, x.(*head)) }
-func (h *heads) Pop() any {
+func (h runHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *runHeap) Push(x any)   { *h = append(*h, x.(*runReader)) }
+func (h *runHeap) Pop() any {
 	old := *h
 	last := old[len(old)-1]
 	*h = old[:len(old)-1]
 	return last
 }
 
-// nameless creates an unlinked temporary file in dir.
-func nameless(dir string) (*os.File, error) {
+// createUnlinked creates an unlinked temporary file in dir.
+func createUnlinked(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "snapshot-")
 	if err != nil {
 		return nil, err

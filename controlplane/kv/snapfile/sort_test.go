@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestSorting(t *testing.T) {
+func TestSorter(t *testing.T) {
 	for _, c := range []struct{ records, room, runs int }{
 		{0, 100, 0}, {1, 1, 0}, {2, 1, 1}, {1000, 1 << 20, 0}, {1000, 1 << 10, 43}, {1000, 1, 999},
 	} {
@@ -26,7 +26,7 @@ func TestSorting(t *testing.T) {
 			require.NoError(t, s.add([]byte(key), []byte(value)))
 		}
 		require.Len(t, s.runs, c.runs)
-		require.Empty(t, left(t, dir))
+		require.Empty(t, listDir(t, dir))
 		slices.SortStableFunc(want, func(a, b string) int {
 			return strings.Compare(strings.Fields(a)[0], strings.Fields(b)[0])
 		})
@@ -45,7 +45,7 @@ func TestSorting(t *testing.T) {
 	}
 }
 
-func TestSortingWithoutADisk(t *testing.T) {
+func TestSorterFileErrors(t *testing.T) {
 	s := newSorter(filepath.Join(t.TempDir(), "missing"), 1)
 	require.NoError(t, s.add([]byte("a"), nil))
 	require.ErrorIs(t, s.add([]byte("b"), nil), os.ErrNotExist)

@@ -24,13 +24,13 @@ const (
 
 // Meta page layout, and limits.
 const (
-	metaMagic   = 0xED0CDAED
-	metaFormat  = 2
-	metaSummed  = 56
-	metaBytes   = metaSummed + 8
-	minPageSize = 1 << 10
-	maxPageSize = 16 << 20
-	maxDepth    = 64 // nesting of buckets and pages; etcd's files have about 5
+	metaMagic     = 0xED0CDAED
+	metaFormat    = 2
+	metaSumOffset = 56
+	metaBytes     = metaSumOffset + 8
+	minPageSize   = 1 << 10
+	maxPageSize   = 16 << 20
+	maxDepth      = 64 // nesting of buckets and pages; etcd's files have about 5
 )
 
 // meta holds the content of a meta page.
@@ -40,7 +40,7 @@ type meta struct {
 
 // readMeta returns the newer of the two meta pages whose checksum is valid.
 func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
-	look := func(at int64) error {
+	readAt := func(at int64) error {
 		b := make([]byte, pageHeader+metaBytes)
 		if _, err := r.ReadAt(b, at); err == io.EOF {
 			return nil
@@ -56,8 +56,8 @@ func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 		}
 		magic = true
 		sum := fnv.New64a()
-		sum.Write(b[:metaSummed])
-		if sum.Sum64() != binary.LittleEndian.Uint64(b[metaSummed:]) {
+		sum.Write(b[:metaSumOffset])
+		if sum.Sum64() != binary.LittleEndian.Uint64(b[metaSumOffset:]) {
 			return nil
 		}
 		m := meta{
@@ -69,14 +69,14 @@ func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 		}
 		return nil
 	}
-	if err := look(0); err != nil {
+	if err := readAt(0); err != nil {
 		return meta{}, false, magic, err
 	}
 	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
 		if known && uint64(size) != best.pageSize {
 			continue
 		}
-		if err := look(size); err != nil {
+		if err := readAt(size); err != nil {
 			return meta{}, false, magic, err
 		}
 	}
@@ -90,11 +90,11 @@ func checkMeta(r io.ReaderAt) (need int64, err error) {
 	case err != nil:
 		return 0, err
 	case !known && magic:
-		return 0, fmt.Errorf("%w: its meta pages do not hold", ErrBroken)
+		return 0, fmt.Errorf("%w: it has no valid meta page", ErrCorrupt)
 	case !known:
-		return 0, ErrForeign
+		return 0, ErrNotSnapshot
 	case m.pageSize < minPageSize || m.pageSize > maxPageSize || m.pages < 3 || m.pages > 1<<40:
-		return 0, fmt.Errorf("%w: %d pages of %d bytes", ErrBroken, m.pages, m.pageSize)
+		return 0, fmt.Errorf("%w: %d pages of %d bytes", ErrCorrupt, m.pages, m.pageSize)
 	}
 	return int64(m.pages * m.pageSize), nil
 }
@@ -106,47 +106,47 @@ func checkTree(r io.ReaderAt) error {
 	if err != nil {
 		return err
 	}
-	t := &tree{r: r, meta: m, seen: make([]uint64, m.pages/64+1)}
+	t := &tree{r: r, meta: m, visited: make([]uint64, m.pages/64+1)}
 	return t.page(m.root, 0)
 }
 
 type tree struct {
 	r io.ReaderAt
 	meta
-	seen []uint64 // one bit per page
+	visited []uint64 // one bit per page
 }
 
-func broken(id uint64, what string) error {
-	return fmt.Errorf("%w: page %d: %s", ErrBroken, id, what)
+func corruptPage(id uint64, what string) error {
+	return fmt.Errorf("%w: page %d: %s", ErrCorrupt, id, what)
 }
 
 func (t *tree) page(id uint64, depth int) error {
 	if id < 2 || id >= t.pages {
-		return broken(id, "outside of the file")
+		return corruptPage(id, "outside of the file")
 	}
 	if depth > maxDepth {
-		return broken(id, "too deep")
+		return corruptPage(id, "nested too deeply")
 	}
 	header := make([]byte, pageHeader)
 	if err := t.read(header, id, 0); err != nil {
 		return err
 	}
-	kind, count, follow := binary.LittleEndian.Uint16(header[8:]), binary.LittleEndian.Uint16(header[10:]), uint64(binary.LittleEndian.Uint32(header[12:]))
+	kind, count, overflow := binary.LittleEndian.Uint16(header[8:]), binary.LittleEndian.Uint16(header[10:]), uint64(binary.LittleEndian.Uint32(header[12:]))
 	if binary.LittleEndian.Uint64(header) != id {
-		return broken(id, "it says it is another")
+		return corruptPage(id, "its header has another ID")
 	}
-	if follow >= t.pages-id {
-		return broken(id, "longer than the file")
+	if overflow >= t.pages-id {
+		return corruptPage(id, "longer than the file")
 	}
-	for i := id; i <= id+follow; i++ {
-		if t.seen[i/64]&(1<<(i%64)) != 0 {
-			return broken(i, "used twice")
+	for i := id; i <= id+overflow; i++ {
+		if t.visited[i/64]&(1<<(i%64)) != 0 {
+			return corruptPage(i, "used twice")
 		}
-		t.seen[i/64] |= 1 << (i % 64)
+		t.visited[i/64] |= 1 << (i % 64)
 	}
-	length := (follow + 1) * t.pageSize
+	length := (overflow + 1) * t.pageSize
 	if pageHeader+uint64(count)*pageElement > length {
-		return broken(id, "more elements than it has room for")
+		return corruptPage(id, "more elements than fit into it")
 	}
 	table := make([]byte, int(count)*pageElement)
 	if err := t.read(table, id, pageHeader); err != nil {
@@ -155,13 +155,13 @@ func (t *tree) page(id uint64, depth int) error {
 	switch kind {
 	case branchPage:
 		if count == 0 {
-			return broken(id, "a branch without leaves")
+			return corruptPage(id, "a branch page without elements")
 		}
 		return t.branch(id, depth, table, length)
 	case leafPage:
 		return t.leaf(id, depth, table, length)
 	}
-	return broken(id, "of no known kind")
+	return corruptPage(id, "of unknown type")
 }
 
 func (t *tree) read(b []byte, id, at uint64) error {
@@ -171,8 +171,8 @@ func (t *tree) read(b []byte, id, at uint64) error {
 	return nil
 }
 
-// inside reports whether the data of the element at offset i of the table lies after the table and inside the page.
-func inside(i int, position, data uint64, table []byte, length uint64) bool {
+// insidePage reports whether the data of the element at offset i of the table lies after the table and inside the page.
+func insidePage(i int, position, data uint64, table []byte, length uint64) bool {
 	start := pageHeader + uint64(i) + position
 	return start >= pageHeader+uint64(len(table)) && start+data <= length
 }
@@ -181,8 +181,8 @@ func inside(i int, position, data uint64, table []byte, length uint64) bool {
 func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		e := table[i:]
-		if !inside(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])), table, length) {
-			return broken(id, "a key outside of it")
+		if !insidePage(i, uint64(binary.LittleEndian.Uint32(e)), uint64(binary.LittleEndian.Uint32(e[4:])), table, length) {
+			return corruptPage(id, "a key lies outside of the page")
 		}
 		if err := t.page(binary.LittleEndian.Uint64(e[8:]), depth+1); err != nil {
 			return err
@@ -196,13 +196,13 @@ func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		bucket, at, key, value, ok := leafElement(i, table, length)
 		if !ok {
-			return broken(id, "an element outside of it")
+			return corruptPage(id, "an element lies outside of the page")
 		}
 		if !bucket {
 			continue
 		}
 		if value < bucketHeader || value > t.pageSize {
-			return broken(id, "a bucket without a header")
+			return corruptPage(id, "a bucket without a header")
 		}
 		b := make([]byte, value)
 		if err := t.read(b, id, at+key); err != nil {
@@ -213,7 +213,7 @@ func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 				return err
 			}
 		} else if !inlineLeaf(b[bucketHeader:]) {
-			return broken(id, "a small bucket that does not hold")
+			return corruptPage(id, "a malformed inline bucket")
 		}
 	}
 	return nil
@@ -224,7 +224,7 @@ func leafElement(i int, table []byte, length uint64) (bucket bool, at, key, valu
 	position := uint64(binary.LittleEndian.Uint32(e[4:]))
 	key, value = uint64(binary.LittleEndian.Uint32(e[8:])), uint64(binary.LittleEndian.Uint32(e[12:]))
 	bucket = binary.LittleEndian.Uint32(e)&bucketElement != 0
-	return bucket, pageHeader + uint64(i) + position, key, value, inside(i, position, key+value, table, length)
+	return bucket, pageHeader + uint64(i) + position, key, value, insidePage(i, position, key+value, table, length)
 }
 
 // inlineLeaf checks the page of an inline bucket, which is part of the value: a leaf without nested buckets.

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	sortRoom = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
+	sortMemory = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
 
 	// A bbolt transaction keeps its writes in memory until it is committed.
 	batchBytes = 16 << 20
 	batchKeys  = 10_000
 
-	endedTTL = 1 // second
+	expiredTTL = 1 // second
 )
 
 // Stream writes a snapshot file with the contents c to w, followed by its SHA-256, in the format of etcd's
 // Maintenance.Snapshot. It first makes the file in dir, which needs about twice the size of the keys and values. The
 // SHA-256 is written by the last Write call, of 32 bytes.
 func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
-	f, err := Make(ctx, dir, c)
+	f, err := Create(ctx, dir, c)
 	if err != nil {
 		return err
 	}
 	return errors.Join(f.Stream(ctx, w), f.Close())
 }
 
-// Made is a snapshot file that is ready to be sent. The caller must close it.
-type Made struct{ db *bbolt.DB }
+// TempFile is a snapshot file that is ready to be sent. The caller must close it.
+type TempFile struct{ db *bbolt.DB }
 
-// Make makes the file in dir, and unlinks it.
-func Make(ctx context.Context, dir string, c Contents) (*Made, error) {
-	m, err := create(dir)
+// Create makes the file in dir, and unlinks it.
+func Create(ctx context.Context, dir string, c Contents) (*TempFile, error) {
+	m, err := createDB(dir)
 	if err != nil {
 		return nil, fmt.Errorf("make snapshot file: %w", err)
 	}
@@ -54,7 +54,7 @@ func Make(ctx context.Context, dir string, c Contents) (*Made, error) {
 	return m, nil
 }
 
-func create(dir string) (*Made, error) {
+func createDB(dir string) (*TempFile, error) {
 	f, err := os.CreateTemp(dir, "snapshot-")
 	if err != nil {
 		return nil, err
@@ -68,14 +68,14 @@ func create(dir string) (*Made, error) {
 		}
 		return nil, err
 	}
-	return &Made{db}, nil
+	return &TempFile{db}, nil
 }
 
 // Close closes the file, which also frees its disk space.
-func (m *Made) Close() error { return m.db.Close() }
+func (m *TempFile) Close() error { return m.db.Close() }
 
 // Size returns the size of the file in bytes, without the SHA-256.
-func (m *Made) Size() (size int64) {
+func (m *TempFile) Size() (size int64) {
 	// View fails only if the database is closed.
 	_ = m.db.View(func(tx *bbolt.Tx) error {
 		size = tx.Size()
@@ -85,9 +85,9 @@ func (m *Made) Size() (size int64) {
 }
 
 // Stream writes the file and its SHA-256 to w.
-func (m *Made) Stream(ctx context.Context, w io.Writer) error {
+func (m *TempFile) Stream(ctx context.Context, w io.Writer) error {
 	sum := sha256.New()
-	to := &untilDone{ctx: ctx, w: io.MultiWriter(w, sum)}
+	to := &contextWriter{ctx: ctx, w: io.MultiWriter(w, sum)}
 	err := m.db.View(func(tx *bbolt.Tx) error {
 		if _, err := tx.WriteTo(to); err != nil {
 			return cmp.Or(to.err, err)
@@ -103,14 +103,14 @@ func (m *Made) Stream(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// untilDone writes until ctx is done, and keeps the error of the last write, because bbolt returns only its text.
-type untilDone struct {
+// contextWriter writes until ctx is done, and keeps the error of the last write, because bbolt returns only its text.
+type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
 	err error
 }
 
-func (u *untilDone) Write(b []byte) (n int, err error) {
+func (u *contextWriter) Write(b []byte) (n int, err error) {
 	if err = context.Cause(u.ctx); err == nil {
 		n, err = u.w.Write(b)
 	}
@@ -118,7 +118,7 @@ func (u *untilDone) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-func (m *Made) fill(ctx context.Context, dir string, c Contents) error {
+func (m *TempFile) fill(ctx context.Context, dir string, c Contents) error {
 	err := m.db.Update(func(tx *bbolt.Tx) error {
 		for _, name := range [][]byte{bucketKey, bucketMeta, bucketLease, bucketAlarm, bucketCluster, bucketMembers,
 			bucketMembersRemoved, bucketAuth, bucketAuthUsers, bucketAuthRoles} {
@@ -131,7 +131,7 @@ func (m *Made) fill(ctx context.Context, dir string, c Contents) error {
 	if err != nil {
 		return err
 	}
-	byRevision := newSorter(dir, sortRoom)
+	byRevision := newSorter(dir, sortMemory)
 	return errors.Join(m.fillKeys(ctx, c, byRevision), byRevision.close())
 }
 
@@ -231,11 +231,11 @@ func put(b *bbolt.Bucket, values ...entry) error {
 }
 
 // fillKeys sorts the keys by revision and writes them.
-func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) error {
-	newest, absent := int64(0), []byte{0}
-	ended := map[int64]bool{}
+func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter) error {
+	newest, unusedKey := int64(0), []byte{0}
+	missing := map[int64]bool{}
 	for _, l := range c.Leases {
-		ended[l.ID] = false
+		missing[l.ID] = false
 	}
 	var revision, value []byte
 	for kv, err := range c.Keys {
@@ -256,12 +256,12 @@ func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) err
 			return err
 		}
 		newest = max(newest, kv.ModRevision)
-		if _, known := ended[kv.Lease]; kv.Lease != 0 && !known {
-			ended[kv.Lease] = true
+		if _, known := missing[kv.Lease]; kv.Lease != 0 && !known {
+			missing[kv.Lease] = true
 		}
 		// absent must differ from every live key: it consists of zeros only, and is longer than any such key.
-		if len(kv.Key) >= len(absent) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
-			absent = make([]byte, len(kv.Key)+1)
+		if len(kv.Key) >= len(unusedKey) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
+			unusedKey = make([]byte, len(kv.Key)+1)
 		}
 	}
 	t := &batch{ctx: ctx, db: m.db}
@@ -280,7 +280,7 @@ func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) err
 		sub++
 	}
 	if newest < c.Revision && c.Revision > 1 {
-		value, err := proto.Marshal(&mvccpb.KeyValue{Key: absent})
+		value, err := proto.Marshal(&mvccpb.KeyValue{Key: unusedKey})
 		if err == nil {
 			err = t.put(append(appendRevision(nil, c.Revision, 0), tombstoneMark), value)
 		}
@@ -288,15 +288,15 @@ func (m *Made) fillKeys(ctx context.Context, c Contents, byRevision *sorter) err
 			return errors.Join(err, t.rollback())
 		}
 	}
-	return errors.Join(t.commit(), m.fillEnded(ended))
+	return errors.Join(t.commit(), m.fillExpiredLeases(missing))
 }
 
-// fillEnded writes the leases that keys refer to but that no longer exist, with a TTL of endedTTL.
-func (m *Made) fillEnded(ended map[int64]bool) error {
+// fillExpiredLeases writes the leases that keys refer to but that no longer exist, with a TTL of expiredTTL.
+func (m *TempFile) fillExpiredLeases(missing map[int64]bool) error {
 	var leases Contents
-	for id, is := range ended {
-		if is {
-			leases.Leases = append(leases.Leases, Lease{ID: id, TTL: endedTTL})
+	for id, isMissing := range missing {
+		if isMissing {
+			leases.Leases = append(leases.Leases, Lease{ID: id, TTL: expiredTTL})
 		}
 	}
 	return m.db.Update(func(tx *bbolt.Tx) error { return leases.fillLeases(tx.Bucket(bucketLease)) })

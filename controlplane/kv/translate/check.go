@@ -32,7 +32,7 @@ func CheckRangeStream(r *pb.RangeRequest) error {
 	if r.SortOrder != pb.RangeRequest_NONE && (r.SortTarget != pb.RangeRequest_KEY || r.SortOrder != pb.RangeRequest_ASCEND) {
 		return status.Error(codes.Unimplemented, "RangeStream does not support custom sort orders")
 	}
-	if bounded(r) {
+	if hasRevisionFilter(r) {
 		return status.Error(codes.Unimplemented, "RangeStream does not support revision filters")
 	}
 	return nil
@@ -61,29 +61,29 @@ func CheckDelete(r *pb.DeleteRangeRequest) error {
 
 // CheckTxn checks a transaction. Its compares and the operations of each branch are limited to mostOps each; a nested
 // transaction gets what its parents have left over.
-func CheckTxn(r *pb.TxnRequest, mostOps int) error {
-	if err := checkTxn(r, mostOps); err != nil {
+func CheckTxn(r *pb.TxnRequest, maxOps int) error {
+	if err := checkTxn(r, maxOps); err != nil {
 		return err
 	}
 	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
-		if len(branch) < 2 && !nests(branch) {
+		if len(branch) < 2 && !isNestedTxn(branch) {
 			continue
 		}
-		if _, _, err := changed(branch); err != nil {
+		if _, _, err := changedKeys(branch); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func nests(ops []*pb.RequestOp) bool { return len(ops) == 1 && ops[0].GetRequestTxn() != nil }
+func isNestedTxn(ops []*pb.RequestOp) bool { return len(ops) == 1 && ops[0].GetRequestTxn() != nil }
 
-func checkTxn(r *pb.TxnRequest, mostOps int) error {
+func checkTxn(r *pb.TxnRequest, maxOps int) error {
 	if r == nil {
 		return rpctypes.ErrGRPCKeyNotFound
 	}
 	ops := max(len(r.Compare), len(r.Success), len(r.Failure))
-	if ops > mostOps {
+	if ops > maxOps {
 		return rpctypes.ErrGRPCTooManyOps
 	}
 	for _, c := range r.Compare {
@@ -96,7 +96,7 @@ func checkTxn(r *pb.TxnRequest, mostOps int) error {
 	}
 	for _, branch := range [][]*pb.RequestOp{r.Success, r.Failure} {
 		for _, op := range branch {
-			if err := checkOp(op, mostOps-ops); err != nil {
+			if err := checkOp(op, maxOps-ops); err != nil {
 				return err
 			}
 		}
@@ -104,7 +104,7 @@ func checkTxn(r *pb.TxnRequest, mostOps int) error {
 	return nil
 }
 
-func checkOp(op *pb.RequestOp, mostOps int) error {
+func checkOp(op *pb.RequestOp, maxOps int) error {
 	switch r := op.GetRequest().(type) {
 	case *pb.RequestOp_RequestRange:
 		return CheckRange(r.RequestRange)
@@ -113,7 +113,7 @@ func checkOp(op *pb.RequestOp, mostOps int) error {
 	case *pb.RequestOp_RequestDeleteRange:
 		return CheckDelete(r.RequestDeleteRange)
 	case *pb.RequestOp_RequestTxn:
-		return checkTxn(r.RequestTxn, mostOps)
+		return checkTxn(r.RequestTxn, maxOps)
 	}
 	return rpctypes.ErrGRPCKeyNotFound // etcd's error for an unknown operation
 }
@@ -124,41 +124,41 @@ type deletion struct {
 	open       bool
 }
 
-// changed returns the keys that operations may put and delete, or ErrGRPCDuplicateKey if a key is put twice, or put and
-// deleted. The two branches of a nested transaction do not conflict with each other, because only one of them is
+// changedKeys returns the keys that operations may put and delete, or ErrGRPCDuplicateKey if a key is put twice, or put
+// and deleted. The two branches of a nested transaction do not conflict with each other, because only one of them is
 // executed. As in etcd, a nested transaction may delete keys that an earlier one puts.
-func changed(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion, err error) {
+func changedKeys(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion, err error) {
 	puts = map[string]struct{}{}
 	for _, op := range ops {
 		if r := op.GetRequestDeleteRange(); r != nil {
-			deletes = append(deletes, deletionOf(r))
+			deletes = append(deletes, newDeletion(r))
 		}
 	}
-	deletes = unite(deletes)
+	deletes = mergeDeletions(deletes)
 	for _, op := range ops {
 		r := op.GetRequestTxn()
 		if r == nil {
 			continue
 		}
-		thenPuts, thenDeletes, err := changed(r.Success)
+		thenPuts, thenDeletes, err := changedKeys(r.Success)
 		if err != nil {
 			return nil, nil, err
 		}
-		elsePuts, elseDeletes, err := changed(r.Failure)
+		elsePuts, elseDeletes, err := changedKeys(r.Failure)
 		if err != nil {
 			return nil, nil, err
 		}
 		for key := range elsePuts {
 			thenPuts[key] = struct{}{}
 		}
-		if err := add(puts, thenPuts, deletes); err != nil {
+		if err := addPuts(puts, thenPuts, deletes); err != nil {
 			return nil, nil, err
 		}
-		deletes = unite(slices.Concat(deletes, thenDeletes, elseDeletes))
+		deletes = mergeDeletions(slices.Concat(deletes, thenDeletes, elseDeletes))
 	}
 	for _, op := range ops {
 		if r := op.GetRequestPut(); r != nil {
-			if err := add(puts, map[string]struct{}{string(r.Key): {}}, deletes); err != nil {
+			if err := addPuts(puts, map[string]struct{}{string(r.Key): {}}, deletes); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -166,10 +166,10 @@ func changed(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []deletion,
 	return puts, deletes, nil
 }
 
-// add adds keys to puts. It fails if one of them is in puts already, or deleted.
-func add(puts, more map[string]struct{}, deletes []deletion) error {
+// addPuts adds keys to puts. It fails if one of them is in puts already, or deleted.
+func addPuts(puts, more map[string]struct{}, deletes []deletion) error {
 	for key := range more {
-		if _, twice := puts[key]; twice || covers(deletes, key) {
+		if _, duplicate := puts[key]; duplicate || covers(deletes, key) {
 			return rpctypes.ErrGRPCDuplicateKey
 		}
 		puts[key] = struct{}{}
@@ -177,7 +177,7 @@ func add(puts, more map[string]struct{}, deletes []deletion) error {
 	return nil
 }
 
-func deletionOf(r *pb.DeleteRangeRequest) deletion {
+func newDeletion(r *pb.DeleteRangeRequest) deletion {
 	switch {
 	case len(r.RangeEnd) == 0:
 		return deletion{begin: r.Key, end: append(bytes.Clone(r.Key), 0)}
@@ -187,8 +187,8 @@ func deletionOf(r *pb.DeleteRangeRequest) deletion {
 	return deletion{begin: r.Key, end: r.RangeEnd}
 }
 
-// unite sorts deletions and merges those that overlap.
-func unite(all []deletion) []deletion {
+// mergeDeletions sorts deletions and merges those that overlap.
+func mergeDeletions(all []deletion) []deletion {
 	all = slices.DeleteFunc(all, func(d deletion) bool { return !d.open && bytes.Compare(d.begin, d.end) >= 0 })
 	slices.SortFunc(all, func(a, b deletion) int { return bytes.Compare(a.begin, b.begin) })
 	var out []deletion

@@ -12,7 +12,7 @@ import (
 )
 
 // RangeOptions returns the engine's options for a range. The engine cannot sort by anything but the key and cannot
-// filter by revision: for such requests it reads all keys, and RangeAnswer sorts and filters.
+// filter by revision: for such requests it reads all keys, and RangeResponse sorts and filters.
 func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	o := command.RangeOptions{
 		Key: r.Key, End: r.RangeEnd, Revision: max(r.Revision, 0), KeysOnly: r.KeysOnly && r.SortTarget != pb.RangeRequest_VALUE,
@@ -21,31 +21,33 @@ func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	if len(r.RangeEnd) > 0 {
 		o.WantCount = true
 	}
-	if !r.CountOnly && Plain(r) {
+	if !r.CountOnly && EngineSorts(r) {
 		o.Reverse = r.SortOrder == pb.RangeRequest_DESCEND
 		o.Limit = int(min(max(r.Limit, 0), math.MaxInt))
 	}
 	return o
 }
 
-// Plain reports whether the engine alone can order and limit the range.
-func Plain(r *pb.RangeRequest) bool { return !bounded(r) && r.SortTarget == pb.RangeRequest_KEY }
+// EngineSorts reports whether the engine alone can order and limit the range.
+func EngineSorts(r *pb.RangeRequest) bool {
+	return !hasRevisionFilter(r) && r.SortTarget == pb.RangeRequest_KEY
+}
 
-// bounded reports whether the request filters keys by revision.
-func bounded(r *pb.RangeRequest) bool {
+// hasRevisionFilter reports whether the request filters keys by revision.
+func hasRevisionFilter(r *pb.RangeRequest) bool {
 	return r.MinModRevision != 0 || r.MaxModRevision != 0 || r.MinCreateRevision != 0 || r.MaxCreateRevision != 0
 }
 
-// RangeAnswer returns the response to a range, without its header. It changes the order and number of found.KVs.
-func RangeAnswer(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeResponse {
+// RangeResponse returns the response to a range, without its header. It changes the order and number of found.KVs.
+func RangeResponse(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeResponse {
 	out := &pb.RangeResponse{Count: found.Count, More: found.More}
 	if r.CountOnly {
 		return out
 	}
 	kvs := found.KVs
-	if !Plain(r) {
-		kvs = slices.DeleteFunc(kvs, func(kv command.KV) bool { return outside(r, &kv) })
-		order(r, kvs)
+	if !EngineSorts(r) {
+		kvs = slices.DeleteFunc(kvs, func(kv command.KV) bool { return filteredOut(r, &kv) })
+		sortKVs(r, kvs)
 		if r.Limit > 0 && int64(len(kvs)) > r.Limit {
 			kvs, out.More = kvs[:r.Limit], true
 		}
@@ -59,15 +61,15 @@ func RangeAnswer(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeRespon
 	return out
 }
 
-func outside(r *pb.RangeRequest, kv *command.KV) bool {
+func filteredOut(r *pb.RangeRequest, kv *command.KV) bool {
 	return r.MaxModRevision != 0 && kv.ModRevision > r.MaxModRevision ||
 		r.MinModRevision != 0 && kv.ModRevision < r.MinModRevision ||
 		r.MaxCreateRevision != 0 && kv.CreateRevision > r.MaxCreateRevision ||
 		r.MinCreateRevision != 0 && kv.CreateRevision < r.MinCreateRevision
 }
 
-// orders holds the comparison function of each sort target.
-var orders = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
+// sortComparisons holds the comparison function of each sort target.
+var sortComparisons = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_KEY:     func(a, b command.KV) int { return bytes.Compare(a.Key, b.Key) },
 	pb.RangeRequest_VERSION: func(a, b command.KV) int { return cmp.Compare(a.Version, b.Version) },
 	pb.RangeRequest_CREATE:  func(a, b command.KV) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) },
@@ -75,13 +77,13 @@ var orders = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_VALUE:   func(a, b command.KV) int { return bytes.Compare(a.Value, b.Value) },
 }
 
-// order sorts kvs, which must be sorted by key in ascending order. A request without sort order is sorted ascending, as
-// in etcd.
-func order(r *pb.RangeRequest, kvs []command.KV) {
-	compare := orders[r.SortTarget]
+// sortKVs sorts kvs, which must be sorted by key in ascending order. A request without sort order is sorted ascending,
+// as in etcd.
+func sortKVs(r *pb.RangeRequest, kvs []command.KV) {
+	compare := sortComparisons[r.SortTarget]
 	if r.SortOrder == pb.RangeRequest_DESCEND {
-		up := compare
-		compare = func(a, b command.KV) int { return up(b, a) }
+		ascending := compare
+		compare = func(a, b command.KV) int { return ascending(b, a) }
 	}
 	slices.SortStableFunc(kvs, compare)
 }

@@ -113,8 +113,8 @@ var relations = map[pb.Compare_CompareResult]command.CompareRelation{
 	pb.Compare_NOT_EQUAL: command.CompareNotEqual,
 }
 
-// PutAnswer returns the response to a put, without its header.
-func PutAnswer(found *command.StepResult) *pb.PutResponse {
+// PutResponse returns the response to a put, without its header.
+func PutResponse(found *command.StepResult) *pb.PutResponse {
 	out := &pb.PutResponse{}
 	if len(found.Range.KVs) > 0 {
 		out.PrevKv = KeyValue(&found.Range.KVs[0])
@@ -122,19 +122,19 @@ func PutAnswer(found *command.StepResult) *pb.PutResponse {
 	return out
 }
 
-// DeleteAnswer returns the response to a delete, without its header.
-func DeleteAnswer(found *command.StepResult) *pb.DeleteRangeResponse {
+// DeleteResponse returns the response to a delete, without its header.
+func DeleteResponse(found *command.StepResult) *pb.DeleteRangeResponse {
 	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
 }
 
-// TxnAnswer returns the response to a transaction, without its own header. revision is the revision that the
+// TxnResponse returns the response to a transaction, without its own header. revision is the revision that the
 // transaction created, or the current one if it wrote nothing.
-func TxnAnswer(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
-	before := revision
+func TxnResponse(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
+	revisionBefore := revision
 	if writes(found.Steps) {
-		before--
+		revisionBefore--
 	}
-	a := answers{revision: before, next: revision}
+	a := responseBuilder{revision: revisionBefore, next: revision}
 	return a.txn(r, found)
 }
 
@@ -149,13 +149,13 @@ func writes(found []command.StepResult) bool {
 	return false
 }
 
-// answers fills in the headers of nested responses: each has the revision that was visible to its step.
-type answers struct {
+// responseBuilder fills in the headers of nested responses: each has the revision that was visible to its step.
+type responseBuilder struct {
 	revision int64 // current revision at this step
 	next     int64 // revision after the first write
 }
 
-func (a *answers) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnResponse {
+func (a *responseBuilder) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnResponse {
 	ops := r.Failure
 	if found.Succeeded {
 		ops = r.Success
@@ -167,22 +167,22 @@ func (a *answers) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnRespon
 	return out
 }
 
-func (a *answers) op(op *pb.RequestOp, found *command.StepResult) *pb.ResponseOp {
+func (a *responseBuilder) op(op *pb.RequestOp, found *command.StepResult) *pb.ResponseOp {
 	switch r := op.Request.(type) {
 	case *pb.RequestOp_RequestRange:
-		m := RangeAnswer(r.RequestRange, &found.Range)
+		m := RangeResponse(r.RequestRange, &found.Range)
 		m.Header = a.header()
 		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: m}}
 	case *pb.RequestOp_RequestPut:
 		a.revision = a.next
-		m := PutAnswer(found)
+		m := PutResponse(found)
 		m.Header = a.header()
 		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponsePut{ResponsePut: m}}
 	case *pb.RequestOp_RequestDeleteRange:
 		if found.Count > 0 {
 			a.revision = a.next
 		}
-		m := DeleteAnswer(found)
+		m := DeleteResponse(found)
 		m.Header = a.header()
 		return &pb.ResponseOp{Response: &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: m}}
 	case *pb.RequestOp_RequestTxn:
@@ -193,4 +193,6 @@ func (a *answers) op(op *pb.RequestOp, found *command.StepResult) *pb.ResponseOp
 	return &pb.ResponseOp{}
 }
 
-func (a *answers) header() *pb.ResponseHeader { return &pb.ResponseHeader{Revision: a.revision} }
+func (a *responseBuilder) header() *pb.ResponseHeader {
+	return &pb.ResponseHeader{Revision: a.revision}
+}

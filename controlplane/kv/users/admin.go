@@ -41,7 +41,7 @@ func (s *State) Disable(*pb.AuthDisableRequest) ([]command.Step, *pb.AuthDisable
 	if !s.enabled {
 		return nil, &pb.AuthDisableResponse{}, nil
 	}
-	next := settings{enabled: false, revision: s.revision + 1, voided: s.revision + 1}
+	next := settings{enabled: false, revision: s.revision + 1, disabledAt: s.revision + 1}
 	return []command.Step{set(recordSettings, next.encode())}, &pb.AuthDisableResponse{}, nil
 }
 
@@ -58,7 +58,7 @@ func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]command.Step, *pb.AuthUserA
 	if s.users[r.Name] != nil {
 		return nil, nil, rpctypes.ErrGRPCUserAlreadyExist
 	}
-	if err := bounded("user", r.Name, len(s.users), MaxUsers); err != nil {
+	if err := checkLimits("user", r.Name, len(s.users), MaxUsers); err != nil {
 		return nil, nil, err
 	}
 	u := &authpb.User{Name: []byte(r.Name), Options: r.Options}
@@ -67,11 +67,11 @@ func (s *State) UserAdd(r *pb.AuthUserAddRequest) ([]command.Step, *pb.AuthUserA
 	}
 	if !u.Options.NoPassword {
 		var err error
-		if u.Password, err = givenHash(r.Password, r.HashedPassword); err != nil {
+		if u.Password, err = requestHash(r.Password, r.HashedPassword); err != nil {
 			return nil, nil, err
 		}
 	}
-	steps, err := s.changed(putUser(u, s.revision+1))
+	steps, err := s.editSteps(putUser(u, s.revision+1))
 	return steps, &pb.AuthUserAddResponse{}, err
 }
 
@@ -83,7 +83,7 @@ func (s *State) UserDelete(r *pb.AuthUserDeleteRequest) ([]command.Step, *pb.Aut
 	if s.users[r.Name] == nil {
 		return nil, nil, rpctypes.ErrGRPCUserNotFound
 	}
-	steps, err := s.changed(remove(prefixUser + r.Name))
+	steps, err := s.editSteps(remove(prefixUser + r.Name))
 	return steps, &pb.AuthUserDeleteResponse{}, err
 }
 
@@ -97,11 +97,11 @@ func (s *State) UserChangePassword(r *pb.AuthUserChangePasswordRequest) ([]comma
 	next := &authpb.User{Name: u.Name, Roles: u.Roles, Options: u.Options}
 	if !u.Options.GetNoPassword() {
 		var err error
-		if next.Password, err = givenHash(r.Password, r.HashedPassword); err != nil {
+		if next.Password, err = requestHash(r.Password, r.HashedPassword); err != nil {
 			return nil, nil, err
 		}
 	}
-	steps, err := s.changed(putUser(next, s.revision+1))
+	steps, err := s.editSteps(putUser(next, s.revision+1))
 	return steps, &pb.AuthUserChangePasswordResponse{}, err
 }
 
@@ -138,7 +138,7 @@ func (s *State) UserGrantRole(r *pb.AuthUserGrantRoleRequest) ([]command.Step, *
 	}
 	roles := append(slices.Clone(u.Roles), r.Role)
 	slices.Sort(roles)
-	steps, err := s.changed(putUser(withRoles(u, roles), u.since))
+	steps, err := s.editSteps(putUser(withRoles(u, roles), u.tokensSince))
 	return steps, &pb.AuthUserGrantRoleResponse{}, err
 }
 
@@ -154,7 +154,7 @@ func (s *State) UserRevokeRole(r *pb.AuthUserRevokeRoleRequest) ([]command.Step,
 	if !slices.Contains(u.Roles, r.Role) {
 		return nil, nil, rpctypes.ErrGRPCRoleNotGranted
 	}
-	steps, err := s.changed(putUser(without(u, r.Role), u.since))
+	steps, err := s.editSteps(putUser(withoutRole(u, r.Role), u.tokensSince))
 	return steps, &pb.AuthUserRevokeRoleResponse{}, err
 }
 
@@ -162,7 +162,7 @@ func withRoles(u *user, roles []string) *authpb.User {
 	return &authpb.User{Name: u.Name, Password: u.Password, Options: u.Options, Roles: roles}
 }
 
-func without(u *user, role string) *authpb.User {
+func withoutRole(u *user, role string) *authpb.User {
 	return withRoles(u, slices.DeleteFunc(slices.Clone(u.Roles), func(r string) bool { return r == role }))
 }
 
@@ -172,8 +172,8 @@ type edit struct {
 	err  error
 }
 
-// changed returns the steps of some edits, after the step that increments the auth revision.
-func (s *State) changed(edits ...edit) ([]command.Step, error) {
+// editSteps returns the steps of some edits, after the step that increments the auth revision.
+func (s *State) editSteps(edits ...edit) ([]command.Step, error) {
 	next := s.settings
 	next.revision++
 	steps := []command.Step{set(recordSettings, next.encode())}
@@ -194,8 +194,8 @@ func remove(name string) edit {
 	return edit{step: command.Step{Kind: command.StepDeleteRecord, Key: []byte(name)}}
 }
 
-func putUser(u *authpb.User, since uint64) edit {
-	b, err := encodeUser(u, since)
+func putUser(u *authpb.User, tokensSince uint64) edit {
+	b, err := encodeUser(u, tokensSince)
 	return put(prefixUser+string(u.Name), "user", b, err)
 }
 
@@ -215,21 +215,21 @@ func put(name, noun string, value []byte, err error) edit {
 	return edit{step: set(name, value)}
 }
 
-// bounded fails if the name is too long, or if adding one more to the existing number would exceed most.
-func bounded(noun, name string, have, most int) error {
+// checkLimits fails if the name is too long, or if adding one more to the existing number would exceed most.
+func checkLimits(noun, name string, count, limit int) error {
 	if len(name) > MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "etcdserver: %s name of %d bytes, at most %d", noun, len(name), MaxNameBytes)
 	}
-	if have >= most {
-		return status.Errorf(codes.ResourceExhausted, "etcdserver: there are %d %ss already, the most there can be", have, noun)
+	if count >= limit {
+		return status.Errorf(codes.ResourceExhausted, "etcdserver: there are %d %ss already, which is the limit", count, noun)
 	}
 	return nil
 }
 
-// givenHash returns the password hash of a request.
-func givenHash(password, hashed string) ([]byte, error) {
+// requestHash returns the password hash of a request.
+func requestHash(password, hashed string) ([]byte, error) {
 	if password != "" {
-		return nil, fmt.Errorf("a password was not hashed: %w", errUnhashed)
+		return nil, fmt.Errorf("a password was not hashed: %w", errNotHashed)
 	}
 	hash, err := base64.StdEncoding.DecodeString(hashed)
 	if err != nil || len(hash) > 0 && !isHash(hash) {
@@ -238,4 +238,4 @@ func givenHash(password, hashed string) ([]byte, error) {
 	return hash, nil
 }
 
-func clone[M proto.Message](m M) M { return proto.Clone(m).(M) }
+func cloneProto[M proto.Message](m M) M { return proto.Clone(m).(M) }

@@ -16,20 +16,20 @@ type LeaseKeys func(lease int64) ([][]byte, error)
 
 // CanRange checks the permission to read, watch and compare.
 func (s *State) CanRange(user string, key, end []byte) error {
-	return s.permit(user, func(g *grants) bool { return g.mayRead(spanOf(key, end)) })
+	return s.checkPermission(user, func(g *grants) bool { return g.mayRead(spanOf(key, end)) })
 }
 
 // CanPut checks the permission to write a key.
 func (s *State) CanPut(user string, key []byte) error {
-	return s.permit(user, func(g *grants) bool { return g.mayWrite(spanOf(key, nil)) })
+	return s.checkPermission(user, func(g *grants) bool { return g.mayWrite(spanOf(key, nil)) })
 }
 
 // CanDelete checks the permission to delete a range.
 func (s *State) CanDelete(user string, key, end []byte) error {
-	return s.permit(user, func(g *grants) bool { return g.mayWrite(spanOf(key, end)) })
+	return s.checkPermission(user, func(g *grants) bool { return g.mayWrite(spanOf(key, end)) })
 }
 
-func (s *State) permit(name string, may func(*grants) bool) error {
+func (s *State) checkPermission(name string, allowed func(*grants) bool) error {
 	if !s.enabled {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (s *State) permit(name string, may func(*grants) bool) error {
 		return rpctypes.ErrGRPCUserEmpty
 	}
 	u := s.users[name]
-	if u == nil || !u.isRoot() && !may(u.grants) {
+	if u == nil || !u.isRoot() && !allowed(u.grants) {
 		return rpctypes.ErrGRPCPermissionDenied
 	}
 	return nil
@@ -133,8 +133,8 @@ func (s *State) canLease(user string, lease int64, keys LeaseKeys, can func(*Sta
 	return nil
 }
 
-// MustBeKnown checks that there is a user, which is enough to grant a lease and to read alarms and the status.
-func (s *State) MustBeKnown(user string) error {
+// MustBeAuthenticated checks that there is a user, which is enough to grant a lease and to read alarms and the status.
+func (s *State) MustBeAuthenticated(user string) error {
 	if s.enabled && user == "" {
 		return rpctypes.ErrGRPCUserEmpty
 	}

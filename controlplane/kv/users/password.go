@@ -24,7 +24,7 @@ const (
 // errNoPasswordUser has etcd's text; etcd has no code for this error, and rpctypes does not contain it.
 var errNoPasswordUser = status.Error(codes.Unknown, "auth: authentication failed, password was given for no password user")
 
-var errUnhashed = errors.New("HashAdd or HashChange must come first")
+var errNotHashed = errors.New("call HashAdd or HashChange first")
 
 // HashAdd replaces the password of a new user by its hash, or clears it if the user has no password. It returns an
 // error for a password of more than 72 bytes. A hash in the request is ignored.
@@ -62,9 +62,9 @@ func isHash(hash []byte) bool {
 	return err == nil && cost <= MaxCost
 }
 
-// nobody is the hash that CheckPassword uses for unknown users, so that the response takes as long as for a known one.
-// It has cost DefaultCost, and no known password.
-const nobody = "$2a$10$7EqJtq98hPqEX7fNZaFWoOhi5lsYbGZ6gI2cRjYzqfTq5JkPZ4bZC"
+// unknownUserHash is the hash that CheckPassword uses for unknown users, so that the response takes as long as for a
+// known one. It has cost DefaultCost, and no known password.
+const unknownUserHash = "$2a$10$7EqJtq98hPqEX7fNZaFWoOhi5lsYbGZ6gI2cRjYzqfTq5JkPZ4bZC"
 
 // CheckPassword checks a password, slowly. It returns ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed or etcd's text for a
 // user without a password. The caller should pass the newest state, since new passwords are often used at once.
@@ -73,7 +73,7 @@ func (s *State) CheckPassword(name, password string) error {
 		return rpctypes.ErrGRPCAuthNotEnabled
 	}
 	u := s.users[name]
-	known, stored := u != nil, []byte(nobody)
+	known, stored := u != nil, []byte(unknownUserHash)
 	if known {
 		if u.Options.GetNoPassword() {
 			return errNoPasswordUser

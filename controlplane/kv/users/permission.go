@@ -29,36 +29,36 @@ func spanOf(key, end []byte) span {
 	return span{key, end}
 }
 
-// before reports whether end a is lower than end b; an empty end is the highest.
-func before(a, b []byte) bool {
+// endBefore reports whether end a is lower than end b; an empty end is the highest.
+func endBefore(a, b []byte) bool {
 	return len(a) > 0 && (len(b) == 0 || bytes.Compare(a, b) < 0)
 }
 
-// unite sorts and merges ranges.
-func unite(all []span) spans {
+// mergeSpans sorts and merges ranges.
+func mergeSpans(all []span) spans {
 	slices.SortFunc(all, func(a, b span) int { return bytes.Compare(a.begin, b.begin) })
-	var united spans
+	var merged spans
 	for _, s := range all {
-		last := len(united) - 1
-		if last < 0 || before(united[last].end, s.begin) {
-			united = append(united, s)
-		} else if before(united[last].end, s.end) {
-			united[last].end = s.end
+		last := len(merged) - 1
+		if last < 0 || endBefore(merged[last].end, s.begin) {
+			merged = append(merged, s)
+		} else if endBefore(merged[last].end, s.end) {
+			merged[last].end = s.end
 		}
 	}
-	return united
+	return merged
 }
 
-// cover reports whether one of the spans contains all of s. If the end of s is not after its begin, both must be inside
-// the same span, as in etcd.
-func (ss spans) cover(s span) bool {
-	backwards := len(s.end) > 0 && bytes.Compare(s.begin, s.end) >= 0
-	if backwards {
+// contains reports whether one of the spans contains all of s. If the end of s is not after its begin, both must be
+// inside the same span, as in etcd.
+func (ss spans) contains(s span) bool {
+	reversed := len(s.end) > 0 && bytes.Compare(s.begin, s.end) >= 0
+	if reversed {
 		i := sort.Search(len(ss), func(i int) bool { return bytes.Compare(ss[i].begin, s.end) >= 0 }) - 1
-		return i >= 0 && before(s.begin, ss[i].end)
+		return i >= 0 && endBefore(s.begin, ss[i].end)
 	}
 	i := sort.Search(len(ss), func(i int) bool { return bytes.Compare(ss[i].begin, s.begin) > 0 }) - 1
-	return i >= 0 && !before(ss[i].end, s.end)
+	return i >= 0 && !endBefore(ss[i].end, s.end)
 }
 
 // validPermission reports whether a role can be granted [key, end).
@@ -75,7 +75,7 @@ type grants struct {
 	read, write spans
 }
 
-func (g *grants) unite() {
+func (g *grants) merge() {
 	var read, write []span
 	for _, name := range g.user.Roles {
 		for _, p := range g.roles[name].GetKeyPermission() {
@@ -88,15 +88,15 @@ func (g *grants) unite() {
 			}
 		}
 	}
-	g.read, g.write = unite(read), unite(write)
+	g.read, g.write = mergeSpans(read), mergeSpans(write)
 }
 
 func (g *grants) mayRead(s span) bool {
-	g.once.Do(g.unite)
-	return g.read.cover(s)
+	g.once.Do(g.merge)
+	return g.read.contains(s)
 }
 
 func (g *grants) mayWrite(s span) bool {
-	g.once.Do(g.unite)
-	return g.write.cover(s)
+	g.once.Do(g.merge)
+	return g.write.contains(s)
 }

@@ -11,8 +11,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// words are all strings of the letters, up to a length, in order of length.
-func words(letters string, length int) [][]byte {
+// allStrings returns all strings of the letters with at most the given length, the shortest first.
+func allStrings(letters string, length int) [][]byte {
 	all := [][]byte{{}}
 	for from := 0; length > 0; length-- {
 		for _, w := range all[from:] {
@@ -25,18 +25,19 @@ func words(letters string, length int) [][]byte {
 	return all
 }
 
-// in says whether key is of [begin, end) as requests write it.
-func in(key, begin, end []byte) bool {
+// contains reports whether a key is in the range [begin, end) of a request.
+func contains(key, begin, end []byte) bool {
 	if len(end) == 0 {
 		return bytes.Equal(key, begin)
 	}
 	return bytes.Compare(key, begin) >= 0 && (bytes.Equal(end, []byte{0}) || bytes.Compare(key, end) < 0)
 }
 
-// A range may be read when every key of it may. All keys that matter are those up to one letter longer than any end.
-func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
-	ends := words("\x00ab", 2)
-	keys := words("\x00ab", 3)[1:]
+// TestRangePermissionsMatchSingleKeyModel checks that a range is readable if and only if every key in it is. It
+// suffices to check all keys that are at most one letter longer than the range ends.
+func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
+	ends := allStrings("\x00ab", 2)
+	keys := allStrings("\x00ab", 3)[1:]
 	random := rand.New(rand.NewPCG(1, 2))
 	var allowed, refused int
 	for range 300 {
@@ -56,7 +57,7 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 
 		may := func(key []byte, but authpb.Permission_Type) bool {
 			for _, p := range perms {
-				if p.PermType != but && in(key, p.Key, p.RangeEnd) {
+				if p.PermType != but && contains(key, p.Key, p.RangeEnd) {
 					return true
 				}
 			}
@@ -69,7 +70,7 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 				}
 				read, write := true, true
 				for _, k := range keys {
-					if in(k, key, end) {
+					if contains(k, key, end) {
 						read = read && may(k, authpb.Permission_WRITE)
 						write = write && may(k, authpb.Permission_READ)
 					}
@@ -89,8 +90,8 @@ func TestPermissionsAgreeWithAModelOfSingleKeys(t *testing.T) {
 	require.Greater(t, refused, 1000)
 }
 
-// Cases of etcd's own test of its interval check.
-func TestMergedRanges(t *testing.T) {
+// TestMergeSpans has the cases of etcd's own test of its interval check.
+func TestMergeSpans(t *testing.T) {
 	for _, c := range []struct {
 		perms      [][2]string
 		begin, end string
@@ -108,7 +109,7 @@ func TestMergedRanges(t *testing.T) {
 		{[][2]string{{"a", "b"}, {"b", "c"}, {"d", "\x00"}}, "a", "\x00", false},
 		{[][2]string{{"a", ""}}, "a", "", true},
 		{[][2]string{{"a", ""}}, "a\x00", "", false},
-		{[][2]string{{"a", "z"}}, "m", "c", true}, // backwards, and both within
+		{[][2]string{{"a", "z"}}, "m", "c", true}, // reversed, with both ends inside
 		{[][2]string{{"d", "z"}}, "m", "c", false},
 		{[][2]string{{"a", "z"}}, "m", "m", true},
 		{nil, "m", "c", false},
@@ -117,11 +118,11 @@ func TestMergedRanges(t *testing.T) {
 		for _, p := range c.perms {
 			all = append(all, spanOf([]byte(p[0]), []byte(p[1])))
 		}
-		require.Equal(t, c.want, unite(all).cover(spanOf([]byte(c.begin), []byte(c.end))), "%q: [%q,%q)", c.perms, c.begin, c.end)
+		require.Equal(t, c.want, mergeSpans(all).contains(spanOf([]byte(c.begin), []byte(c.end))), "%q: [%q,%q)", c.perms, c.begin, c.end)
 	}
 }
 
-func TestATransactionIsPermittedAsAWhole(t *testing.T) {
+func TestCanTxn(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	w.addUser("ann", "a")
@@ -169,12 +170,12 @@ func TestATransactionIsPermittedAsAWhole(t *testing.T) {
 		"nested":               {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Compare: compare("both"), Failure: ops(put("both", true, 1))}))}, true},
 		"nested compare":       {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Compare: compare("write")}))}, false},
 		"nested write":         {&pb.TxnRequest{Success: ops(txn(&pb.TxnRequest{Failure: ops(put("read", false, 0))}))}, false},
-		"an op without a body": {&pb.TxnRequest{Success: ops(&pb.RequestOp{})}, true},
+		"op without a request": {&pb.TxnRequest{Success: ops(&pb.RequestOp{})}, true},
 	} {
 		err := s.CanTxn("ann", c.txn, keys)
 		require.Equal(t, c.want, err == nil, "%s: %v", name, err)
 		require.NoError(t, s.CanTxn(Root, c.txn, keys), name)
-		if len(c.txn.Compare)+len(c.txn.Success)+len(c.txn.Failure) > 0 && name != "an op without a body" {
+		if len(c.txn.Compare)+len(c.txn.Success)+len(c.txn.Failure) > 0 && name != "op without a request" {
 			require.ErrorContains(t, s.CanTxn("", c.txn, keys), "user name is empty", name)
 			require.ErrorContains(t, s.CanTxn("nobody", c.txn, keys), "permission denied", name)
 		}

@@ -20,10 +20,10 @@ func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]command.Step, *pb.AuthRoleA
 	if s.roles[r.Name] != nil {
 		return nil, nil, rpctypes.ErrGRPCRoleAlreadyExist
 	}
-	if err := bounded("role", r.Name, len(s.roles), MaxRoles); err != nil {
+	if err := checkLimits("role", r.Name, len(s.roles), MaxRoles); err != nil {
 		return nil, nil, err
 	}
-	steps, err := s.changed(putRole(&authpb.Role{Name: []byte(r.Name)}))
+	steps, err := s.editSteps(putRole(&authpb.Role{Name: []byte(r.Name)}))
 	return steps, &pb.AuthRoleAddResponse{}, err
 }
 
@@ -37,7 +37,7 @@ func (s *State) RoleGet(r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, erro
 		all := &authpb.Permission{PermType: authpb.Permission_READWRITE, Key: []byte{}, RangeEnd: []byte{0}}
 		return &pb.AuthRoleGetResponse{Perm: []*authpb.Permission{all}}, nil
 	}
-	return &pb.AuthRoleGetResponse{Perm: clone(role).KeyPermission}, nil
+	return &pb.AuthRoleGetResponse{Perm: cloneProto(role).KeyPermission}, nil
 }
 
 // RoleList returns all roles' names, sorted.
@@ -61,10 +61,10 @@ func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.Aut
 	for _, u := range s.Users() {
 		if slices.Contains(u.Roles, r.Role) {
 			of := s.users[string(u.Name)]
-			edits = append(edits, putUser(without(of, r.Role), of.since))
+			edits = append(edits, putUser(withoutRole(of, r.Role), of.tokensSince))
 		}
 	}
-	steps, err := s.changed(edits...)
+	steps, err := s.editSteps(edits...)
 	return steps, &pb.AuthRoleDeleteResponse{}, err
 }
 
@@ -81,7 +81,7 @@ func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]com
 	if role == nil {
 		return nil, nil, rpctypes.ErrGRPCRoleNotFound
 	}
-	next := clone(role)
+	next := cloneProto(role)
 	granted := &authpb.Permission{PermType: r.Perm.PermType, Key: r.Perm.Key, RangeEnd: r.Perm.RangeEnd}
 	at, found := slices.BinarySearchFunc(next.KeyPermission, granted, compareRanges)
 	if found {
@@ -89,7 +89,7 @@ func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]com
 	} else {
 		next.KeyPermission = slices.Insert(next.KeyPermission, at, granted)
 	}
-	steps, err := s.changed(putRole(next))
+	steps, err := s.editSteps(putRole(next))
 	return steps, &pb.AuthRoleGrantPermissionResponse{}, err
 }
 
@@ -103,9 +103,9 @@ func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]c
 	if !found {
 		return nil, nil, rpctypes.ErrGRPCPermissionNotGranted
 	}
-	next := clone(role)
+	next := cloneProto(role)
 	next.KeyPermission = slices.Delete(next.KeyPermission, at, at+1)
-	steps, err := s.changed(putRole(next))
+	steps, err := s.editSteps(putRole(next))
 	return steps, &pb.AuthRoleRevokePermissionResponse{}, err
 }
 

@@ -14,26 +14,26 @@ import (
 // Time is a time that the caller read from its clock.
 type Time = time.Time
 
-// DefaultTokenLife is the lifetime of a token, as in etcd.
-const DefaultTokenLife = 5 * time.Minute
+// DefaultTokenTTL is the lifetime of a token, as in etcd.
+const DefaultTokenTTL = 5 * time.Minute
 
 // tokenPrefix distinguishes these tokens from the cloud's, which may be sent in the same header.
 const tokenPrefix = "kv1."
 
-const maxToken = len(tokenPrefix) + 2*(MaxNameBytes+2*binary.MaxVarintLen64+sha256.Size)
+const maxTokenBytes = len(tokenPrefix) + 2*(MaxNameBytes+2*binary.MaxVarintLen64+sha256.Size)
 
 // Tokens issues and verifies tokens. It is safe for concurrent use. Every member with the same key accepts the tokens.
 type Tokens struct {
-	key  []byte
-	life time.Duration
+	key []byte
+	ttl time.Duration
 }
 
-// NewTokens returns a Tokens with a key of 32 secret bytes that has no other use. A life of 0 means DefaultTokenLife.
-func NewTokens(key []byte, life time.Duration) *Tokens {
-	if life <= 0 {
-		life = DefaultTokenLife
+// NewTokens returns a Tokens with a key of 32 secret bytes that has no other use. A ttl of 0 means DefaultTokenTTL.
+func NewTokens(key []byte, ttl time.Duration) *Tokens {
+	if ttl <= 0 {
+		ttl = DefaultTokenTTL
 	}
-	return &Tokens{key: key, life: life}
+	return &Tokens{key: key, ttl: ttl}
 }
 
 // Claim holds the content of a verified token, which had not expired when Open verified it.
@@ -45,7 +45,7 @@ type Claim struct {
 // Issue returns a token for a user who was authenticated at an auth revision.
 func (t *Tokens) Issue(user string, revision uint64, now Time) string {
 	b := binary.AppendUvarint(nil, revision)
-	b = binary.AppendUvarint(b, uint64(now.Add(t.life).UnixMilli()))
+	b = binary.AppendUvarint(b, uint64(now.Add(t.ttl).UnixMilli()))
 	b = append(b, user...)
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, t.mac(b)...))
 }
@@ -61,9 +61,9 @@ func IsToken(text string) bool { return strings.HasPrefix(text, tokenPrefix) }
 
 // Open verifies a token; it returns ErrGRPCInvalidAuthToken for every defect.
 func (t *Tokens) Open(token string, now Time) (Claim, error) {
-	encoded, ours := strings.CutPrefix(token, tokenPrefix)
+	encoded, hasPrefix := strings.CutPrefix(token, tokenPrefix)
 	// The decoder would ignore line breaks.
-	if !ours || len(token) > maxToken || strings.ContainsAny(token, "\r\n") {
+	if !hasPrefix || len(token) > maxTokenBytes || strings.ContainsAny(token, "\r\n") {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(encoded)
@@ -74,11 +74,11 @@ func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	if !hmac.Equal(mac, t.mac(b)) {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	revision, b, err := number(b)
+	revision, b, err := readUvarint(b)
 	if err != nil {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
-	expiry, b, err := number(b)
+	expiry, b, err := readUvarint(b)
 	if err != nil || now.UnixMilli() >= int64(expiry) {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
@@ -97,7 +97,7 @@ func (s *State) Accept(c Claim) (user string, err error) {
 		return "", nil
 	}
 	u := s.users[c.User]
-	if u == nil || c.Revision < u.since || c.Revision < s.voided || s.Behind(c) {
+	if u == nil || c.Revision < u.tokensSince || c.Revision < s.disabledAt || s.Behind(c) {
 		return "", rpctypes.ErrGRPCInvalidAuthToken
 	}
 	return c.User, nil

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-const invalid = "Unauthenticated: etcdserver: invalid auth token"
+const invalidToken = "Unauthenticated: etcdserver: invalid auth token"
 
-func TestATokenLivesFiveMinutes(t *testing.T) {
+func TestTokenExpiresAfterFiveMinutes(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	token := w.token(Root, "toor")
-	w.now = w.now.Add(DefaultTokenLife - time.Millisecond)
-	require.Equal(t, Root, w.who(token))
+	w.now = w.now.Add(DefaultTokenTTL - time.Millisecond)
+	require.Equal(t, Root, w.tokenUser(token))
 	w.now = w.now.Add(time.Millisecond)
-	require.Equal(t, invalid, w.who(token))
+	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
-func TestATokenThatWasChangedIsNone(t *testing.T) {
+func TestChangedTokenIsInvalid(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	token := w.token(Root, "toor")
@@ -31,19 +31,20 @@ func TestATokenThatWasChangedIsNone(t *testing.T) {
 		for _, c := range "Aa_0" {
 			changed := token[:i] + string(c) + token[i+1:]
 			if changed != token {
-				require.Equal(t, invalid, w.who(changed))
+				require.Equal(t, invalidToken, w.tokenUser(changed))
 			}
 		}
 	}
 	for _, other := range []string{"", "kv1.", token + "A", token[:len(token)-1], "prefix.17", strings.Repeat("A", 1<<20), token + "\n"} {
-		require.Equal(t, invalid, w.who(other), other)
+		require.Equal(t, invalidToken, w.tokenUser(other), other)
 	}
 	w.tokens = NewTokens([]byte("another key"), 0)
-	require.Equal(t, invalid, w.who(token))
+	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
-// A member that has not applied what the token was issued upon may wait for it; a state that never had it refuses it.
-func TestATokenOfALaterState(t *testing.T) {
+// TestTokenNewerThanState checks that a state of an earlier revision than the token's reports Behind and refuses the
+// token.
+func TestTokenNewerThanState(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	early := w.state()
@@ -52,21 +53,21 @@ func TestATokenOfALaterState(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, early.Behind(c))
 	_, err = early.Accept(c)
-	require.Equal(t, invalid, said(err))
+	require.Equal(t, invalidToken, errorText(err))
 	require.False(t, w.state().Behind(c))
 }
 
-func TestWhoIsUnknownTakesAsLong(t *testing.T) {
-	require.ErrorIs(t, bcrypt.CompareHashAndPassword([]byte(nobody), []byte("x")), bcrypt.ErrMismatchedHashAndPassword)
-	cost, err := bcrypt.Cost([]byte(nobody))
+func TestUnknownUserHashHasDefaultCost(t *testing.T) {
+	require.ErrorIs(t, bcrypt.CompareHashAndPassword([]byte(unknownUserHash), []byte("x")), bcrypt.ErrMismatchedHashAndPassword)
+	cost, err := bcrypt.Cost([]byte(unknownUserHash))
 	require.NoError(t, err)
 	require.Equal(t, DefaultCost, cost)
 }
 
-func TestAPasswordIsNeverStored(t *testing.T) {
+func TestPasswordsAreStoredHashed(t *testing.T) {
 	w := newWorld(t)
 	_, _, err := w.state().UserAdd(&pb.AuthUserAddRequest{Name: "ann", Password: "plain"})
-	require.ErrorIs(t, err, errUnhashed)
+	require.ErrorIs(t, err, errNotHashed)
 	w.addUser("ann", "plain")
 	for name, value := range w.records {
 		require.NotContains(t, string(value), "plain", name)

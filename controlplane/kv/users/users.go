@@ -75,16 +75,16 @@ type State struct {
 }
 
 type settings struct {
-	enabled  bool
-	revision uint64
-	voided   uint64 // revision at which auth was last disabled; tokens of older revisions are invalid
+	enabled    bool
+	revision   uint64
+	disabledAt uint64 // revision at which auth was last disabled; tokens of older revisions are invalid
 }
 
 // user holds a user's record and the permissions of the user's roles.
 type user struct {
 	*authpb.User
-	since  uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
-	grants *grants
+	tokensSince uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
+	grants      *grants
 }
 
 // Load decodes the state from the keyspace's records whose names begin with Prefix; other records are skipped. Without
@@ -108,14 +108,14 @@ func (s *State) load(name string, value []byte) (err error) {
 		s.settings, err = decodeSettings(value)
 	case strings.HasPrefix(name, prefixUser):
 		u := &user{User: &authpb.User{}}
-		if u.since, err = decodeUser(value, u.User); err == nil {
-			err = named(u.User.Name, name[len(prefixUser):])
+		if u.tokensSince, err = decodeUser(value, u.User); err == nil {
+			err = checkRecordName(u.User.Name, name[len(prefixUser):])
 		}
 		s.users[string(u.User.Name)] = u
 	case strings.HasPrefix(name, prefixRole):
 		r := &authpb.Role{}
 		if err = decodeRole(value, r); err == nil {
-			err = named(r.Name, name[len(prefixRole):])
+			err = checkRecordName(r.Name, name[len(prefixRole):])
 		}
 		s.roles[string(r.Name)] = r
 	case strings.HasPrefix(name, Prefix):
@@ -124,9 +124,9 @@ func (s *State) load(name string, value []byte) (err error) {
 	return err
 }
 
-func named(is []byte, want string) error {
-	if string(is) != want {
-		return fmt.Errorf("it is of %q: %w", is, errCorrupt)
+func checkRecordName(name []byte, want string) error {
+	if string(name) != want {
+		return fmt.Errorf("the record holds %q: %w", name, errCorrupt)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (s *State) Roles() []*authpb.Role {
 // format is the first byte of every record.
 const format = 1
 
-func header(b []byte) ([]byte, error) {
+func stripFormat(b []byte) ([]byte, error) {
 	switch {
 	case len(b) == 0:
 		return nil, errCorrupt
@@ -168,7 +168,7 @@ func header(b []byte) ([]byte, error) {
 	return b[1:], nil
 }
 
-func number(b []byte) (uint64, []byte, error) {
+func readUvarint(b []byte) (uint64, []byte, error) {
 	v, n := binary.Uvarint(b)
 	if n <= 0 {
 		return 0, nil, errCorrupt
@@ -181,41 +181,41 @@ func (s settings) encode() []byte {
 	if s.enabled {
 		b[1] = 1
 	}
-	return binary.AppendUvarint(binary.AppendUvarint(b, s.revision), s.voided)
+	return binary.AppendUvarint(binary.AppendUvarint(b, s.revision), s.disabledAt)
 }
 
 func decodeSettings(b []byte) (s settings, err error) {
-	if b, err = header(b); err != nil {
+	if b, err = stripFormat(b); err != nil {
 		return settings{}, err
 	}
 	if len(b) == 0 || b[0] > 1 {
 		return settings{}, errCorrupt
 	}
 	s.enabled = b[0] == 1
-	if s.revision, b, err = number(b[1:]); err != nil {
+	if s.revision, b, err = readUvarint(b[1:]); err != nil {
 		return settings{}, err
 	}
-	if s.voided, b, err = number(b); err != nil {
+	if s.disabledAt, b, err = readUvarint(b); err != nil {
 		return settings{}, err
 	}
-	if len(b) > 0 || s.revision == 0 || s.voided > s.revision {
+	if len(b) > 0 || s.revision == 0 || s.disabledAt > s.revision {
 		return settings{}, errCorrupt
 	}
 	return s, nil
 }
 
-func encodeUser(u *authpb.User, since uint64) ([]byte, error) {
-	return proto.MarshalOptions{Deterministic: true}.MarshalAppend(binary.AppendUvarint([]byte{format}, since), u)
+func encodeUser(u *authpb.User, tokensSince uint64) ([]byte, error) {
+	return proto.MarshalOptions{Deterministic: true}.MarshalAppend(binary.AppendUvarint([]byte{format}, tokensSince), u)
 }
 
-func decodeUser(b []byte, u *authpb.User) (since uint64, err error) {
-	if b, err = header(b); err != nil {
+func decodeUser(b []byte, u *authpb.User) (tokensSince uint64, err error) {
+	if b, err = stripFormat(b); err != nil {
 		return 0, err
 	}
-	if since, b, err = number(b); err != nil {
+	if tokensSince, b, err = readUvarint(b); err != nil {
 		return 0, err
 	}
-	return since, decode(b, u)
+	return tokensSince, decode(b, u)
 }
 
 func encodeRole(r *authpb.Role) ([]byte, error) {
@@ -223,7 +223,7 @@ func encodeRole(r *authpb.Role) ([]byte, error) {
 }
 
 func decodeRole(b []byte, r *authpb.Role) (err error) {
-	if b, err = header(b); err != nil {
+	if b, err = stripFormat(b); err != nil {
 		return err
 	}
 	return decode(b, r)

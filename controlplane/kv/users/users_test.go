@@ -13,15 +13,16 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// Sequences of an administrator's requests, with what is answered and the auth revision after each.
+// TestScripts runs the scripts in testdata: sequences of requests, with the response and the change of the auth
+// revision.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		w := newWorld(t)
-		held := map[string]string{}
+		savedTokens := map[string]string{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			w.t = t
 			before := w.state().Revision()
-			out := w.run(d, held)
+			out := w.run(d, savedTokens)
 			if after := w.state().Revision(); after != before {
 				out += fmt.Sprintf("revision %d -> %d\n", before, after)
 			}
@@ -30,7 +31,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// arg is the value of name=value in d; the empty value is written name=().
+// arg returns the value of name=value in d; the empty value is written name=().
 func arg(d *datadriven.TestData, name string) string {
 	for _, a := range d.CmdArgs {
 		if a.Key == name && len(a.Vals) > 0 {
@@ -40,7 +41,7 @@ func arg(d *datadriven.TestData, name string) string {
 	return ""
 }
 
-func (w *world) run(d *datadriven.TestData, held map[string]string) string {
+func (w *world) run(d *datadriven.TestData, savedTokens map[string]string) string {
 	user, role, as := arg(d, "user"), arg(d, "role"), arg(d, "as")
 	key, end := []byte(arg(d, "key")), []byte(arg(d, "end"))
 	answer := func(err string, r ...any) string {
@@ -51,7 +52,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	}
 	checked := func(err error) string {
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		return "ok\n"
 	}
@@ -72,7 +73,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 			r.Options = &authpb.UserAddOptions{NoPassword: true}
 		}
 		if err := HashAdd(r, MinCost); err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		_, err := do(w, (*State).UserAdd, r)
 		return answer(err)
@@ -82,14 +83,14 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "user-passwd":
 		r := &pb.AuthUserChangePasswordRequest{Name: user, Password: arg(d, "password"), HashedPassword: arg(d, "hash")}
 		if err := HashChange(r, MinCost); err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		_, err := do(w, (*State).UserChangePassword, r)
 		return answer(err)
 	case "user-get":
 		r, err := w.state().UserGet(&pb.AuthUserGetRequest{Name: user})
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		return answer("", r.Roles)
 	case "user-list":
@@ -111,7 +112,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "role-get":
 		r, err := w.state().RoleGet(&pb.AuthRoleGetRequest{Role: role})
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
 		var perms []string
 		for _, p := range r.Perm {
@@ -139,12 +140,12 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "login":
 		r, err := w.state().Authenticate(&pb.AuthenticateRequest{Name: user, Password: arg(d, "password")}, w.tokens, w.now)
 		if err != nil {
-			return said(err) + "\n"
+			return errorText(err) + "\n"
 		}
-		held[arg(d, "hold")] = r.Token
+		savedTokens[arg(d, "hold")] = r.Token
 		return "ok\n"
 	case "who":
-		return answer("", fmt.Sprintf("%q", w.who(held[arg(d, "token")])))
+		return answer("", fmt.Sprintf("%q", w.tokenUser(savedTokens[arg(d, "token")])))
 	case "range":
 		return checked(w.state().CanRange(as, key, end))
 	case "put":
@@ -162,7 +163,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	case "admin":
 		return checked(w.state().CanAdmin(as))
 	case "known":
-		return checked(w.state().MustBeKnown(as))
+		return checked(w.state().MustBeAuthenticated(as))
 	case "may-get":
 		if user != "" {
 			return checked(w.state().CanGetUser(as, &pb.AuthUserGetRequest{Name: user}))
@@ -173,7 +174,7 @@ func (w *world) run(d *datadriven.TestData, held map[string]string) string {
 	return ""
 }
 
-// lease is a lease 5 whose keys stand in lease=(a,b).
+// lease returns the keys of lease 5, which the argument lease=(a,b) lists.
 func (w *world) lease(d *datadriven.TestData) LeaseKeys {
 	return func(lease int64) ([][]byte, error) {
 		require.EqualValues(w.t, 5, lease)
@@ -189,7 +190,7 @@ func (w *world) lease(d *datadriven.TestData) LeaseKeys {
 	}
 }
 
-func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
+func TestLoadRefusesCorruptRecords(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	must(w, (*State).RoleAdd, &pb.AuthRoleAddRequest{Name: "r"})
@@ -204,7 +205,7 @@ func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
 			{good[:1], errCorrupt},
 		} {
 			if name == prefixRole+"r" && len(c.value) == 1 {
-				c.want = errCorrupt // of no name
+				c.want = errCorrupt // the name is empty
 			}
 			w.records[name] = c.value
 			_, err := Load(w.all())
@@ -221,38 +222,38 @@ func TestARecordThatCannotBeReadIsSaid(t *testing.T) {
 	w.records["alarm"] = []byte("not ours")
 	w.records[prefixUser+"another"] = w.records[prefixUser+Root]
 	_, err = Load(w.all())
-	require.ErrorIs(t, err, errCorrupt, "a record under another's name")
+	require.ErrorIs(t, err, errCorrupt, "a record stored under another user's name")
 }
 
-func TestSettingsThatCannotBe(t *testing.T) {
-	good := settings{enabled: true, revision: 7, voided: 7}
+func TestDecodeSettingsRefusesInvalid(t *testing.T) {
+	good := settings{enabled: true, revision: 7, disabledAt: 7}
 	s, err := decodeSettings(good.encode())
 	require.NoError(t, err)
 	require.Equal(t, good, s)
 	for name, b := range map[string][]byte{
-		"voided later":  settings{revision: 7, voided: 8}.encode(),
-		"no revision":   settings{}.encode(),
-		"more":          append(good.encode(), 0),
-		"half enabled":  {format, 2, 1, 1},
-		"cut off":       good.encode()[:3],
-		"only a format": {format},
+		"disabled at a later revision": settings{revision: 7, disabledAt: 8}.encode(),
+		"no revision":                  settings{}.encode(),
+		"trailing byte":                append(good.encode(), 0),
+		"enabled is neither 0 nor 1":   {format, 2, 1, 1},
+		"truncated":                    good.encode()[:3],
+		"only a format byte":           {format},
 	} {
 		_, err := decodeSettings(b)
 		require.ErrorIs(t, err, errCorrupt, name)
 	}
 }
 
-func TestAHashThatTakesTooLongIsRefused(t *testing.T) {
+func TestHashWithTooHighCostIsRefused(t *testing.T) {
 	w := newWorld(t)
 	w.addUser("ann", "a")
-	slow := strings.Replace(nobody, "$10$", fmt.Sprintf("$%d$", MaxCost+1), 1)
+	slow := strings.Replace(unknownUserHash, "$10$", fmt.Sprintf("$%d$", MaxCost+1), 1)
 	r := &pb.AuthUserChangePasswordRequest{Name: "ann", HashedPassword: base64.StdEncoding.EncodeToString([]byte(slow))}
 	require.NoError(t, HashChange(r, MinCost))
 	_, err := do(w, (*State).UserChangePassword, r)
-	require.Equal(t, said(errNoPasswordUser), err)
+	require.Equal(t, errorText(errNoPasswordUser), err)
 }
 
-func TestNoRecordsIsANewKeyspace(t *testing.T) {
+func TestLoadWithoutRecords(t *testing.T) {
 	s := newWorld(t).state()
 	require.False(t, s.Enabled())
 	require.EqualValues(t, 1, s.Revision())
@@ -260,7 +261,7 @@ func TestNoRecordsIsANewKeyspace(t *testing.T) {
 	require.NoError(t, s.CanAdmin(""))
 }
 
-func TestNamesAndNumbersAreBounded(t *testing.T) {
+func TestLimitsOfNamesAndCounts(t *testing.T) {
 	w := newWorld(t)
 	long := strings.Repeat("n", MaxNameBytes+1)
 	_, err := do(w, (*State).UserAdd, &pb.AuthUserAddRequest{Name: long})
@@ -273,7 +274,7 @@ func TestNamesAndNumbersAreBounded(t *testing.T) {
 		s.roles[fmt.Sprint(i)] = &authpb.Role{}
 	}
 	_, _, refused := s.RoleAdd(&pb.AuthRoleAddRequest{Name: "one more"})
-	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, the most there can be", said(refused))
+	require.Equal(t, "ResourceExhausted: etcdserver: there are 5000 roles already, which is the limit", errorText(refused))
 
 	must(w, (*State).RoleAdd, &pb.AuthRoleAddRequest{Name: "r"})
 	key := []byte(strings.Repeat("k", MaxRecordBytes))
@@ -281,14 +282,14 @@ func TestNamesAndNumbersAreBounded(t *testing.T) {
 	require.Contains(t, err, "ResourceExhausted: etcdserver: role would take")
 }
 
-func TestALeaseThatCannotBeReadIsAnError(t *testing.T) {
+func TestLeaseReadErrorIsReturned(t *testing.T) {
 	w := newWorld(t)
 	w.enable()
 	w.addUser("ann", "a")
 	broken := errors.New("broken")
 	keys := func(int64) ([][]byte, error) { return nil, broken }
 	require.ErrorIs(t, w.state().CanWriteLease("ann", 5, keys), broken)
-	require.NoError(t, w.state().CanWriteLease(Root, 5, keys), "root's is not looked at")
+	require.NoError(t, w.state().CanWriteLease(Root, 5, keys), "for root the lease's keys are not read")
 }
 
 func FuzzLoad(f *testing.F) {

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// world is a keyspace's records, and who wants to know.
+// world holds the records of a keyspace, as the engine would store them, and a clock.
 type world struct {
 	t       *testing.T
 	records map[string][]byte
@@ -44,7 +44,7 @@ func (w *world) state() *State {
 	return s
 }
 
-// apply carries out the steps, as the engine does.
+// apply executes steps on the records, as the engine does.
 func (w *world) apply(steps []command.Step) {
 	for _, s := range steps {
 		switch s.Kind {
@@ -59,12 +59,12 @@ func (w *world) apply(steps []command.Step) {
 	}
 }
 
-// do carries out a request and answers the response or the error, as code: text.
+// do executes a request and returns the response, or the error as "code: text".
 func do[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q) (R, string) {
 	steps, r, err := f(w.state(), q)
 	if err != nil {
 		require.Empty(w.t, steps)
-		return r, said(err)
+		return r, errorText(err)
 	}
 	w.apply(steps)
 	return r, ""
@@ -76,7 +76,7 @@ func must[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q)
 	require.Empty(w.t, err)
 }
 
-func said(err error) string {
+func errorText(err error) string {
 	s := status.Convert(err)
 	return s.Code().String() + ": " + s.Message()
 }
@@ -88,7 +88,7 @@ func (w *world) addUser(name, password string) {
 	must(w, (*State).UserAdd, r)
 }
 
-// enable makes root, password "toor", and turns auth on.
+// enable adds the user root with the password "toor", and enables Auth.
 func (w *world) enable() {
 	w.t.Helper()
 	w.addUser(Root, "toor")
@@ -103,15 +103,15 @@ func (w *world) token(user, password string) string {
 	return r.Token
 }
 
-// who is whom a token is taken for, or why not.
-func (w *world) who(token string) string {
+// tokenUser returns the user of a token, or the text of the error.
+func (w *world) tokenUser(token string) string {
 	c, err := w.tokens.Open(token, w.now)
 	if err != nil {
-		return said(err)
+		return errorText(err)
 	}
 	user, err := w.state().Accept(c)
 	if err != nil {
-		return said(err)
+		return errorText(err)
 	}
 	return user
 }

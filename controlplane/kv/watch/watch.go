@@ -49,8 +49,8 @@ type Options struct {
 	Header func(revision int64) *pb.ResponseHeader
 	// Permit checks whether the client of ctx may watch [key, end). It returns one of etcd's errors.
 	Permit func(ctx context.Context, key, end []byte) error
-	// Progress is the interval of progress notifications to a watch that asked for them and has no events. A random extra
-	// of up to a tenth keeps streams from sending at the same time.
+	// Progress is the interval of progress notifications to a watch that asked for them and has no events. A random
+	// extra of up to a tenth keeps streams from sending at the same time.
 	Progress time.Duration
 	// FragmentBytes is the maximum size of a response to a watch with fragments, unless a single event is larger.
 	FragmentBytes int
@@ -74,8 +74,8 @@ const (
 
 // Error texts that etcd does not have.
 const (
-	tooManyWatches = "etcdserver: too many watches on this stream: open another one"
-	tooManyKeys    = "etcdserver: the keys of the watches on this stream are too long together: open another one"
+	tooManyWatches = "etcdserver: too many watches on this stream: open another stream"
+	tooManyKeys    = "etcdserver: the keys of the watches on this stream exceed 16 MiB in total: open another stream"
 )
 
 // batchBytes is the approximate size of the keys and values in a batch; one revision may be larger. It is less than
@@ -83,8 +83,8 @@ const (
 // batch.
 const batchBytes = 256 << 10
 
-// waiting is the maximum number of queued requests per stream.
-const waiting = 16
+// maxQueuedRequests is the maximum number of queued requests per stream.
+const maxQueuedRequests = 16
 
 // Send sends a response. It calls make once the stream may send, sends nothing if make returns nil, and returns the
 // error of make.
@@ -97,13 +97,13 @@ type Stream struct {
 	send Send
 
 	// Owned by Serve.
-	watches  map[int64]*watch
-	nextID   int64
-	keyBytes int  // sum of the range bounds of all watches
-	asked    bool // a progress request is unanswered
-	notices  *time.Ticker
-	now      context.Context // a canceled context, with which Next does not wait
-	progress <-chan time.Time
+	watches           map[int64]*watch
+	nextID            int64
+	keyBytes          int  // sum of the range bounds of all watches
+	progressRequested bool // a progress request is unanswered
+	progressTicker    *time.Ticker
+	canceled          context.Context // a canceled context, with which Next does not wait
+	progressTick      <-chan time.Time
 
 	wake chan struct{} // capacity 1
 
@@ -123,8 +123,8 @@ type watch struct {
 	prevKV   bool
 	fragment bool
 	notify   bool
-	quiet    bool              // nothing was sent since the last progress notification was due
-	held     []mvccwatch.Event // the beginning of a revision that is sent whole
+	idle     bool              // nothing was sent since the last progress notification was due
+	partial  []mvccwatch.Event // the beginning of a revision that is sent whole
 
 	queued bool // in stream.ready; guarded by stream.mu
 	closed bool // no longer in stream.watches
@@ -134,11 +134,11 @@ type watch struct {
 // an io.EOF from receive, the client sends no more requests and the stream continues. receive is called by a goroutine
 // that ends when receive fails; receive must fail once Serve has returned.
 func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
-	now, cancel := context.WithCancel(context.Background())
+	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
-	s := &Stream{opts: opts, ctx: ctx, send: send, watches: map[int64]*watch{}, now: now, wake: make(chan struct{}, 1)}
+	s := &Stream{opts: opts, ctx: ctx, send: send, watches: map[int64]*watch{}, canceled: canceled, wake: make(chan struct{}, 1)}
 	defer s.close()
-	requests := make(chan *pb.WatchRequest, waiting)
+	requests := make(chan *pb.WatchRequest, maxQueuedRequests)
 	ended := make(chan error, 1)
 	done := make(chan struct{})
 	defer close(done)
@@ -162,15 +162,15 @@ func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest,
 	for {
 		select {
 		case r := <-requests:
-			if err := s.carryOut(r); err != nil {
+			if err := s.handle(r); err != nil {
 				return err
 			}
 		case <-s.wake:
-			if err := s.drain(); err != nil {
+			if err := s.sendReady(); err != nil {
 				return err
 			}
-		case <-s.progress:
-			if err := s.notice(); err != nil {
+		case <-s.progressTick:
+			if err := s.sendProgress(); err != nil {
 				return err
 			}
 		case err := <-ended:
@@ -182,16 +182,16 @@ func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest,
 }
 
 func (s *Stream) close() {
-	if s.notices != nil {
-		s.notices.Stop()
+	if s.progressTicker != nil {
+		s.progressTicker.Stop()
 	}
 	for _, w := range s.watches {
 		w.w.Close()
 	}
 }
 
-// carryOut executes a request.
-func (s *Stream) carryOut(r *pb.WatchRequest) error {
+// handle executes a request.
+func (s *Stream) handle(r *pb.WatchRequest) error {
 	switch r := r.RequestUnion.(type) {
 	case *pb.WatchRequest_CreateRequest:
 		if r.CreateRequest != nil {
@@ -201,11 +201,11 @@ func (s *Stream) carryOut(r *pb.WatchRequest) error {
 		if w := s.watches[r.CancelRequest.GetWatchId()]; r.CancelRequest != nil && w != nil {
 			revision := w.w.Progress()
 			s.remove(w)
-			return s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id, Canceled: true})
+			return s.respond(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id, Canceled: true})
 		}
 	case *pb.WatchRequest_ProgressRequest:
-		s.asked = true
-		return s.answerProgress()
+		s.progressRequested = true
+		return s.respondProgress()
 	}
 	return nil
 }
@@ -245,35 +245,35 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		w.noDelete = w.noDelete || f == pb.WatchCreateRequest_NODELETE
 	}
 	w.w = s.opts.Engine.Watch(mvccwatch.Options{
-		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(batchBytes, s.opts.FragmentBytes), Notify: w.ready,
+		Key: key, End: end, FromRevision: r.StartRevision, PrevKV: r.PrevKv, MaxBytes: min(batchBytes, s.opts.FragmentBytes), Notify: w.queue,
 	})
 	s.watches[id] = w
 	w.keyBytes = len(key) + len(end)
 	s.keyBytes += w.keyBytes
-	if w.notify && s.notices == nil {
-		s.notices = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
-		s.progress = s.notices.C
+	if w.notify && s.progressTicker == nil {
+		s.progressTicker = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
+		s.progressTick = s.progressTicker.C
 	}
 	// A client that named no start revision resumes from this revision after a disconnect.
 	revision := w.w.Progress()
 	if r.StartRevision > 0 {
 		revision = s.opts.Engine.Revision()
 	}
-	if err := s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: id, Created: true}); err != nil {
+	if err := s.respond(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: id, Created: true}); err != nil {
 		return err
 	}
-	w.ready()
+	w.queue()
 	return nil
 }
 
-// answer sends a response that needs no further data.
-func (s *Stream) answer(r *pb.WatchResponse) error {
+// respond sends a response that needs no further data.
+func (s *Stream) respond(r *pb.WatchResponse) error {
 	return s.send(func() (*pb.WatchResponse, error) { return r, nil })
 }
 
 // refuse sends the response to a create request that is refused.
 func (s *Stream) refuse(reason string) error {
-	return s.answer(&pb.WatchResponse{
+	return s.respond(&pb.WatchResponse{
 		Header: s.opts.Header(s.opts.Engine.Revision()), WatchId: invalidID, Created: true, Canceled: true, CancelReason: reason,
 	})
 }
@@ -285,8 +285,8 @@ func (s *Stream) remove(w *watch) {
 	w.w.Close()
 }
 
-// ready queues the watch. The engine calls ready too, so it must not block.
-func (w *watch) ready() {
+// queue queues the watch. The engine calls queue too, so it must not block.
+func (w *watch) queue() {
 	s := w.stream
 	s.mu.Lock()
 	first := !w.queued
@@ -304,8 +304,8 @@ func (w *watch) ready() {
 	}
 }
 
-// drain sends one batch of each ready watch. The engine queues a watch again if it has more events.
-func (s *Stream) drain() error {
+// sendReady sends one batch of each ready watch. The engine queues a watch again if it has more events.
+func (s *Stream) sendReady() error {
 	s.mu.Lock()
 	list := s.ready
 	s.ready = nil
@@ -317,58 +317,58 @@ func (s *Stream) drain() error {
 		if w.closed {
 			continue
 		}
-		if err := s.pass(w); err != nil {
+		if err := s.sendBatch(w); err != nil {
 			return err
 		}
 	}
-	if s.asked {
-		return s.answerProgress()
+	if s.progressRequested {
+		return s.respondProgress()
 	}
 	return nil
 }
 
-// pass sends the next batch of a watch, if there is one.
-func (s *Stream) pass(w *watch) error {
-	var rest []*pb.WatchResponse
+// sendBatch sends the next batch of a watch, if there is one.
+func (s *Stream) sendBatch(w *watch) error {
+	var more []*pb.WatchResponse
 	err := s.send(func() (*pb.WatchResponse, error) {
-		all, err := s.next(w)
+		all, err := s.nextResponses(w)
 		if len(all) > 0 {
-			rest = all[1:]
+			more = all[1:]
 			return all[0], err
 		}
 		return nil, err
 	})
-	for _, r := range rest {
+	for _, r := range more {
 		if err != nil {
 			return err
 		}
-		err = s.answer(r)
+		err = s.respond(r)
 	}
 	return err
 }
 
-// next returns the responses with the next batch of a watch, or with its cancellation. Only watches with fragments have
-// more than one response.
-func (s *Stream) next(w *watch) ([]*pb.WatchResponse, error) {
-	batch, err := w.w.Next(s.now)
+// nextResponses returns the responses with the next batch of a watch, or with its cancellation. Only watches with
+// fragments have more than one response.
+func (s *Stream) nextResponses(w *watch) ([]*pb.WatchResponse, error) {
+	batch, err := w.w.Next(s.canceled)
 	// The rest of a revision is read at once: otherwise every watch of the stream could hold an incomplete revision.
 	for err == nil && batch.Partial && !w.fragment {
-		w.held = append(w.held, batch.Events...)
-		batch, err = w.w.Next(s.now)
+		w.partial = append(w.partial, batch.Events...)
+		batch, err = w.w.Next(s.canceled)
 	}
 	if err != nil {
-		return s.end(w, err)
+		return s.cancelResponse(w, err)
 	}
 	events := batch.Events
-	if len(w.held) > 0 {
-		events, w.held = append(w.held, events...), nil
+	if len(w.partial) > 0 {
+		events, w.partial = append(w.partial, events...), nil
 	}
 	last := events[len(events)-1].KV.ModRevision
 	out := w.events(events)
 	if len(out) == 0 && !batch.Partial {
 		return nil, nil
 	}
-	w.quiet = false
+	w.idle = false
 	r := &pb.WatchResponse{Header: s.opts.Header(max(batch.Revision, last)), WatchId: w.id, Events: out}
 	if !w.fragment {
 		return []*pb.WatchResponse{r}, nil
@@ -376,8 +376,9 @@ func (s *Stream) next(w *watch) ([]*pb.WatchResponse, error) {
 	return s.fragments(r, batch.Partial), nil
 }
 
-// end returns the response that cancels a watch after an error of Next, or nothing if there are just no events.
-func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
+// cancelResponse returns the response that cancels a watch after an error of Next, or nothing if there are just no
+// events.
+func (s *Stream) cancelResponse(w *watch, err error) ([]*pb.WatchResponse, error) {
 	if errors.Is(err, context.Canceled) {
 		return nil, nil
 	}
@@ -399,21 +400,21 @@ func (s *Stream) end(w *watch, err error) ([]*pb.WatchResponse, error) {
 	return []*pb.WatchResponse{r}, nil
 }
 
-// notice sends the due progress notifications to watches without events.
-func (s *Stream) notice() error {
+// sendProgress sends the due progress notifications to watches without events.
+func (s *Stream) sendProgress() error {
 	for _, w := range s.watches {
 		if !w.notify {
 			continue
 		}
-		if !w.quiet {
-			w.quiet = true
+		if !w.idle {
+			w.idle = true
 			continue
 		}
 		revision, current := w.current()
 		if !current || revision < w.from {
 			continue
 		}
-		if err := s.answer(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id}); err != nil {
+		if err := s.respond(&pb.WatchResponse{Header: s.opts.Header(revision), WatchId: w.id}); err != nil {
 			return err
 		}
 	}
@@ -425,28 +426,28 @@ func (w *watch) current() (revision int64, current bool) {
 	revision = w.w.Progress()
 	w.stream.mu.Lock()
 	defer w.stream.mu.Unlock()
-	return revision, !w.queued && len(w.held) == 0
+	return revision, !w.queued && len(w.partial) == 0
 }
 
-// answerProgress responds to a progress request once nothing is left to send.
-func (s *Stream) answerProgress() error {
-	least := int64(-1)
+// respondProgress responds to a progress request once nothing is left to send.
+func (s *Stream) respondProgress() error {
+	lowest := int64(-1)
 	for _, w := range s.watches {
 		revision, current := w.current()
 		if !current {
-			return nil // drain calls answerProgress again
+			return nil // sendReady calls respondProgress again
 		}
 		if revision < w.from {
-			s.asked = false
+			s.progressRequested = false
 			return nil
 		}
-		if least < 0 || revision < least {
-			least = revision
+		if lowest < 0 || revision < lowest {
+			lowest = revision
 		}
 	}
-	s.asked = false
-	if least < 0 {
+	s.progressRequested = false
+	if lowest < 0 {
 		return nil
 	}
-	return s.answer(&pb.WatchResponse{Header: s.opts.Header(least), WatchId: invalidID})
+	return s.respond(&pb.WatchResponse{Header: s.opts.Header(lowest), WatchId: invalidID})
 }

@@ -22,21 +22,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// store is an engine that is written to at once.
-type store struct {
+// testStore is an engine whose writes are applied without consensus.
+type testStore struct {
 	*mvcc.Engine
 	t  *testing.T
 	mu sync.Mutex
 }
 
-func newStore(t *testing.T) *store {
+func newTestStore(t *testing.T) *testStore {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.Close()) })
-	return &store{Engine: e, t: t}
+	return &testStore{Engine: e, t: t}
 }
 
-func (s *store) apply(data []byte, err error) int64 {
+func (s *testStore) apply(data []byte, err error) int64 {
 	s.t.Helper()
 	require.NoError(s.t, err)
 	s.mu.Lock()
@@ -47,12 +47,12 @@ func (s *store) apply(data []byte, err error) int64 {
 	return r[0].Revision
 }
 
-func (s *store) put(key, value string) int64 {
+func (s *testStore) put(key, value string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: []byte(key), Value: []byte(value)}}}))
 }
 
-// putAll makes one revision.
-func (s *store) putAll(value []byte, keys ...string) int64 {
+// putAll puts the keys in one revision.
+func (s *testStore) putAll(value []byte, keys ...string) int64 {
 	var steps []command.Step
 	for _, k := range keys {
 		steps = append(steps, command.Step{Kind: command.StepPut, Key: []byte(k), Value: value})
@@ -60,20 +60,20 @@ func (s *store) putAll(value []byte, keys ...string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: steps}))
 }
 
-func (s *store) remove(key string) int64 {
+func (s *testStore) remove(key string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepDelete, Key: []byte(key)}}}))
 }
 
-// client is the other end of a stream.
+// client is the client of a stream.
 type client struct {
-	t     *testing.T
-	asks  chan *pb.WatchRequest
-	told  chan *pb.WatchResponse
-	ended chan error
-	stop  context.CancelFunc
+	t         *testing.T
+	requests  chan *pb.WatchRequest
+	responses chan *pb.WatchResponse
+	ended     chan error
+	stop      context.CancelFunc
 }
 
-func open(t *testing.T, s *store, change ...func(*Options)) *client {
+func openStream(t *testing.T, s *testStore, change ...func(*Options)) *client {
 	o := &Options{
 		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
 		Permit:   func(context.Context, []byte, []byte) error { return nil },
@@ -83,13 +83,13 @@ func open(t *testing.T, s *store, change ...func(*Options)) *client {
 		f(o)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &client{t: t, asks: make(chan *pb.WatchRequest), told: make(chan *pb.WatchResponse), ended: make(chan error, 1), stop: cancel}
+	c := &client{t: t, requests: make(chan *pb.WatchRequest), responses: make(chan *pb.WatchResponse), ended: make(chan error, 1), stop: cancel}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		c.ended <- Serve(ctx, o, func() (*pb.WatchRequest, error) {
 			select {
-			case r, ok := <-c.asks:
+			case r, ok := <-c.requests:
 				if !ok {
 					return nil, io.EOF
 				}
@@ -103,7 +103,7 @@ func open(t *testing.T, s *store, change ...func(*Options)) *client {
 				return err
 			}
 			select {
-			case c.told <- r:
+			case c.responses <- r:
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -114,35 +114,35 @@ func open(t *testing.T, s *store, change ...func(*Options)) *client {
 	return c
 }
 
-func (c *client) ask(r *pb.WatchCreateRequest) {
-	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: r}}
+func (c *client) create(r *pb.WatchCreateRequest) {
+	c.requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: r}}
 }
 
 func (c *client) progress() {
-	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
+	c.requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
 }
 
 func (c *client) cancel(id int64) {
-	c.asks <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: id}}}
+	c.requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CancelRequest{CancelRequest: &pb.WatchCancelRequest{WatchId: id}}}
 }
 
 func (c *client) next() *pb.WatchResponse {
 	c.t.Helper()
 	select {
-	case r := <-c.told:
+	case r := <-c.responses:
 		return r
 	case err := <-c.ended:
 		c.t.Fatalf("the stream ended: %v", err)
 	case <-time.After(20 * time.Second):
-		c.t.Fatal("nothing came")
+		c.t.Fatal("no response within 20 s")
 	}
 	return nil
 }
 
-// create starts a watch and returns its id.
-func (c *client) create(r *pb.WatchCreateRequest) int64 {
+// mustCreate creates a watch and returns its ID.
+func (c *client) mustCreate(r *pb.WatchCreateRequest) int64 {
 	c.t.Helper()
-	c.ask(r)
+	c.create(r)
 	a := c.next()
 	require.True(c.t, a.Created)
 	require.False(c.t, a.Canceled, a.CancelReason)
@@ -160,11 +160,11 @@ func text(r *pb.WatchResponse) (s string) {
 	return s
 }
 
-func TestAWatchSeesWhatHappens(t *testing.T) {
-	s := newStore(t)
+func TestWatchReceivesEvents(t *testing.T) {
+	s := newTestStore(t)
 	s.put("a", "0")
-	c := open(t, s)
-	c.ask(&pb.WatchCreateRequest{Key: []byte("a"), RangeEnd: []byte("c"), PrevKv: true})
+	c := openStream(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), RangeEnd: []byte("c"), PrevKv: true})
 	created := c.next()
 	require.True(t, created.Created)
 	require.EqualValues(t, 2, created.Header.Revision)
@@ -180,23 +180,23 @@ func TestAWatchSeesWhatHappens(t *testing.T) {
 	require.EqualValues(t, 5, two.Header.Revision)
 }
 
-func TestAWatchFromThePast(t *testing.T) {
-	s := newStore(t)
+func TestWatchFromOldRevision(t *testing.T) {
+	s := newTestStore(t)
 	for i := range 5 {
 		s.put("a", fmt.Sprint(i))
 	}
-	c := open(t, s)
-	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
+	c := openStream(t, s)
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
 	require.Equal(t, "a=1@3 a=2@4 a=3@5 a=4@6 ", text(c.next()))
 	s.put("a", "5")
 	require.Equal(t, "a=5@7 ", text(c.next()))
 }
 
 func TestFilters(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s)
-	noPut := c.create(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
-	noDelete := c.create(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NODELETE}})
+	s := newTestStore(t)
+	c := openStream(t, s)
+	noPut := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}})
+	noDelete := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), Filters: []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NODELETE}})
 	s.put("a", "1")
 	r := c.next()
 	require.Equal(t, noDelete, r.WatchId)
@@ -208,12 +208,12 @@ func TestFilters(t *testing.T) {
 }
 
 func TestWatchIDs(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s)
-	require.EqualValues(t, 0, c.create(&pb.WatchCreateRequest{Key: []byte("a")}))
-	require.EqualValues(t, 1, c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
-	require.EqualValues(t, 2, c.create(&pb.WatchCreateRequest{Key: []byte("a")}), "one that is taken is passed over")
-	c.ask(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1})
+	s := newTestStore(t)
+	c := openStream(t, s)
+	require.EqualValues(t, 0, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")}))
+	require.EqualValues(t, 1, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
+	require.EqualValues(t, 2, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")}), "an ID that is in use is skipped")
+	c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1})
 	r := c.next()
 	require.True(t, r.Created && r.Canceled)
 	require.EqualValues(t, -1, r.WatchId)
@@ -222,17 +222,17 @@ func TestWatchIDs(t *testing.T) {
 	r = c.next()
 	require.True(t, r.Canceled)
 	require.EqualValues(t, 1, r.WatchId)
-	require.EqualValues(t, 1, c.create(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
-	c.cancel(99) // of nothing: no answer
-	c.ask(&pb.WatchCreateRequest{Key: []byte("b"), RangeEnd: []byte("a")})
+	require.EqualValues(t, 1, c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), WatchId: 1}))
+	c.cancel(99) // there is no such watch, so there is no response
+	c.create(&pb.WatchCreateRequest{Key: []byte("b"), RangeEnd: []byte("a")})
 	require.Equal(t, emptyRange, c.next().CancelReason)
-	c.ask(&pb.WatchCreateRequest{Key: []byte("b"), StartRevision: -1})
+	c.create(&pb.WatchCreateRequest{Key: []byte("b"), StartRevision: -1})
 	require.Equal(t, rpctypes.ErrCompacted.Error(), c.next().CancelReason)
 }
 
-func TestWhoMayNotSeeDoesNot(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s, func(o *Options) {
+func TestWatchWithoutPermissionIsRefused(t *testing.T) {
+	s := newTestStore(t)
+	c := openStream(t, s, func(o *Options) {
 		o.Permit = func(_ context.Context, key, _ []byte) error {
 			if string(key) == "secret" {
 				return rpctypes.ErrGRPCPermissionDenied
@@ -240,39 +240,40 @@ func TestWhoMayNotSeeDoesNot(t *testing.T) {
 			return nil
 		}
 	})
-	c.ask(&pb.WatchCreateRequest{Key: []byte("secret")})
+	c.create(&pb.WatchCreateRequest{Key: []byte("secret")})
 	r := c.next()
 	require.True(t, r.Created && r.Canceled)
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied.Error(), r.CancelReason)
-	c.create(&pb.WatchCreateRequest{Key: []byte("other")})
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("other")})
 	s.put("secret", "1")
 	s.put("other", "1")
 	require.Equal(t, "other=1@3 ", text(c.next()))
 }
 
-func TestCompactedHistoryEndsAWatch(t *testing.T) {
-	s := newStore(t)
+func TestWatchFromCompactedRevisionIsCanceled(t *testing.T) {
+	s := newTestStore(t)
 	for range 5 {
 		s.put("a", "x")
 	}
 	s.apply(command.EncodeCompact(4), nil)
-	c := open(t, s)
-	id := c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
+	c := openStream(t, s)
+	id := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 3})
 	r := c.next()
 	require.True(t, r.Canceled)
 	require.Equal(t, id, r.WatchId)
 	require.EqualValues(t, 4, r.CompactRevision)
-	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 4})
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 4})
 	require.Equal(t, "a=x@4 a=x@5 a=x@6 ", text(c.next()))
 }
 
-// etcd#15220: a notice of progress came before the events that it promised to be behind.
-func TestProgressIsNeverAheadOfEvents(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s)
+// TestProgressNeverAheadOfEvents checks that a progress response is not sent before the events up to its revision
+// (etcd#15220).
+func TestProgressNeverAheadOfEvents(t *testing.T) {
+	s := newTestStore(t)
+	c := openStream(t, s)
 	const keys = 10
 	for i := range keys {
-		c.create(&pb.WatchCreateRequest{Key: []byte(fmt.Sprint("k", i)), StartRevision: 2})
+		c.mustCreate(&pb.WatchCreateRequest{Key: []byte(fmt.Sprint("k", i)), StartRevision: 2})
 	}
 	const writes = 500
 	go func() {
@@ -280,55 +281,56 @@ func TestProgressIsNeverAheadOfEvents(t *testing.T) {
 			s.put(fmt.Sprint("k", i%keys), "v")
 		}
 	}()
-	asking, stop := context.WithCancel(t.Context())
-	var asker sync.WaitGroup
-	asker.Go(func() {
-		ask := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
+	requestCtx, stop := context.WithCancel(t.Context())
+	var requester sync.WaitGroup
+	requester.Go(func() {
+		request := &pb.WatchRequest{RequestUnion: &pb.WatchRequest_ProgressRequest{ProgressRequest: &pb.WatchProgressRequest{}}}
 		for {
 			select {
-			case c.asks <- ask:
-			case <-asking.Done():
+			case c.requests <- request:
+			case <-requestCtx.Done():
 				return
 			}
 		}
 	})
-	// Read until all was seen and a notice says so.
+	// Read until all events have arrived and a progress response reports it.
 	seen := map[int64]bool{}
-	for promised := int64(0); promised < writes+1; {
+	for progress := int64(0); progress < writes+1; {
 		r := c.next()
 		for _, e := range r.Events {
-			require.Greater(t, e.Kv.ModRevision, promised, "an event that was said to be over")
+			require.Greater(t, e.Kv.ModRevision, progress, "an event up to the reported progress")
 			require.False(t, seen[e.Kv.ModRevision])
 			seen[e.Kv.ModRevision] = true
 		}
 		if len(r.Events) == 0 {
 			require.EqualValues(t, -1, r.WatchId)
-			require.GreaterOrEqual(t, r.Header.Revision, promised)
-			promised = r.Header.Revision
-			for at := int64(2); at <= promised; at++ {
-				require.True(t, seen[at], "revision %d was promised and not sent", at)
+			require.GreaterOrEqual(t, r.Header.Revision, progress)
+			progress = r.Header.Revision
+			for at := int64(2); at <= progress; at++ {
+				require.True(t, seen[at], "progress was reported before the event of revision %d", at)
 			}
 		}
 	}
 	require.Len(t, seen, writes)
-	// Whatever is still being answered is let go with the stream.
+	// Pending responses are discarded when the stream ends.
 	stop()
 	go func() {
-		for range c.told {
+		for range c.responses {
 		}
 	}()
-	asker.Wait()
+	requester.Wait()
 	c.stop()
 	<-c.ended
-	close(c.told)
+	close(c.responses)
 }
 
-// etcd#17507: a watch that was just begun got a notice from before it began, or none.
-func TestProgressOfAFreshWatch(t *testing.T) {
-	s := newStore(t)
+// TestProgressOfNewWatch checks that the progress of a new watch is at least the revision at which it was created
+// (etcd#17507).
+func TestProgressOfNewWatch(t *testing.T) {
+	s := newTestStore(t)
 	s.put("a", "1")
-	c := open(t, s)
-	c.ask(&pb.WatchCreateRequest{Key: []byte("zzz")})
+	c := openStream(t, s)
+	c.create(&pb.WatchCreateRequest{Key: []byte("zzz")})
 	created := c.next()
 	require.True(t, created.Created)
 	c.progress()
@@ -337,16 +339,16 @@ func TestProgressOfAFreshWatch(t *testing.T) {
 	require.GreaterOrEqual(t, r.Header.Revision, created.Header.Revision)
 	s.put("other", "1")
 	c.progress()
-	require.EqualValues(t, 3, c.next().Header.Revision, "it moves on while nothing happens to the watched key")
+	require.EqualValues(t, 3, c.next().Header.Revision, "progress increases without events of the watched key")
 }
 
-func TestProgressIsAnsweredAfterTheBacklog(t *testing.T) {
-	s := newStore(t)
+func TestProgressIsSentAfterPendingEvents(t *testing.T) {
+	s := newTestStore(t)
 	for range 3000 { // three batches
 		s.put("a", "x")
 	}
-	c := open(t, s)
-	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 2})
+	c := openStream(t, s)
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 2})
 	c.progress()
 	events := 0
 	for {
@@ -361,13 +363,14 @@ func TestProgressIsAnsweredAfterTheBacklog(t *testing.T) {
 	require.Equal(t, 3000, events)
 }
 
-// etcd#20221: a watch of the future was told what lies before it.
-func TestAWatchOfTheFutureSeesNothingOld(t *testing.T) {
-	s := newStore(t)
+// TestWatchFromFutureRevision checks that a watch from a future revision gets neither events nor progress of earlier
+// revisions (etcd#20221).
+func TestWatchFromFutureRevision(t *testing.T) {
+	s := newTestStore(t)
 	s.put("a", "1")
-	c := open(t, s, func(o *Options) { o.Progress = time.Millisecond })
-	c.create(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 5, ProgressNotify: true})
-	c.progress() // no answer: nothing is to be said of revisions before 5
+	c := openStream(t, s, func(o *Options) { o.Progress = time.Millisecond })
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), StartRevision: 5, ProgressNotify: true})
+	c.progress() // no response, since the watch begins at revision 5
 	s.put("a", "2")
 	s.put("a", "3")
 	s.put("a", "4")
@@ -375,11 +378,11 @@ func TestAWatchOfTheFutureSeesNothingOld(t *testing.T) {
 	require.Equal(t, "a=4@5 ", text(r))
 }
 
-func TestNotices(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s, func(o *Options) { o.Progress = time.Millisecond })
-	c.create(&pb.WatchCreateRequest{Key: []byte("quiet")})
-	id := c.create(&pb.WatchCreateRequest{Key: []byte("a"), ProgressNotify: true})
+func TestProgressNotify(t *testing.T) {
+	s := newTestStore(t)
+	c := openStream(t, s, func(o *Options) { o.Progress = time.Millisecond })
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("quiet")})
+	id := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a"), ProgressNotify: true})
 	s.put("other", "1")
 	for {
 		r := c.next()
@@ -392,39 +395,39 @@ func TestNotices(t *testing.T) {
 }
 
 func TestFragments(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s, func(o *Options) { o.FragmentBytes = 64 << 10 })
-	c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), Fragment: true})
-	whole := c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	s := newTestStore(t)
+	c := openStream(t, s, func(o *Options) { o.FragmentBytes = 64 << 10 })
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), Fragment: true})
+	unfragmented := c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
 	s.putAll(make([]byte, 20<<10), "k1", "k2", "k3", "k4", "k5", "k6", "k7")
-	var inPieces, pieces int
+	var fragmentEvents, fragmentCount int
 	var all *pb.WatchResponse
 	for done := false; !done || all == nil; {
 		r := c.next()
-		if r.WatchId == whole {
+		if r.WatchId == unfragmented {
 			require.False(t, r.Fragment)
 			all = r
 			continue
 		}
-		pieces++
-		inPieces += len(r.Events)
+		fragmentCount++
+		fragmentEvents += len(r.Events)
 		require.LessOrEqual(t, proto.Size(r), 64<<10)
 		done = !r.Fragment
 	}
-	require.Equal(t, 7, inPieces)
-	require.Greater(t, pieces, 1)
-	require.Len(t, all.Events, 7, "one revision is one answer")
+	require.Equal(t, 7, fragmentEvents)
+	require.Greater(t, fragmentCount, 1)
+	require.Len(t, all.Events, 7, "one revision is one response")
 }
 
-// A revision with more events than a batch holds is one answer all the same.
-func TestARevisionIsNotTornApart(t *testing.T) {
-	s := newStore(t)
+// TestRevisionIsOneResponse checks that a revision with more events than fit into a batch is sent in one response.
+func TestRevisionIsOneResponse(t *testing.T) {
+	s := newTestStore(t)
 	var keys []string
 	for i := range 5000 {
 		keys = append(keys, fmt.Sprintf("k%04d", i))
 	}
-	c := open(t, s)
-	c.create(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
+	c := openStream(t, s)
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l")})
 	revision := s.putAll([]byte("v"), keys...)
 	r := c.next()
 	require.Len(t, r.Events, 5000)
@@ -433,16 +436,16 @@ func TestARevisionIsNotTornApart(t *testing.T) {
 	require.Len(t, c.next().Events, 5000)
 }
 
-// Ten thousand watches on a hundred streams have a hundred senders, not ten thousand.
-func TestTenThousandWatchesAreCheap(t *testing.T) {
-	s := newStore(t)
+// TestGoroutinesOfManyWatches checks that the number of goroutines depends on the number of streams, not of watches.
+func TestGoroutinesOfManyWatches(t *testing.T) {
+	s := newTestStore(t)
 	const streams, each = 100, 100
 	before := runtime.NumGoroutine()
 	clients := make([]*client, streams)
 	for i := range clients {
-		clients[i] = open(t, s)
+		clients[i] = openStream(t, s)
 		for j := range each {
-			clients[i].create(&pb.WatchCreateRequest{Key: []byte(fmt.Sprintf("k%d", i*each+j))})
+			clients[i].mustCreate(&pb.WatchCreateRequest{Key: []byte(fmt.Sprintf("k%d", i*each+j))})
 		}
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine()-before, 3*streams)
@@ -457,12 +460,12 @@ func TestTenThousandWatchesAreCheap(t *testing.T) {
 	require.Zero(t, s.Stats().Watchers)
 }
 
-// A client that does not read holds up nobody, and nothing is kept for it.
-func TestASlowClientHoldsUpNobody(t *testing.T) {
-	s := newStore(t)
-	slow, quick := open(t, s), open(t, s)
-	slow.create(&pb.WatchCreateRequest{Key: []byte("a")})
-	quick.create(&pb.WatchCreateRequest{Key: []byte("a")})
+// TestSlowClientDelaysNoOtherStream checks that a client that does not read delays neither writes nor other streams.
+func TestSlowClientDelaysNoOtherStream(t *testing.T) {
+	s := newTestStore(t)
+	slow, quick := openStream(t, s), openStream(t, s)
+	slow.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
+	quick.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
 	for i := range 2000 {
 		s.put("a", fmt.Sprint(i))
 	}
@@ -478,11 +481,11 @@ func TestASlowClientHoldsUpNobody(t *testing.T) {
 	last(slow)
 }
 
-func TestAClientThatAsksNoMoreStillListens(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s)
-	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
-	close(c.asks)
+func TestStreamContinuesAfterClientCloseSend(t *testing.T) {
+	s := newTestStore(t)
+	c := openStream(t, s)
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
+	close(c.requests)
 	s.put("a", "1")
 	require.Equal(t, "a=1@2 ", text(c.next()))
 	c.stop()
@@ -490,39 +493,40 @@ func TestAClientThatAsksNoMoreStillListens(t *testing.T) {
 	c.ended <- nil
 }
 
-// A member that stops ends its streams with an error after which clients go on elsewhere.
-func TestAMemberThatStops(t *testing.T) {
+// TestStreamEndsWhenEngineCloses checks that streams end with ErrGRPCStopped, after which clients use another member.
+func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
-	c := open(t, &store{Engine: e, t: t})
-	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	c := openStream(t, &testStore{Engine: e, t: t})
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
 	require.NoError(t, e.Close())
 	require.Equal(t, rpctypes.ErrGRPCStopped, <-c.ended)
 	c.ended <- nil
 }
 
-// The total size of the keys of a stream's watches is bounded; canceling a watch frees its part.
-func TestKeysOfAStreamAreBounded(t *testing.T) {
-	s := newStore(t)
-	c := open(t, s)
+// TestKeyBytesOfStreamAreLimited checks the limit of the total size of the keys of a stream's watches. Canceling a
+// watch releases its part.
+func TestKeyBytesOfStreamAreLimited(t *testing.T) {
+	s := newTestStore(t)
+	c := openStream(t, s)
 	long := bytes.Repeat([]byte("k"), 1<<20)
 	for range maxKeyBytes >> 20 {
-		c.create(&pb.WatchCreateRequest{Key: long})
+		c.mustCreate(&pb.WatchCreateRequest{Key: long})
 	}
-	c.ask(&pb.WatchCreateRequest{Key: []byte("a")})
+	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
 	r := c.next()
 	require.True(t, r.Canceled)
 	require.Equal(t, tooManyKeys, r.CancelReason)
 	c.cancel(0)
 	require.True(t, c.next().Canceled)
-	c.create(&pb.WatchCreateRequest{Key: []byte("a")})
+	c.mustCreate(&pb.WatchCreateRequest{Key: []byte("a")})
 	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
 }
 
-// A revision that is longer than a batch is read whole when the stream may send. If a stream read one batch of each
-// watch in turn, all of its watches could hold the beginning of a revision.
-func TestARevisionIsReadAtOnce(t *testing.T) {
-	s := newStore(t)
+// TestRevisionIsReadWhole checks that a revision larger than a batch is read as a whole when the stream may send.
+// Otherwise each watch of the stream could hold an incomplete revision in memory.
+func TestRevisionIsReadWhole(t *testing.T) {
+	s := newTestStore(t)
 	var keys []string
 	for i := range 20 {
 		keys = append(keys, fmt.Sprintf("k%02d", i))
@@ -534,7 +538,7 @@ func TestARevisionIsReadAtOnce(t *testing.T) {
 	requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
 		CreateRequest: &pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), StartRevision: 2},
 	}}
-	var sizes []int // of the answers after the first, which says that the watch was created; 0 for none
+	var sizes []int // numbers of events in the calls of make after the response to the creation; 0 for no response
 	o := &Options{
 		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
 		Permit: func(context.Context, []byte, []byte) error { return nil }, Progress: time.Hour, FragmentBytes: 3 << 19,

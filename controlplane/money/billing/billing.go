@@ -116,8 +116,8 @@ type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run processes a
-	// part of the records.
+	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run
+	// processes a part of the records.
 	payFrom, vmFrom, meterFrom []string
 	debtors                    debtors
 }
@@ -172,8 +172,8 @@ func (m *Meter) row(at cloud.Time) []string {
 	return []string{number(at), string(m.Project), string(m.VM)}
 }
 
-// drop deletes a meter and its row in next.
-func drop(tx *store.Tx, m *Meter) {
+// deleteMeter deletes a meter and its row in next.
+func deleteMeter(tx *store.Tx, m *Meter) {
 	next.Delete(tx, m.row(m.Until)...)
 	meters.Delete(tx, string(m.Project), string(m.VM))
 }

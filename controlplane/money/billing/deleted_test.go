@@ -14,7 +14,7 @@ import (
 
 // A project that is created with the ID of a deleted one does not pay the debts of the deleted one, and can create VMs
 // despite them.
-func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
+func TestNewProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.run("web")
@@ -24,7 +24,7 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	}
 	w.stop(id)
 	require.NoError(t, w.delete(id))
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.EqualValues(t, 3*running, sum)
 	w.order(ledger.Command{Op: ledger.DoClose})
 	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
@@ -40,13 +40,13 @@ func TestALaterProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w.fund(10 * running)
 	w.create("web")
 	require.Equal(t, [3]int64{0, running, 9 * running}, w.figures(), "only what the VM needs is taken")
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
 
 // The unpaid bills of a deleted project are removed from the records.
-func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
+func TestBillsOfADeletedProjectAreRemoved(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.run("web")
@@ -59,6 +59,6 @@ func TestTheBillsOfADeletedProjectAreWrittenOff(t *testing.T) {
 	w.order(ledger.Command{Op: ledger.DoClose})
 	w.Update(func(tx *store.Tx) error { return tenant.DeleteProject(tx, acme.Project) })
 	w.bill()
-	bills, _ := w.owes()
+	bills, _ := w.unpaidBills()
 	require.Empty(t, bills)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// With keep, what runs runs on; what it owes is recorded in a few records, and charged before anything else.
-func TestKeep(t *testing.T) {
+// With the policy keep, unpaid VMs continue. The debt takes few records, and is charged before anything else.
+func TestPolicyKeep(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(2 * running)
 	id := w.run("web")
@@ -28,7 +28,7 @@ func TestKeep(t *testing.T) {
 	}
 	w.Clock.Advance(3 * hour)
 	w.bill()
-	bills, sum := w.owes()
+	bills, sum := w.unpaidBills()
 	require.Len(t, bills, 1, "hours of one price are one record")
 	require.EqualValues(t, 7*running, sum)
 	require.Equal(t, cloud.Running, w.get(id).State)
@@ -40,7 +40,7 @@ func TestKeep(t *testing.T) {
 
 	w.topUp(3*running + 1)
 	w.bill()
-	bills, sum = w.owes()
+	bills, sum = w.unpaidBills()
 	require.Len(t, bills, 1)
 	require.EqualValues(t, 4*running, sum, "three of them are paid")
 	require.Equal(t, [3]int64{5 * running, 0, 1}, w.figures())
@@ -54,18 +54,18 @@ func TestKeep(t *testing.T) {
 	w.order(ledger.Command{Op: ledger.DoResume})
 	w.create("more")
 	require.Equal(t, [3]int64{9 * running, running, 1001 - 5*running}, w.figures(), "what was owed is charged first")
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
 
-// With stop, what cannot be paid is stopped, and started when the wallet covers it.
-func TestStop(t *testing.T) {
+// With the policy stop, unpaid VMs are stopped. They can be started when the wallet covers the price.
+func TestPolicyStop(t *testing.T) {
 	w := newWorld(t, strict)
 	w.fund(2*running + 3)
 	first, second := w.create("first"), w.create("second")
 	for _, id := range []cloud.VMID{first, second} {
-		w.seen(id, cloud.ObservedBuilt)
+		w.reportObserved(id, cloud.ObservedBuilt)
 	}
 	require.NoError(t, w.start(first), "what creating it reserved covers it")
 	require.NoError(t, w.start(second))
@@ -74,12 +74,12 @@ func TestStop(t *testing.T) {
 	w.bill()
 	for _, id := range []cloud.VMID{first, second} {
 		require.Equal(t, cloud.Stopping, w.get(id).State)
-		require.False(t, w.get(id).Wish.On)
-		w.seen(id, cloud.ObservedEnded)
+		require.False(t, w.get(id).Desired.On)
+		w.reportObserved(id, cloud.ObservedEnded)
 		require.Equal(t, cloud.Stopped, w.get(id).State)
 	}
 	require.Equal(t, [3]int64{2 * running, 0, 3}, w.figures())
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.EqualValues(t, 2*running, sum, "the hour had begun")
 	err := w.start(first)
 	require.True(t, fault.Is(err, fault.ResourceExhausted), "%v", err)
@@ -92,7 +92,7 @@ func TestStop(t *testing.T) {
 	w.stop(first)
 	w.Clock.Advance(hour)
 	w.bill()
-	_, sum = w.owes()
+	_, sum = w.unpaidBills()
 	require.EqualValues(t, 2*off, sum)
 	w.topUp(2*off + running - off - 1)
 	err = w.start(second)
@@ -106,7 +106,7 @@ func TestStop(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Many VMs of many projects that cannot pay are stopped, and nobody pays for them.
+// Many VMs of many projects that cannot pay are stopped, and no other project pays for them.
 func TestStopMany(t *testing.T) {
 	w := newWorld(t, strict)
 	const vms = maxBills + 20
@@ -123,11 +123,11 @@ func TestStopMany(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A wallet that does not add up holds up neither its VMs nor other projects.
-func TestABrokenWallet(t *testing.T) {
+// A wallet whose records contradict each other stops neither its project's VMs nor the billing of other projects.
+func TestInconsistentWallet(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
-	_, err := w.credits.Give(w.as(evil), credit.Order{Tenant: evil, Command: ledger.Command{Op: ledger.DoCreate, Amount: 100}})
+	_, err := w.credits.Execute(w.as(evil), credit.Request{Tenant: evil, Command: ledger.Command{Op: ledger.DoCreate, Amount: 100}})
 	require.NoError(t, err)
 	made, err := w.vms.Create(w.as(evil), evil, small("sound"), [32]byte{})
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestABrokenWallet(t *testing.T) {
 		}
 		return err
 	})
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	require.Equal(t, cloud.Stopped, w.get(id).State)
 	w.Clock.Advance(hour)
 	require.ErrorContains(t, w.bills.Run(t.Context()), "web")
@@ -158,17 +158,17 @@ func TestABrokenWallet(t *testing.T) {
 	require.NoError(t, w.delete(id), "it can go")
 }
 
-// The log says once that a project cannot pay, and again when it can no more after it could.
-func TestDebtorsAreNews(t *testing.T) {
+// The log reports once that a project cannot pay, and again if it could pay in between.
+func TestDebtorsAreLoggedOnce(t *testing.T) {
 	var d debtors
-	require.True(t, d.news("web", "a"))
-	require.False(t, d.news("web", "a"))
+	require.True(t, d.isNew("web", "a"))
+	require.False(t, d.isNew("web", "a"))
 	d.round()
-	require.False(t, d.news("web", "a"))
-	require.True(t, d.news("web", "b"))
+	require.False(t, d.isNew("web", "a"))
+	require.True(t, d.isNew("web", "b"))
 	d.round()
 	d.round()
-	require.True(t, d.news("web", "b"))
+	require.True(t, d.isNew("web", "b"))
 }
 
 func TestEvery(t *testing.T) {

@@ -24,18 +24,18 @@ func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	price := s.terms.Prices.Hour(FullUse(vm))
 	if price > 0 {
 		if !mutant.On(mutant.AdmitDebtor) {
-			if err := s.solvent(tx, vm, price); err != nil {
+			if err := s.checkSolvent(tx, vm, price); err != nil {
 				return err
 			}
 		}
 		m.Reservation = idOf(vm.ID, "reservation")
-		o := credit.Order{Tenant: vm.Tenant(), Command: ledger.Command{
+		o := credit.Request{Tenant: vm.Tenant(), Command: ledger.Command{
 			Op: ledger.DoReserve, By: by, IDs: [2]string{idOf(vm.ID, "reservation/hold")}, Amount: price,
 			Description: fmt.Sprintf("VM %s, its first hour", vm.Name), Reservation: m.Reservation, ResourceType: "vm",
 			TTL: (cloud.CreatingTime + s.terms.Hour + 999) / 1000,
 		}}
 		if _, err := s.opts.Credits.Within(tx, o); err != nil {
-			return tooLittle(vm, price, err)
+			return errTooLittleCredit(vm, price, err)
 		}
 	}
 	return s.put(tx, m, m)
@@ -58,28 +58,28 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 			need -= m.Peak
 		}
 		if m.Reservation != "" {
-			held, err := s.opts.Credits.HeldAt(tx, vm.Tenant(), m.Reservation, tx.Now())
+			held, err := s.opts.Credits.ReservedAt(tx, vm.Tenant(), m.Reservation, tx.Now())
 			if err != nil {
 				return err
 			}
 			need -= held
 		}
 	}
-	if err := s.solvent(tx, vm, price); err != nil {
+	if err := s.checkSolvent(tx, vm, price); err != nil {
 		return err
 	}
 	wallet, err := s.opts.Credits.WalletAt(tx, vm.Tenant())
 	if err == nil {
-		err = spendable(wallet, need)
+		err = checkSpendable(wallet, need)
 	}
 	if err != nil {
-		return tooLittle(vm, price, err)
+		return errTooLittleCredit(vm, price, err)
 	}
 	return nil
 }
 
-// solvent charges what a VM's project owes, and returns an error if part of it stays unpaid.
-func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
+// checkSolvent charges what a VM's project owes, and returns an error if part of it stays unpaid.
+func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	_, unpaid, refusal, err := s.settle(tx, vm.Project)
 	switch {
 	case err != nil:
@@ -101,15 +101,15 @@ func (s *Service) solvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	if len(unpaid) == maxBills {
 		more = " or more"
 	}
-	f := tooLittle(vm, price, refusal)
+	f := errTooLittleCredit(vm, price, refusal)
 	f.Message += fmt.Sprintf("; project %s owes %d%s for hours of before", vm.Project, sum, more)
 	return f.With("owed", sum)
 }
 
 const maxAmount = 1<<63 - 1
 
-// spendable returns an error unless the wallet is active and has the amount available.
-func spendable(w *ledger.Wallet, amount int64) error {
+// checkSpendable returns an error unless the wallet is active and has the amount available.
+func checkSpendable(w *ledger.Wallet, amount int64) error {
 	switch {
 	case w.Status != ledger.Active:
 		return fault.New(fault.FailedPrecondition, "the wallet is %s", w.Status).WithReason(reasons[w.Status])
@@ -122,8 +122,8 @@ func spendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// tooLittle returns the refusal of a VM, with the price of an hour and the wallet's reason.
-func tooLittle(vm *cloud.VM, price int64, cause error) *fault.Fault {
+// errTooLittleCredit returns the refusal of a VM, with the price of an hour and the wallet's reason.
+func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {
 		return fault.New(fault.Internal, "VM %s cannot be paid for", vm.Name).Because(cause)
@@ -134,7 +134,7 @@ func tooLittle(vm *cloud.VM, price int64, cause error) *fault.Fault {
 		out.Message, out.Reason = fmt.Sprintf("an hour of VM %s costs %d: project %s has no wallet", vm.Name, price, vm.Project), "NO_WALLET"
 		out = out.With("available", int64(0))
 	}
-	if available, said := f.Details["available"]; said {
+	if available, ok := f.Details["available"]; ok {
 		out = out.With("available", available)
 	}
 	return out
@@ -174,7 +174,7 @@ func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	if err := s.release(tx, m, "was deleted"); err != nil {
 		return err
 	}
-	drop(tx, m)
+	deleteMeter(tx, m)
 	return nil
 }
 
@@ -184,16 +184,16 @@ func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	if m.Reservation == "" || mutant.On(mutant.KeepReservation) {
 		return nil
 	}
-	_, err := s.opts.Credits.Within(tx, credit.Order{Tenant: cloud.Tenant{Org: m.Org, Project: m.Project}, Command: ledger.Command{
+	_, err := s.opts.Credits.Within(tx, credit.Request{Tenant: cloud.Tenant{Org: m.Org, Project: m.Project}, Command: ledger.Command{
 		Op: ledger.DoRelease, By: by, IDs: [2]string{idOf(m.VM, "reservation/release")}, Reservation: m.Reservation,
 		Description: fmt.Sprintf("VM %s %s", m.Name, why),
 	}})
 	m.Reservation = ""
-	return unless(err)
+	return ignoreRefusals(err)
 }
 
-// unless returns nil for refusals and violations of a wallet, and any other error unchanged.
-func unless(err error) error {
+// ignoreRefusals returns nil for refusals and violations of a wallet, and any other error unchanged.
+func ignoreRefusals(err error) error {
 	var broken *ledger.Violation
 	if _, refused := fault.From(err); refused || errors.As(err, &broken) {
 		return nil

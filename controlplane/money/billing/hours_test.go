@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A VM that runs between two runs of the task pays its hour; what stops and starts in an hour pays one.
+// A VM that runs between two runs of the task is billed one hour. Several starts in one hour cost one hour.
 func TestShortRuns(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
@@ -50,8 +50,9 @@ func TestShortRuns(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Each hour is charged once: by a run that comes twice, by two leaders at a time, after five hours without any.
-func TestEachHourOnce(t *testing.T) {
+// Each hour is charged once: if the task runs twice, with two leaders at the same time, and after five hours without a
+// leader.
+func TestEachHourIsChargedOnce(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100_000)
 	const vms = 10
@@ -88,13 +89,13 @@ func TestEachHourOnce(t *testing.T) {
 	w.Clock.Advance(3*hour + hour/2)
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed(), "half of the hour is left")
-	_, sum := w.owes()
+	_, sum := w.unpaidBills()
 	require.Zero(t, sum)
 	require.NoError(t, w.clean())
 }
 
-// A run that is cut at any of its entries, with the entry agreed on or not, is finished by the next leader.
-func TestARunThatIsCut(t *testing.T) {
+// A run that is interrupted at any log entry, committed or not, is completed by the next leader.
+func TestInterruptedRun(t *testing.T) {
 	for _, agreed := range []bool{false, true} {
 		for cut := 1; ; cut++ {
 			w := newWorld(t, on)
@@ -131,8 +132,8 @@ func TestARunThatIsCut(t *testing.T) {
 	}
 }
 
-// More hours than one transaction charges: the next ones charge the rest, and meanwhile nothing new is made.
-func TestALongOutage(t *testing.T) {
+// If more hours are due than one transaction charges, the next ones charge the rest, and no VM is created meanwhile.
+func TestLongOutage(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1_000_000)
 	w.run("web")
@@ -140,7 +141,7 @@ func TestALongOutage(t *testing.T) {
 	const hours = 2*maxHours + 50
 	w.Clock.Advance(hours * hour)
 	require.NoError(t, w.bills.count(t.Context()))
-	bills, _ := w.owes()
+	bills, _ := w.unpaidBills()
 	require.Len(t, bills, 1)
 	before := w.figures()
 	_, err := w.tryCreate("more")
@@ -153,7 +154,7 @@ func TestALongOutage(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// VMs that were there before billing was are billed from then on, and what changed or went while it was not is noticed.
+// VMs from before billing was enabled are billed from then on. Changes and deletions while it was disabled are noticed.
 func TestEnabledLater(t *testing.T) {
 	w := newWorld(t, Rules{})
 	id, gone := w.run("web"), w.run("gone")

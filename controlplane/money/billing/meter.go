@@ -25,7 +25,7 @@ type Meter struct {
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use is what has been billed for since the last change.
+	// Use holds the resources that are billed since the last change.
 	Use Use
 	// Until is the end of the last counted hour, and the beginning of the next one.
 	Until cloud.Time
@@ -74,7 +74,7 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	hours := (now-m.Until)/t.Hour + 1
 	price := t.Prices.Hour(m.Use)
 	from, billed := m.Until, hours
-	if m.waits() && price > 0 {
+	if m.isDeferred() && price > 0 {
 		// The VM did not run in the hour that just ended, so that hour was not billed yet.
 		from, billed = from-t.Hour, billed+1
 	}
@@ -85,9 +85,9 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// waits reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made when the
-// VM runs, or at the end of the hour, and uses the reservation.
-func (m *Meter) waits() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
+// isDeferred reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made
+// when the VM runs, or at the end of the hour, and uses the reservation.
+func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
 // Change counts the hours up to now, and sets the use from now on. An hour costs its most expensive use, so if the
 // price rises, the difference is billed at once.
@@ -101,7 +101,7 @@ func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	add(m.Pass(now, t))
 	m.Use = u
 	price, before := t.Prices.Hour(u), m.Peak
-	if price > before && !m.waits() && !mutant.On(mutant.ForgetShortRuns) {
+	if price > before && !m.isDeferred() && !mutant.On(mutant.ForgetShortRuns) {
 		m.Peak = price
 		add(m.bill(m.Until-t.Hour, 1, price-before, before > 0, t))
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each way to break a rule of billing is noticed within a few seeds.
+// Each mutant of a billing rule is noticed within a few seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.ChargeHourTwice, mutant.ForgetShortRuns, mutant.KeepPaidBill, mutant.KeepReservation, mutant.AdmitDebtor} {

@@ -30,13 +30,13 @@ func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*
 	if err != nil {
 		return 0, nil, nil, err
 	}
-	born, err := s.opts.Credits.Born(tx, p)
+	createdAt, err := s.opts.Credits.ProjectCreatedAt(tx, p)
 	if err != nil {
 		return 0, nil, nil, err
 	}
 	for _, r := range page {
 		b := r.Value
-		if b.From < born {
+		if b.From < createdAt {
 			owed.Delete(tx, r.Path...)
 			hours++
 			continue
@@ -70,37 +70,37 @@ func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	t := cloud.Tenant{Org: b.Org, Project: b.Project}
 	w, err := s.opts.Credits.WalletAt(tx, t)
 	if err != nil {
-		return refused(err)
+		return splitRefusal(err)
 	}
-	if err := spendable(w, 0); err != nil {
-		return refused(err)
+	if err := checkSpendable(w, 0); err != nil {
+		return splitRefusal(err)
 	}
 	var held int64
 	if b.Reservation != "" {
-		if held, err = s.opts.Credits.HeldAt(tx, t, b.Reservation, tx.Now()); err != nil {
+		if held, err = s.opts.Credits.ReservedAt(tx, t, b.Reservation, tx.Now()); err != nil {
 			return nil, err
 		}
 	}
 	if rest := b.Price - held; rest > 0 {
-		_, err := s.opts.Credits.Within(tx, credit.Order{Tenant: t, Command: ledger.Command{
+		_, err := s.opts.Credits.Within(tx, credit.Request{Tenant: t, Command: ledger.Command{
 			Op: ledger.DoCharge, By: by, IDs: [2]string{b.ID("charge")}, Amount: rest, Description: b.Says(), ResourceID: string(b.VM),
 		}})
 		if err != nil {
-			return refused(err)
+			return splitRefusal(err)
 		}
 	}
 	if held == 0 {
 		return nil, nil
 	}
-	_, err = s.opts.Credits.Within(tx, credit.Order{Tenant: t, Command: ledger.Command{
+	_, err = s.opts.Credits.Within(tx, credit.Request{Tenant: t, Command: ledger.Command{
 		Op: ledger.DoCommit, By: by, IDs: [2]string{b.ID("commit"), b.ID("free")}, Amount: min(held, b.Price), Reservation: b.Reservation,
 		ResourceID: string(b.VM),
 	}})
 	return nil, err
 }
 
-// refused separates refusals from failures.
-func refused(err error) (*fault.Fault, error) {
+// splitRefusal separates refusals from failures.
+func splitRefusal(err error) (*fault.Fault, error) {
 	if f, ok := fault.From(err); ok {
 		return f, nil
 	}
@@ -118,7 +118,7 @@ func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err e
 	}); err != nil {
 		return false, err
 	}
-	if refusal != nil && s.debtors.news(p, cmp.Or(refusal.Reason, refusal.Message)) {
+	if refusal != nil && s.debtors.isNew(p, cmp.Or(refusal.Reason, refusal.Message)) {
 		s.opts.Log.Warn("a project cannot pay for its VMs", "project", p, "wallet", refusal.Message, "on_empty", cmp.Or(s.opts.Rules.OnEmpty, Keep))
 	}
 	if refusal != nil && s.opts.Rules.OnEmpty == Stop {
@@ -146,7 +146,7 @@ func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 				if err != nil {
 					return err
 				}
-				if machine != nil && (machine.Wish.On || machine.Wish.Again) {
+				if machine != nil && (machine.Desired.On || machine.Desired.StartAfterStop) {
 					on = append(on, r.Path)
 				}
 			}
@@ -204,8 +204,8 @@ func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string)
 // log each debtor once.
 type debtors struct{ before, now map[cloud.ProjectID]string }
 
-// news records a debtor, and reports whether the debtor or its reason is new.
-func (d *debtors) news(p cloud.ProjectID, why string) bool {
+// isNew records a debtor, and reports whether the debtor or its reason is new.
+func (d *debtors) isNew(p cloud.ProjectID, why string) bool {
 	if d.now == nil {
 		d.now = map[cloud.ProjectID]string{}
 	}

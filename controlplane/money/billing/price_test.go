@@ -36,7 +36,7 @@ func TestPrices(t *testing.T) {
 	}
 }
 
-// Every state is in the table of what is paid for, or costs nothing for a reason.
+// Every VM state has an entry in the table of billable parts, or a reason why it costs nothing.
 func TestUseOfEveryState(t *testing.T) {
 	want := map[cloud.State]Use{
 		cloud.Running: {2, 512, 5}, cloud.Migrating: {2, 512, 5},

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The first hour is reserved in the very entry that makes the VM, and committed when it runs.
-func TestCreateReserves(t *testing.T) {
+// The first hour is reserved in the transaction that creates the VM, and committed when the VM runs.
+func TestCreateReservesTheFirstHour(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
 	before := w.Quorum.Committed.Load()
@@ -22,7 +22,7 @@ func TestCreateReserves(t *testing.T) {
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures())
 	w.bill()
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nothing is billed before it is built")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
 	require.Equal(t, [3]int64{0, running, 100 - running}, w.figures(), "nor while it may still run in this hour")
 	require.NoError(t, w.start(id))
@@ -45,8 +45,8 @@ func TestCreateReserves(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// What creating a VM meets that cannot be paid: the refusal says what it costs and what there is, and nothing is left.
-func TestCreateIsRefused(t *testing.T) {
+// Creating a VM that cannot be paid is refused with the price and the available amount, and nothing is recorded.
+func TestCreateWithoutCreditIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		prepare func(w *world)
@@ -80,7 +80,7 @@ func TestCreateIsRefused(t *testing.T) {
 }
 
 // A creation that fails for another reason, or whose entry is lost, leaves no reservation.
-func TestAFailedCreationReservesNothing(t *testing.T) {
+func TestFailedCreationReservesNothing(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
 	w.create("web")
@@ -99,8 +99,8 @@ func TestAFailedCreationReservesNothing(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// What goes before it ran frees what was reserved: deleted, or not built.
-func TestTheReservationIsReleased(t *testing.T) {
+// A VM that is deleted or cannot be built before it ran releases its reservation.
+func TestReservationIsReleased(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
 	id := w.create("web")
@@ -108,7 +108,7 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
 
 	id = w.create("broken")
-	w.seen(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
+	w.reportObserved(id, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, "the image is corrupt" })
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures())
 	w.Clock.Advance(3 * hour)
 	w.bill()
@@ -116,13 +116,13 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "what was never built costs nothing")
 
 	id = w.create("idle")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.bill()
 	require.NoError(t, w.delete(id))
 	require.Equal(t, [3]int64{0, 0, 100}, w.figures(), "nor does what never ran in its first hour")
 
 	id = w.create("late")
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	w.Clock.Advance(hour)
 	w.bill()
 	require.Equal(t, [3]int64{2 * off, 0, 100 - 2*off}, w.figures(), "the hour is over: it pays for its disks, and for the next")
@@ -132,8 +132,8 @@ func TestTheReservationIsReleased(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A reservation that has expired, while nobody led, is no loss: what it was for is charged like anything else.
-func TestTheReservationExpires(t *testing.T) {
+// If a reservation expired while there was no leader, the hour is charged from the available amount.
+func TestReservationExpires(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(200)
 	w.run("web")
@@ -145,13 +145,13 @@ func TestTheReservationExpires(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// The tenant cannot take away what stands for a VM.
-func TestTheReservationIsNotTheTenants(t *testing.T) {
+// The tenant can neither release nor commit a reservation for a VM.
+func TestTenantCannotReleaseAVMsReservation(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
 	id := w.create("web")
 	for _, op := range []ledger.Op{ledger.DoRelease, ledger.DoCommit} {
-		_, err := w.credits.Give(w.as(acme), credit.Order{Tenant: acme, Command: ledger.Command{Op: op, Reservation: idOf(id, "reservation")}})
+		_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: ledger.Command{Op: op, Reservation: idOf(id, "reservation")}})
 		require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	}
 	require.Equal(t, [3]int64{0, running, 0}, w.figures())

@@ -158,7 +158,7 @@ func (s *Service) compare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.vmFrom = following(vms, more)
+		s.vmFrom = nextPosition(vms, more)
 		for _, r := range vms {
 			m, err := meters.Get(v, r.Path...)
 			if err != nil {
@@ -172,7 +172,7 @@ func (s *Service) compare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.meterFrom = following(all, more)
+		s.meterFrom = nextPosition(all, more)
 		for _, r := range all {
 			has, err := vm.VMs.Has(v, r.Path...)
 			if err != nil {
@@ -188,7 +188,7 @@ func (s *Service) compare(ctx context.Context) error {
 		if err != nil {
 			break
 		}
-		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return s.mend(tx, of[i], id) })
+		_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error { return s.repair(tx, of[i], id) })
 	}
 	if err != nil {
 		return fmt.Errorf("compare VMs and meters: %w", err)
@@ -196,16 +196,16 @@ func (s *Service) compare(ctx context.Context) error {
 	return nil
 }
 
-// following returns the position of the next page, nil (the beginning) after the last page.
-func following[T any](page []store.Record[T], more bool) []string {
+// nextPosition returns the position of the next page, nil (the beginning) after the last page.
+func nextPosition[T any](page []store.Record[T], more bool) []string {
 	if !more {
 		return nil
 	}
 	return page[len(page)-1].Path
 }
 
-// mend repairs the meter of a VM. Time without a meter is not billed.
-func (s *Service) mend(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
+// repair repairs the meter of a VM. Time without a meter is not billed.
+func (s *Service) repair(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {
 		return err
@@ -218,7 +218,7 @@ func (s *Service) mend(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 		if err := s.release(tx, m, "is gone"); err != nil {
 			return err
 		}
-		drop(tx, m)
+		deleteMeter(tx, m)
 		return nil
 	case m == nil:
 		m = &Meter{Org: machine.Org, Project: p, VM: id, Name: machine.Name, Until: tx.Now()}

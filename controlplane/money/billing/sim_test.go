@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Random lives of VMs, random time, and leaders that come and go and lose what they ask and what they hear, against a
-// model that knows nothing but the history of each VM's record and sums up its hours.
+// TestSimulation plays random VM life cycles, times and leader changes with lost requests and responses. It compares
+// the charges with a model that computes the hours from the history of each VM's record.
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(12) {
 		require.NoError(t, simulate(t, seed, 250), "seed %d", seed)
 	}
 }
 
-// past is what a VM's record was, and when.
+// past is the history of a VM's record.
 type past struct {
 	began   cloud.Time
 	changes []moment
@@ -41,7 +41,7 @@ type moment struct {
 	on    bool
 }
 
-// price is what a VM costs by the words of the documentation.
+// price returns the price of a VM as the documentation defines it.
 func price(m *cloud.VM) (amount int64, on bool) {
 	var gib int64
 	for _, d := range m.Spec.Disks {
@@ -57,8 +57,8 @@ func price(m *cloud.VM) (amount int64, on bool) {
 	return gib * prices.DiskGiBHour, false
 }
 
-// sum is what a VM has cost by now: of each hour that it saw begin, the dearest moment. Of the first hour in which it was
-// built, nothing until it runs or the hour is over.
+// sum is what a VM has cost by now: of each hour that it saw begin, the dearest moment. Of the first hour in which it
+// was built, nothing until it runs or the hour is over.
 func (p *past) sum(now cloud.Time) (sum int64) {
 	end := now
 	if p.gone != 0 {
@@ -89,7 +89,7 @@ func (p *past) sum(now cloud.Time) (sum int64) {
 	return sum
 }
 
-// life is a simulation.
+// life is one simulation run.
 type life struct {
 	*world
 	rand    *rand.Rand
@@ -114,10 +114,10 @@ func simulate(t testing.TB, seed uint64, steps int) error {
 	return l.end()
 }
 
-// steps are what may happen, the frequent ones several times.
+// steps lists the random steps; a step that is listed several times is more frequent.
 var steps = []func(*life) error{
 	(*life).pass, (*life).pass, (*life).pass, (*life).make, (*life).make, (*life).build, (*life).build, (*life).build, (*life).power, (*life).power,
-	(*life).power, (*life).reshape, (*life).remove, (*life).lead, (*life).lead, (*life).leadBadly, (*life).earn, (*life).suspend,
+	(*life).power, (*life).reshape, (*life).remove, (*life).runOnLeader, (*life).runOnLeader, (*life).runWithFailures, (*life).earn, (*life).suspend,
 	func(l *life) error { return l.credits.Sweep(l.t.Context()) },
 }
 
@@ -129,7 +129,7 @@ func (l *life) step() error {
 	return nil
 }
 
-// look takes down what the records say.
+// look adds the current records to the history.
 func (l *life) look() {
 	for id, p := range l.pasts {
 		m := l.get(id)
@@ -143,7 +143,7 @@ func (l *life) look() {
 	}
 }
 
-// some is a VM that is there.
+// some returns a random existing VM.
 func (l *life) some() *cloud.VM {
 	var there []cloud.VMID
 	for _, id := range slices.Sorted(maps.Keys(l.pasts)) {
@@ -164,7 +164,7 @@ func (l *life) pass() error {
 	case 1:
 		l.Clock.Advance(time.Duration(l.rand.IntN(6)) * hour)
 	case 2:
-		// To the very beginning of somebody's hour.
+		// To the beginning of an hour of some VM.
 		if m := l.some(); m != nil {
 			step := hour.Milliseconds()
 			l.Clock.Advance(time.Duration(step-(l.store.Now()-l.pasts[m.ID].began)%step) * time.Millisecond)
@@ -182,7 +182,7 @@ func (l *life) make() error {
 	l.made++
 	before := l.figures()
 	id, err := l.tryCreate(fmt.Sprint("web-", l.made))
-	_, sum := l.owes()
+	_, sum := l.unpaidBills()
 	if err == nil {
 		l.pasts[id] = &past{began: l.get(id).CreatedAt}
 		if sum != 0 {
@@ -208,10 +208,10 @@ func (l *life) build() error {
 		return nil
 	}
 	if l.rand.IntN(6) == 0 {
-		l.seen(m.ID, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit = cloud.ExitFailed })
+		l.reportObserved(m.ID, cloud.ObservedBuildFailed, func(o *cloud.Observation) { o.Exit = cloud.ExitFailed })
 		return l.freed(m.ID)
 	}
-	l.seen(m.ID, cloud.ObservedBuilt)
+	l.reportObserved(m.ID, cloud.ObservedBuilt)
 	return nil
 }
 
@@ -224,9 +224,9 @@ func (l *life) power() error {
 			return err
 		}
 	case m.State == cloud.Stopping:
-		l.seen(m.ID, cloud.ObservedEnded)
+		l.reportObserved(m.ID, cloud.ObservedEnded)
 	case m.State == cloud.Running && l.rand.IntN(2) == 0:
-		l.seen(m.ID, cloud.ObservedEnded, func(o *cloud.Observation) { o.Exit = cloud.ExitGuest })
+		l.reportObserved(m.ID, cloud.ObservedEnded, func(o *cloud.Observation) { o.Exit = cloud.ExitGuest })
 	case m.State == cloud.Running:
 		l.stop(m.ID)
 	}
@@ -258,14 +258,14 @@ func (l *life) remove() error {
 	return l.freed(m.ID)
 }
 
-// freed says that nothing is reserved for a VM, unless it is for a bill.
+// freed returns an error if credit is reserved for a VM without a bill.
 func (l *life) freed(id cloud.VMID) error {
-	bills, _ := l.owes()
+	bills, _ := l.unpaidBills()
 	if slices.ContainsFunc(bills, func(b Bill) bool { return b.VM == id && b.Reservation != "" }) {
 		return nil
 	}
 	return l.store.Local(func(v *store.View) error {
-		held, err := l.credits.HeldAt(v, acme, idOf(id, "reservation"), l.store.Now())
+		held, err := l.credits.ReservedAt(v, acme, idOf(id, "reservation"), l.store.Now())
 		if held != 0 {
 			return fmt.Errorf("%d stays reserved for VM %s", held, id)
 		}
@@ -273,8 +273,8 @@ func (l *life) freed(id cloud.VMID) error {
 	})
 }
 
-// lead is a whole run, by whoever leads; then everything must be as the model says.
-func (l *life) lead() error {
+// runOnLeader runs the task on the leader to its end and compares the result with the model.
+func (l *life) runOnLeader() error {
 	if err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context()); err != nil {
 		return err
 	}
@@ -282,8 +282,8 @@ func (l *life) lead() error {
 	return l.agree()
 }
 
-// leadBadly is a run that loses what it asks, or the answers.
-func (l *life) leadBadly() error {
+// runWithFailures runs the task with lost requests or responses.
+func (l *life) runWithFailures() error {
 	l.Quorum.Lose = func(bool) bool { return l.rand.IntN(3) == 0 }
 	err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context())
 	l.Quorum.Lose = nil
@@ -304,7 +304,7 @@ func (l *life) suspend() error {
 	return nil
 }
 
-// agree compares what was charged, and what is owed, with the model.
+// agree compares the charges and the debts with the model.
 func (l *life) agree() error {
 	got := map[cloud.VMID]int64{}
 	for _, tx := range l.transactions(l.t) {
@@ -312,7 +312,7 @@ func (l *life) agree() error {
 			got[cloud.VMID(tx.ResourceID)] += tx.Amount
 		}
 	}
-	bills, _ := l.owes()
+	bills, _ := l.unpaidBills()
 	for _, b := range bills {
 		got[b.VM] += b.Total()
 	}
@@ -328,14 +328,14 @@ func (l *life) agree() error {
 	return l.clean()
 }
 
-// end has everything paid, and everything gone.
+// end pays all debts and deletes all VMs.
 func (l *life) end() error {
 	l.order(ledger.Command{Op: ledger.DoResume})
 	l.topUp(1_000_000)
-	if err := l.lead(); err != nil {
+	if err := l.runOnLeader(); err != nil {
 		return err
 	}
-	if bills, _ := l.owes(); len(bills) != 0 {
+	if bills, _ := l.unpaidBills(); len(bills) != 0 {
 		return fmt.Errorf("with credit for all of it, %+v stay unpaid", bills)
 	}
 	var sum int64

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is a member that leads, with VMs, wallets and billing over records in memory, and a host that the test plays.
+// world is a member that leads, with VMs, wallets and billing over records in memory. The test plays its host.
 type world struct {
 	*nodetest.World
 	t       testing.TB
@@ -77,7 +77,7 @@ func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
 }
 
-// member is the billing of another member, with other rules if it likes.
+// member returns the billing service of another member, with the given rules.
 func (w *world) member(rules Rules) *Service {
 	s := New(Options{Store: w.store, Credits: w.credits, Log: slog.New(slog.DiscardHandler), Rules: rules})
 	if w.vms != nil {
@@ -86,26 +86,26 @@ func (w *world) member(rules Rules) *Service {
 	return s
 }
 
-// as is a call of the tenant's.
+// as returns the context of a call of a tenant.
 func (w *world) as(t cloud.Tenant) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.ProjectMember, Org: t.Org, Project: t.Project}},
 	}, auth.RPC)
 }
 
-// order carries out a command on the tenant's wallet.
+// order executes a command on the tenant's wallet.
 func (w *world) order(c ledger.Command) {
 	w.t.Helper()
-	_, err := w.credits.Give(w.as(acme), credit.Order{Tenant: acme, Command: c})
+	_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: c})
 	require.NoError(w.t, err)
 }
 
 func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate, Amount: amount}) }
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
-// small takes 2 vCPUs, 512 MiB and a disk of 5 GiB.
-func small(name string) vm.Wanted {
-	return vm.Wanted{Name: name, Spec: cloud.Spec{
+// small returns a request for a VM with 2 vCPUs, 512 MiB and a disk of 5 GiB.
+func small(name string) vm.CreateRequest {
+	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
 	}}
 }
@@ -131,12 +131,12 @@ func (w *world) get(id cloud.VMID) (m *cloud.VM) {
 	return m
 }
 
-// seen is what the host reports of a VM as it is wanted now.
-func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
+// reportObserved stores a report of the host about a VM as it is wanted now.
+func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
 	w.t.Helper()
 	m := w.get(id)
 	o := cloud.Observation{
-		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Wish.Starts, RebootsDone: m.Wish.Reboots, ResetsDone: m.Wish.Resets,
+		VM: id, Generation: m.Generation, Observed: level, StartsDone: m.Desired.Starts, RebootsDone: m.Desired.Reboots, ResetsDone: m.Desired.Resets,
 	}
 	for _, f := range change {
 		f(&o)
@@ -145,8 +145,8 @@ func (w *world) seen(id cloud.VMID, level cloud.Observed, change ...func(*cloud.
 	require.NoError(w.t, err)
 }
 
-// tell has a power call made, and the host do as it is told once the wish is recorded.
-func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
+// callPower makes a power call, and reports the resulting state from the host once the request is recorded.
+func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
 	w.t.Helper()
 	ended := make(chan error, 1)
 	ctx, stop := context.WithCancel(w.t.Context())
@@ -155,7 +155,7 @@ func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() err
 	go func() {
 		err := call()
 		if err != nil {
-			stop() // refused: no wish to wait for
+			stop() // refused: there is no state to wait for
 		}
 		ended <- err
 	}()
@@ -166,14 +166,14 @@ func (w *world) tell(id cloud.VMID, wished func(*cloud.VM) bool, call func() err
 		return refused
 	}
 	if w.get(id) != nil {
-		w.seen(id, then)
+		w.reportObserved(id, then)
 	}
 	return <-ended
 }
 
 func (w *world) start(id cloud.VMID) error {
 	w.t.Helper()
-	return w.tell(id, func(m *cloud.VM) bool { return m.Wish.On }, func() error {
+	return w.callPower(id, func(m *cloud.VM) bool { return m.Desired.On }, func() error {
 		_, err := w.vms.Start(w.as(acme), acme, id, [32]byte{})
 		return err
 	}, cloud.ObservedRunning)
@@ -181,7 +181,7 @@ func (w *world) start(id cloud.VMID) error {
 
 func (w *world) stop(id cloud.VMID) {
 	w.t.Helper()
-	require.NoError(w.t, w.tell(id, func(m *cloud.VM) bool { return !m.Wish.On }, func() error {
+	require.NoError(w.t, w.callPower(id, func(m *cloud.VM) bool { return !m.Desired.On }, func() error {
 		_, err := w.vms.Stop(w.as(acme), acme, id, 30*time.Second, [32]byte{})
 		return err
 	}, cloud.ObservedEnded))
@@ -199,17 +199,17 @@ func (w *world) delete(id cloud.VMID) error {
 	return err
 }
 
-// run makes a VM that runs.
+// run creates and starts a VM.
 func (w *world) run(name string) cloud.VMID {
 	w.t.Helper()
 	id := w.create(name)
-	w.seen(id, cloud.ObservedBuilt)
+	w.reportObserved(id, cloud.ObservedBuilt)
 	require.NoError(w.t, w.start(id))
 	require.Equal(w.t, cloud.Running, w.get(id).State)
 	return id
 }
 
-// bill is a run of the leader's task.
+// bill runs the leader's task once.
 func (w *world) bill() { w.t.Helper(); require.NoError(w.t, w.bills.Run(w.t.Context())) }
 
 func (w *world) wallet() *ledger.Wallet {
@@ -219,18 +219,18 @@ func (w *world) wallet() *ledger.Wallet {
 	return found
 }
 
-// figures are the wallet's: consumed, reserved and available.
+// figures returns the consumed, reserved and available amounts of the wallet.
 func (w *world) figures() [3]int64 {
 	w.t.Helper()
 	f := w.wallet()
 	return [3]int64{f.Consumed(), f.Reserved(), f.Available()}
 }
 
-// transactions are all of the wallet's.
+// transactions returns all transactions of the wallet.
 func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	var all []*ledger.Transaction
 	for token := ""; ; {
-		page, next, err := w.credits.Transactions(t.Context(), acme, credit.Which{}, 1000, token)
+		page, next, err := w.credits.Transactions(t.Context(), acme, credit.Filter{}, 1000, token)
 		require.NoError(t, err)
 		all = append(all, page...)
 		if token = next; token == "" {
@@ -239,8 +239,8 @@ func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	}
 }
 
-// owes are the unpaid bills, and their sum.
-func (w *world) owes() (bills []Bill, sum int64) {
+// unpaidBills returns the unpaid bills and their sum.
+func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.Local(func(v *store.View) error {
 		rows, _, err := owed.List(v, 0, string(acme.Project))
@@ -253,7 +253,7 @@ func (w *world) owes() (bills []Bill, sum int64) {
 	return bills, sum
 }
 
-// clean is nil when the ledger adds up, and no transaction stands in it twice.
+// clean returns an error if the ledger is inconsistent or has a transaction twice.
 func (w *world) clean() error {
 	err := w.credits.Audit(w.t.Context(), func(f credit.Finding) error {
 		if f.Problem != "" {

@@ -51,10 +51,10 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	return s.opts.Project(r, id)
 }
 
-// Born returns the creation time of the project with this ID: bills from before that time belong to a deleted project
-// of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if there is
-// no such project.
-func (s *Service) Born(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
+// ProjectCreatedAt returns the creation time of the project with this ID: bills from before that time belong to a deleted
+// project of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if
+// there is no such project.
+func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {
 		return cloud.Time(p.Incarnation), err

@@ -14,7 +14,7 @@ import (
 
 // The wallet of a deleted project is not that of a project which is created under its ID later: not its balance, its
 // transactions, its reservations, nor its charges, which could be refunded. It stays for audits.
-func TestAWalletBelongsToOneIncarnation(t *testing.T) {
+func TestWalletBelongsToOneIncarnation(t *testing.T) {
 	for name, first := range map[string]cloud.Incarnation{"the first incarnation": 1000, "a project older than incarnations": 0} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -42,16 +42,16 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 				{Op: ledger.DoTopUp, Amount: 1}, {Op: ledger.DoReserve, Amount: 1}, {Op: ledger.DoResume},
 				{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1}, {Op: ledger.DoCommit, Reservation: r.ID},
 			} {
-				_, err := w.give("", c)
+				_, err := w.execute("", c)
 				require.True(t, fault.Is(err, fault.NotFound), "%+v: %v", c, err)
 			}
 			w.must(ledger.Command{Op: ledger.DoCreate, Amount: 7})
 			require.EqualValues(t, 7, w.wallet().Balance())
-			_, err = w.give("", ledger.Command{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1})
+			_, err = w.execute("", ledger.Command{Op: ledger.DoRefund, Charge: charge.Sequence, Amount: 1})
 			require.Error(t, err)
 			_, err = w.credits.Reservation(t.Context(), tenant, r.ID)
 			require.True(t, fault.Is(err, fault.NotFound), "%v", err)
-			list, _, err := w.credits.Transactions(t.Context(), tenant, Which{}, 0, "")
+			list, _, err := w.credits.Transactions(t.Context(), tenant, Filter{}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, list, 1)
 			all, _, err := w.credits.Reservations(t.Context(), tenant, 0, 0, "")
@@ -61,8 +61,8 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 7, s.Closing)
 
-			// For audits both are there.
-			old, _, err := w.credits.Transactions(t.Context(), tenant, Which{Of: &first}, 0, "")
+			// Both are kept for audits.
+			old, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Of: &first}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, old, 4)
 			found := map[cloud.Incarnation]uint64{}
@@ -90,7 +90,7 @@ func TestAWalletBelongsToOneIncarnation(t *testing.T) {
 
 // A wallet that was made for no project, which earlier versions allowed, can be read and closed. A project of its ID is
 // created only then.
-func TestAWalletWithoutAProject(t *testing.T) {
+func TestWalletWithoutAProject(t *testing.T) {
 	w := newWorld(t)
 	w.projects["web"] = Project{Exists: true, Org: "acme"}
 	w.must(ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -102,7 +102,7 @@ func TestAWalletWithoutAProject(t *testing.T) {
 	require.ErrorContains(t, vacant(), "have a billing:admin close it first")
 	w.must(ledger.Command{Op: ledger.DoClose})
 	require.NoError(t, vacant())
-	_, err := w.give("", ledger.Command{Op: ledger.DoCreate})
+	_, err := w.execute("", ledger.Command{Op: ledger.DoCreate})
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 	require.ErrorContains(t, err, "no project web: create the project before its wallet")
 }

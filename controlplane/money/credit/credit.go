@@ -24,7 +24,7 @@
 //     billing, for a VM).
 //   - credit.v1 is served on its own port, and also on the port of the other services, which the command line uses.
 //
-// Package billing owns the prices and the charges for VMs, and executes its orders within its own transactions.
+// Package billing owns the prices and the charges for VMs, and executes its requests within its own transactions.
 //
 // Keys: wallet/<account>, wallet-tx/<account>/<sequence>, wallet-refunded/<account>/<sequence>,
 // reservation/<account>/<id>, reservation-due/<deadline>/<account>/<id>; an account is <project> or
@@ -78,16 +78,16 @@ type Options struct {
 
 // Service implements the credit service on one member.
 type Service struct {
-	opts  Options
-	desks desks
+	opts     Options
+	batchers batchers
 	// violations counts the ledger violations that this member found.
 	violations prometheus.Counter
 }
 
 // New returns a Service and registers its commands with opts.Commands.
 func New(opts Options) *Service {
-	s := &Service{opts: opts, desks: desks{open: map[cloud.ProjectID]*desk{}}, violations: violations(opts.Metrics)}
-	leader.Register(opts.Commands, s, giveOnceCommand, giveAgainCommand)
+	s := &Service{opts: opts, batchers: batchers{open: map[cloud.ProjectID]*walletBatcher{}}, violations: violations(opts.Metrics)}
+	leader.Register(opts.Commands, s, executeOnceCommand, executeRepeatableCommand)
 	return s
 }
 
@@ -108,7 +108,7 @@ func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	}
 	w, err := wallets.Get(r, accountOf(t.Project, p.Incarnation))
 	if err == nil {
-		err = isOf(w, t)
+		err = checkOwner(w, t)
 	}
 	if err != nil {
 		return nil, err
@@ -116,8 +116,8 @@ func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return w, nil
 }
 
-// isOf returns NotFound if w is nil or belongs to another org than t.Org. An empty t.Org matches every org.
-func isOf(w *ledger.Wallet, t cloud.Tenant) error {
+// checkOwner returns NotFound if w is nil or belongs to another org than t.Org. An empty t.Org matches every org.
+func checkOwner(w *ledger.Wallet, t cloud.Tenant) error {
 	if w == nil || t.Org != "" && w.Org != t.Org {
 		return ledger.NoWallet()
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// book is the service as the ledger's suite wants it.
+// book implements ledgertest.Book with the service.
 type book struct{ *world }
 
 func (b book) Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error) {
 	b.clock.Set(time.UnixMilli(c.At))
-	done, err := b.credits.Give(b.as("ada", ""), Order{Tenant: cloud.Tenant{Org: "o", Project: project}, Command: c})
+	done, err := b.credits.Execute(b.as("ada", ""), Request{Tenant: cloud.Tenant{Org: "o", Project: project}, Command: c})
 	return done.Outcome, err
 }
 
@@ -42,8 +42,9 @@ func (b book) Audit() error {
 	})
 }
 
-// Through the records the ledger is the model too. TRIVET_CREDIT_COMMANDS plays more.
-func TestRecordsAreTheModel(t *testing.T) {
+// The ledger matches the model also when its records are in the store. TRIVET_CREDIT_COMMANDS sets the number of
+// commands.
+func TestRecordsMatchTheModel(t *testing.T) {
 	commands := 20_000
 	if text := os.Getenv("TRIVET_CREDIT_COMMANDS"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -58,25 +59,12 @@ func TestRecordsAreTheModel(t *testing.T) {
 	}
 }
 
-// Many at one wallet at once: each is done or refused, and all of it adds up.
-// What waits while others are served shares the next transaction; one that is refused spoils it for nobody.
-// A commit races a release, many times: one of the two happens.
-// Who hangs up while waiting is gone; the orders of the others go on.
-// A "no" is as good as a "yes": a member that has lost its office, and does not know, says neither.
-// The same key gives the same answer, for each operation its own; another body is refused, and a failure keeps nothing.
-// One key from many sides at once has one effect.
-// Reservations expire once, whoever sweeps and however often, and those that were committed in time do not.
-// A wallet that does not add up takes no orders, is found by the audit, and does not hold up the sweep of the others.
-// A reservation that would never expire is found, and one that would be swept for ever.
-// A watch sees each transaction once and in order: those before it, those while it catches up, those after.
-// A watch from a number that is not there yet begins with it.
-// Lists go by pages, and filters choose.
-// TestWhoseWallet uses wallets and reservations under the name of another org or project: a project has one wallet, in its
-// own org, and another org's does not exist for the caller.
-func TestWhoseWallet(t *testing.T) {
+// TestWalletOfAnotherTenant uses wallets and reservations under the name of another org or project: a project has one
+// wallet, in its own org, and a wallet of another org is not found.
+func TestWalletOfAnotherTenant(t *testing.T) {
 	w := newWorld(t)
 	create := func(t cloud.Tenant) error {
-		_, err := w.credits.Give(w.as("root", ""), Order{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate}})
+		_, err := w.credits.Execute(w.as("root", ""), Request{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate}})
 		return err
 	}
 	require.True(t, fault.Is(create(cloud.Tenant{Org: "evil", Project: "web"}), fault.FailedPrecondition))
@@ -87,25 +75,25 @@ func TestWhoseWallet(t *testing.T) {
 	wrong := cloud.Tenant{Org: "evil", Project: "web"}
 	_, err := w.credits.Wallet(t.Context(), wrong)
 	require.True(t, fault.Is(err, fault.NotFound))
-	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: wrong, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
+	_, err = w.credits.Execute(w.as("eve", ""), Request{Tenant: wrong, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1}})
 	require.True(t, fault.Is(err, fault.NotFound))
 	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 100}).Transactions[0].ID
 	require.NoError(t, cloud.CheckUUID("id", id))
-	// The same reservation ID in two projects stands for two reservations: ending the one leaves the other.
+	// The same reservation ID in two projects denotes two reservations: ending one does not end the other.
 	theirs := func(c ledger.Command) error {
-		_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: c})
+		_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: c})
 		return err
 	}
 	require.NoError(t, theirs(ledger.Command{Op: ledger.DoCreate, Amount: 10}))
-	w.must(held)
-	both := held
+	w.must(reserveCommand)
+	both := reserveCommand
 	both.Amount = 5
 	require.NoError(t, theirs(both))
-	require.NoError(t, theirs(ledger.Command{Op: ledger.DoRelease, Reservation: held.Reservation}))
-	own, err := w.credits.Reservation(t.Context(), tenant, held.Reservation)
+	require.NoError(t, theirs(ledger.Command{Op: ledger.DoRelease, Reservation: reserveCommand.Reservation}))
+	own, err := w.credits.Reservation(t.Context(), tenant, reserveCommand.Reservation)
 	require.NoError(t, err)
 	require.Equal(t, ledger.Pending, own.Status)
-	require.EqualValues(t, held.Amount, w.wallet().Reserved())
+	require.EqualValues(t, reserveCommand.Amount, w.wallet().Reserved())
 	w.clean()
 	_, err = w.credits.Reservation(t.Context(), tenant, uuid.NewString())
 	require.True(t, fault.Is(err, fault.NotFound))

@@ -27,8 +27,8 @@ func (p Period) check() error {
 
 func (p Period) has(at cloud.Time) bool { return at >= p.From && (p.To == 0 || at < p.To) }
 
-// Which selects transactions. The zero value selects all of them.
-type Which struct {
+// Filter selects transactions. The zero value selects all of them.
+type Filter struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
@@ -36,13 +36,13 @@ type Which struct {
 	Of *cloud.Incarnation
 }
 
-func (q *Which) accepts(tx *ledger.Transaction) bool {
+func (q *Filter) matches(tx *ledger.Transaction) bool {
 	return (len(q.Types) == 0 || slices.Contains(q.Types, tx.Type)) && (q.Reservation == "" || tx.Reservation == q.Reservation) &&
 		(q.ResourceID == "" || tx.ResourceID == q.ResourceID) && q.Period.has(tx.At)
 }
 
 // Transactions returns a page of a tenant's transactions, oldest first.
-func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, size int32, token string) ([]*ledger.Transaction, string, error) {
+func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, size int32, token string) ([]*ledger.Transaction, string, error) {
 	if err := q.Period.check(); err != nil {
 		return nil, "", err
 	}
@@ -52,7 +52,7 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Which, siz
 	}
 	q.Of = nil // the account in the list's path determines the incarnation
 	req := store.PageRequest{Size: size, Token: token, Query: fmt.Sprintf("transactions\x00%+v", q)}
-	return store.Page(ctx, s.opts.Store, transactions, req, q.accepts, account(w))
+	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
 // selected returns the wallet of a tenant's project: of the incarnation of, or of the current one if of is nil.
@@ -62,7 +62,7 @@ func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarn
 	}
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if w, err = wallets.Get(v, accountOf(t.Project, *of)); err == nil {
-			err = isOf(w, t)
+			err = checkOwner(w, t)
 		}
 		return err
 	})
@@ -71,7 +71,7 @@ func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarn
 
 // Statement summarizes a period of a tenant's wallet, and returns the period with its end filled in. It finds the
 // transactions at both ends by binary search, and does not read the ones between.
-func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out ledger.Statement, told Period, err error) {
+func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out ledger.Statement, effective Period, err error) {
 	if err := p.check(); err != nil {
 		return out, p, err
 	}
@@ -84,11 +84,11 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		if err != nil {
 			return err
 		}
-		told = p
-		if told.To == 0 {
+		effective = p
+		if effective.To == 0 {
 			// Later transactions get this timestamp or a later one, and the transactions read here are no later.
-			told.To = max(s.opts.Store.Now(), p.From)
-			p.To = told.To + 1
+			effective.To = max(s.opts.Store.Now(), p.From)
+			p.To = effective.To + 1
 		}
 		last, err := lastBefore(v, w, p.To)
 		if err != nil {
@@ -97,7 +97,7 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		out, err = ledger.Between(before, last)
 		return err
 	})
-	return out, told, err
+	return out, effective, err
 }
 
 // lastBefore returns the last transaction before a time, or nil. Transaction times never decrease.

@@ -13,6 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A watch delivers each transaction once and in order: earlier ones, those during the catch-up, and later ones.
 func TestWatch(t *testing.T) {
 	const before, after = 300, 40 // more than a page of the catching up
 	w := funded(t, 1)
@@ -42,6 +43,7 @@ func TestWatch(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
+// A watch from a sequence number that does not exist yet begins with that transaction.
 func TestWatchFromTheFuture(t *testing.T) {
 	w := funded(t, 1)
 	ctx, stop := context.WithCancel(t.Context())
@@ -79,11 +81,11 @@ func TestStatement(t *testing.T) {
 		{Period{0, begin}, ledger.Statement{}},
 		{Period{begin + 9000, 0}, ledger.Statement{Opening: 75, Closing: 75}},
 	} {
-		got, told, err := w.credits.Statement(t.Context(), tenant, c.p)
+		got, period, err := w.credits.Statement(t.Context(), tenant, c.p)
 		require.NoError(t, err)
 		require.Equal(t, c.want, got, "%+v", c.p)
-		require.Equal(t, c.p.From, told.From)
-		require.GreaterOrEqual(t, told.To, told.From)
+		require.Equal(t, c.p.From, period.From)
+		require.GreaterOrEqual(t, period.To, period.From)
 	}
 	for _, p := range []Period{{From: -1}, {To: -1}, {From: 5, To: 4}} {
 		_, _, err := w.credits.Statement(t.Context(), tenant, p)
@@ -91,6 +93,7 @@ func TestStatement(t *testing.T) {
 	}
 }
 
+// Lists have pages and filters.
 func TestLists(t *testing.T) {
 	w := funded(t, 1000)
 	var ids []string
@@ -100,7 +103,7 @@ func TestLists(t *testing.T) {
 	w.must(ledger.Command{Op: ledger.DoCommit, Reservation: ids[1], ResourceID: "vm-1"})
 	w.clock.Advance(time.Hour)
 	w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
-	list := func(q Which) (out []uint64) {
+	list := func(q Filter) (out []uint64) {
 		token := ""
 		for {
 			page, next, err := w.credits.Transactions(t.Context(), tenant, q, 2, token)
@@ -113,16 +116,16 @@ func TestLists(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8}, list(Which{}))
-	require.Equal(t, []uint64{1, 7, 8}, list(Which{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
-	require.Equal(t, []uint64{3, 7}, list(Which{Reservation: ids[1]}))
-	require.Equal(t, []uint64{7}, list(Which{ResourceID: "vm-1"}))
-	require.Equal(t, []uint64{8}, list(Which{Period: Period{From: w.clock.Now().UnixMilli()}}))
-	require.Len(t, list(Which{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
+	require.Equal(t, []uint64{1, 2, 3, 4, 5, 6, 7, 8}, list(Filter{}))
+	require.Equal(t, []uint64{1, 7, 8}, list(Filter{Types: []ledger.Type{ledger.TopUp, ledger.Charge}}))
+	require.Equal(t, []uint64{3, 7}, list(Filter{Reservation: ids[1]}))
+	require.Equal(t, []uint64{7}, list(Filter{ResourceID: "vm-1"}))
+	require.Equal(t, []uint64{8}, list(Filter{Period: Period{From: w.clock.Now().UnixMilli()}}))
+	require.Len(t, list(Filter{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
 	// A token is good for its own question.
-	_, token, err := w.credits.Transactions(t.Context(), tenant, Which{}, 2, "")
+	_, token, err := w.credits.Transactions(t.Context(), tenant, Filter{}, 2, "")
 	require.NoError(t, err)
-	_, _, err = w.credits.Transactions(t.Context(), tenant, Which{ResourceID: "x"}, 2, token)
+	_, _, err = w.credits.Transactions(t.Context(), tenant, Filter{ResourceID: "x"}, 2, token)
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 	pending, next, err := w.credits.Reservations(t.Context(), tenant, ledger.Pending, 10, "")
 	require.NoError(t, err)

@@ -141,23 +141,23 @@ func (o operation) failed(w *rest.Response, err error) error {
 	case ok && (f.Reason == "IDEMPOTENCY_KEY_REUSED" || f.Kind == fault.Throttled):
 		return err
 	case ok:
-		said := *f
-		said.Kind = fault.Internal
-		return &said
+		internal := *f
+		internal.Kind = fault.Internal
+		return &internal
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fault.New(fault.Internal, "the request was not finished in time").MayRetry().Because(err)
 	}
 	return err
 }
 
-// give validates and executes an order. An invalid order is an error of the request; every other error is converted by
-// failed.
-func (o operation) give(s *Service, w *rest.Response, r *http.Request, raw []byte, order Order) (*Done, error) {
-	order.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
-	if err := order.Check(); err != nil {
+// execute validates and executes a request. An invalid request is an error of the request; every other error is
+// converted by failed.
+func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []byte, request Request) (*Result, error) {
+	request.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
+	if err := request.Check(); err != nil {
 		return nil, err
 	}
-	done, err := s.Give(r.Context(), order)
+	done, err := s.Execute(r.Context(), request)
 	if err != nil {
 		return nil, o.failed(w, err)
 	}
@@ -190,7 +190,7 @@ func (s *Service) postWallet(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	done, err := createWallet.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate, Amount: in.InitialBalance}})
+	done, err := createWallet.execute(s, w, r, raw, Request{Tenant: t, Command: ledger.Command{Op: ledger.DoCreate, Amount: in.InitialBalance}})
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (s *Service) postTopUp(w *rest.Response, r *http.Request) (any, error) {
 	if in.Amount == nil {
 		return nil, fault.Invalid("amount", "is required")
 	}
-	done, err := topUpWallet.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+	done, err := topUpWallet.execute(s, w, r, raw, Request{Tenant: t, Command: ledger.Command{
 		Op: ledger.DoTopUp, Amount: *in.Amount, Description: in.Description,
 	}})
 	if err != nil {
@@ -244,7 +244,7 @@ func (s *Service) getTransactions(w *rest.Response, r *http.Request) (any, error
 		return nil, err
 	}
 	token := r.URL.Query().Get("page_token")
-	list, next, err := s.Transactions(r.Context(), t, Which{}, cloud.DefaultPage, token)
+	list, next, err := s.Transactions(r.Context(), t, Filter{}, cloud.DefaultPage, token)
 	if f, ok := fault.From(err); ok && (f.Kind == fault.NotFound || f.Field == "page_token") {
 		return nil, err
 	}
@@ -286,7 +286,7 @@ func (s *Service) postReservation(w *rest.Response, r *http.Request) (any, error
 	if err != nil {
 		return nil, err
 	}
-	done, err := createReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+	done, err := createReservation.execute(s, w, r, raw, Request{Tenant: t, Command: ledger.Command{
 		Op: ledger.DoReserve, Amount: *in.Amount, Description: in.Description, ResourceType: in.ResourceType, TTL: in.TTLSeconds,
 	}})
 	if err != nil {
@@ -308,7 +308,7 @@ func (s *Service) postCommit(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	done, err := commitReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+	done, err := commitReservation.execute(s, w, r, raw, Request{Tenant: t, Command: ledger.Command{
 		Op: ledger.DoCommit, Reservation: mux.Vars(r)["id"], Amount: in.ActualAmount, ResourceID: in.ResourceID,
 	}})
 	if err != nil {
@@ -326,7 +326,7 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 		return nil, err
 	}
 	id := mux.Vars(r)["id"]
-	done, err := releaseReservation.give(s, w, r, raw, Order{Tenant: t, Command: ledger.Command{
+	done, err := releaseReservation.execute(s, w, r, raw, Request{Tenant: t, Command: ledger.Command{
 		Op: ledger.DoRelease, Reservation: id, Description: in.Reason,
 	}})
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers are the tokens of the scripts: each is its own name.
+// callers verifies the tokens of the scripts. A token is the name of its user.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -72,8 +72,9 @@ func (w *world) rest() *rest.Server {
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
 // The law's part 4.7 as scripts, with every row and every failure. `get|post PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
-// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in the
-// order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`, `spoil`.
+// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in
+// the order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`,
+// `spoil`.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -128,13 +129,13 @@ func TestREST(t *testing.T) {
 			}
 			a = httptest.NewRecorder()
 			handler.ServeHTTP(a, q)
-			return w.told(a, &made)
+			return w.formatResponse(a, &made)
 		})
 	})
 }
 
-// told is an answer without what changes from run to run; its envelope is checked.
-func (w *world) told(a *httptest.ResponseRecorder, made *[]string) string {
+// formatResponse checks the envelope of a response and returns the response without values that differ between runs.
+func (w *world) formatResponse(a *httptest.ResponseRecorder, made *[]string) string {
 	var out map[string]any
 	require.NoError(w.t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)
 	meta := out["meta"].(map[string]any)
@@ -211,7 +212,7 @@ func TestRESTPages(t *testing.T) {
 	require.Equal(t, 400, code)
 }
 
-// Whatever the body, a reservation is made or refused in the envelope, and the books add up.
+// For any body, a reservation is made or the request refused with the envelope, and the ledger stays consistent.
 func FuzzReservationBody(f *testing.F) {
 	w := funded(f, 1000)
 	handler := w.rest()

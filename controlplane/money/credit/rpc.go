@@ -50,16 +50,16 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
 }
 
-// give authorizes a call and executes the order.
-func (r *server) give(ctx context.Context, method auth.Method, in interface {
+// execute authorizes a call and executes the request.
+func (r *server) execute(ctx context.Context, method auth.Method, in interface {
 	request
 	proto.Message
-}, c ledger.Command) (*Done, error) {
+}, c ledger.Command) (*Result, error) {
 	t, err := admit(ctx, method, in)
 	if err != nil {
 		return nil, err
 	}
-	done, err := r.s.Give(ctx, Order{Tenant: t, Command: c, Body: rpc.BodyHash(in)})
+	done, err := r.s.Execute(ctx, Request{Tenant: t, Command: c, Body: rpc.BodyHash(in)})
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (r *server) give(ctx context.Context, method auth.Method, in interface {
 }
 
 func (r *server) CreateWallet(ctx context.Context, in *creditv1.CreateWalletRequest) (*creditv1.Wallet, error) {
-	return walletOnly(r.give(ctx, "CreateWallet", in, ledger.Command{Op: ledger.DoCreate, Amount: in.GetInitialBalance()}))
+	return walletOnly(r.execute(ctx, "CreateWallet", in, ledger.Command{Op: ledger.DoCreate, Amount: in.GetInitialBalance()}))
 }
 
 func (r *server) GetWallet(ctx context.Context, in *creditv1.GetWalletRequest) (*creditv1.Wallet, error) {
@@ -95,31 +95,31 @@ func (r *server) ListWallets(ctx context.Context, in *creditv1.ListWalletsReques
 }
 
 func (r *server) TopUpWallet(ctx context.Context, in *creditv1.TopUpWalletRequest) (*creditv1.TransactionResponse, error) {
-	return moved(r.give(ctx, "TopUpWallet", in, ledger.Command{Op: ledger.DoTopUp, Amount: in.GetAmount(), Description: in.GetDescription()}))
+	return moved(r.execute(ctx, "TopUpWallet", in, ledger.Command{Op: ledger.DoTopUp, Amount: in.GetAmount(), Description: in.GetDescription()}))
 }
 
 func (r *server) ChargeWallet(ctx context.Context, in *creditv1.ChargeWalletRequest) (*creditv1.TransactionResponse, error) {
-	return moved(r.give(ctx, "ChargeWallet", in, ledger.Command{
+	return moved(r.execute(ctx, "ChargeWallet", in, ledger.Command{
 		Op: ledger.DoCharge, Amount: in.GetAmount(), Description: in.GetDescription(), ResourceID: in.GetResourceId(),
 	}))
 }
 
 func (r *server) RefundCharge(ctx context.Context, in *creditv1.RefundChargeRequest) (*creditv1.TransactionResponse, error) {
-	return moved(r.give(ctx, "RefundCharge", in, ledger.Command{
+	return moved(r.execute(ctx, "RefundCharge", in, ledger.Command{
 		Op: ledger.DoRefund, Charge: in.GetChargeSequence(), Amount: in.GetAmount(), Description: in.GetDescription(),
 	}))
 }
 
 func (r *server) SuspendWallet(ctx context.Context, in *creditv1.SuspendWalletRequest) (*creditv1.Wallet, error) {
-	return walletOnly(r.give(ctx, "SuspendWallet", in, ledger.Command{Op: ledger.DoSuspend}))
+	return walletOnly(r.execute(ctx, "SuspendWallet", in, ledger.Command{Op: ledger.DoSuspend}))
 }
 
 func (r *server) ResumeWallet(ctx context.Context, in *creditv1.ResumeWalletRequest) (*creditv1.Wallet, error) {
-	return walletOnly(r.give(ctx, "ResumeWallet", in, ledger.Command{Op: ledger.DoResume}))
+	return walletOnly(r.execute(ctx, "ResumeWallet", in, ledger.Command{Op: ledger.DoResume}))
 }
 
 func (r *server) CloseWallet(ctx context.Context, in *creditv1.CloseWalletRequest) (*creditv1.Wallet, error) {
-	return walletOnly(r.give(ctx, "CloseWallet", in, ledger.Command{Op: ledger.DoClose}))
+	return walletOnly(r.execute(ctx, "CloseWallet", in, ledger.Command{Op: ledger.DoClose}))
 }
 
 func (r *server) ListTransactions(ctx context.Context, in *creditv1.ListTransactionsRequest) (*creditv1.ListTransactionsResponse, error) {
@@ -127,7 +127,7 @@ func (r *server) ListTransactions(ctx context.Context, in *creditv1.ListTransact
 	if err != nil {
 		return nil, err
 	}
-	q := Which{Reservation: in.GetReservationId(), ResourceID: in.GetResourceId(), Period: Period{in.GetFrom(), in.GetTo()}}
+	q := Filter{Reservation: in.GetReservationId(), ResourceID: in.GetResourceId(), Period: Period{in.GetFrom(), in.GetTo()}}
 	for _, which := range in.GetTypes() {
 		if _, known := creditv1.TransactionType_name[int32(which)]; !known || which == 0 {
 			return nil, fault.Invalid("types", "unknown value %d", which)
@@ -179,7 +179,7 @@ func (r *server) GetStatement(ctx context.Context, in *creditv1.GetStatementRequ
 }
 
 func (r *server) CreateReservation(ctx context.Context, in *creditv1.CreateReservationRequest) (*creditv1.Reservation, error) {
-	done, err := r.give(ctx, "CreateReservation", in, ledger.Command{
+	done, err := r.execute(ctx, "CreateReservation", in, ledger.Command{
 		Op: ledger.DoReserve, Amount: in.GetAmount(), Description: in.GetDescription(), ResourceType: in.GetResourceType(), TTL: in.GetTtlSeconds(),
 		Reservation: in.GetReservationId(),
 	})
@@ -217,7 +217,7 @@ func (r *server) ListReservations(ctx context.Context, in *creditv1.ListReservat
 }
 
 func (r *server) CommitReservation(ctx context.Context, in *creditv1.CommitReservationRequest) (*creditv1.CommitReservationResponse, error) {
-	done, err := r.give(ctx, "CommitReservation", in, ledger.Command{
+	done, err := r.execute(ctx, "CommitReservation", in, ledger.Command{
 		Op: ledger.DoCommit, Reservation: in.GetReservationId(), Amount: in.GetActualAmount(), ResourceID: in.GetResourceId(),
 	})
 	if err != nil {
@@ -227,7 +227,7 @@ func (r *server) CommitReservation(ctx context.Context, in *creditv1.CommitReser
 }
 
 func (r *server) ReleaseReservation(ctx context.Context, in *creditv1.ReleaseReservationRequest) (*creditv1.ReleaseReservationResponse, error) {
-	done, err := r.give(ctx, "ReleaseReservation", in, ledger.Command{
+	done, err := r.execute(ctx, "ReleaseReservation", in, ledger.Command{
 		Op: ledger.DoRelease, Reservation: in.GetReservationId(), Description: in.GetReason(),
 	})
 	if err != nil {
@@ -287,7 +287,7 @@ func all[A, B any](list []*A, translate func(*A) *B) []*B {
 }
 
 // walletOnly returns the response of an operation that returns the wallet.
-func walletOnly(done *Done, err error) (*creditv1.Wallet, error) {
+func walletOnly(done *Result, err error) (*creditv1.Wallet, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func walletOnly(done *Done, err error) (*creditv1.Wallet, error) {
 }
 
 // moved returns the response of an operation that makes one transaction.
-func moved(done *Done, err error) (*creditv1.TransactionResponse, error) {
+func moved(done *Result, err error) (*creditv1.TransactionResponse, error) {
 	if err != nil {
 		return nil, err
 	}

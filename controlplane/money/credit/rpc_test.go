@@ -41,7 +41,7 @@ func caller(t *testing.T, who string, more ...string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), append([]string{"authorization", "Bearer " + who}, more...)...)
 }
 
-// A month of a project, by everything that gRPC has.
+// A month of a project, with every gRPC method.
 func TestRPCStory(t *testing.T) {
 	w := newWorld(t)
 	c := w.dial(t)

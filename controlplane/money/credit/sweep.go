@@ -26,7 +26,7 @@ const (
 )
 
 // Sweep expires reservations past their deadline, oldest first. It runs as a leader task. Each expiry is an ordinary
-// order, a compare-and-set against the leader's time, so a reservation expires once even if several sweeps run.
+// request, a compare-and-set against the leader's time, so a reservation expires once even if several sweeps run.
 func (s *Service) Sweep(ctx context.Context) error {
 	var after []string
 	var failed error
@@ -95,20 +95,20 @@ func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 
 // expireOf expires reservations of one wallet. It queues all of them before it waits, so that they share transactions.
 func (s *Service) expireOf(ctx context.Context, of string, ids []string) error {
-	tickets, project := make([]*ticket, len(ids)), projectOf(of)
+	requests, project := make([]*queuedRequest, len(ids)), projectOf(of)
 	for i, id := range ids {
-		o := Order{Tenant: cloud.Tenant{Project: project}, account: of, Command: ledger.Command{Op: ledger.DoExpire, By: sweeper, Reservation: id}}
-		t, err := newTicket(nil, o)
+		o := Request{Tenant: cloud.Tenant{Project: project}, account: of, Command: ledger.Command{Op: ledger.DoExpire, By: sweeper, Reservation: id}}
+		t, err := newQueuedRequest(nil, o)
 		if err != nil {
 			return err
 		}
-		tickets[i] = t
+		requests[i] = t
 	}
-	if err := s.desks.queue(ctx, project, s.settle, tickets...); err != nil {
+	if err := s.batchers.queue(ctx, project, s.settle, requests...); err != nil {
 		return err
 	}
 	var failed error
-	for _, t := range tickets {
+	for _, t := range requests {
 		failed = errors.Join(failed, t.err)
 	}
 	return failed

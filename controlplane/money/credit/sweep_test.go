@@ -14,11 +14,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
+// A reservation expires once, however often and by whichever members the sweep runs. A reservation that was committed
+// in time does not expire.
 func TestSweep(t *testing.T) {
 	w := funded(t, 1000)
-	_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
+	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
 	require.NoError(t, err)
-	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 5}})
+	_, err = w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 5}})
 	require.NoError(t, err)
 	for n := range 30 {
 		w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 10 + int64(n%2)})
@@ -31,7 +33,7 @@ func TestSweep(t *testing.T) {
 
 	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
-	for range 3 { // two leaders that have not noticed each other, and the true one
+	for range 3 { // two deposed leaders that have not noticed it, and the current one
 		wg.Go(func() {
 			if err := w.credits.Sweep(t.Context()); err != nil {
 				t.Error(err)
@@ -47,7 +49,7 @@ func TestSweep(t *testing.T) {
 	require.EqualValues(t, 900, found.Available())
 	require.EqualValues(t, 1+30+2+30, found.Sequence, "each was given back once")
 	require.Zero(t, w.rows())
-	released, _, err := w.credits.Transactions(t.Context(), tenant, Which{Types: []ledger.Type{ledger.Release}}, 1000, "")
+	released, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Types: []ledger.Type{ledger.Release}}, 1000, "")
 	require.NoError(t, err)
 	require.Len(t, released, 30)
 	require.Equal(t, "expired", released[0].Description)
@@ -55,12 +57,14 @@ func TestSweep(t *testing.T) {
 	w.clean()
 }
 
-func TestABrokenWallet(t *testing.T) {
+// A wallet whose records contradict each other refuses all requests, is found by the audit, and does not stop the sweep
+// of other wallets.
+func TestInconsistentWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
-	_, err := w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
+	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
 	require.NoError(t, err)
-	_, err = w.credits.Give(w.as("eve", ""), Order{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 1}})
+	_, err = w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoReserve, Amount: 50, TTL: 1}})
 	require.NoError(t, err)
 	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
 		broken, err := wallets.Get(tx, "web")
@@ -69,7 +73,7 @@ func TestABrokenWallet(t *testing.T) {
 		return err
 	})
 	require.NoError(t, err)
-	_, err = w.give("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	_, err = w.execute("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
 	var v *ledger.Violation
 	require.ErrorAs(t, err, &v)
 	_, refused := fault.From(err)
@@ -87,6 +91,7 @@ func TestABrokenWallet(t *testing.T) {
 	require.NotEmpty(t, found[1].Problem)
 }
 
+// The audit finds a reservation without an entry in the deadline table, and an entry without a pending reservation.
 func TestAuditFindsLostDeadlines(t *testing.T) {
 	for name, spoil := range map[string]func(tx *store.Tx, row ...string){
 		"pending": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },
@@ -112,8 +117,8 @@ func TestAuditFindsLostDeadlines(t *testing.T) {
 	}
 }
 
-// A run goes on past its first page, in one wallet and in many.
-func TestSweepGoesOn(t *testing.T) {
+// A sweep continues after its first page, in one wallet and in many.
+func TestSweepContinues(t *testing.T) {
 	w := funded(t, 100_000)
 	for range sweepPage + 30 {
 		w.must(ledger.Command{Op: ledger.DoReserve, Amount: 1, TTL: 1})
@@ -122,7 +127,7 @@ func TestSweepGoesOn(t *testing.T) {
 		many := cloud.Tenant{Org: "o", Project: cloud.ProjectID(fmt.Sprint("p", n))}
 		w.projects[many.Project] = Project{Exists: true, Org: many.Org, Incarnation: cloud.Incarnation(n)}
 		for _, c := range []ledger.Command{{Op: ledger.DoCreate, Amount: 10}, {Op: ledger.DoReserve, Amount: 10, TTL: 1}} {
-			_, err := w.credits.Give(w.as("ada", ""), Order{Tenant: many, Command: c})
+			_, err := w.credits.Execute(w.as("ada", ""), Request{Tenant: many, Command: c})
 			require.NoError(t, err)
 		}
 	}

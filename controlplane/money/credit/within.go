@@ -13,13 +13,13 @@ import (
 )
 
 // This file serves other services that change a wallet in a transaction of their own, so that their records and the
-// wallet change atomically. These orders bypass the per-wallet queue: a transaction that conflicts with another on the
-// same wallet is retried.
+// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on
+// the same wallet is retried.
 
-// Within executes an order in the caller's transaction. The order must contain the IDs and the principal, and has no
-// idempotency key: the transaction must ensure that the order is executed once. If the order is refused, the error is a
+// Within executes a request in the caller's transaction. The request must contain the IDs and the principal, and has no
+// idempotency key: the transaction must ensure that the request is executed once. If the request is refused, the error is a
 // *fault.Fault and nothing is written; the transaction may continue, or return the error.
-func (s *Service) Within(tx *store.Tx, o Order) (ledger.Outcome, error) {
+func (s *Service) Within(tx *store.Tx, o Request) (ledger.Outcome, error) {
 	if err := o.Check(); err != nil {
 		return ledger.Outcome{}, err
 	}
@@ -46,9 +46,9 @@ func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, erro
 	return s.walletOf(r, t)
 }
 
-// HeldAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation does
-// not exist or has ended.
-func (s *Service) HeldAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
+// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation
+// does not exist or has ended.
+func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) {
@@ -66,7 +66,7 @@ func (s *Service) HeldAt(r store.Reader, t cloud.Tenant, id string, now cloud.Ti
 // violations returns the counter of ledger violations, registered with r unless r is nil.
 func violations(r prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "trivet_credit_violations_total", Help: "Times that a wallet was found not to add up, by an order or an audit on this member.",
+		Name: "trivet_credit_violations_total", Help: "Number of times that a request or an audit on this member found contradicting records of a wallet.",
 	})
 	if r != nil {
 		r.MustRegister(c)
@@ -79,6 +79,6 @@ func (s *Service) note(err error) {
 	var v *ledger.Violation
 	if errors.As(err, &v) {
 		s.violations.Inc()
-		s.opts.Log.Error("LEDGER VIOLATION: a wallet does not add up and takes no more orders", "project", v.Project, "err", v)
+		s.opts.Log.Error("LEDGER VIOLATION: a wallet's records contradict each other, so it refuses all changes", "project", v.Project, "err", v)
 	}
 }

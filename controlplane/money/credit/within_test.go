@@ -13,29 +13,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-var held = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "00000000-0000-7000-8000-000000000001", IDs: [2]string{"one"}, TTL: 10}
+var reserveCommand = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "00000000-0000-7000-8000-000000000001", IDs: [2]string{"one"}, TTL: 10}
 
-// Orders within somebody else's transaction are done with it: all in one entry, or none.
+// Requests within the transaction of another service are executed with it in one log entry, or not at all.
 func TestWithin(t *testing.T) {
 	w := funded(t, 100)
 	before := w.quorum.Committed.Load()
 	failed := errors.New("no")
 	for _, end := range []error{failed, nil} {
 		_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
-			out, err := w.credits.Within(tx, Order{Tenant: tenant, Command: held})
+			out, err := w.credits.Within(tx, Request{Tenant: tenant, Command: reserveCommand})
 			require.NoError(t, err)
 			require.EqualValues(t, 40, out.Wallet.Available())
-			_, err = w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 41, IDs: [2]string{"two"}}})
+			_, err = w.credits.Within(tx, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 41, IDs: [2]string{"two"}}})
 			require.True(t, fault.Is(err, fault.ResourceExhausted), "what was reserved before counts: %v", err)
-			_, err = w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 40, IDs: [2]string{"three"}}})
+			_, err = w.credits.Within(tx, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoCharge, Amount: 40, IDs: [2]string{"three"}}})
 			require.NoError(t, err)
-			amount, err := w.credits.HeldAt(tx, tenant, held.Reservation, tx.Now())
+			amount, err := w.credits.ReservedAt(tx, tenant, reserveCommand.Reservation, tx.Now())
 			require.NoError(t, err)
 			require.EqualValues(t, 60, amount)
-			amount, err = w.credits.HeldAt(tx, tenant, held.Reservation, tx.Now()+10_000)
+			amount, err = w.credits.ReservedAt(tx, tenant, reserveCommand.Reservation, tx.Now()+10_000)
 			require.NoError(t, err)
 			require.Zero(t, amount, "its time is over")
-			amount, err = w.credits.HeldAt(tx, other, held.Reservation, tx.Now())
+			amount, err = w.credits.ReservedAt(tx, other, reserveCommand.Reservation, tx.Now())
 			require.NoError(t, err)
 			require.Zero(t, amount)
 			return end
@@ -48,33 +48,33 @@ func TestWithin(t *testing.T) {
 	require.Equal(t, 1, w.rows())
 	w.clean()
 	_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: ledger.Command{Op: ledger.DoRelease, Reservation: "x"}})
+		_, err := w.credits.Within(tx, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoRelease, Reservation: "x"}})
 		return err
 	})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// What a service of ours reserved is committed and released by it alone; its time ends it all the same.
-func TestReservedByTheSystem(t *testing.T) {
+// A reservation of a platform service can be committed and released only by that service. It expires like any other.
+func TestSystemReservations(t *testing.T) {
 	w := funded(t, 100)
-	c := held
+	c := reserveCommand
 	c.By, c.Description = "system:billing", "VM web, its first hour"
 	within := func(c ledger.Command) error {
 		_, err := w.store.Update(t.Context(), func(tx *store.Tx) error {
-			_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: c})
+			_, err := w.credits.Within(tx, Request{Tenant: tenant, Command: c})
 			return err
 		})
 		return err
 	}
 	require.NoError(t, within(c))
 	for _, op := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
-		_, err := w.give("", ledger.Command{Op: op, Reservation: held.Reservation})
+		_, err := w.execute("", ledger.Command{Op: op, Reservation: reserveCommand.Reservation})
 		f, _ := fault.From(err)
 		require.True(t, f != nil && f.Kind == fault.FailedPrecondition && f.Reason == "RESERVATION_IN_USE", "%v", err)
 		require.Contains(t, f.Message, "is for VM web, its first hour")
 	}
 	require.EqualValues(t, 60, w.wallet().Reserved())
-	require.NoError(t, within(ledger.Command{Op: ledger.DoRelease, By: "system:billing", Reservation: held.Reservation, IDs: [2]string{"two"}}))
+	require.NoError(t, within(ledger.Command{Op: ledger.DoRelease, By: "system:billing", Reservation: reserveCommand.Reservation, IDs: [2]string{"two"}}))
 	require.Zero(t, w.wallet().Reserved())
 	c.Reservation, c.IDs = "00000000-0000-7000-8000-000000000002", [2]string{"three"}
 	require.NoError(t, within(c))
@@ -84,7 +84,7 @@ func TestReservedByTheSystem(t *testing.T) {
 	w.clean()
 }
 
-// A wallet that does not add up is counted, by whoever meets it.
+// A metric counts each time that a wallet is found inconsistent.
 func TestViolationsAreCounted(t *testing.T) {
 	w := funded(t, 100)
 	registry := prometheus.NewRegistry()
@@ -96,7 +96,7 @@ func TestViolationsAreCounted(t *testing.T) {
 		require.Equal(t, "trivet_credit_violations_total", found[0].GetName())
 		return found[0].GetMetric()[0].GetCounter().GetValue()
 	}
-	_, err := w.give("", ledger.Command{Op: ledger.DoReserve, Amount: 1000})
+	_, err := w.execute("", ledger.Command{Op: ledger.DoReserve, Amount: 1000})
 	require.Error(t, err)
 	w.clean()
 	require.Zero(t, count(), "a refusal is none")
@@ -107,13 +107,13 @@ func TestViolationsAreCounted(t *testing.T) {
 		return err
 	})
 	require.NoError(t, err)
-	_, err = w.give("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
+	_, err = w.execute("", ledger.Command{Op: ledger.DoTopUp, Amount: 1})
 	require.Error(t, err)
 	require.EqualValues(t, 1, count())
 	require.NoError(t, w.credits.Audit(t.Context(), func(Finding) error { return nil }))
 	require.EqualValues(t, 2, count())
 	_, err = w.store.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := w.credits.Within(tx, Order{Tenant: tenant, Command: held})
+		_, err := w.credits.Within(tx, Request{Tenant: tenant, Command: reserveCommand})
 		return err
 	})
 	require.Error(t, err)

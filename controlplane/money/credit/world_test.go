@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is the credit service of a member that leads, over records in memory.
+// world is the credit service of a leading member over records in memory.
 type world struct {
 	t       testing.TB
 	store   *store.Store
@@ -45,23 +45,23 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// as is the context of a call by somebody under an idempotency key, which may be empty.
+// as returns the context of a user's call with an idempotency key, which may be empty.
 func (w *world) as(user cloud.UserID, key string) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{User: user, Proof: cloud.ProofPassword, IdempotencyKey: key}, auth.RPC)
 }
 
-func (w *world) give(key string, c ledger.Command) (Done, error) {
-	return w.credits.Give(w.as("ada", key), Order{Tenant: tenant, Command: c})
+func (w *world) execute(key string, c ledger.Command) (Result, error) {
+	return w.credits.Execute(w.as("ada", key), Request{Tenant: tenant, Command: c})
 }
 
-func (w *world) must(c ledger.Command) Done {
+func (w *world) must(c ledger.Command) Result {
 	w.t.Helper()
-	done, err := w.give("", c)
+	done, err := w.execute("", c)
 	require.NoError(w.t, err)
 	return done
 }
 
-// funded is a world in which the tenant has a wallet with so much.
+// funded returns a world in which the tenant has a wallet with the given amount.
 func funded(t testing.TB, balance int64) *world {
 	w := newWorld(t)
 	w.must(ledger.Command{Op: ledger.DoCreate, Amount: balance})
@@ -84,7 +84,7 @@ func (w *world) clean() {
 	}))
 }
 
-// rows are the reservations that wait for their deadline.
+// rows returns the entries of the deadline table.
 func (w *world) rows() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) error {

@@ -104,7 +104,7 @@ type payer struct {
 // payersOf returns the payers of a call; none for calls without a budget.
 func payersOf(c *cloud.Caller) []payer {
 	switch {
-	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.Governs():
+	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.IsCloudAdmin():
 		return nil
 	case strings.HasPrefix(c.Method, creditService) && c.Scope == (cloud.Tenant{}) && c.Has(cloud.BillingAdmin, cloud.Tenant{}):
 		return nil

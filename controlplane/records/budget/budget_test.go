@@ -16,7 +16,7 @@ import (
 
 const vmService = "/vmcontroller.v1.VmService/"
 
-// timer is a clock that a test sets.
+// timer is a clock that the test sets.
 type timer struct{ now time.Duration }
 
 func (t *timer) elapsed() time.Duration { return t.now }
@@ -43,7 +43,7 @@ func admitted(b *Budget, ctx context.Context) (n int, refusal *fault.Fault) {
 	return n, nil
 }
 
-// flood is the attack: one member of one project changes something as often as possible for ten seconds. It returns how
+// flood makes changes as one member of a project as often as possible for ten seconds. It returns how
 // many calls and bytes got through.
 func flood(b *Budget, t *timer, bytes int) (calls, written int) {
 	ctx := member("evil-p")
@@ -74,9 +74,9 @@ func checkFlood() error {
 	return nil
 }
 
-func TestAFloodGetsWhatTheLimitsAllow(t *testing.T) { require.NoError(t, checkFlood()) }
+func TestFloodIsLimited(t *testing.T) { require.NoError(t, checkFlood()) }
 
-func TestARefusalTellsHowLongToWait(t *testing.T) {
+func TestRefusalHasRetryDelay(t *testing.T) {
 	clock := &timer{}
 	b := New(Limits{CallsPerSecond: 2, CallsBurst: 1, BytesPerSecond: 1000, BytesBurst: 1000}, clock.elapsed)
 	n, f := admitted(b, member("p"))
@@ -116,7 +116,7 @@ func TestProjectsOfAnOrg(t *testing.T) {
 	require.Equal(t, 10, n, "a project of the same name in another org")
 }
 
-func TestWhoHasABudget(t *testing.T) {
+func TestPayers(t *testing.T) {
 	admin, biller := cloud.Binding{Role: cloud.SystemAdmin}, cloud.Binding{Role: cloud.BillingAdmin}
 	host := auth.With(context.Background(), &cloud.Caller{Node: "n", Method: "/agent.v1.AgentService/Report"}, auth.RPC)
 	scoped := auth.CallerOf(call(vmService+"CreateVm", "o", "p", admin))
@@ -215,7 +215,7 @@ func TestValidate(t *testing.T) {
 
 // All service accounts of a project share one budget for calls that belong to no tenant, because a project can create
 // any number of accounts.
-func TestAccountsShareTheirProjectsBudget(t *testing.T) {
+func TestServiceAccountsShareTheProjectBudget(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 10, CallsBurst: 20, BytesPerSecond: 100, BytesBurst: 1000}, (&timer{}).elapsed)
 	n := 0
 	for i := range 10 {

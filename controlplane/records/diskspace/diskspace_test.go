@@ -18,7 +18,7 @@ import (
 
 const gib = int64(1) << 30
 
-// trio is three members whose disks a test sets.
+// trio is a set of three members whose free disk space the test sets.
 type trio struct {
 	free     map[uint64]int64
 	silent   map[uint64]bool
@@ -67,7 +67,7 @@ var (
 	operator = cloud.Caller{User: "root", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 )
 
-// gauges are the metrics of a monitor.
+// gauges returns the metrics of a monitor.
 func gauges(t *testing.T, m *Monitor) map[string]float64 {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(m)
@@ -120,7 +120,7 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 }
 
 // The disk of a member that has stopped is ignored: the other members accept changes.
-func TestASilentMemberDoesNotCount(t *testing.T) {
+func TestStoppedMemberIsIgnored(t *testing.T) {
 	c := newTrio(0)
 	c.free[2] = 0
 	c.check()

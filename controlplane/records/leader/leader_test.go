@@ -58,7 +58,7 @@ func pair(l *leadertest.Leadership, mode leader.Mode, f func(context.Context, su
 	return w, calls
 }
 
-func TestCommandRunsWhereTheLeaderIs(t *testing.T) {
+func TestCommandRunsOnTheLeader(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	w, on := pair(l, leader.Once, func(ctx context.Context, q sum) (int, error) {
 		require.Equal(t, cloud.UserID("ada"), auth.CallerOf(ctx).User, "the caller travels with the command")
@@ -73,7 +73,7 @@ func TestCommandRunsWhereTheLeaderIs(t *testing.T) {
 	}
 }
 
-func TestFaultsTravel(t *testing.T) {
+func TestFaultsAreForwarded(t *testing.T) {
 	_, on := pair(leadertest.NewLeadership(1), leader.Once, func(context.Context, sum) (int, error) {
 		return 0, fault.New(fault.NotFound, "no such sum")
 	})
@@ -81,7 +81,8 @@ func TestFaultsTravel(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// Lost before it was sent: tried again. Lost after: only what may be repeated is.
+// A call that was lost before it was sent is sent again. A call that was lost later is sent again only if it is
+// repeatable.
 func TestLostCalls(t *testing.T) {
 	broken := errors.New("connection reset")
 	for _, c := range []struct {
@@ -117,8 +118,8 @@ func TestLostCalls(t *testing.T) {
 	}
 }
 
-// Who hangs up while the leader works is told so, not what became of the connection.
-func TestTheCallerHangsUp(t *testing.T) {
+// A caller that cancels while the command runs on the leader gets its context's error, not that of the connection.
+func TestCallerCancels(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { cancel(); return 0, nil })
 	w.errs, w.lost = []error{errors.New("rpc error: dial tcp 127.0.0.2:2380")}, true
@@ -199,7 +200,7 @@ func TestTasksFollowTheLeader(t *testing.T) {
 
 // Only the leader calls the gate, with the verified caller, whichever member received the call. A command that the gate
 // refuses does not run.
-func TestTheLeaderAsksTheGate(t *testing.T) {
+func TestGateRunsOnTheLeader(t *testing.T) {
 	runs := 0
 	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })
 	left := 3

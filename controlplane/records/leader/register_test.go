@@ -23,7 +23,7 @@ func (c *counter) addOnLeader(_ context.Context, by int) (int, error) { c.n += b
 var addCommand = leader.NewCommand("counter.add", leader.Once, (*counter).addOnLeader)
 
 // A command belongs to the service with which it is registered, not to the variable that declares it.
-func TestEveryMemberHasItsOwnService(t *testing.T) {
+func TestCommandRunsOnTheRegisteredService(t *testing.T) {
 	one, two := leadertest.Single(), leadertest.Single()
 	leader.Register(one, &counter{}, addCommand)
 	leader.Register(two, &counter{n: 10}, addCommand)
@@ -36,7 +36,7 @@ func TestEveryMemberHasItsOwnService(t *testing.T) {
 	require.Equal(t, 11, got)
 }
 
-// A command that the service does not register fails on every member, whoever leads.
+// A command that the service does not register fails on every member, whichever member leads.
 func TestNotRegistered(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	for _, c := range leadertest.NewMembers(2, l) {
@@ -75,8 +75,8 @@ func TestEveryCommandIsRegistered(t *testing.T) {
 	require.Greater(t, commands, 40, "the commands were not found")
 }
 
-// commandsOf returns the package-level variables that hold a command or a stream, and how often leader.Register names each.
-// A function of the package that calls NewCommand or NewStream counts as a constructor of commands.
+// commandsOf returns the package-level variables that hold a command or a stream, and how often leader.Register names
+// each. A function of the package that calls NewCommand or NewStream counts as a constructor of commands.
 func commandsOf(files []*ast.File) (declared []string, registered map[string]int) {
 	constructors := map[string]bool{"leader.NewCommand": true, "leader.NewStream": true}
 	registered = map[string]int{}

@@ -27,9 +27,9 @@ type answer struct {
 	Turn uint64
 }
 
-// turns holds the sequence numbers of a place's answers: First (inclusive) to Next (exclusive) are stored, and those
+// sequence holds the sequence numbers of a place's answers: First (inclusive) to Next (exclusive) are stored, and those
 // below Forgotten are ignored.
-type turns struct {
+type sequence struct {
 	First, Next uint64
 	Forgotten   uint64 `cbor:",omitempty"`
 }
@@ -37,7 +37,7 @@ type turns struct {
 var (
 	answers     = NewTable[answer]("idem")
 	answerOrder = NewTable[string]("idem-order")
-	answerTurns = NewTable[turns]("idem-turns")
+	answerTurns = NewTable[sequence]("idem-turns")
 )
 
 // Place identifies the project, org or principal that stored answers belong to. Each place has MaxAnswers of its own. A
@@ -53,8 +53,8 @@ func OfPrincipal(name string) Place      { return Place{"identity", name} }
 // path returns the place as a part of the answers' keys.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// bare returns the key part that earlier versions used, which did not distinguish projects from orgs.
-func (p Place) bare() string {
+// legacyPath returns the key part that earlier versions used, which did not distinguish projects from orgs.
+func (p Place) legacyPath() string {
 	switch {
 	case p.kind == "identity":
 		return p.path()
@@ -80,24 +80,24 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	if err != nil {
 		return out, false, err
 	}
-	kept, keptAt := stored, place
-	if kept == nil {
+	previous, previousAt := stored, place
+	if previous == nil {
 		// Look for an answer of an earlier version, whose place has no kind. Its ID covers the method, and each method
 		// has one kind.
-		keptAt = at.bare()
-		if kept, err = answers.Get(tx, keptAt, id); err != nil {
+		previousAt = at.legacyPath()
+		if previous, err = answers.Get(tx, previousAt, id); err != nil {
 			return out, false, err
 		}
 	}
-	current, err := kept.current(tx, keptAt)
+	current, err := previous.current(tx, previousAt)
 	if err != nil {
 		return out, false, err
 	}
 	if current {
-		if kept.Body != body {
+		if previous.Body != body {
 			return out, false, fault.Invalid("idempotency-key", "was used before with another request").WithReason("IDEMPOTENCY_KEY_REUSED")
 		}
-		if err := cbor.Unmarshal(kept.Answer, &out); err != nil {
+		if err := cbor.Unmarshal(previous.Answer, &out); err != nil {
 			return out, false, fmt.Errorf("decode kept answer: %w", err)
 		}
 		return out, true, nil
@@ -124,7 +124,7 @@ func (a *answer) current(tx *Tx, place string) (bool, error) {
 // ForgetPlace makes Idempotent ignore every answer that is stored for a place now, because the ID is used for a new
 // project or org. The answers are deleted when they are older than KeepAnswers.
 func ForgetPlace(tx *Tx, place Place) error {
-	for _, path := range []string{place.path(), place.bare()} {
+	for _, path := range []string{place.path(), place.legacyPath()} {
 		t, err := answerTurns.Get(tx, path)
 		if err != nil {
 			return err
@@ -145,15 +145,15 @@ func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 		return err
 	}
 	if t == nil {
-		t = &turns{}
+		t = &sequence{}
 	}
 	if replaces != nil {
-		answerOrder.Delete(tx, place, turn(replaces.Turn))
+		answerOrder.Delete(tx, place, sequenceKey(replaces.Turn))
 	}
 	a.Turn = t.Next
 	t.Next++
 	answers.Put(tx, &a, place, id)
-	answerOrder.Put(tx, &id, place, turn(a.Turn))
+	answerOrder.Put(tx, &id, place, sequenceKey(a.Turn))
 	for t.Next-t.First > MaxAnswers {
 		if err := forget(tx, place, t); err != nil {
 			return err
@@ -164,20 +164,20 @@ func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 }
 
 // forget removes the oldest answer.
-func forget(tx *Tx, place string, t *turns) error {
-	id, err := answerOrder.Get(tx, place, turn(t.First))
+func forget(tx *Tx, place string, t *sequence) error {
+	id, err := answerOrder.Get(tx, place, sequenceKey(t.First))
 	if err != nil {
 		return err
 	}
 	if id != nil {
 		answers.Delete(tx, place, *id)
-		answerOrder.Delete(tx, place, turn(t.First))
+		answerOrder.Delete(tx, place, sequenceKey(t.First))
 	}
 	t.First++
 	return nil
 }
 
-func turn(n uint64) string { return fmt.Sprintf("%016x", n) }
+func sequenceKey(n uint64) string { return fmt.Sprintf("%016x", n) }
 
 // ForgetAnswers removes up to limit answers that are older than KeepAnswers, and the sequence numbers of places without
 // answers. more reports whether there may be more to remove.
@@ -228,7 +228,7 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 }
 
 func expired(tx *Tx, place string, n uint64) (bool, error) {
-	id, err := answerOrder.Get(tx, place, turn(n))
+	id, err := answerOrder.Get(tx, place, sequenceKey(n))
 	if err != nil || id == nil {
 		return id == nil, err
 	}

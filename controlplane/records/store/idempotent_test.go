@@ -13,32 +13,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// answering is a store in which calls with idempotency keys are made.
-type answering struct {
+// idempotencyFixture is a store in which calls with idempotency keys are made.
+type idempotencyFixture struct {
 	*Store
 	t    *testing.T
 	runs int
 	now  time.Time
 }
 
-func newAnswering(t *testing.T) *answering {
+func newIdempotencyFixture(t *testing.T) *idempotencyFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	a := &answering{t: t, now: time.Now()}
+	a := &idempotencyFixture{t: t, now: time.Now()}
 	a.Store = New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32), Now: func() time.Time { return a.now }})
 	return a
 }
 
 // forgetPlace forgets the answers of a place.
-func (a *answering) forgetPlace(at Place) {
+func (a *idempotencyFixture) forgetPlace(at Place) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error { return ForgetPlace(tx, at) })
 	require.NoError(a.t, err)
 }
 
 // sweep removes old answers, so many in one transaction.
-func (a *answering) sweep(limit int) {
+func (a *idempotencyFixture) sweep(limit int) {
 	a.t.Helper()
 	for more := true; more; {
 		_, err := a.Update(a.t.Context(), func(tx *Tx) (err error) { more, err = ForgetAnswers(tx, limit); return err })
@@ -47,7 +47,7 @@ func (a *answering) sweep(limit int) {
 }
 
 // rows returns how many records of each table there are.
-func (a *answering) rows() (kept, ordered, places int) {
+func (a *idempotencyFixture) rows() (answerRows, ordered, places int) {
 	a.t.Helper()
 	require.NoError(a.t, a.View(a.t.Context(), func(v *View) error {
 		list, _, err := answers.List(v, 0)
@@ -55,14 +55,14 @@ func (a *answering) rows() (kept, ordered, places int) {
 		order, _, err := answerOrder.List(v, 0)
 		require.NoError(a.t, err)
 		turns, _, err := answerTurns.List(v, 0)
-		kept, ordered, places = len(list), len(order), len(turns)
+		answerRows, ordered, places = len(list), len(order), len(turns)
 		return err
 	}))
-	return kept, ordered, places
+	return answerRows, ordered, places
 }
 
-// call makes calls of ada's with these keys, and returns how many of them were replayed.
-func (a *answering) call(at Place, method string, keys ...string) (replays int) {
+// call makes a call as ada for each key and returns the number of replayed responses.
+func (a *idempotencyFixture) call(at Place, method string, keys ...string) (replays int) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error {
 		replays = 0
@@ -86,8 +86,8 @@ func (a *answering) call(at Place, method string, keys ...string) (replays int) 
 
 // A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
 // and no answer of the org is removed.
-func TestAProjectNamedLikeAnOrg(t *testing.T) {
-	a := newAnswering(t)
+func TestProjectWithTheIDOfAnOrg(t *testing.T) {
+	a := newIdempotencyFixture(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
 	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the same key and method in another place")
 	require.Zero(t, a.call(OfPrincipal("acme"), "CreateImage", "k"))
@@ -104,8 +104,8 @@ func TestAProjectNamedLikeAnOrg(t *testing.T) {
 }
 
 // An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
-func TestAnswersOfBefore(t *testing.T) {
-	a := newAnswering(t)
+func TestAnswersOfEarlierVersions(t *testing.T) {
+	a := newIdempotencyFixture(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
 	text, err := cbor.Marshal(1)
 	require.NoError(t, err)
@@ -119,9 +119,9 @@ func TestAnswersOfBefore(t *testing.T) {
 			r.Path[0] = "acme"
 			require.Equal(t, text, r.Value.Answer)
 			answers.Put(tx, r.Value, r.Path...)
-			answerOrder.Put(tx, &r.Path[1], "acme", turn(0))
+			answerOrder.Put(tx, &r.Path[1], "acme", sequenceKey(0))
 		}
-		answerTurns.Put(tx, &turns{Next: 1}, "acme")
+		answerTurns.Put(tx, &sequence{Next: 1}, "acme")
 		return nil
 	})
 	require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestAnswersOfBefore(t *testing.T) {
 func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 	for _, limit := range []int{1, 2, 100} {
 		t.Run(fmt.Sprint("in steps of ", limit), func(t *testing.T) {
-			a := newAnswering(t)
+			a := newIdempotencyFixture(t)
 			web, lab := InProject("web"), InProject("lab")
 			require.Zero(t, a.call(web, "CreateVm", "early"))
 			require.Zero(t, a.call(lab, "CreateVm", "k"))

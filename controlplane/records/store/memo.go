@@ -18,7 +18,7 @@ type MemoKey [32]byte
 // A Memo keeps a bounded number of values and evicts the least recently used ones. To bound its memory it does not keep
 // a value that depends on more than memoReads reads. It may be used concurrently.
 type Memo[V any] struct {
-	kept *freelru.SyncedLRU[MemoKey, derived[V]]
+	cache *freelru.SyncedLRU[MemoKey, derived[V]]
 }
 
 // memoReads is the most reads that a cached value may depend on.
@@ -33,11 +33,11 @@ type derived[V any] struct {
 // NewMemo returns a Memo that keeps up to size values.
 func NewMemo[V any](size uint32) *Memo[V] {
 	// The only error is a size of 0.
-	kept, err := freelru.NewSynced[MemoKey, derived[V]](size, func(k MemoKey) uint32 { return binary.LittleEndian.Uint32(k[:]) })
+	cache, err := freelru.NewSynced[MemoKey, derived[V]](size, func(k MemoKey) uint32 { return binary.LittleEndian.Uint32(k[:]) })
 	if err != nil {
 		panic(err)
 	}
-	return &Memo[V]{kept}
+	return &Memo[V]{cache}
 }
 
 // Get returns the value of a key as of v: from the cache, or by calling derive, which must read only through the View
@@ -48,7 +48,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	if len(v.writes) > 0 || v.revision != 0 {
 		return derive(v) // the value would belong to this transaction or to an older revision, so it is not cached
 	}
-	if d, ok := m.kept.Get(key); ok {
+	if d, ok := m.cache.Get(key); ok {
 		if hold, known := v.snap.Holds(d.guards); hold && known {
 			v.guard(d.guards)
 			return d.value, nil
@@ -58,7 +58,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	value, err := derive(tracked)
 	v.guard(tracked.reads.guards)
 	if err == nil && len(tracked.reads.guards) <= memoReads {
-		m.kept.Add(key, derived[V]{value, tracked.reads.guards})
+		m.cache.Add(key, derived[V]{value, tracked.reads.guards})
 	}
 	return value, err
 }

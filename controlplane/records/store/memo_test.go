@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// memoized is a store whose tests derive the sum of two records and the number of all records.
-type memoized struct {
+// memoFixture is a store with a Memo of the sum of two records and of the number of records.
+type memoFixture struct {
 	*Store
 	t       *testing.T
 	table   Table[int]
@@ -20,28 +20,28 @@ type memoized struct {
 	derived int
 }
 
-func newMemoized(t *testing.T, indexed bool) *memoized {
+func newMemoFixture(t *testing.T, indexed bool) *memoFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: indexed, Quiet: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	s := New(Options{Engine: engine, Proposer: NewDirect(engine), PageKey: make([]byte, 32)})
-	return &memoized{Store: s, t: t, table: NewTable[int]("number"), memo: NewMemo[int](4)}
+	return &memoFixture{Store: s, t: t, table: NewTable[int]("number"), memo: NewMemo[int](4)}
 }
 
-func (m *memoized) put(path string, n int) {
+func (m *memoFixture) put(path string, n int) {
 	m.t.Helper()
 	_, err := m.Update(m.t.Context(), func(tx *Tx) error { m.table.Put(tx, &n, "n", path); return nil })
 	require.NoError(m.t, err)
 }
 
-func (m *memoized) remove(path string) {
+func (m *memoFixture) remove(path string) {
 	m.t.Helper()
 	_, err := m.Update(m.t.Context(), func(tx *Tx) error { m.table.Delete(tx, "n", path); return nil })
 	require.NoError(m.t, err)
 }
 
 // sum adds the records a and b, where one that does not exist counts as 1000.
-func (m *memoized) sum(r Reader) (int, error) {
+func (m *memoFixture) sum(r Reader) (int, error) {
 	return m.memo.Get(r, MemoKey{1}, func(v *View) (sum int, err error) {
 		m.derived++
 		for _, path := range []string{"a", "b"} {
@@ -58,7 +58,7 @@ func (m *memoized) sum(r Reader) (int, error) {
 	})
 }
 
-func (m *memoized) wants(sum, derived int, when string) {
+func (m *memoFixture) wants(sum, derived int, when string) {
 	m.t.Helper()
 	require.NoError(m.t, m.Local(func(v *View) error {
 		got, err := m.sum(v)
@@ -70,7 +70,7 @@ func (m *memoized) wants(sum, derived int, when string) {
 
 // A value is derived again only when a record that it follows from has changed.
 func TestMemoFollowsItsRecords(t *testing.T) {
-	m := newMemoized(t, true)
+	m := newMemoFixture(t, true)
 	m.put("a", 1)
 	m.wants(1001, 1, "at first")
 	m.put("c", 5)
@@ -86,7 +86,7 @@ func TestMemoFollowsItsRecords(t *testing.T) {
 
 // A value that follows from a list is derived again when a record of the list is written, added or deleted.
 func TestMemoOfAList(t *testing.T) {
-	m := newMemoized(t, true)
+	m := newMemoFixture(t, true)
 	count := func() (n int) {
 		require.NoError(t, m.Local(func(v *View) (err error) {
 			n, err = m.memo.Get(v, MemoKey{2}, func(v *View) (int, error) {
@@ -115,7 +115,7 @@ func TestMemoOfAList(t *testing.T) {
 
 // A transaction that uses a kept value fails its commit, and runs again, when a record of the value changes before.
 func TestMemoInATransaction(t *testing.T) {
-	m := newMemoized(t, true)
+	m := newMemoFixture(t, true)
 	m.put("a", 1)
 	m.put("b", 2)
 	m.wants(3, 1, "at first")
@@ -138,7 +138,7 @@ func TestMemoInATransaction(t *testing.T) {
 		require.Equal(t, 41, *sum)
 		return err
 	}))
-	// What the transaction itself has written counts, and is not kept.
+	// Writes of the same transaction are visible, and are not cached.
 	_, err = m.Update(t.Context(), func(tx *Tx) error {
 		m.table.Put(tx, new(100), "n", "a")
 		sum, err := m.sum(tx)
@@ -153,9 +153,9 @@ func TestMemoInATransaction(t *testing.T) {
 	}))
 }
 
-// Errors, and values of too many reads, are not kept. Without an index nothing is kept back.
-func TestMemoKeepsNotEverything(t *testing.T) {
-	m := newMemoized(t, true)
+// Errors, and values that depend on too many reads, are not cached. Without an index nothing is cached.
+func TestMemoDoesNotCacheErrors(t *testing.T) {
+	m := newMemoFixture(t, true)
 	failed := errors.New("no value")
 	for range 2 {
 		require.ErrorIs(t, m.Local(func(v *View) error {
@@ -180,7 +180,7 @@ func TestMemoKeepsNotEverything(t *testing.T) {
 	}
 	require.Equal(t, 4, m.derived)
 
-	plain := newMemoized(t, false)
+	plain := newMemoFixture(t, false)
 	plain.put("a", 1)
 	plain.wants(1001, 1, "without an index")
 	plain.wants(1001, 2, "again")

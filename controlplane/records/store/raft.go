@@ -16,10 +16,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Machine implements consensus.StateMachine over an mvcc engine. Close it after the consensus.Runner of its group.
-type Machine struct {
+// StateMachine implements consensus.StateMachine over an mvcc engine. Close it after the consensus.Runner of its group.
+type StateMachine struct {
 	engine *mvcc.Engine
-	opts   MachineOptions
+	opts   StateMachineOptions
 
 	// unflushed is the approximate number of bytes that were applied since the last flush began.
 	unflushed atomic.Int64
@@ -32,10 +32,10 @@ type Machine struct {
 	failure error
 }
 
-var _ consensus.StateMachine = (*Machine)(nil)
+var _ consensus.StateMachine = (*StateMachine)(nil)
 
-// MachineOptions configures a Machine. The zero value is right for the platform's own records.
-type MachineOptions struct {
+// StateMachineOptions configures a StateMachine. The zero value is right for the platform's own records.
+type StateMachineOptions struct {
 	// Inline makes Flush write before it returns, instead of in the background. It is for simulations.
 	Inline bool
 	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. It
@@ -47,11 +47,11 @@ type MachineOptions struct {
 	FlushBytes int64
 }
 
-// NewMachine returns a Machine over engine.
-func NewMachine(engine *mvcc.Engine, opts MachineOptions) *Machine {
+// NewStateMachine returns a StateMachine over engine.
+func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachine {
 	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &Machine{engine: engine, opts: opts, cancel: cancel, ask: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &StateMachine{engine: engine, opts: opts, cancel: cancel, ask: make(chan struct{}, 1), done: make(chan struct{})}
 	if opts.Inline {
 		close(m.done)
 		return m
@@ -62,7 +62,7 @@ func NewMachine(engine *mvcc.Engine, opts MachineOptions) *Machine {
 
 // flush writes the state to disk when Flush requested it and at least FlushBytes were applied, so that the log can be
 // truncated.
-func (m *Machine) flush(ctx context.Context) {
+func (m *StateMachine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
 		select {
@@ -82,13 +82,13 @@ func (m *Machine) flush(ctx context.Context) {
 }
 
 // Close stops the background flushes. It does not close the engine.
-func (m *Machine) Close() {
+func (m *StateMachine) Close() {
 	m.cancel()
 	<-m.done
 }
 
 // Apply implements consensus.StateMachine. The results are of type command.Result.
-func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
+func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]command.Command, len(entries))
 	var size int64
 	for i, e := range entries {
@@ -116,13 +116,13 @@ func (m *Machine) Apply(entries []consensus.Entry) ([]any, error) {
 const commandBytes = 100
 
 // Applied implements consensus.StateMachine.
-func (m *Machine) Applied() (index, term uint64) {
+func (m *StateMachine) Applied() (index, term uint64) {
 	p := m.engine.Applied()
 	return p.Index, p.Term
 }
 
 // Flush implements consensus.StateMachine: it requests a flush and returns the index up to which the state is durable.
-func (m *Machine) Flush() (uint64, error) {
+func (m *StateMachine) Flush() (uint64, error) {
 	if m.opts.Inline {
 		p, err := m.engine.Flush(context.Background())
 		return p.Index, err
@@ -143,13 +143,13 @@ func (m *Machine) Flush() (uint64, error) {
 const checkpointDir = "state"
 
 // Checkpoint implements consensus.StateMachine.
-func (m *Machine) Checkpoint(dir string) (index, term uint64, err error) {
+func (m *StateMachine) Checkpoint(dir string) (index, term uint64, err error) {
 	p, err := m.engine.Checkpoint(context.Background(), filepath.Join(dir, checkpointDir))
 	return p.Index, p.Term, err
 }
 
 // Restore implements consensus.StateMachine.
-func (m *Machine) Restore(dir string) error {
+func (m *StateMachine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 )
 
-// wire delivers between the members of one process. Snapshots never happen here: nobody falls behind.
+// wire delivers envelopes between the members of one process. No member falls behind, so no snapshot is sent.
 type wire struct {
 	self    uint64
 	runners map[uint64]*consensus.Runner
@@ -46,8 +46,8 @@ func (w *wire) SendSnapshot(e message.Envelope, _ string) {
 
 const group = 1
 
-// trio starts three members and returns the store of each, the leader's first.
-func trio(t *testing.T, now func() time.Time) []*store.Store {
+// startThreeMembers starts three members and returns the store of each, the leader's first.
+func startThreeMembers(t *testing.T, now func() time.Time) []*store.Store {
 	runners := map[uint64]*consensus.Runner{}
 	ready := make(chan struct{})
 	stores := map[uint64]*store.Store{}
@@ -60,7 +60,7 @@ func trio(t *testing.T, now func() time.Time) []*store.Store {
 			ID: id, Members: []uint64{1, 2, 3}, Dir: "raft", FS: fs, Transport: &wire{id, runners, ready}, Log: slog.New(slog.DiscardHandler),
 		})
 		require.NoError(t, err)
-		machine := store.NewMachine(engine, store.MachineOptions{})
+		machine := store.NewStateMachine(engine, store.StateMachineOptions{})
 		_, err = host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: machine})
 		require.NoError(t, err)
 		runners[id] = consensus.Start(host, consensus.RunnerOptions{TickInterval: 10 * time.Millisecond})
@@ -88,16 +88,16 @@ func trio(t *testing.T, now func() time.Time) []*store.Store {
 }
 
 func TestRaft(t *testing.T) {
-	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return trio(t, now)[0] })
+	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return startThreeMembers(t, now)[0] })
 }
 
 type note struct{ Text string }
 
 var notes = store.NewTable[note]("note")
 
-// What the leader acknowledged is read on every member at once.
-func TestEveryMemberReadsWhatWasAcknowledged(t *testing.T) {
-	members := trio(t, time.Now)
+// A write that the leader acknowledged is visible at once on every member.
+func TestEveryMemberReadsAcknowledgedWrites(t *testing.T) {
+	members := startThreeMembers(t, time.Now)
 	for range 50 {
 		text := time.Now().String()
 		_, err := members[0].Update(t.Context(), func(tx *store.Tx) error { notes.Put(tx, &note{text}, "n"); return nil })

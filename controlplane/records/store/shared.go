@@ -19,22 +19,22 @@ type Shared[T, V any] struct {
 	most  int
 
 	mu    sync.Mutex
-	made  map[madeKey]*made[V]
+	made  map[changeKey]*cachedValue[V]
 	order list.List // of *made: the entries that are ready, most recently used first
 	bytes int
 }
 
-// madeKey identifies a change of a record by key and revision. With current set it identifies the record as of that
+// changeKey identifies a change of a record by key and revision. With current set it identifies the record as of that
 // revision.
-type madeKey struct {
+type changeKey struct {
 	key      string
 	revision int64
 	current  bool
 }
 
-// made is a cache entry: the value derived from a change.
-type made[V any] struct {
-	key   madeKey
+// cachedValue is a cache entry: the value derived from a change.
+type cachedValue[V any] struct {
+	key   changeKey
 	ready chan struct{} // closed when the fields below are set
 	value V
 	bytes int
@@ -45,7 +45,7 @@ type made[V any] struct {
 // NewShared returns a Shared whose values are made by f, which also returns the size of the value in bytes. The cache
 // keeps the last used values, up to most bytes.
 func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, int, error)) *Shared[T, V] {
-	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[madeKey]*made[V]{}}
+	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[changeKey]*cachedValue[V]{}}
 }
 
 // SharedChange is one change of a record that a SharedWatch follows. It holds no record.
@@ -85,7 +85,7 @@ func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error)
 	}
 	out := make([]SharedChange[V], len(batch.Events))
 	for i, e := range batch.Events {
-		key := madeKey{string(e.KV.Key), e.KV.ModRevision, false}
+		key := changeKey{string(e.KV.Key), e.KV.ModRevision, false}
 		deleted, created := e.Type == watch.EventDelete, e.PrevModRevision == 0
 		out[i] = SharedChange[V]{deleted, func() (V, error) {
 			return w.shared.get(key, func(snap *mvcc.Snapshot) (c Change[T], err error) {
@@ -116,7 +116,7 @@ func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), erro
 	if err != nil {
 		return nil, history(err)
 	}
-	at, seen := madeKey{string(key), kv.ModRevision, true}, v.Revision()
+	at, seen := changeKey{string(key), kv.ModRevision, true}, v.Revision()
 	return func() (V, error) {
 		return c.get(at, func(snap *mvcc.Snapshot) (Change[T], error) {
 			// The revision that wrote the record may not be kept any more.
@@ -139,7 +139,7 @@ func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, 
 }
 
 // get returns the value derived from a change, from the cache or by running read and f.
-func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
+func (c *Shared[T, V]) get(key changeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
 	c.mu.Lock()
 	m := c.made[key]
 	if m != nil {
@@ -150,7 +150,7 @@ func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], er
 		<-m.ready
 		return m.value, m.err
 	}
-	m = &made[V]{key: key, ready: make(chan struct{}), err: fmt.Errorf("make a value of %s: it panicked", key.key)}
+	m = &cachedValue[V]{key: key, ready: make(chan struct{}), err: fmt.Errorf("make a value of %s: it panicked", key.key)}
 	c.made[key] = m
 	c.mu.Unlock()
 	defer c.keep(m)
@@ -165,7 +165,7 @@ func (c *Shared[T, V]) get(key madeKey, read func(*mvcc.Snapshot) (Change[T], er
 }
 
 // keep adds m to the cache unless it failed, and evicts the least recently used values.
-func (c *Shared[T, V]) keep(m *made[V]) {
+func (c *Shared[T, V]) keep(m *cachedValue[V]) {
 	defer close(m.ready)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +176,7 @@ func (c *Shared[T, V]) keep(m *made[V]) {
 	m.place = c.order.PushFront(m)
 	c.bytes += m.bytes
 	for c.bytes > c.most {
-		last := c.order.Remove(c.order.Back()).(*made[V])
+		last := c.order.Remove(c.order.Back()).(*cachedValue[V])
 		delete(c.made, last.key)
 		c.bytes -= last.bytes
 	}

@@ -17,8 +17,8 @@ import (
 
 var texts = store.NewTable[string]("text")
 
-// sharing is a store whose changes are shared as texts.
-type sharing struct {
+// sharedFixture is a store with a Shared that derives texts.
+type sharedFixture struct {
 	t      *testing.T
 	s      *store.Store
 	shared *store.Shared[string, string]
@@ -26,12 +26,12 @@ type sharing struct {
 	broken atomic.Bool
 }
 
-// newSharing keeps recent bytes of events in memory, and most bytes of what was made.
-func newSharing(t *testing.T, recent int64, most int) *sharing {
+// newSharedFixture keeps recent bytes of events in memory, and most bytes of derived values.
+func newSharedFixture(t *testing.T, recent int64, most int) *sharedFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{RecentBytes: recent})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	w := &sharing{t: t, s: store.New(store.Options{Engine: engine, Proposer: store.NewDirect(engine), PageKey: make([]byte, 32)})}
+	w := &sharedFixture{t: t, s: store.New(store.Options{Engine: engine, Proposer: store.NewDirect(engine), PageKey: make([]byte, 32)})}
 	show := func(s *string) string {
 		if s == nil {
 			return "nothing"
@@ -49,7 +49,7 @@ func newSharing(t *testing.T, recent int64, most int) *sharing {
 }
 
 // put writes a note, or removes it when it is empty, and returns the revision.
-func (w *sharing) put(id, text string) int64 {
+func (w *sharedFixture) put(id, text string) int64 {
 	revision, err := w.s.Update(w.t.Context(), func(tx *store.Tx) error {
 		if text == "" {
 			texts.Delete(tx, id)
@@ -62,8 +62,8 @@ func (w *sharing) put(id, text string) int64 {
 	return revision
 }
 
-// next are the next n changes of a watch, made.
-func (w *sharing) next(watch *store.SharedWatch[string, string], n int) (out []string) {
+// next returns the derived values of the next n changes of a watch.
+func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (out []string) {
 	for len(out) < n {
 		changes, err := watch.Next(w.t.Context())
 		require.NoError(w.t, err)
@@ -79,12 +79,12 @@ func (w *sharing) next(watch *store.SharedWatch[string, string], n int) (out []s
 	return out
 }
 
-// All watches of a record see every change, in order and with what it replaced, and each is made once: whether the events
-// come from memory or from disk.
-func TestSharedChangesAreMadeOnce(t *testing.T) {
+// All watches of a record get every change, in order and with the replaced value. The shared value of a change is
+// derived once, from events in memory and on disk alike.
+func TestSharedValuesAreDerivedOnce(t *testing.T) {
 	for name, recent := range map[string]int64{"from memory": 1 << 20, "from disk": 1} {
 		t.Run(name, func(t *testing.T) {
-			w := newSharing(t, recent, 1<<20)
+			w := newSharedFixture(t, recent, 1<<20)
 			from := w.put("other", "x") + 1
 			const watchers = 20
 			all := make([]*store.SharedWatch[string, string], watchers)
@@ -114,7 +114,7 @@ func TestSharedChangesAreMadeOnce(t *testing.T) {
 
 // The value of the current record is made once for all watches that begin, also after its revision was compacted.
 func TestSharedCurrent(t *testing.T) {
-	w := newSharing(t, 1<<20, 1<<20)
+	w := newSharedFixture(t, 1<<20, 1<<20)
 	w.put("a", "one")
 	last := w.put("other", "x")
 	require.NoError(t, w.s.Compact(t.Context(), last))
@@ -133,10 +133,10 @@ func TestSharedCurrent(t *testing.T) {
 	require.EqualValues(t, 1, w.made.Load())
 }
 
-// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for is
-// still cached.
+// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for
+// is still cached.
 func TestSharedHistoryExpires(t *testing.T) {
-	w := newSharing(t, 1<<20, 1<<20)
+	w := newSharedFixture(t, 1<<20, 1<<20)
 	from := w.put("a", "one") + 1
 	early, late := w.shared.WatchOne(from, "a"), w.shared.WatchOne(from, "a")
 	defer early.Close()
@@ -161,9 +161,9 @@ func TestSharedHistoryExpires(t *testing.T) {
 	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
 }
 
-// The cache of values is bounded. A value that could not be made is tried again.
-func TestSharedKeepsLittle(t *testing.T) {
-	w := newSharing(t, 1<<20, 30)
+// The cache of values is bounded. A value whose derivation failed is derived again.
+func TestSharedCacheIsBounded(t *testing.T) {
+	w := newSharedFixture(t, 1<<20, 30)
 	watch := w.shared.WatchOne(1, "a")
 	defer watch.Close()
 	for i := range 5 {

@@ -66,7 +66,7 @@ func TestSpend(t *testing.T) {
 	require.Len(t, spent, 3)
 }
 
-// An update that would store only what is stored already writes nothing.
+// An update whose values are all stored already writes nothing.
 func TestDropUnchanged(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)

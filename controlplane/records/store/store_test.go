@@ -19,26 +19,26 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
 }
 
-// cut is a Proposer that the others can be kept from.
-type cut struct {
+// partitionedProposer is a Proposer that a test can isolate from the other members.
+type partitionedProposer struct {
 	store.Proposer
 	off bool
 }
 
-func (c *cut) ReadIndex(ctx context.Context) error {
+func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	if c.off {
 		return errors.New("cut off")
 	}
 	return c.Proposer.ReadIndex(ctx)
 }
 
-// How new the records are that Recent shows is not judged by a clock that can be set: a member that is cut off would go on
-// believing them for as long as its clock was set back.
-func TestRecentDoesNotGoByTheClock(t *testing.T) {
+// Recent measures age by a monotonic clock. With the wall clock, an isolated member whose clock was set back would use
+// old records for that long.
+func TestRecentIgnoresTheWallClock(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
-	proposer := &cut{Proposer: store.NewDirect(engine), off: true}
+	proposer := &partitionedProposer{Proposer: store.NewDirect(engine), off: true}
 	wall, elapsed := time.Now(), time.Duration(0)
 	s := store.New(store.Options{
 		Engine: engine, Proposer: proposer, PageKey: make([]byte, 32),
@@ -59,13 +59,13 @@ func TestRecentDoesNotGoByTheClock(t *testing.T) {
 	require.Error(t, recent(), "the clock says that it was in the future")
 }
 
-// late is a proposer whose member has not applied yet what others have.
-type late struct {
+// laggingProposer is a Proposer whose member has not applied the newest entries.
+type laggingProposer struct {
 	*store.Direct
 	rest func()
 }
 
-func (l *late) ReadIndex(ctx context.Context) error {
+func (l *laggingProposer) ReadIndex(ctx context.Context) error {
 	if f := l.rest; f != nil {
 		l.rest = nil
 		f()
@@ -73,13 +73,13 @@ func (l *late) ReadIndex(ctx context.Context) error {
 	return l.Direct.ReadIndex(ctx)
 }
 
-// What is refused, or finds nothing to do, stands on the newest records: a client that was answered by a member that is
-// ahead is not told otherwise by one that is behind.
-func TestRefusalsStandOnTheNewestRecords(t *testing.T) {
+// Refusals and updates without changes are based on current records: a client cannot get an older view from a lagging
+// member after a newer one from another.
+func TestRefusalsUseCurrentRecords(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
-	wire := &late{Direct: store.NewDirect(engine)}
+	wire := &laggingProposer{Direct: store.NewDirect(engine)}
 	s := store.New(store.Options{Engine: engine, Proposer: wire, PageKey: make([]byte, 32)})
 	things := store.NewTable[string]("thing")
 	put := func(value string) {

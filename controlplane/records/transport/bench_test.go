@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// spent is the processor time of this process.
+// spent returns the CPU time of this process.
 func spent(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
@@ -24,9 +24,9 @@ func spent(b *testing.B) time.Duration {
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, c := range []struct{ flight, payload int }{{1, 0}, {1, 4096}, {64, 100}} {
 		b.Run(fmt.Sprintf("flight=%d/payload=%d", c.flight, c.payload), func(b *testing.B) {
-			var two atomic.Pointer[Mesh]
+			var two atomic.Pointer[Transport]
 			back := make(chan struct{}, c.flight)
-			w := newEars(b, map[uint64]func(message.Envelope) bool{
+			w := newTestClusterWith(b, map[uint64]func(message.Envelope) bool{
 				1: func(e message.Envelope) bool {
 					if e.Group == 99 {
 						back <- struct{}{}
@@ -40,10 +40,10 @@ func BenchmarkRoundTrip(b *testing.B) {
 					return true
 				},
 			}, 2)
-			two.Store(w.seats[2].mesh)
+			two.Store(w.servers[2].mesh)
 			e := message.Envelope{From: 1, To: 2, Kind: message.KindForward, Group: 99, Payloads: [][]byte{make([]byte, c.payload)}}
 			for connected := false; !connected; {
-				w.seats[1].mesh.Send(e)
+				w.servers[1].mesh.Send(e)
 				select {
 				case <-back:
 					connected = true
@@ -61,13 +61,13 @@ func BenchmarkRoundTrip(b *testing.B) {
 			b.ResetTimer()
 			sent := 0
 			for ; sent < min(c.flight, b.N); sent++ {
-				w.seats[1].mesh.Send(e)
+				w.servers[1].mesh.Send(e)
 			}
 			for range b.N {
 				<-back
 				if sent < b.N {
 					sent++
-					w.seats[1].mesh.Send(e)
+					w.servers[1].mesh.Send(e)
 				}
 			}
 			b.StopTimer()
@@ -78,11 +78,11 @@ func BenchmarkRoundTrip(b *testing.B) {
 
 // One client's linearizable reads in a trio, on a member that follows and on the one that leads.
 func BenchmarkReadIndex(b *testing.B) {
-	w := newTable(b, 3)
+	w := newTestCluster(b, 3)
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	w.propose(ctx, "first")
-	leader := w.seats[1].runner.Leader(1).Leader
+	leader := w.servers[1].runner.Leader(1).Leader
 	for _, c := range []struct {
 		name string
 		id   uint64
@@ -90,7 +90,7 @@ func BenchmarkReadIndex(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			before := spent(b)
 			for range b.N {
-				err := w.seats[c.id].runner.ReadIndex(ctx, 1)
+				err := w.servers[c.id].runner.ReadIndex(ctx, 1)
 				require.NoError(b, err)
 			}
 			b.ReportMetric(float64((spent(b)-before).Microseconds())/float64(b.N), "cpu-µs/op")

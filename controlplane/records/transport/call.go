@@ -23,7 +23,7 @@ import (
 const maxCall = time.Minute
 
 // Call implements leader.Caller.
-func (m *Mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
+func (m *Transport) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
 		return nil, err
@@ -38,14 +38,14 @@ func (m *Mesh) Call(ctx context.Context, member uint64, command string, body []b
 	if err != nil {
 		return nil, unknown(ctx, fmt.Errorf("call %s on member %d: %w", command, member, err))
 	}
-	if err := outcome(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
+	if err := decodeError(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
 		return nil, err
 	}
 	return answer.GetBody(), nil
 }
 
 // Open implements leader.Caller.
-func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
+func (m *Transport) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	client, err := m.reach(ctx, member)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (m *Mesh) Open(ctx context.Context, member uint64, command string, body []b
 		if err != nil {
 			return unknown(ctx, fmt.Errorf("read %s from member %d: %w", command, member, err))
 		}
-		if err := outcome(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
+		if err := decodeError(piece.GetNotLeader(), piece.GetFault(), piece.GetInternal()); err != nil {
 			return err
 		}
 		if err := send(piece.GetData()); err != nil {
@@ -103,8 +103,8 @@ func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallReq
 // faults decodes maps in a fault's details with string keys, so that they can be encoded as JSON.
 var faults = cbor.DecOptions{DefaultMapType: reflect.TypeFor[map[string]any]()}
 
-// outcome decodes the error of a response. It returns nil if the call succeeded.
-func outcome(notLeader bool, encoded []byte, internal string) error {
+// decodeError decodes the error of a response. It returns nil if the call succeeded.
+func decodeError(notLeader bool, encoded []byte, internal string) error {
 	switch {
 	case notLeader:
 		return leader.ErrNotLeader
@@ -124,8 +124,8 @@ func outcome(notLeader bool, encoded []byte, internal string) error {
 	return nil
 }
 
-// said encodes an error for a response. It is the inverse of outcome.
-func said(err error) (notLeader bool, encoded []byte, internal string) {
+// encodeError encodes an error for a response. It is the inverse of outcome.
+func encodeError(err error) (notLeader bool, encoded []byte, internal string) {
 	switch f, ok := fault.From(err); {
 	case err == nil:
 	case errors.Is(err, leader.ErrNotLeader):

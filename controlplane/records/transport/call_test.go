@@ -17,10 +17,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// What a command on another member ends with is what it would have ended with here.
-func TestOutcomesTravel(t *testing.T) {
-	w := newTable(t, 2)
-	one, two := w.seats[1], w.seats[2]
+// The error of a command on another member is the same as that of a local one.
+func TestErrorsAreForwarded(t *testing.T) {
+	w := newTestCluster(t, 2)
+	one, two := w.servers[1], w.servers[2]
 	full := fault.New(fault.ResourceExhausted, "no host fits").WithReason("NO_HOST_FITS").With("host-1", "is full").
 		With("and", uint64(7)).With("deep", map[string]any{"er": map[string]any{"x": "y"}}).MayRetry().Because(errors.New("secret cause"))
 	full.Field = "spec"
@@ -76,9 +76,9 @@ func inJSON(t *testing.T, f fault.Fault) string {
 	return string(b)
 }
 
-// The caller that one member verified is the caller on the other, with the deadline of the call.
-func TestCallerAndDeadlineTravel(t *testing.T) {
-	w := newTable(t, 2)
+// A forwarded command runs with the caller that the first member verified, and with the deadline of the call.
+func TestCallerAndDeadlineAreForwarded(t *testing.T) {
+	w := newTestCluster(t, 2)
 	type seen struct {
 		Caller   *cloud.Caller
 		Deadline time.Time
@@ -87,8 +87,8 @@ func TestCallerAndDeadlineTravel(t *testing.T) {
 		at, _ := ctx.Deadline()
 		return seen{auth.CallerOf(ctx), at}, nil
 	}
-	leadertest.Handle(w.seats[1].commands, "test.who", leader.Repeatable, f)
-	who := leadertest.Handle(w.seats[2].commands, "test.who", leader.Repeatable, f)
+	leadertest.Handle(w.servers[1].commands, "test.who", leader.Repeatable, f)
+	who := leadertest.Handle(w.servers[2].commands, "test.who", leader.Repeatable, f)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	deadline, _ := ctx.Deadline()
@@ -109,9 +109,9 @@ func TestCallerAndDeadlineTravel(t *testing.T) {
 	require.False(t, got.Deadline.IsZero())
 }
 
-// A caller that gives up hears its own error, and the command on the other member ends.
-func TestCallerGivesUp(t *testing.T) {
-	w := newTable(t, 2)
+// A caller that cancels gets its context's error, and the command on the other member is canceled.
+func TestCallerCancels(t *testing.T) {
+	w := newTestCluster(t, 2)
 	began, ended := make(chan struct{}, 2), make(chan error, 2)
 	wait := func(ctx context.Context, _ string) (string, error) {
 		began <- struct{}{}
@@ -119,8 +119,8 @@ func TestCallerGivesUp(t *testing.T) {
 		ended <- ctx.Err()
 		return "", ctx.Err()
 	}
-	leadertest.Handle(w.seats[1].commands, "test.wait", leader.Once, wait)
-	leadertest.HandleStream(w.seats[1].commands, "test.drip", func(ctx context.Context, q string, send func([]byte) error) error {
+	leadertest.Handle(w.servers[1].commands, "test.wait", leader.Once, wait)
+	leadertest.HandleStream(w.servers[1].commands, "test.drip", func(ctx context.Context, q string, send func([]byte) error) error {
 		if err := send([]byte("one drop")); err != nil {
 			return err
 		}
@@ -129,13 +129,13 @@ func TestCallerGivesUp(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(limited(t))
 	go func() { <-began; cancel() }()
-	_, err := w.seats[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
+	_, err := w.servers[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
 	require.Equal(t, context.Canceled, err)
 	require.Equal(t, context.Canceled, <-ended)
 
 	ctx, cancel = context.WithCancel(limited(t))
 	var drops []string
-	err = w.seats[2].mesh.Open(ctx, 1, "test.drip", []byte("\x60"), nil, func(b []byte) error {
+	err = w.servers[2].mesh.Open(ctx, 1, "test.drip", []byte("\x60"), nil, func(b []byte) error {
 		drops = append(drops, string(b))
 		<-began
 		cancel()
@@ -147,14 +147,14 @@ func TestCallerGivesUp(t *testing.T) {
 
 	ctx, cancel = context.WithTimeout(limited(t), 50*time.Millisecond)
 	defer cancel()
-	_, err = w.seats[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
+	_, err = w.servers[2].mesh.Call(ctx, 1, "test.wait", []byte("\x60"), nil)
 	require.Equal(t, context.DeadlineExceeded, err)
 }
 
-// Streams of commands: in order, to the end, and with the command's own error after what came before it.
+// A forwarded stream delivers its pieces in order and completely, and then the command's error.
 func TestStreams(t *testing.T) {
-	w := newTable(t, 2)
-	leadertest.HandleStream(w.seats[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
+	w := newTestCluster(t, 2)
+	leadertest.HandleStream(w.servers[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
 		for i := range n {
 			if err := send([]byte{byte(i)}); err != nil {
 				return err
@@ -168,30 +168,30 @@ func TestStreams(t *testing.T) {
 	ctx := limited(t)
 	var got []byte
 	take := func(b []byte) error { got = append(got, b...); return nil }
-	require.NoError(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take))
+	require.NoError(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take))
 	require.Equal(t, []byte{0, 1, 2, 3, 4}, got)
 	got = nil
-	err := w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{3}, nil, take)
+	err := w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{3}, nil, take)
 	require.True(t, fault.Is(err, fault.FailedPrecondition))
 	require.Equal(t, []byte{0, 1, 2}, got)
 	full := errors.New("the reader is full")
-	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, func([]byte) error { return full }), full)
-	require.True(t, fault.Is(w.seats[2].mesh.Open(ctx, 1, "test.unknown", nil, nil, take), fault.Unimplemented))
+	require.ErrorIs(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, func([]byte) error { return full }), full)
+	require.True(t, fault.Is(w.servers[2].mesh.Open(ctx, 1, "test.unknown", nil, nil, take), fault.Unimplemented))
 	w.leadership.Elect(2)
-	require.ErrorIs(t, w.seats[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
+	require.ErrorIs(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
 }
 
-// ErrNotSent is said of calls that surely were not, and of no other.
+// ErrNotSent is returned only for calls that certainly were not sent.
 func TestNotSent(t *testing.T) {
-	// A member that takes connections and says nothing: its kernel lives, it does not.
+	// A member whose process hangs: its kernel accepts connections, but nothing responds.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { silent.Close() })
-	w := newTable(t, 3, 3)
+	w := newTestCluster(t, 3, 3)
 	ctx := limited(t)
 	m, err := New(Options{
 		Self: 2, Members: map[uint64]string{1: w.addresses[1], 2: w.addresses[2], 3: w.addresses[3], 4: silent.Addr().String()},
-		Certificate: issued(t, w.authority, "member", "2", time.Now()), Authority: w.authority, Log: w.seats[1].mesh.opts.Log,
+		Certificate: issued(t, w.authority, "member", "2", time.Now()), Authority: w.authority, Log: w.servers[1].mesh.opts.Log,
 	})
 	require.NoError(t, err)
 	for member, what := range map[uint64]string{3: "not there", 4: "silent", 2: "itself", 9: "unknown"} {
@@ -204,14 +204,14 @@ func TestNotSent(t *testing.T) {
 	_, err = m.Call(gone, 4, "test", nil, nil)
 	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
 
-	// A member that dies in the middle: nobody knows.
+	// If the member stops while the command runs, the outcome is unknown.
 	began := make(chan struct{})
-	leadertest.Handle(w.seats[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
+	leadertest.Handle(w.servers[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
 		close(began)
 		<-ctx.Done()
 		return "", ctx.Err()
 	})
-	go func() { <-began; w.seats[1].server.Stop() }()
+	go func() { <-began; w.servers[1].server.Stop() }()
 	_, err = m.Call(ctx, 1, "test.die", []byte("\x60"), nil)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, leader.ErrNotSent)
@@ -222,7 +222,7 @@ func TestNotSent(t *testing.T) {
 	require.False(t, errors.As(err, &remote))
 	done, stop := context.WithCancel(ctx)
 	stop()
-	m.runner = w.seats[2].runner
+	m.runner = w.servers[2].runner
 	m.Run(done) // closes the connections
 	_, err = m.Call(ctx, 1, "test", nil, nil)
 	require.ErrorIs(t, err, leader.ErrNotSent, "after Run")

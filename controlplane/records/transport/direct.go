@@ -18,23 +18,24 @@ type direct struct {
 }
 
 // HandleDirect registers a command that other members call on this one with Direct. Call it before serving.
-func (m *Mesh) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+func (m *Transport) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f}
 }
 
-// HandleStranger registers a command that any holder of a member certificate of the cluster may call, even if it is not
-// a known member. from is the member ID in the certificate, 0 for a member that has no ID yet. Call it before serving.
-func (m *Mesh) HandleStranger(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
+// HandleNonMember registers a command that any holder of a member certificate of the cluster may call, even if it is
+// not a known member. from is the member ID in the certificate, 0 for a member that has no ID yet. Call it before
+// serving.
+func (m *Transport) HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f, open: true}
 }
 
 // Direct calls a command of HandleDirect on a member. It returns the same errors as leader.Caller.
-func (m *Mesh) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
+func (m *Transport) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	return m.Call(ctx, member, command, body, nil)
 }
 
-// Ask calls a command of HandleStranger on the member at an address (host:port), which may be any member.
-func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([]byte, error) {
+// Ask calls a command of HandleNonMember on the member at an address (host:port), which may be any member.
+func (m *Transport) Ask(ctx context.Context, address, command string, body []byte) ([]byte, error) {
 	conn, err := m.dial(address, mtls.OnlyKind(mtls.Member))
 	if err != nil {
 		return nil, fmt.Errorf("prepare connection to %s: %w", address, err)
@@ -44,7 +45,7 @@ func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([
 	if err != nil {
 		return nil, unknown(ctx, fmt.Errorf("ask %s of %s: %w", command, address, err))
 	}
-	if err := outcome(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
+	if err := decodeError(answer.GetNotLeader(), answer.GetFault(), answer.GetInternal()); err != nil {
 		return nil, err
 	}
 	return answer.GetBody(), nil
@@ -52,7 +53,7 @@ func (m *Mesh) Ask(ctx context.Context, address, command string, body []byte) ([
 
 // Verify returns an error unless the server at the address (host:port) has the member's certificate. It closes the
 // connection after the TLS handshake, which verifies the certificate and its key.
-func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error {
+func (m *Transport) Verify(ctx context.Context, address string, member uint64) error {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, member) })
 	config.Time, config.NextProtos = m.opts.Now, []string{"h2"}
 	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", address)
@@ -62,8 +63,8 @@ func (m *Mesh) Verify(ctx context.Context, address string, member uint64) error 
 	return conn.Close()
 }
 
-// serveDirect runs a command of HandleDirect or HandleStranger. ours is false if r is another command.
-func (m *Mesh) serveDirect(ctx context.Context, r *peerv1.CallRequest) (answer *peerv1.CallResponse, ours bool, err error) {
+// serveDirect runs a command of HandleDirect or HandleNonMember. ours is false if r is another command.
+func (m *Transport) serveDirect(ctx context.Context, r *peerv1.CallRequest) (answer *peerv1.CallResponse, ours bool, err error) {
 	d, ours := m.direct[r.GetCommand()]
 	if !ours {
 		return nil, false, nil
@@ -79,6 +80,6 @@ func (m *Mesh) serveDirect(ctx context.Context, r *peerv1.CallRequest) (answer *
 	if err != nil && ctx.Err() != nil {
 		return nil, true, ctx.Err()
 	}
-	notLeader, encoded, internal := said(err)
+	notLeader, encoded, internal := encodeError(err)
 	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, true, nil
 }

@@ -17,7 +17,7 @@ var errStalled = errors.New("the member stopped sending the image")
 
 // ReadImage returns a reader of an image's bytes on a member, from an offset on. Read fails if the member sends nothing
 // for imageStall. Call Close when done.
-func (m *Mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
+func (m *Transport) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
 		return nil, err

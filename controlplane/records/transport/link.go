@@ -19,8 +19,8 @@ type link struct {
 	address string
 	conn    *grpc.ClientConn
 	// stop ends the pump; nil while the pump is not running.
-	stop context.CancelFunc
-	lane *lane
+	stop     context.CancelFunc
+	peerConn *peerConn
 	// called receives a signal when the member has connected to this one. Capacity 1.
 	called chan struct{}
 	// snapshots is a semaphore of size 1 for sending snapshots.
@@ -32,7 +32,7 @@ type link struct {
 
 // SetMembers sets the known members by their addresses (host:port), and the IDs of removed members. Transfers to
 // members whose address does not change continue.
-func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
+func (m *Transport) SetMembers(addresses map[uint64]string, removed []uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over {
@@ -60,7 +60,7 @@ func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
 			return fmt.Errorf("prepare connection to member %d: %w", id, err)
 		}
 		l := &link{
-			member: id, address: address, conn: conn, lane: newLane(), called: make(chan struct{}, 1),
+			member: id, address: address, conn: conn, peerConn: newPeerConn(), called: make(chan struct{}, 1),
 			snapshots: make(chan struct{}, 1), arriving: make(chan struct{}, 2),
 		}
 		m.links[id] = l
@@ -72,7 +72,7 @@ func (m *Mesh) SetMembers(addresses map[uint64]string, removed []uint64) error {
 }
 
 // Members returns the addresses of the other known members by ID.
-func (m *Mesh) Members() map[uint64]string {
+func (m *Transport) Members() map[uint64]string {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	out := map[uint64]string{}
@@ -83,23 +83,23 @@ func (m *Mesh) Members() map[uint64]string {
 }
 
 // start starts the pump of a member. The caller holds m.mu.
-func (m *Mesh) start(l *link) {
+func (m *Transport) start(l *link) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	l.stop = cancel
 	m.pumps.Go(func() {
 		defer cancel()
-		m.pump(ctx, l)
+		m.keepConnected(ctx, l)
 	})
 }
 
-func (m *Mesh) link(member uint64) *link {
+func (m *Transport) link(member uint64) *link {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.links[member]
 }
 
 // dial returns a connection to address, not yet open, to a server whose certificate accept must accept.
-func (m *Mesh) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error) {
+func (m *Transport) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error) {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), accept)
 	config.Time = m.opts.Now
 	return grpc.NewClient("passthrough:///"+address,

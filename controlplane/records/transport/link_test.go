@@ -19,8 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// stranger is a mesh that serves nothing, of whoever holds the cluster key and says to be a member.
-func (w *table) stranger(id uint64, members map[uint64]string) *Mesh {
+// nonMember returns a Transport that serves nothing, with a certificate for a member ID that need not belong to the
+// cluster.
+func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport {
 	m, err := New(Options{
 		Self: id, Members: members, Certificate: issued(w.t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now()),
 		Authority: w.authority, Log: slog.New(slog.DiscardHandler),
@@ -29,28 +30,28 @@ func (w *table) stranger(id uint64, members map[uint64]string) *Mesh {
 	return m
 }
 
-// Members come, move and go while the mesh runs.
+// SetMembers adds, moves and removes members while the transport runs.
 func TestMembersChange(t *testing.T) {
-	w := newTable(t, 2)
+	w := newTestCluster(t, 2)
 	ctx := limited(t)
-	one := w.seats[1].mesh
+	one := w.servers[1].mesh
 	one.HandleDirect("who", func(_ context.Context, from uint64, body []byte) ([]byte, error) {
 		return fmt.Appendf(nil, "%d says %s", from, body), nil
 	})
-	one.HandleStranger("join", func(_ context.Context, from uint64, _ []byte) ([]byte, error) {
+	one.HandleNonMember("join", func(_ context.Context, from uint64, _ []byte) ([]byte, error) {
 		if from == 0 {
 			return nil, fault.New(fault.FailedPrecondition, "no id")
 		}
 		return fmt.Appendf(nil, "%d", from), nil
 	})
 	met := make(chan uint64, 10)
-	one.opts.Stranger = func(id uint64) { met <- id }
-	answer, err := w.seats[2].mesh.Direct(ctx, 1, "who", []byte("hello"))
+	one.opts.UnknownMember = func(id uint64) { met <- id }
+	answer, err := w.servers[2].mesh.Direct(ctx, 1, "who", []byte("hello"))
 	require.NoError(t, err)
 	require.Equal(t, "2 says hello", string(answer))
 
-	// A third is not known: it may ask for what is open to strangers, on an address, and nothing else.
-	three := w.stranger(3, map[uint64]string{1: w.addresses[1]})
+	// An unknown member may call only the commands of HandleNonMember, by address.
+	three := w.nonMember(3, map[uint64]string{1: w.addresses[1]})
 	answer, err = three.Ask(ctx, w.addresses[1], "join", nil)
 	require.NoError(t, err)
 	require.Equal(t, "3", string(answer))
@@ -59,7 +60,7 @@ func TestMembersChange(t *testing.T) {
 	require.Equal(t, uint64(3), <-met)
 	_, err = three.Call(ctx, 1, "anything", nil, nil)
 	require.ErrorContains(t, err, "member 3 is not known here")
-	_, err = w.stranger(0, nil).Ask(ctx, w.addresses[1], "join", nil)
+	_, err = w.nonMember(0, nil).Ask(ctx, w.addresses[1], "join", nil)
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 
 	members := maps.Clone(w.addresses)
@@ -77,7 +78,7 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotSent)
 	_, err = three.Ask(ctx, w.addresses[1], "who", nil)
 	require.ErrorContains(t, err, "member 3 was removed from the cluster")
-	require.True(t, saysRemoved(err), "%v", err)
+	require.True(t, isRemoved(err), "%v", err)
 
 	// One that moves gets a new connection.
 	moved := maps.Clone(w.addresses)
@@ -88,24 +89,24 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotSent)
 }
 
-// A member that was removed while it was away is told so as soon as it speaks.
-func TestRemovedIsTold(t *testing.T) {
-	w := newTable(t, 2)
-	told := make(chan struct{}, 1)
-	w.seats[2].mesh.opts.Removed = func() {
+// A member that was removed while it was down is informed when it connects.
+func TestRemovedMemberIsInformed(t *testing.T) {
+	w := newTestCluster(t, 2)
+	informed := make(chan struct{}, 1)
+	w.servers[2].mesh.opts.Removed = func() {
 		select {
-		case told <- struct{}{}:
+		case informed <- struct{}{}:
 		default:
 		}
 	}
-	require.NoError(t, w.seats[1].mesh.SetMembers(nil, []uint64{2}))
-	w.seats[1].deafen() // its open streams end
+	require.NoError(t, w.servers[1].mesh.SetMembers(nil, []uint64{2}))
+	w.servers[1].stopServing() // its open streams end
 	l, err := net.Listen("tcp", w.addresses[1])
 	require.NoError(t, err)
-	w.seats[1].serve(l)
+	w.servers[1].serve(l)
 	select {
-	case <-told:
+	case <-informed:
 	case <-limited(t).Done():
-		t.Fatal("it was not told")
+		t.Fatal("the removed member was not informed")
 	}
 }

@@ -30,19 +30,19 @@ const (
 
 // Credentials returns the credentials for the gRPC server of port 2380, from a config that mtls.Server returned. It
 // passes connections whose ALPN protocol is raftProtocol to the mesh instead of to gRPC.
-func (m *Mesh) Credentials(config *tls.Config) credentials.TransportCredentials {
+func (m *Transport) Credentials(config *tls.Config) credentials.TransportCredentials {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", raftProtocol}
-	return sorter{credentials.NewTLS(config), m}
+	return protocolSwitch{credentials.NewTLS(config), m}
 }
 
-type sorter struct {
+type protocolSwitch struct {
 	credentials.TransportCredentials
-	m *Mesh
+	m *Transport
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (s sorter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (s protocolSwitch) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return nil, nil, err
@@ -55,12 +55,12 @@ func (s sorter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, e
 }
 
 // Clone implements credentials.TransportCredentials.
-func (s sorter) Clone() credentials.TransportCredentials {
-	return sorter{s.TransportCredentials.Clone(), s.m}
+func (s protocolSwitch) Clone() credentials.TransportCredentials {
+	return protocolSwitch{s.TransportCredentials.Clone(), s.m}
 }
 
 // take receives from a connection until it ends, in a goroutine that Run waits for.
-func (m *Mesh) take(conn net.Conn, state tls.ConnectionState) {
+func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over || len(m.inbound) >= mostInbound {
@@ -80,8 +80,8 @@ func (m *Mesh) take(conn net.Conn, state tls.ConnectionState) {
 	})
 }
 
-// hangUp closes all incoming connections for envelopes.
-func (m *Mesh) hangUp() {
+// closeIncoming closes all incoming connections for envelopes.
+func (m *Transport) closeIncoming() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for conn := range m.inbound {
@@ -91,12 +91,12 @@ func (m *Mesh) hangUp() {
 
 // receive receives envelopes from one member until an error. It accepts only envelopes from that member to this one. A
 // returned fault is to be sent to the member.
-func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
+func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 	// Use no read deadlines: gRPC sets and resets its own for the handshake, at any time up to now or slightly later.
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
-	quiet := time.AfterFunc(m.patience.quiet, func() { conn.Close() })
+	quiet := time.AfterFunc(m.timeouts.idle, func() { conn.Close() })
 	defer quiet.Stop()
 	from, err := memberOf(state)
 	if err == nil {
@@ -105,7 +105,7 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 	if err != nil {
 		return err
 	}
-	m.greet(conn, from)
+	m.registerIncoming(conn, from)
 	in := bufio.NewReaderSize(conn, 64<<10)
 	var frame []byte
 	for unheard := 0; ; {
@@ -115,7 +115,7 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 		}
 		n := binary.BigEndian.Uint32(head[:])
 		if n == 0 {
-			quiet.Reset(m.patience.quiet)
+			quiet.Reset(m.timeouts.idle)
 			if err := m.answer(conn); err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 		if n > message.MaxBytes {
 			return fault.New(fault.InvalidArgument, "envelope: %d bytes are more than %d", n, message.MaxBytes)
 		}
-		if frame, err = readFrame(in, frame[:0], int(n), func() { quiet.Reset(m.patience.quiet) }); err != nil {
+		if frame, err = readFrame(in, frame[:0], int(n), func() { quiet.Reset(m.timeouts.idle) }); err != nil {
 			return err
 		}
 		e, err := m.accept(frame, from)
@@ -134,7 +134,7 @@ func (m *Mesh) receive(conn net.Conn, state tls.ConnectionState) error {
 		m.deliver(e)
 		// On a slow connection with much data pings arrive late, so data counts as a sign of life too.
 		if unheard += len(frame); unheard >= grain/4 {
-			quiet.Reset(m.patience.quiet)
+			quiet.Reset(m.timeouts.idle)
 			unheard = 0
 		}
 		if cap(frame) > grain {
@@ -163,9 +163,9 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// greet registers conn as the connection of a member and closes the member's earlier ones, which may be dead without
-// having been detected. It also makes a pump that waits to reconnect to this member try at once.
-func (m *Mesh) greet(conn net.Conn, from uint64) {
+// registerIncoming registers conn as the connection of a member and closes the member's earlier ones, which may be dead
+// without having been detected. It also makes a pump that waits to reconnect to this member try at once.
+func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for other, member := range m.inbound {
@@ -183,8 +183,8 @@ func (m *Mesh) greet(conn net.Conn, from uint64) {
 }
 
 // answer responds to a ping.
-func (m *Mesh) answer(conn net.Conn) error {
-	if err := conn.SetWriteDeadline(time.Now().Add(m.patience.answer)); err != nil {
+func (m *Transport) answer(conn net.Conn) error {
+	if err := conn.SetWriteDeadline(time.Now().Add(m.timeouts.response)); err != nil {
 		return err
 	}
 	_, err := conn.Write(make([]byte, headBytes))
@@ -193,8 +193,8 @@ func (m *Mesh) answer(conn net.Conn) error {
 
 // refuse sends a member the reason why the connection ends, and reads until the member closes the connection or
 // farewellTime has passed. Closing with unread data would make the kernel reset the connection and lose the reason.
-func (m *Mesh) refuse(conn net.Conn, f *fault.Fault) {
-	_, encoded, _ := said(f)
+func (m *Transport) refuse(conn net.Conn, f *fault.Fault) {
+	_, encoded, _ := encodeError(f)
 	body, err := proto.Marshal(&peerv1.RaftClosed{Fault: encoded})
 	if err != nil || len(body) > mostRefusal {
 		return
@@ -206,7 +206,7 @@ func (m *Mesh) refuse(conn net.Conn, f *fault.Fault) {
 	}
 }
 
-func (m *Mesh) accept(frame []byte, from uint64) (message.Envelope, error) {
+func (m *Transport) accept(frame []byte, from uint64) (message.Envelope, error) {
 	e, err := message.Parse(frame)
 	if err != nil {
 		return e, fault.New(fault.InvalidArgument, "envelope: %v", err)

@@ -9,11 +9,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service implements the gRPC service. It is a separate type because methods of the same names on Mesh are the
+// service implements the gRPC service. It is a separate type because methods of the same names on Transport are the
 // client's.
 type service struct {
 	peerv1.UnsafePeerServiceServer
-	m *Mesh
+	m *Transport
 }
 
 func (s *service) SendSnapshot(stream peerv1.PeerService_SendSnapshotServer) error {
@@ -35,7 +35,7 @@ func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.Call
 	if err != nil && ctx.Err() != nil {
 		return nil, ctx.Err() // the caller's deadline passed or it canceled: not an error of this member
 	}
-	notLeader, encoded, internal := said(err)
+	notLeader, encoded, internal := encodeError(err)
 	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, nil
 }
 
@@ -56,7 +56,7 @@ func (s *service) Open(r *peerv1.CallRequest, stream peerv1.PeerService_OpenServ
 	if ctx := stream.Context(); ctx.Err() != nil {
 		return ctx.Err()
 	}
-	notLeader, encoded, internal := said(err)
+	notLeader, encoded, internal := encodeError(err)
 	return stream.Send(&peerv1.OpenResponse{NotLeader: notLeader, Fault: encoded, Internal: internal})
 }
 

@@ -23,7 +23,7 @@ const snapshotStall = 30 * time.Second
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // SendSnapshot implements consensus.Transport.
-func (m *Mesh) SendSnapshot(e message.Envelope, dir string) {
+func (m *Transport) SendSnapshot(e message.Envelope, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	ctx := m.ctx
@@ -40,7 +40,7 @@ func (m *Mesh) SendSnapshot(e message.Envelope, dir string) {
 	})
 }
 
-func (m *Mesh) sendSnapshot(ctx context.Context, e message.Envelope, dir string) error {
+func (m *Transport) sendSnapshot(ctx context.Context, e message.Envelope, dir string) error {
 	l := m.link(e.To)
 	if l == nil {
 		return errors.New("no such member")
@@ -125,7 +125,7 @@ func sendFile(path, name string, send func(*peerv1.SnapshotChunk) error) error {
 
 // receiveSnapshot writes the files of a snapshot to a new directory. When all files are complete and their checksums
 // match, it passes the directory to consensus.
-func (m *Mesh) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err error) {
+func (m *Transport) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err error) {
 	from, err := m.sender(s.Context())
 	if err != nil {
 		return err

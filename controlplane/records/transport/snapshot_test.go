@@ -27,7 +27,7 @@ import (
 )
 
 // dial connects to a member with any certificate.
-func (w *table) dial(to uint64, own mtls.Source) peerv1.PeerServiceClient {
+func (w *testCluster) dial(to uint64, own mtls.Source) peerv1.PeerServiceClient {
 	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	conn, err := grpc.NewClient("passthrough:///"+w.addresses[to], grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	require.NoError(w.t, err)
@@ -35,11 +35,11 @@ func (w *table) dial(to uint64, own mtls.Source) peerv1.PeerServiceClient {
 	return peerv1.NewPeerServiceClient(conn)
 }
 
-func (w *table) as(id string) mtls.Source {
+func (w *testCluster) as(id string) mtls.Source {
 	return issued(w.t, w.authority, mtls.Member, id, time.Now())
 }
 
-// calls is every method with nothing to say, as far as its first answer.
+// calls makes an empty call of every method and returns the first error of each.
 func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	out := map[string]error{}
 	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
@@ -61,9 +61,9 @@ func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	return out
 }
 
-// Certificates of every kind at the peers' port: only another member of this configuration gets anywhere.
-func TestImpostors(t *testing.T) {
-	w := newTable(t, 2, 2)
+// Of all certificates, only that of another current member is accepted on the peer port.
+func TestWrongCertificatesAreRefused(t *testing.T) {
+	w := newTestCluster(t, 2, 2)
 	ctx := limited(t)
 	now := time.Now()
 	forTenants, err := w.authority.IssueTenants([]string{"127.0.0.1"}, now, time.Hour)
@@ -86,7 +86,7 @@ func TestImpostors(t *testing.T) {
 		for method, err := range calls(ctx, w.dial(1, c.own)) {
 			require.Equal(t, c.code, status.Code(err), "%s: %s: %v", name, method, err)
 		}
-		err := w.speak(1, c.own, raftProtocol, nil)
+		err := w.sendBytes(1, c.own, raftProtocol, nil)
 		require.Error(t, err, name)
 		require.Equal(t, c.code == codes.PermissionDenied, fault.Is(err, fault.PermissionDenied), "%s: %v", name, err)
 	}
@@ -95,12 +95,12 @@ func TestImpostors(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
 }
 
-// Who answers at a member's address must be that member.
-func TestAnotherAnswers(t *testing.T) {
-	w := newTable(t, 3, 2, 3)
+// A connection to a member fails if the server at the address shows another member's certificate.
+func TestServerWithAnotherCertificate(t *testing.T) {
+	w := newTestCluster(t, 3, 2, 3)
 	m, err := New(Options{
 		Self: 2, Members: map[uint64]string{2: w.addresses[2], 3: w.addresses[1]}, Certificate: w.as("2"), Authority: w.authority,
-		Log: w.seats[1].mesh.opts.Log,
+		Log: w.servers[1].mesh.opts.Log,
 	})
 	require.NoError(t, err)
 	_, err = m.Call(limited(t), 3, "test", nil, nil)
@@ -113,10 +113,10 @@ func chunkOf(name, data string, last bool) *peerv1.SnapshotChunk {
 	return &peerv1.SnapshotChunk{File: name, Data: []byte(data), Last: last, Crc32C: crc32.Checksum([]byte(data), castagnoli)}
 }
 
-// Snapshots that a member must not take, and leaves nothing of.
-func TestBadSnapshots(t *testing.T) {
-	w := newTable(t, 3, 2, 3)
-	s := w.seats[1]
+// Invalid snapshots are refused, and their files are removed.
+func TestInvalidSnapshotsAreRefused(t *testing.T) {
+	w := newTestCluster(t, 3, 2, 3)
+	s := w.servers[1]
 	ctx := limited(t)
 	head := func(from, to uint64) *peerv1.SnapshotChunk {
 		kind := raftpb.MsgSnap
@@ -166,10 +166,10 @@ func TestBadSnapshots(t *testing.T) {
 	require.NoError(t, s.runner.Err(), "the member goes on")
 }
 
-// A sender that hangs up in the middle leaves nothing, and one that begins again and again holds two places at most.
-func TestSnapshotsArriving(t *testing.T) {
-	w := newTable(t, 2, 2)
-	s := w.seats[1]
+// An interrupted transfer leaves no files. A sender that starts over repeatedly uses at most two directories.
+func TestInterruptedSnapshots(t *testing.T) {
+	w := newTestCluster(t, 2, 2)
+	s := w.servers[1]
 	var streams []peerv1.PeerService_SendSnapshotClient
 	var cancels []context.CancelFunc
 	e := message.Envelope{From: 2, To: 1, Kind: message.KindDirIDRequest}
@@ -195,17 +195,17 @@ func TestSnapshotsArriving(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.snapshots()) == 0 && len(l.arriving) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// Whatever becomes of a snapshot's transfer, consensus hears of it; a mesh that does not run sends none.
-func TestSnapshotRefused(t *testing.T) {
-	w := newTable(t, 2)
-	m := w.seats[1].mesh
+// The result of every transfer is reported to package consensus. A transport that is not running sends no snapshot.
+func TestSnapshotResultIsReported(t *testing.T) {
+	w := newTestCluster(t, 2)
+	m := w.servers[1].mesh
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tape"), large, 0o600))
 	ctx := limited(t)
 	// Envelopes may go from here to 2 in the name of 1 only: the refusal says so, and is not just a broken stream.
 	err := m.sendSnapshot(ctx, message.Envelope{From: 7, To: 2, Kind: message.KindDirIDRequest}, dir)
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
-	require.Empty(t, w.seats[2].snapshots())
+	require.Empty(t, w.servers[2].snapshots())
 	m.links[2].snapshots <- struct{}{}
 	require.ErrorContains(t, m.sendSnapshot(ctx, message.Envelope{From: 1, To: 2}, dir), "under way")
 	<-m.links[2].snapshots
@@ -216,14 +216,14 @@ func TestSnapshotRefused(t *testing.T) {
 	require.Empty(t, m.links[2].snapshots, "the place is free again")
 }
 
-// An image in pieces, from any offset.
+// ReadImage returns the bytes of an image from any offset.
 func TestImages(t *testing.T) {
-	w := newTable(t, 2)
-	images := filepath.Join(w.seats[1].dir, "images")
+	w := newTestCluster(t, 2)
+	images := filepath.Join(w.servers[1].dir, "images")
 	require.NoError(t, os.MkdirAll(images, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(images, "sum"), large, 0o600))
 	ctx := limited(t)
-	m := w.seats[2].mesh
+	m := w.servers[2].mesh
 	for _, at := range []int{0, 1, chunk, len(large) - 1, len(large), len(large) + 1} {
 		r, err := m.ReadImage(ctx, 1, "sum", uint64(at))
 		require.NoError(t, err)
@@ -248,7 +248,7 @@ func TestImages(t *testing.T) {
 	require.Error(t, err)
 
 	// A disk that fails in the middle is no end of the image.
-	w.seats[1].mesh.images = broken{}
+	w.servers[1].mesh.images = broken{}
 	r, err = m.ReadImage(ctx, 1, "sum", 0)
 	require.NoError(t, err)
 	got, err := io.ReadAll(r)
@@ -257,7 +257,7 @@ func TestImages(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// broken are images on a disk that fails.
+// broken implements Images with reads that fail.
 type broken struct{ reads int }
 
 func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }
@@ -270,7 +270,7 @@ func (b *broken) Read(p []byte) (int, error) {
 	return copy(p, "some"), nil
 }
 
-// A member that goes silent fails the reading.
+// ReadImage fails if the member stops sending.
 func TestImageStalls(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gave := false

@@ -14,9 +14,9 @@ import (
 
 // Verify accepts an address for a member only if the server there shows the certificate of that member.
 func TestVerify(t *testing.T) {
-	w := newTable(t, 3)
-	one, two, three := w.seats[1].mesh, w.seats[2].mesh.Members()[1], w.seats[1].mesh.Members()[3]
-	require.NoError(t, w.seats[2].mesh.Verify(limited(t), two, 1))
+	w := newTestCluster(t, 3)
+	one, two, three := w.servers[1].mesh, w.servers[2].mesh.Members()[1], w.servers[1].mesh.Members()[3]
+	require.NoError(t, w.servers[2].mesh.Verify(limited(t), two, 1))
 	require.NoError(t, one.Verify(limited(t), three, 3))
 	require.ErrorContains(t, one.Verify(limited(t), three, 2), "member/3 answers at the address of member 2")
 
@@ -42,7 +42,7 @@ func TestVerify(t *testing.T) {
 		require.Error(t, one.Verify(limited(t), l.Addr().String(), 3), name)
 	}
 
-	// Where nobody answers, the caller's deadline ends it.
+	// If the address does not respond, Verify ends with the caller's context.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()

@@ -20,10 +20,10 @@ type agent struct {
 	work   sync.WaitGroup
 	levels *levels
 
-	mu    sync.Mutex
-	held  map[cloud.VMID]*agentv1.AssignedVm // the newest complete assignment; nil before the first
-	vms   map[cloud.VMID]*driven
-	ended bool
+	mu       sync.Mutex
+	assigned map[cloud.VMID]*agentv1.AssignedVm // the newest complete assignment; nil before the first
+	vms      map[cloud.VMID]*driven
+	ended    bool
 }
 
 // driven is one VM of an agent. Its goroutine owns the fields that the agent's mu does not guard.
@@ -55,7 +55,7 @@ func (a *agent) start() {
 		a.mu.Unlock()
 		a.keepSession()
 	})
-	a.work.Go(a.goByStored)
+	a.work.Go(a.useStored)
 }
 
 // stop stops the agent and waits for its goroutines.
@@ -96,9 +96,9 @@ func (a *agent) get(id cloud.VMID) *driven {
 	return d
 }
 
-// goByStored uses the assignment on disk if no member has sent one within 30 seconds. It ignores assignments to destroy
+// useStored uses the assignment on disk if no member has sent one within 30 seconds. It ignores assignments to destroy
 // or orphan a VM.
-func (a *agent) goByStored() {
+func (a *agent) useStored() {
 	if sleep(a.ctx, 30*time.Second) != nil {
 		return
 	}
@@ -107,7 +107,7 @@ func (a *agent) goByStored() {
 	a.host.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.held != nil || stored == nil {
+	if a.assigned != nil || stored == nil {
 		return
 	}
 	a.host.f.trace.Add("%s goes by its stored assignment", a.host.name)
@@ -124,7 +124,7 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.host.mu.Unlock()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held = vms
+	a.assigned = vms
 	a.assign(vms, released)
 }
 

@@ -221,9 +221,9 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	a.ever[now.ID] = max(a.ever[now.ID], now.Generation)
 	if before.State != now.State || before.Generation != now.Generation {
 		a.f.trace.Add("commit %d: VM %s %s -> %s, generation %d, wish %+v, seen %s start %d %s", revision, short(now.ID), before.State,
-			now.State, now.Generation, now.Wish, now.Status.Actual, now.Status.StartsDone, now.Status.LastError)
+			now.State, now.Generation, now.Desired, now.Status.Actual, now.Status.StartsDone, now.Status.LastError)
 	}
-	w, v := before.Wish, now.Wish
+	w, v := before.Desired, now.Desired
 	if now.Generation < before.Generation || v.Starts < w.Starts || v.Reboots < w.Reboots || v.Resets < w.Resets {
 		return fmt.Errorf("VM %s goes back from generation %d %+v to %d %+v", now.ID, before.Generation, w, now.Generation, v)
 	}

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// party is the name of a network endpoint: "m1" to "m3" are the members, "h1" and following the hosts.
-type party string
+// endpoint is the name of a network endpoint: "m1" to "m3" are the members, "h1" and following the hosts.
+type endpoint string
 
 // Errors of the network. After errLost the message may have arrived; after errNoRoute it has not.
 var (
@@ -17,31 +17,31 @@ var (
 	errNoRoute = errors.New("cannot be reached")
 )
 
-// patience is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
-const patience = 3 * time.Second
+// retransmitTime is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
+const retransmitTime = 3 * time.Second
 
 // fabric is the network between all parties. It delays messages, and its connections can be cut.
 type fabric struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
-	cuts    map[[2]party]bool // from, to
-	changed chan struct{}     // closed when cuts change
+	cuts    map[[2]endpoint]bool // from, to
+	changed chan struct{}        // closed when cuts change
 }
 
 func newFabric(rng *rand.Rand) *fabric {
-	return &fabric{rng: rng, cuts: map[[2]party]bool{}, changed: make(chan struct{})}
+	return &fabric{rng: rng, cuts: map[[2]endpoint]bool{}, changed: make(chan struct{})}
 }
 
 // cut blocks the direction from a to b.
-func (n *fabric) cut(a, b party) {
+func (n *fabric) cut(a, b endpoint) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.cuts[[2]party{a, b}] = true
+	n.cuts[[2]endpoint{a, b}] = true
 	n.announce()
 }
 
-// mend ends all cuts.
-func (n *fabric) mend() {
+// healNetwork ends all cuts.
+func (n *fabric) healNetwork() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.cuts)
@@ -55,10 +55,10 @@ func (n *fabric) announce() {
 
 // open reports whether the direction from a to b is open, and returns a channel that is closed when that may have
 // changed.
-func (n *fabric) open(a, b party) (bool, <-chan struct{}) {
+func (n *fabric) open(a, b endpoint) (bool, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return !n.cuts[[2]party{a, b}], n.changed
+	return !n.cuts[[2]endpoint{a, b}], n.changed
 }
 
 // delay returns a random network delay.
@@ -72,15 +72,15 @@ func (n *fabric) delay() time.Duration {
 }
 
 // pass waits for the network delay of a message from a to b and, while the direction is cut, up to patience longer.
-func (n *fabric) pass(ctx context.Context, a, b party) error {
+func (n *fabric) pass(ctx context.Context, a, b endpoint) error {
 	if err := sleep(ctx, n.delay()); err != nil {
 		return err
 	}
-	return n.until(ctx, a, b, patience)
+	return n.until(ctx, a, b, retransmitTime)
 }
 
 // until waits until the direction from a to b is open. It returns errLost after most.
-func (n *fabric) until(ctx context.Context, a, b party, most time.Duration) error {
+func (n *fabric) until(ctx context.Context, a, b endpoint, most time.Duration) error {
 	late := time.NewTimer(most)
 	defer late.Stop()
 	for {

@@ -77,9 +77,9 @@ type fleet struct {
 	tail      uint64 // consensus.Limits.TailEntries
 
 	net     *fabric
-	seats   []*seat
+	slots   []*memberSlot
 	hosts   []*host
-	tenants []*customer
+	tenants []*tenantClient
 	audit   *witness
 	behind  sync.WaitGroup // goroutines that are waited for only in close
 
@@ -179,7 +179,7 @@ func (f *fleet) number() uint64 {
 	return f.serial
 }
 
-func (f *fleet) seat(id uint64) *seat { return f.seats[id-1] }
+func (f *fleet) slot(id uint64) *memberSlot { return f.slots[id-1] }
 
 func (f *fleet) joined(h *host) {
 	f.mu.Lock()
@@ -204,27 +204,27 @@ func (f *fleet) run(dir string) (err error) {
 	}
 	f.net, f.audit = newFabric(f.source(2)), newAudit(f)
 	for _, id := range memberIDs {
-		s := &seat{f: f, id: id, name: party("m" + itoa(id)), dir: filepath.Join(dir, itoa(id)), disk: vfs.NewCrashableMem(), turn: make(chan struct{}, 1)}
-		f.seats = append(f.seats, s)
+		s := &memberSlot{f: f, id: id, name: endpoint("m" + itoa(id)), dir: filepath.Join(dir, itoa(id)), disk: vfs.NewCrashableMem(), turn: make(chan struct{}, 1)}
+		f.slots = append(f.slots, s)
 	}
 	defer func() { err = errors.Join(err, f.close()) }()
-	for _, s := range f.seats {
+	for _, s := range f.slots {
 		if err := s.start(); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	if err := f.furnish(ctx); err != nil {
+	if err := f.createResources(ctx); err != nil {
 		return err
 	}
 	var work sync.WaitGroup
 	for n := range 3 {
-		t := &customer{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n))}
+		t := &tenantClient{f: f, name: fmt.Sprintf("t%d", n+1), rng: f.source(uint64(200 + n))}
 		f.tenants = append(f.tenants, t)
 		work.Go(func() { t.life(ctx) })
 	}
-	f.trouble()
+	f.injectFaults()
 	f.heal()
 	work.Wait()
 	f.rest(ctx)
@@ -242,8 +242,8 @@ func within(most time.Duration, try func() error) error {
 	}
 }
 
-// furnish creates an image and two to four hosts, and waits until they are ready.
-func (f *fleet) furnish(ctx context.Context) error {
+// createResources creates an image and two to four hosts, and waits until they are ready.
+func (f *fleet) createResources(ctx context.Context) error {
 	if err := os.MkdirAll(f.imports, 0o700); err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (f *fleet) furnish(ctx context.Context) error {
 	if err := os.WriteFile(source, make([]byte, 64<<10), 0o600); err != nil {
 		return err
 	}
-	p := f.seats[0].current()
+	p := f.slots[0].current()
 	admin := func() (context.Context, error) {
 		caller, err := p.identities.Verify(ctx, f.token)
 		return auth.With(ctx, caller, auth.RPC), err
@@ -321,7 +321,7 @@ func (f *fleet) rest(ctx context.Context) {
 	f.audit.final()
 	for _, t := range f.tenants {
 		t.final()
-		t.farewell(ctx)
+		t.deleteAll(ctx)
 	}
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 }
@@ -364,7 +364,7 @@ func (f *fleet) close() error {
 		h.stopAgent()
 	}
 	var errs []error
-	for _, s := range f.seats {
+	for _, s := range f.slots {
 		errs = append(errs, s.kill(f.rng))
 	}
 	f.behind.Wait()

@@ -25,7 +25,7 @@ import (
 // disks.
 type host struct {
 	f    *fleet
-	name party
+	name endpoint
 	room cloud.Capacity
 
 	token string // join token
@@ -49,8 +49,8 @@ type guest struct {
 	refused bool // creating the disks fails
 	proc    *proc
 	// How the last process ended, as far as the host can know.
-	exit    cloud.Exit
-	trouble string
+	exit      cloud.Exit
+	exitError string
 }
 
 // record is the data of a VM on the host's disk. It is written before the action that it records.
@@ -62,7 +62,7 @@ type record struct {
 	resetsDone   uint64
 	live         bool // the end of the last start is not recorded yet
 	end          cloud.Exit
-	endTrouble   string
+	exitError    string
 }
 
 func (r *record) rebooting() bool { return r.rebootsBegun > r.rebootsDone }
@@ -81,7 +81,7 @@ type proc struct {
 func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	return &host{
-		f: f, name: party("h" + itoa(uint64(n))), room: cloud.Capacity{VCPUs: 10, MemoryMiB: 10 << 10, StorageGiB: 80},
+		f: f, name: endpoint("h" + itoa(uint64(n))), room: cloud.Capacity{VCPUs: 10, MemoryMiB: 10 << 10, StorageGiB: 80},
 		key: key, rng: rng, guests: map[cloud.VMID]*guest{},
 	}, err
 }
@@ -233,18 +233,18 @@ func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if g := h.guests[id]; g != nil && g.proc != nil {
-		h.ended(id, g, cloud.ExitAsked, "")
+		h.ended(id, g, cloud.ExitRequested, "")
 	}
 }
 
 // ended records the end of a process. Without an agent, the exit of a guest may be recorded as a failure. mu is held.
-func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, trouble string) {
-	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, trouble)
-	g.proc, g.exit, g.trouble = nil, exit, trouble
+func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, exitError string) {
+	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, exitError)
+	g.proc, g.exit, g.exitError = nil, exit, exitError
 	if h.changed != nil {
 		h.changed(id)
 	} else if exit == cloud.ExitGuest && h.rng.IntN(2) == 0 {
-		g.exit, g.trouble = cloud.ExitFailed, "the process ended while no agent ran"
+		g.exit, g.exitError = cloud.ExitFailed, "the process ended while no agent ran"
 	}
 }
 
@@ -257,15 +257,15 @@ func (h *host) destroy(id cloud.VMID) {
 		return
 	}
 	if g.proc != nil {
-		h.ended(id, g, cloud.ExitAsked, "")
+		h.ended(id, g, cloud.ExitRequested, "")
 	}
 	delete(h.guests, id)
 	h.f.audit.destroyed(h, id)
 	h.f.trace.Add("%s destroys %s", h.name, short(id))
 }
 
-// strike makes a random running guest power off or crash.
-func (h *host) strike() {
+// endRandomGuest makes a random running guest power off or crash.
+func (h *host) endRandomGuest() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var up []cloud.VMID

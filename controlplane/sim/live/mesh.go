@@ -28,7 +28,7 @@ const (
 // Send implements consensus.Transport.
 func (m *mesh) Send(e message.Envelope) {
 	f, from := m.p.s.f, m.p.s.name
-	to := f.seat(e.To)
+	to := f.slot(e.To)
 	b, err := e.AppendTo(nil)
 	if err != nil || m.p.gone() {
 		return
@@ -57,7 +57,7 @@ func (m *mesh) SendSnapshot(e message.Envelope, dir string) {
 
 func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	f, from := m.p.s.f, m.p.s
-	to := f.seat(e.To)
+	to := f.slot(e.To)
 	b, err := e.AppendTo(nil)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 // Call implements leader.Caller.
 func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, from := m.p.s.f, m.p.s.name
-	to := f.seat(member)
+	to := f.slot(member)
 	if f.net.until(ctx, from, to.name, reachTime) != nil || f.net.until(ctx, to.name, from, reachTime) != nil {
 		return nil, fmt.Errorf("%s: %w", to.name, leader.ErrNotSent)
 	}
@@ -136,11 +136,11 @@ func (m *mesh) Call(ctx context.Context, member uint64, command string, body []b
 	if err := f.net.pass(ctx, to.name, from); err != nil {
 		return nil, err
 	}
-	return a.body, outcome(a.err)
+	return a.body, convertError(a.err)
 }
 
-// outcome converts an error of another process to the error that its caller gets.
-func outcome(err error) error {
+// convertError converts an error of another process to the error that its caller gets.
+func convertError(err error) error {
 	f, ok := fault.From(err)
 	switch {
 	case err == nil:
@@ -148,8 +148,8 @@ func outcome(err error) error {
 	case errors.Is(err, leader.ErrNotLeader):
 		return leader.ErrNotLeader
 	case ok:
-		said := *f
-		return said.Because(nil)
+		sent := *f
+		return sent.Because(nil)
 	}
 	return &leader.RemoteError{Text: err.Error()}
 }
@@ -162,7 +162,7 @@ func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, 
 // ReadImage implements image.Peers.
 func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	f, from := m.p.s.f, m.p.s.name
-	to := f.seat(member)
+	to := f.slot(member)
 	if err := f.net.pass(ctx, from, to.name); err != nil {
 		return nil, err
 	}
@@ -172,7 +172,7 @@ func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offs
 	}
 	file, err := p.files.Open(sha256)
 	if err != nil {
-		return nil, outcome(err)
+		return nil, convertError(err)
 	}
 	defer file.Close()
 	if _, err := file.Seek(int64(offset), io.SeekStart); err != nil {

@@ -38,13 +38,13 @@ func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 		if g == nil {
 			return plan{seen: cloud.ObservedAbsent}
 		}
-		return step(said(g), func() { d.host.destroy(d.id) }, 50*time.Millisecond, 8*time.Second)
+		return step(reportOnly(g), func() { d.host.destroy(d.id) }, 50*time.Millisecond, 8*time.Second)
 	case agentv1.Power_POWER_ORPHANED:
 		if g != nil && g.proc != nil {
 			return step(plan{seen: cloud.ObservedStopping}, func() { d.host.cut(d.id) }, 10*time.Millisecond, time.Second)
 		}
 	}
-	return said(g)
+	return reportOnly(g)
 }
 
 // step returns p with an action.
@@ -53,8 +53,8 @@ func step(p plan, act func(), least, most time.Duration) plan {
 	return p
 }
 
-// said returns the plan for a VM without an action: only the state to report.
-func said(g *guest) plan {
+// reportOnly returns the plan for a VM without an action: only the state to report.
+func reportOnly(g *guest) plan {
 	switch {
 	case g == nil:
 		return plan{seen: cloud.ObservedAbsent}
@@ -63,11 +63,11 @@ func said(g *guest) plan {
 	case g.proc != nil:
 		return plan{seen: cloud.ObservedLaunching}
 	case g.live:
-		return plan{seen: cloud.ObservedEnded, exit: g.exit, error: g.trouble}
+		return plan{seen: cloud.ObservedEnded, exit: g.exit, error: g.exitError}
 	case !g.built:
 		return plan{seen: cloud.ObservedBuilding}
 	case g.end == cloud.ExitGuest || g.end == cloud.ExitFailed:
-		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.endTrouble}
+		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.exitError}
 	}
 	return plan{seen: cloud.ObservedBuilt}
 }
@@ -92,13 +92,13 @@ func (d *driven) on(want *agentv1.AssignedVm, g *guest) plan {
 	case g.proc == nil && g.live && g.rebooting() && g.exit != cloud.ExitFailed:
 		return step(plan{seen: cloud.ObservedRunning}, func() { d.relaunch(want) }, 200*time.Millisecond, 3*time.Second)
 	case g.proc == nil && g.live:
-		return step(said(g), func() { d.bury(g) }, time.Millisecond, 50*time.Millisecond)
+		return step(reportOnly(g), func() { d.recordExit(g) }, time.Millisecond, 50*time.Millisecond)
 	case g.proc == nil && due:
 		return step(plan{seen: cloud.ObservedLaunching}, func() { d.begin(want) }, 200*time.Millisecond, 4*time.Second)
 	case g.proc == nil && g.startsDone == 0:
 		return plan{seen: cloud.ObservedBuilt}
 	case g.proc == nil:
-		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.endTrouble}
+		return plan{seen: cloud.ObservedEnded, exit: g.end, error: g.exitError}
 	case !g.proc.up:
 		return step(plan{seen: cloud.ObservedLaunching}, func() { d.host.letRun(d.id) }, 50*time.Millisecond, time.Second)
 	case due:
@@ -134,7 +134,7 @@ func (d *driven) off(want *agentv1.AssignedVm, g *guest) plan {
 	}
 	switch {
 	case g.proc == nil && g.live:
-		return step(plan{seen: cloud.ObservedBuilt}, func() { d.bury(g) }, time.Millisecond, 50*time.Millisecond)
+		return step(plan{seen: cloud.ObservedBuilt}, func() { d.recordExit(g) }, time.Millisecond, 50*time.Millisecond)
 	case g.proc == nil:
 		return plan{seen: cloud.ObservedBuilt}
 	}
@@ -173,7 +173,7 @@ func (d *driven) relaunch(want *agentv1.AssignedVm) {
 	d.host.launch(want, start, true)
 }
 
-// bury records how a process ended.
-func (d *driven) bury(g *guest) {
-	d.host.change(d.id, func(r *record) { r.live, r.end, r.endTrouble = false, g.exit, g.trouble })
+// recordExit records how a process ended.
+func (d *driven) recordExit(g *guest) {
+	d.host.change(d.id, func(r *record) { r.live, r.end, r.exitError = false, g.exit, g.exitError })
 }

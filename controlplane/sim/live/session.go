@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	errLowerTerm = errors.New("the member speaks for a term that is over")
+	errLowerTerm = errors.New("the member sent a message of an earlier term")
 	errOver      = errors.New("the member ended it")
 )
 
@@ -36,16 +36,16 @@ const (
 // keepSession runs sessions one after the other. Each is with the leader that the previous member named, or else with
 // the next member.
 func (a *agent) keepSession() {
-	seats := a.host.f.seats
+	slots := a.host.f.slots
 	for n := 0; a.ctx.Err() == nil; n++ {
-		to := seats[n%len(seats)]
+		to := slots[n%len(slots)]
 		err := a.session(to)
 		if a.ctx.Err() != nil {
 			return
 		}
 		a.host.f.trace.Add("%s: its session with %s ended: %v", a.host.name, to.name, err)
 		if f, ok := fault.From(err); ok && f.Reason == "NOT_LEADER" {
-			for i, s := range seats {
+			for i, s := range slots {
 				if f.Details["leader"] == string(s.name) {
 					n = i - 1
 				}
@@ -58,7 +58,7 @@ func (a *agent) keepSession() {
 }
 
 // session runs one session with a member, until a part of it fails. A host without a certificate joins first.
-func (a *agent) session(to *seat) error {
+func (a *agent) session(to *memberSlot) error {
 	h := a.host
 	if err := h.f.net.pass(a.ctx, h.name, to.name); err != nil {
 		return err
@@ -71,22 +71,22 @@ func (a *agent) session(to *seat) error {
 		return a.join(p)
 	}
 	group, ctx := errgroup.WithContext(a.ctx)
-	said := make(chan *agentv1.WatchResponse, 64)
+	responses := make(chan *agentv1.WatchResponse, 64)
 	group.Go(func() error {
 		request := &agentv1.WatchRequest{Protocol: 1, AgentVersion: "sim"}
 		for _, id := range a.present() {
 			request.PresentVms = append(request.PresentVms, string(id))
 		}
 		return a.handled(ctx, p, func(ctx context.Context) error {
-			return p.agents.Watch(request, &watchStream{ctx: ctx, out: said})
+			return p.agents.Watch(request, &watchStream{ctx: ctx, out: responses})
 		})
 	})
 	group.Go(func() error {
-		return a.watch(ctx, to, said, func() {
+		return a.watch(ctx, to, responses, func() {
 			h.f.trace.Add("%s is connected to %s", h.name, to.name)
 			h.f.count("agent sessions")
 			group.Go(func() error { return a.report(ctx, p) })
-			group.Go(func() error { return a.beat(ctx, p) })
+			group.Go(func() error { return a.sendHeartbeats(ctx, p) })
 		})
 	})
 	return group.Wait()
@@ -142,21 +142,21 @@ func (a *agent) join(p *process) error {
 
 // watch receives the member's messages and assembles the assignment from them. It calls accepted after the first
 // message.
-func (a *agent) watch(ctx context.Context, from *seat, said <-chan *agentv1.WatchResponse, accepted func()) error {
+func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *agentv1.WatchResponse, accepted func()) error {
 	var vms map[cloud.VMID]*agentv1.AssignedVm
 	var released []cloud.VMID
 	whole := false
 	for first := true; ; first = false {
 		var m *agentv1.WatchResponse
 		select {
-		case m = <-said:
+		case m = <-responses:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 		if err := a.host.f.net.pass(ctx, from.name, a.host.name); err != nil {
 			return err
 		}
-		if !a.host.hears(m.GetTerm()) {
+		if !a.host.acceptsTerm(m.GetTerm()) {
 			return errLowerTerm
 		}
 		if first {
@@ -181,8 +181,8 @@ func (a *agent) watch(ctx context.Context, from *seat, said <-chan *agentv1.Watc
 	}
 }
 
-// hears reports whether a message of a leader term is accepted, and records the term. Lower terms are refused.
-func (h *host) hears(term uint64) bool {
+// acceptsTerm reports whether a message of a leader term is accepted, and records the term. Lower terms are refused.
+func (h *host) acceptsTerm(term uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if term < h.term {
@@ -220,7 +220,7 @@ func (a *agent) report(ctx context.Context, p *process) error {
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			a.lag(p, say)
+			a.delayReports(p, say)
 			everything = false
 			select {
 			case <-a.levels.wake:
@@ -234,9 +234,9 @@ func (a *agent) report(ctx context.Context, p *process) error {
 	return group.Wait()
 }
 
-// lag makes some reports arrive a second time, up to a minute later, like a report in the buffers of an older
+// delayReports makes some reports arrive a second time, up to a minute later, like a report in the buffers of an older
 // connection.
-func (a *agent) lag(p *process, say *agentv1.ReportRequest) {
+func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
 		return
 	}
@@ -257,8 +257,8 @@ func (a *agent) lag(p *process, say *agentv1.ReportRequest) {
 	})
 }
 
-// beat sends heartbeats every heartbeatEvery.
-func (a *agent) beat(ctx context.Context, p *process) error {
+// sendHeartbeats sends heartbeats every heartbeatEvery.
+func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	h := a.host
 	every := time.NewTicker(heartbeatEvery)
 	defer every.Stop()

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// customer is a client with its own VMs. It repeats each call, under one idempotency key, until it gets a response.
-type customer struct {
+// tenantClient is a client with its own VMs. It repeats each call, under one idempotency key, until it gets a response.
+type tenantClient struct {
 	f    *fleet
 	name string
 	rng  *rand.Rand
@@ -39,7 +39,7 @@ type owned struct {
 const mostVMs = 5
 
 // life makes random calls until fleet.closing.
-func (t *customer) life(ctx context.Context) {
+func (t *tenantClient) life(ctx context.Context) {
 	for ctx.Err() == nil && !t.f.closing() {
 		t.once(ctx)
 		pause := time.NewTimer(time.Duration(t.rng.IntN(4000)) * time.Millisecond)
@@ -55,7 +55,7 @@ func (t *customer) life(ctx context.Context) {
 	}
 }
 
-func (t *customer) once(ctx context.Context) {
+func (t *tenantClient) once(ctx context.Context) {
 	n := t.rng.IntN(100)
 	if len(t.have) == 0 || n < 25 && len(t.have) < mostVMs {
 		t.create(ctx)
@@ -69,20 +69,20 @@ func (t *customer) once(ctx context.Context) {
 	}
 	switch {
 	case n < 45:
-		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "start", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Start(ctx, tenant.Default, v.id, body)
 		})
 	case n < 70:
 		grace := time.Duration(t.rng.IntN(20)) * time.Second
-		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "stop", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Stop(ctx, tenant.Default, v.id, grace, body)
 		})
 	case n < 76:
-		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "reboot", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reboot(ctx, tenant.Default, v.id, body)
 		})
 	case n < 80:
-		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.Asked, error) {
+		t.power(ctx, "reset", v, func(ctx context.Context, p *process, body [32]byte) (vm.PowerResult, error) {
 			return p.vms.Reset(ctx, tenant.Default, v.id, body)
 		})
 	case n < 88:
@@ -94,7 +94,7 @@ func (t *customer) once(ctx context.Context) {
 
 // ask makes a call under one idempotency key on random members until there is a response, at most 30 times. ok is false
 // if there was none.
-func (t *customer) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
+func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
 	key := fmt.Sprintf("%s-%d", t.name, t.asks)
 	body := sha256.Sum256([]byte(key))
@@ -129,11 +129,11 @@ func final(err error) bool {
 }
 
 // call makes one attempt on a random member.
-func (t *customer) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
-	return t.callAt(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))], key, f)
+func (t *tenantClient) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
+	return t.callAt(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))], key, f)
 }
 
-func (t *customer) callAt(ctx context.Context, s *seat, key string, f func(ctx context.Context, p *process) error) error {
+func (t *tenantClient) callAt(ctx context.Context, s *memberSlot, key string, f func(ctx context.Context, p *process) error) error {
 	p := s.current()
 	if p == nil {
 		return errNoRoute
@@ -153,10 +153,10 @@ func (t *customer) callAt(ctx context.Context, s *seat, key string, f func(ctx c
 	return f(auth.With(ctx, caller, auth.RPC), p)
 }
 
-func (t *customer) create(ctx context.Context) {
+func (t *tenantClient) create(ctx context.Context) {
 	name := fmt.Sprintf("%s-vm-%d", t.name, t.asks+1)
 	key := fmt.Sprintf("%s-%d", t.name, t.asks+1)
-	w := vm.Wanted{
+	w := vm.CreateRequest{
 		Name: name, Labels: map[string]string{keyLabel: key},
 		Spec: cloud.Spec{
 			CPU: &cloud.CPU{VCPUs: uint32(1 + t.rng.IntN(4))}, Memory: &cloud.Memory{SizeMiB: uint64(512 << t.rng.IntN(4))},
@@ -189,14 +189,14 @@ func (t *customer) create(ctx context.Context) {
 	}
 }
 
-func (t *customer) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.Asked, error)) {
+func (t *tenantClient) power(ctx context.Context, verb string, v *owned, call func(context.Context, *process, [32]byte) (vm.PowerResult, error)) {
 	id := v.id
 	err, _ := t.ask(ctx, verb+" "+short(id), func(ctx context.Context, p *process, body [32]byte) error {
 		now, err := call(ctx, p, body)
 		if err == nil && now.VM.ID != id {
 			t.f.fail("%s of VM %s was answered with VM %s", verb, id, now.VM.ID)
 		}
-		if now.Late {
+		if now.TimedOut {
 			t.f.count("calls that ran out of time")
 		}
 		return err
@@ -206,7 +206,7 @@ func (t *customer) power(ctx context.Context, verb string, v *owned, call func(c
 	}
 }
 
-func (t *customer) delete(ctx context.Context, at int, force bool) {
+func (t *tenantClient) delete(ctx context.Context, at int, force bool) {
 	v := t.have[at]
 	err, ok := t.ask(ctx, fmt.Sprintf("delete %s, force %v", short(v.id), force), func(ctx context.Context, p *process, body [32]byte) error {
 		_, err := p.vms.Delete(ctx, tenant.Default, v.id, force, body)
@@ -227,13 +227,13 @@ func (t *customer) delete(ctx context.Context, at int, force bool) {
 }
 
 // look calls check on a random member and ignores its errors.
-func (t *customer) look(ctx context.Context) {
-	_, _ = t.check(ctx, t.f.seats[t.rng.IntN(len(t.f.seats))])
+func (t *tenantClient) look(ctx context.Context) {
+	_, _ = t.check(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))])
 }
 
 // check lists all VMs on a member. The list must have all VMs whose creation, and none whose deletion, any member has
 // acknowledged to this tenant.
-func (t *customer) check(ctx context.Context, s *seat) (all []*cloud.VM, err error) {
+func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.VM, err error) {
 	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 		for token := ""; ; {
 			page, next, err := p.vms.List(ctx, tenant.Default, 3, token, "")
@@ -267,12 +267,12 @@ func (t *customer) check(ctx context.Context, s *seat) (all []*cloud.VM, err err
 	return all, nil
 }
 
-// farewell deletes all VMs of the tenant after the end of faults, including those whose creation was not acknowledged.
+// deleteAll deletes all VMs of the tenant after the end of faults, including those whose creation was not acknowledged.
 // Every call must succeed at the first attempt, on every member.
-func (t *customer) farewell(ctx context.Context) {
+func (t *tenantClient) deleteAll(ctx context.Context) {
 	var all []*cloud.VM
 	var err error
-	for _, s := range t.f.seats {
+	for _, s := range t.f.slots {
 		if all, err = t.check(ctx, s); err != nil {
 			t.f.fail("%s cannot list VMs at peace: %v", s.name, err)
 		}
@@ -281,7 +281,7 @@ func (t *customer) farewell(ctx context.Context) {
 		if !strings.HasPrefix(v.Name, t.name+"-") {
 			continue
 		}
-		s := t.f.seats[t.rng.IntN(len(t.f.seats))]
+		s := t.f.slots[t.rng.IntN(len(t.f.slots))]
 		err := t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 			_, err := p.vms.Delete(ctx, tenant.Default, v.ID, true, [32]byte{})
 			return err
@@ -293,7 +293,7 @@ func (t *customer) farewell(ctx context.Context) {
 }
 
 // final compares the acknowledged creations and deletions with the records.
-func (t *customer) final() {
+func (t *tenantClient) final() {
 	a := t.f.audit
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -68,8 +68,8 @@ func newClient(w *world, id int) *client {
 	return c
 }
 
-// turn resumes the client if its call is over or its waiting time has passed.
-func (c *client) turn() {
+// advance resumes the client if its call is over or its waiting time has passed.
+func (c *client) advance() {
 	if !c.done && (c.call != nil && c.call.over || c.w.step >= c.wake) {
 		c.resume()
 	}
@@ -143,9 +143,9 @@ func (c *client) read(m *member) error {
 	return err
 }
 
-// desk is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader that an
-// error names or on a random member. It repeats a proposal without a result under the same ID.
-type desk struct {
+// clientProposer is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader
+// that an error names or on a random member. It repeats a proposal without a result under the same ID.
+type clientProposer struct {
 	c *client
 	m *member
 	// unknown reports that the last proposal may be applied although no result was received.
@@ -154,7 +154,7 @@ type desk struct {
 }
 
 // Propose implements store.Proposer.
-func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
+func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if d.attempts++; d.attempts > 6 {
 		return command.Result{}, errTired
 	}
@@ -197,14 +197,14 @@ func (d *desk) Propose(_ context.Context, id [16]byte, data []byte) (command.Res
 }
 
 // ReadIndex implements store.Proposer.
-func (d *desk) ReadIndex(context.Context) error { return d.c.read(d.m) }
+func (d *clientProposer) ReadIndex(context.Context) error { return d.c.read(d.m) }
 
 // some returns a random member.
 func (c *client) some() *member { return c.w.trio[c.rng.IntN(members)] }
 
 // at returns the store of a member, with a Proposer of this client.
-func (c *client) at(m *member) (*store.Store, *desk) {
-	d := &desk{c: c, m: m}
+func (c *client) at(m *member) (*store.Store, *clientProposer) {
+	d := &clientProposer{c: c, m: m}
 	return store.New(store.Options{Engine: m.engine, Proposer: d, PageKey: make([]byte, 32), Now: m.clock, Rand: c.chance}), d
 }
 

@@ -27,7 +27,7 @@ func (r *row) equal(o *row) bool {
 	return r.Op == o.Op && r.N == o.N && r.At == o.At && slices.Equal(r.Items, o.Items)
 }
 
-// The tables. Their invariants are in laws and history.commit.
+// The tables. Their invariants are in the variable invariants and history.commit.
 var (
 	accounts  = store.NewTable[row]("account")
 	names     = store.NewTable[row]("name")
@@ -51,8 +51,8 @@ type change struct {
 	before, now *row
 }
 
-// laws has, by table, a function that returns an error if a change violates the table's invariant.
-var laws = map[string]func(change) error{
+// invariants has, by table, a function that returns an error if a change violates the table's invariant.
+var invariants = map[string]func(change) error{
 	"name": func(c change) error {
 		if c.before != nil && c.now != nil {
 			return errors.New("is claimed twice")
@@ -118,7 +118,7 @@ func newHistory(w *world) history {
 // commit handles one complete revision from a watcher: it records a new revision and checks the invariants, or compares
 // it with the recorded one.
 func (h *history) commit(m *member, revision int64, events []watch.Event) {
-	text := spell(events)
+	text := formatEvents(events)
 	if revision <= h.last {
 		if text != h.events[revision] {
 			h.w.fail("revision %d is %s on member %d, but was %s", revision, text, m.id, h.events[revision])
@@ -139,7 +139,7 @@ func (h *history) commit(m *member, revision int64, events []watch.Event) {
 			return
 		}
 		table, _, _ := strings.Cut(c.key, "/")
-		if law := laws[table]; law != nil {
+		if law := invariants[table]; law != nil {
 			if err := law(c); err != nil {
 				h.w.fail("revision %d: %s %v: %+v after %+v", revision, c.key, err, c.now, c.before)
 			}
@@ -157,8 +157,8 @@ func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	}
 }
 
-// spell returns the complete text of events.
-func spell(events []watch.Event) string {
+// formatEvents returns the complete text of events.
+func formatEvents(events []watch.Event) string {
 	var b strings.Builder
 	for _, e := range events {
 		fmt.Fprintf(&b, "%d %s %d/%d/%d was %d", e.Type, e.KV.Key, e.KV.CreateRevision, e.KV.ModRevision, e.KV.Version, e.PrevModRevision)

@@ -82,9 +82,10 @@ func (c *check) noted(m *member, at place, e consensus.Entry) {
 	c.notes[at] = now
 }
 
-// jot proposes one to three notes at the same time, and checks that each is at the place that the result names.
-func (c *client) jot() error {
-	if !c.w.weather.second {
+// proposeNotes proposes one to three notes at the same time, and checks that each is at the place that the result
+// names.
+func (c *client) proposeNotes() error {
+	if !c.w.faults.second {
 		return nil
 	}
 	m, err := c.reachable()

@@ -28,11 +28,11 @@ type member struct {
 	life     int
 	up       bool
 	fs       vfs.FS // disk, with the tripwire
-	trip     *tripwire
+	trip     *crashTrigger
 	host     *consensus.Host
 	group    *consensus.Group
 	engine   *mvcc.Engine
-	machine  *store.Machine
+	machine  *store.StateMachine
 	observer *observer
 	calls    []*call
 	arrivals int
@@ -48,9 +48,9 @@ type member struct {
 
 const group = 1
 
-// tripwire simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of the
-// next writes.
-type tripwire struct {
+// crashTrigger simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of
+// the next writes.
+type crashTrigger struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
 	left    int  // number of syncs and renames until the copy; 0: not armed
@@ -59,10 +59,10 @@ type tripwire struct {
 }
 
 // String implements errorfs.Injector.
-func (t *tripwire) String() string { return "tripwire" }
+func (t *crashTrigger) String() string { return "tripwire" }
 
 // MaybeError implements errorfs.Injector. It never returns an error. It counts the operations that make data durable.
-func (t *tripwire) MaybeError(op errorfs.Op) error {
+func (t *crashTrigger) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename:
 	default:
@@ -72,27 +72,27 @@ func (t *tripwire) MaybeError(op errorfs.Op) error {
 	defer t.mu.Unlock()
 	if t.left > 0 {
 		if t.left--; t.left == 0 {
-			t.picture = photograph(t.disk, t.all)
+			t.picture = crashImage(t.disk, t.all)
 		}
 	}
 	return nil
 }
 
-func (t *tripwire) arm(left int, all bool) {
+func (t *crashTrigger) arm(left int, all bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.left, t.all = left, all
 }
 
-func (t *tripwire) taken() *vfs.MemFS {
+func (t *crashTrigger) taken() *vfs.MemFS {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.picture
 }
 
-// photograph returns a copy of the disk after a crash, with all or none of the unsynced data. A part of it would make
+// crashImage returns a copy of the disk after a crash, with all or none of the unsynced data. A part of it would make
 // the run unrepeatable.
-func photograph(disk *vfs.MemFS, all bool) *vfs.MemFS {
+func crashImage(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	if all {
 		return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
 	}
@@ -115,7 +115,7 @@ func (m *member) Send(e message.Envelope) { m.w.network.carry(m, e, "") }
 func (m *member) SendSnapshot(e message.Envelope, dir string) { m.w.network.carry(m, e, dir) }
 
 // start starts a run of the member's process on its disk. It is a violation if the state on the disk cannot be opened.
-func (m *member) start(trip *tripwire) {
+func (m *member) start(trip *crashTrigger) {
 	w := m.w
 	w.trace.Add("%d starts, life %d", m.id, m.life+1)
 	trip.disk = m.disk
@@ -132,26 +132,26 @@ func (m *member) start(trip *tripwire) {
 	}
 	m.observer = m.observe()
 	w.check.state(m)
-	m.watchOver()
+	m.checkRunning()
 }
 
 func (m *member) open() (err error) {
 	m.engine, err = mvcc.Open(m.fs, "state", mvcc.Options{
-		Quiet: true, CacheBytes: 256 << 10, MemTableBytes: 512 << 10, RecentBytes: m.w.weather.recent,
+		Quiet: true, CacheBytes: 256 << 10, MemTableBytes: 512 << 10, RecentBytes: m.w.faults.recent,
 	})
 	if err != nil {
 		return err
 	}
-	m.machine = store.NewMachine(m.engine, store.MachineOptions{Inline: true})
+	m.machine = store.NewStateMachine(m.engine, store.StateMachineOptions{Inline: true})
 	m.host, err = consensus.Open(consensus.Options{
 		ID: m.id, Members: ids, Dir: "raft", FS: m.fs, Transport: m, Rand: m.w.chance, QuietLog: true,
 		Log: slog.New(slog.DiscardHandler), OnLeader: func(l consensus.Leadership) { m.w.check.leads(m, l) },
-		ElectionTicks: 6, Limits: m.w.weather.limits,
+		ElectionTicks: 6, Limits: m.w.faults.limits,
 	})
 	if err == nil {
-		m.group, err = m.host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: &witness{m}, Forward: m.w.weather.forward})
-		if err == nil && m.w.weather.second {
-			_, err = m.host.AddGroup(consensus.GroupOptions{ID: second, Name: "second", Machine: &ledger{m: m}, Forward: m.w.weather.forward})
+		m.group, err = m.host.AddGroup(consensus.GroupOptions{ID: group, Name: "system", Machine: &witness{m}, Forward: m.w.faults.forward})
+		if err == nil && m.w.faults.second {
+			_, err = m.host.AddGroup(consensus.GroupOptions{ID: second, Name: "second", Machine: &ledger{m: m}, Forward: m.w.faults.forward})
 		}
 		if err != nil {
 			err = errors.Join(err, m.host.Close())
@@ -188,7 +188,7 @@ func (m *member) stop() { m.end("stopped") }
 
 // crash simulates a crash. The disk keeps all data, or only the synced data.
 func (m *member) crash(all bool) {
-	picture := photograph(m.disk, all)
+	picture := crashImage(m.disk, all)
 	m.end("crashed")
 	m.disk = picture
 }
@@ -218,8 +218,8 @@ func (m *member) work() {
 		if !m.up || m.host.Idle() {
 			break
 		}
-		_ = m.host.Process() // watchOver checks Host.Err
-		m.watchOver()
+		_ = m.host.Process() // checkRunning checks Host.Err
+		m.checkRunning()
 	}
 }
 
@@ -227,13 +227,13 @@ func (m *member) work() {
 func (m *member) tick() {
 	if m.up && !m.frozen() {
 		_ = m.host.Tick() // as above
-		m.watchOver()
+		m.checkRunning()
 	}
 }
 
-// watchOver checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal of
-// an empty disk, and records any other error as a violation.
-func (m *member) watchOver() {
+// checkRunning checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal
+// of an empty disk, and records any other error as a violation.
+func (m *member) checkRunning() {
 	if !m.up {
 		return
 	}
@@ -292,7 +292,7 @@ func (t *witness) Checkpoint(dir string) (index, term uint64, err error) {
 
 // Restore implements consensus.StateMachine.
 func (t *witness) Restore(dir string) error {
-	if w := t.m.w; w.weather.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
+	if w := t.m.w; w.faults.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
 		// Crashes during the installation of a snapshot would otherwise be rare.
 		t.m.trip.arm(1+w.rng.IntN(25), w.rng.IntN(2) == 0)
 	}

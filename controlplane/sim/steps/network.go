@@ -43,10 +43,10 @@ func (n *network) carry(m *member, e message.Envelope, dir string) {
 	}
 	w.check.sent(m, &e)
 	p := packet{at: w.step, b: b, to: e.To, dir: dir, sender: m, life: m.life}
-	if w.weather.late > 0 {
-		p.at += w.rng.IntN(w.weather.late + 1)
+	if w.faults.late > 0 {
+		p.at += w.rng.IntN(w.faults.late + 1)
 	}
-	if w.weather.stray > 0 && w.rng.IntN(w.weather.stray) == 0 {
+	if w.faults.stray > 0 && w.rng.IntN(w.faults.stray) == 0 {
 		p.at += w.rng.IntN(80)
 		w.count("packets gone astray")
 	}
@@ -54,10 +54,10 @@ func (n *network) carry(m *member, e message.Envelope, dir string) {
 	switch chance := w.rng.IntN(100); {
 	case dir != "":
 		p.at += w.rng.IntN(20) // the transfer of files takes longer
-	case chance < w.weather.loss:
+	case chance < w.faults.loss:
 		fate = " lost"
 		w.count("packets lost")
-	case chance < w.weather.loss+w.weather.twice:
+	case chance < w.faults.loss+w.faults.twice:
 		fate = " twice"
 		w.count("packets repeated")
 	}
@@ -98,8 +98,8 @@ func (n *network) hand(p packet) {
 	reached := to.up && !n.cut[p.sender.id][p.to]
 	if p.dir == "" {
 		if reached {
-			_ = to.host.Step(e) // watchOver checks Host.Err
-			to.watchOver()
+			_ = to.host.Step(e) // checkRunning checks Host.Err
+			to.checkRunning()
 		}
 		return
 	}
@@ -114,7 +114,7 @@ func (n *network) hand(p packet) {
 			return
 		}
 		_ = to.host.StepSnapshot(e, dir) // as above
-		to.watchOver()
+		to.checkRunning()
 		n.w.count("snapshots sent")
 	}
 	if there {

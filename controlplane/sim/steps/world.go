@@ -8,7 +8,7 @@
 // Members crash: one, all, or one in the middle of a write to disk; with or without losing unsynced data. Members stop
 // in order, freeze, start with an empty disk, have slow disks and clocks that jump, and stay down for long. Packets are
 // lost, repeated, delayed and reordered. The network is partitioned, also in one direction. Leadership is transferred,
-// history is compacted and scrubbed. Each seed has its own fault schedule (type weather) with only some of these
+// history is compacted and scrubbed. Each seed has its own fault schedule (type faultSchedule) with only some of these
 // faults. At the end there are no faults, and the members must converge.
 //
 // # Checked guarantees
@@ -60,7 +60,7 @@ type world struct {
 	rng     *rand.Rand
 	chance  *rand.ChaCha8 // for data-directory IDs, read requests and raft's election timeouts
 	step    int
-	weather weather
+	faults  faultSchedule
 	trio    [members]*member
 	network network
 	clients []*client
@@ -97,8 +97,8 @@ func Schedule(seed uint64) (out Outcome, err error) {
 		}
 	}()
 	w.trace = sim.NewTrace(func() string { return fmt.Sprintf("%4d", w.step) })
-	w.weather = forecast(w.rng)
-	w.trace.Add("weather %+v", w.weather)
+	w.faults = newFaultSchedule(w.rng)
+	w.trace.Add("faults %+v", w.faults)
 	w.network.w = w
 	w.check = newCheck(w)
 	for i, id := range ids {
@@ -149,11 +149,11 @@ func (w *world) fail(format string, args ...any) {
 // check.
 func (w *world) run() {
 	for _, m := range w.trio {
-		m.start(&tripwire{})
+		m.start(&crashTrigger{})
 	}
-	for ; w.step < w.weather.steps && w.broken == ""; w.step++ {
-		if !w.weather.calm || len(w.check.history.ops) > 0 {
-			w.trouble()
+	for ; w.step < w.faults.steps && w.broken == ""; w.step++ {
+		if !w.faults.calm || len(w.check.history.ops) > 0 {
+			w.injectFaults()
 		}
 		w.once()
 	}
@@ -191,7 +191,7 @@ func (w *world) once() {
 	}
 	for _, c := range w.clients {
 		if w.broken == "" {
-			c.turn()
+			c.advance()
 		}
 	}
 	for _, m := range w.shuffled() {
@@ -211,8 +211,8 @@ func (w *world) restart() {
 		if m.up || w.step < m.backAt || w.broken != "" {
 			continue
 		}
-		trip := &tripwire{}
-		if w.weather.torn > 0 && !w.healing && w.rng.IntN(4) == 0 {
+		trip := &crashTrigger{}
+		if w.faults.torn > 0 && !w.healing && w.rng.IntN(4) == 0 {
 			trip.arm(1+w.rng.IntN(12), w.rng.IntN(2) == 0)
 		}
 		m.start(trip)

@@ -57,6 +57,15 @@ func (r Row) cells() []string {
 
 var heads = []string{"what", "ours", "peer", "figure", "target", "", "note"}
 
+// WithoutTargets returns the rows without their targets, so that a table of them has no verdicts.
+func WithoutTargets(rows []Row) []Row {
+	rows = slices.Clone(rows)
+	for i := range rows {
+		rows[i].AtMost = 0
+	}
+	return rows
+}
+
 // Markdown returns a table of the rows.
 func Markdown(rows []Row) string {
 	var b strings.Builder

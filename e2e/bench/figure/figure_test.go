@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestQuantileIsASample(t *testing.T) {
+func TestQuantile(t *testing.T) {
 	for _, c := range []struct {
 		samples []int
 		q       float64
@@ -40,4 +40,10 @@ func TestMarkdown(t *testing.T) {
 | list | p99 120 ms |  | 120.00 ms | ≤ 100 ms | **missed** |  |
 | create | p99 30 ms |  |  |  |  |  |
 `, got)
+}
+
+func TestWithoutTargets(t *testing.T) {
+	rows := []Row{{What: "list", Ours: "p99 120 ms", Value: 120, AtMost: 100, Unit: "ms"}}
+	require.NotContains(t, Markdown(WithoutTargets(rows)), "missed")
+	require.Contains(t, Markdown(rows), "missed", "the rows stay as they were")
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestDomainIsXMLWhateverItIsCalled(t *testing.T) {
+func TestDomainNameIsEscaped(t *testing.T) {
 	d := Domain{Name: `a<b>'"&`, UUID: "u", Machine: "pc-q35-7.2", CPUMaximum: true, VCPUs: 1, MemoryMiB: 192,
 		Kernel: "/k", Initrd: "/i", Cmdline: "x='1'", Disk: "/d", Base: "/b", Serial: "/s", Ports: 2}
 	var got struct {

@@ -24,7 +24,7 @@ func serve(t *testing.T, h http.HandlerFunc) string {
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
-func TestEveryCallIsSentOnceAndConnectionsAreKept(t *testing.T) {
+func TestCallsReuseConnections(t *testing.T) {
 	var conns sync.Map
 	var asked atomic.Int64
 	addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -48,7 +48,7 @@ func TestEveryCallIsSentOnceAndConnectionsAreKept(t *testing.T) {
 	require.LessOrEqual(t, n, 6)
 }
 
-func TestAnotherStatusIsAFailureAndTheNextCallWorks(t *testing.T) {
+func TestUnexpectedStatusFailsOneCall(t *testing.T) {
 	addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/bad" {
 			http.Error(w, "no such luck", http.StatusTeapot)
@@ -61,8 +61,8 @@ func TestAnotherStatusIsAFailureAndTheNextCallWorks(t *testing.T) {
 	require.Len(t, r.Latencies["/good"], 1)
 }
 
-// A server that stalls is charged for those who come meanwhile.
-func TestLatencyCountsFromWhenACallIsDue(t *testing.T) {
+// TestLatencyCountsFromDueTime checks that a server which stalls is charged for the requests that became due meanwhile.
+func TestLatencyCountsFromDueTime(t *testing.T) {
 	gate := make(chan struct{})
 	came := make(chan struct{}, 1)
 	addr := serve(t, func(http.ResponseWriter, *http.Request) { came <- struct{}{}; <-gate })
@@ -70,11 +70,11 @@ func TestLatencyCountsFromWhenACallIsDue(t *testing.T) {
 	r, err := Run(t.Context(), Options{Targets: []string{addr}, Conns: 1, Rate: 1e6, Calls: []Call{get("/", 0, 200), get("/", 0, 200)}})
 	require.NoError(t, err)
 	require.Len(t, r.Latencies["/"], 2)
-	// The second was due at once and could be sent only after the first had its answer.
+	// The second request was due at once but could be sent only after the first response.
 	require.Greater(t, r.Late[1], r.Latencies["/"][0]-time.Millisecond)
 }
 
-func TestWhatCannotRun(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	_, err := Run(t.Context(), Options{})
 	require.Error(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -92,7 +92,7 @@ func TestOpenGoesOnWhileAnswersAreMissing(t *testing.T) {
 	require.EqualValues(t, asked.Load(), len(all))
 }
 
-func TestKeysAreTheTools(t *testing.T) {
+func TestKeysMatchEtcdsBenchmark(t *testing.T) {
 	require.Equal(t, "\x00\x00\x00\x00\x00\x00\x00\x00", ToolKey(0))
 	require.Equal(t, "\x80\x01\x00\x00\x00\x00\x00\x00", ToolKey(64))
 	require.Equal(t, "k00000000042", Key(42))

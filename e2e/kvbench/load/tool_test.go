@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestParse reads what the tool really printed, and small pieces of it.
+// TestParse parses real output of the tool and small parts of it.
 func TestParse(t *testing.T) {
 	datadriven.RunTest(t, "testdata/parse", func(t *testing.T, d *datadriven.TestData) string {
 		text := d.Input

@@ -153,6 +153,15 @@ func Number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
+// WithoutTargets returns the rows without their targets, so that a table of them has no verdicts.
+func WithoutTargets(rows []Row) []Row {
+	rows = slices.Clone(rows)
+	for i := range rows {
+		rows[i].Target = Target{}
+	}
+	return rows
+}
+
 // Markdown returns a table of the rows, with the peer's name as the heading of its column.
 func Markdown(peer string, rows []Row) string {
 	heads := []string{"what", "ours", peer, "ratio", "must / aim", "", "note"}

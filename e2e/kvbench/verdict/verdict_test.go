@@ -48,6 +48,9 @@ func TestMarkdown(t *testing.T) {
 | restart |  | 2.50 s |  | ≤ 1 × | not measured |  |
 `, Markdown("etcd", rows))
 	require.Equal(t, "Targets: 1 aims met, 1 met, 1 missed, 1 not measured. Missed: longest put.", Summary(rows))
+
+	require.NotRegexp(t, "met|missed|not measured", Markdown("etcd", WithoutTargets(rows)))
+	require.Contains(t, Markdown("etcd", rows), "missed", "the rows stay as they were")
 }
 
 func TestNumber(t *testing.T) {

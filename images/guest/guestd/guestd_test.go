@@ -39,7 +39,7 @@ func TestDevicesGetTheirDrivers(t *testing.T) {
 	require.Empty(t, needs["kernel/a.ko"])
 }
 
-func TestOnlyNewDevicesAreAnswered(t *testing.T) {
+func TestOnlyAddedDevicesAreHandled(t *testing.T) {
 	for event, want := range map[string]string{
 		"add@/devices/x\x00ACTION=add\x00MODALIAS=virtio:d2v1\x00SEQNUM=7\x00":       "virtio:d2v1",
 		"remove@/devices/x\x00ACTION=remove\x00MODALIAS=virtio:d2v1\x00SEQNUM=8\x00": "",
@@ -54,7 +54,7 @@ func TestOnlyNewDevicesAreAnswered(t *testing.T) {
 	}
 }
 
-func TestPowerKeyGoingDownIsAPress(t *testing.T) {
+func TestPowerKeyPress(t *testing.T) {
 	event := func(kind, code uint16, value uint32) []byte {
 		b := make([]byte, inputEventSize)
 		binary.NativeEndian.PutUint16(b[16:], kind)
@@ -99,7 +99,7 @@ func TestExtentsAreWholeSectorsAndBounded(t *testing.T) {
 	}
 }
 
-func TestLinesComeWholeHoweverTheyAreSent(t *testing.T) {
+func TestLinesAreReassembled(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer r.Close()

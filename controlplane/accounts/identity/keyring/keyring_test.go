@@ -21,8 +21,8 @@ func uses(r *Ring) map[Use]int {
 	return n
 }
 
-// A key is published before it signs, signs, and stays until the last token that it signed has ended.
-func TestTheLifeOfAKey(t *testing.T) {
+// A key is published before it signs, then signs, and is kept until the last token that it signed has expired.
+func TestKeyLifeCycle(t *testing.T) {
 	key := clusterkey.Generate()
 	var now cloud.Time = 1_800_000_000_000
 	r, err := New(key, now)
@@ -54,7 +54,7 @@ func TestTheLifeOfAKey(t *testing.T) {
 	require.Equal(t, Secondary, r.Find(next).Use)
 }
 
-// A key that leaked is gone at once, and there is always one that signs.
+// A revoked key is removed at once, and another key signs.
 func TestRevoke(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)
@@ -71,8 +71,8 @@ func TestRevoke(t *testing.T) {
 	require.Equal(t, map[Use]int{Primary: 1, Staged: 1}, uses(r))
 }
 
-// Rotations in a row leave a bounded ring.
-func TestTheRingIsBounded(t *testing.T) {
+// Consecutive rotations leave a bounded ring.
+func TestRingIsBounded(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)
 	require.NoError(t, err)
@@ -85,7 +85,7 @@ func TestTheRingIsBounded(t *testing.T) {
 	require.Len(t, r.Keys, maxSecondaries+2)
 }
 
-// What is published holds no private part, and what is at rest opens under the cluster key alone.
+// The published keys contain no private part. The stored ones can be decrypted only with the cluster key.
 func TestPrivateKeysAreSealed(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)

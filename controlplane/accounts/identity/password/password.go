@@ -68,39 +68,39 @@ type Account struct {
 	Networks []string
 }
 
-// Desk hashes and verifies passwords, within the limits of the package.
-type Desk struct {
+// Hasher hashes and verifies passwords, within the limits of the package.
+type Hasher struct {
 	// misses and names count wrong passwords by name and network, and by name; secrets counts wrong secrets of service
 	// accounts. Secrets have a counter of their own because a wrong secret costs no hashing, and could evict the others
 	// quickly.
 	misses, secrets *throttle[attempt]
 	names           *throttle[cloud.UserID]
-	turns           *turns
+	semaphore       *rankedSemaphore
 	// sum returns the hash of a password; tests replace it.
 	sum func(h *Hash, password string) []byte
 }
 
-// NewDesk returns a Desk for a member with this number of cores.
-func NewDesk(cores int) *Desk {
-	return &Desk{
+// NewHasher returns a Hasher for a member with this number of cores.
+func NewHasher(cores int) *Hasher {
+	return &Hasher{
 		misses: newThrottle[attempt](MaxMisses, missWindow), secrets: newThrottle[attempt](MaxMisses, missWindow),
-		names: newThrottle[cloud.UserID](MaxNameMisses, nameWindow), turns: newTurns(cores), sum: (*Hash).sum,
+		names: newThrottle[cloud.UserID](MaxNameMisses, nameWindow), semaphore: newRankedSemaphore(cores), sum: (*Hash).sum,
 	}
 }
 
 // Hash waits for a hashing slot and returns the hash of a user's new password.
-func (d *Desk) Hash(ctx context.Context, id cloud.UserID, password string) (Hash, error) {
+func (d *Hasher) Hash(ctx context.Context, id cloud.UserID, password string) (Hash, error) {
 	h := Hash{Salt: make([]byte, 16), Time: hashTime, MemoryKiB: hashMemoryKiB}
 	rand.Read(h.Salt)
 	// Only a user who is logged in sets a password, so the rank is the highest.
-	err := d.turns.do(ctx, request{rank: familiar, name: id}, func() { h.Sum = d.sum(&h, password) })
+	err := d.semaphore.do(ctx, request{rank: familiar, name: id}, func() { h.Sum = d.sum(&h, password) })
 	return h, err
 }
 
 // Try reports whether a password matches the account that look returns for a name. It returns false without an error
 // for a wrong password, for a name without a password, and while the limits of wrong passwords refuse the name. It
 // returns Unavailable if too many passwords are being tried.
-func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
+func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
 		return false, nil // no password: no hashing slot is needed
 	}
@@ -112,7 +112,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 	if err != nil {
 		return false, err
 	}
-	r := request{rank: stranger, name: id, network: wider(a.network)}
+	r := request{rank: unfamiliar, name: id, network: widerNetwork(a.network)}
 	switch {
 	case slices.Contains(account.Networks, a.network):
 		r.rank = familiar
@@ -134,7 +134,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 		return false, nil
 	}
 	var right bool
-	err = d.turns.do(ctx, r, func() {
+	err = d.semaphore.do(ctx, r, func() {
 		// Check again: further attempts may have failed while this one waited.
 		at := now()
 		if !allowed(at) {
@@ -150,7 +150,7 @@ func (d *Desk) Try(ctx context.Context, id cloud.UserID, address, password strin
 
 // TrySecret verifies a generated secret. Unlike a password it is too long to be guessed, so it needs no slow hash and
 // no limit over all networks. MaxMisses applies as for passwords.
-func (d *Desk) TrySecret(id cloud.UserID, address, secret string, want []byte, now cloud.Time) bool {
+func (d *Hasher) TrySecret(id cloud.UserID, address, secret string, want []byte, now cloud.Time) bool {
 	a := attempt{id, Network(address)}
 	if !d.secrets.allow(a, now) {
 		return false

@@ -18,12 +18,12 @@ import (
 
 const right = "correct horse"
 
-// door is a desk with a clock and a few names that have a password.
-type door struct {
-	t    *testing.T
-	desk *Desk
-	hash Hash
-	at   atomic.Int64
+// fixture is a Hasher with a clock and a few names that have a password.
+type fixture struct {
+	t      *testing.T
+	hasher *Hasher
+	hash   Hash
+	at     atomic.Int64
 	// networks lists, per name, the networks of earlier logins.
 	networks map[string][]string
 }
@@ -34,28 +34,28 @@ func quick(h *Hash, password string) []byte {
 	return sum[:]
 }
 
-func newDoor(t *testing.T) *door { return newDoorWith(t, quick) }
+func newFixture(t *testing.T) *fixture { return newFixtureWith(t, quick) }
 
-func newDoorWith(t *testing.T, sum func(*Hash, string) []byte) *door {
-	d := &door{t: t, desk: NewDesk(runtime.GOMAXPROCS(0))}
-	d.desk.sum = sum
-	h, err := d.desk.Hash(t.Context(), "ada", right)
+func newFixtureWith(t *testing.T, sum func(*Hash, string) []byte) *fixture {
+	d := &fixture{t: t, hasher: NewHasher(runtime.GOMAXPROCS(0))}
+	d.hasher.sum = sum
+	h, err := d.hasher.Hash(t.Context(), "ada", right)
 	require.NoError(t, err)
 	d.hash = h
 	return d
 }
 
-func (d *door) wait(w time.Duration) { d.at.Add(w.Milliseconds()) }
+func (d *fixture) wait(w time.Duration) { d.at.Add(w.Milliseconds()) }
 
-func (d *door) try(name, from, with string) bool {
+func (d *fixture) try(name, from, with string) bool {
 	ok, err := d.attempt(name, from, with)
 	require.NoError(d.t, err)
 	return ok
 }
 
-func (d *door) attempt(name, from, with string) (bool, error) {
+func (d *fixture) attempt(name, from, with string) (bool, error) {
 	now := func() cloud.Time { return d.at.Load() }
-	return d.desk.Try(context.Background(), cloud.UserID(name), from, with, now, func() (Account, error) {
+	return d.hasher.Try(context.Background(), cloud.UserID(name), from, with, now, func() (Account, error) {
 		if name == "nobody" {
 			return Account{}, nil
 		}
@@ -63,9 +63,9 @@ func (d *door) attempt(name, from, with string) (bool, error) {
 	})
 }
 
-// Only the right password of a name that has one is right.
+// Try accepts only the correct password of a name that has one.
 func TestTry(t *testing.T) {
-	d := newDoorWith(t, (*Hash).sum)
+	d := newFixtureWith(t, (*Hash).sum)
 	require.True(t, d.try("ada", "a", right))
 	require.False(t, d.try("ada", "b", right+"r"))
 	require.False(t, d.try("ada", "c", ""))
@@ -73,9 +73,9 @@ func TestTry(t *testing.T) {
 	require.False(t, d.try("ada", "e", string(make([]byte, Max+1))))
 }
 
-// A secret is compared whole, and its misses count like those of a password.
+// A secret is compared completely, and wrong secrets count like wrong passwords.
 func TestTrySecret(t *testing.T) {
-	d := NewDesk(runtime.GOMAXPROCS(0))
+	d := NewHasher(runtime.GOMAXPROCS(0))
 	require.True(t, d.TrySecret("TV1", "a", "s3cret", []byte("s3cret"), 0))
 	require.False(t, d.TrySecret("TV1", "a", "", nil, 0), "no secret is no secret to know")
 	for range MaxMisses {
@@ -85,17 +85,17 @@ func TestTrySecret(t *testing.T) {
 	require.True(t, d.TrySecret("TV2", "b", "s3cret", []byte("s3cret"), 0))
 }
 
-// A name that is not there costs a try what a name that is costs, so that nobody learns names by the clock.
-func TestUnknownNamesAreTriedToo(t *testing.T) {
-	h := newDoorWith(t, (*Hash).sum).hash
+// A name that does not exist takes the same time as one that does, so that timing does not reveal names.
+func TestUnknownNamesTakeTheSameTime(t *testing.T) {
+	h := newFixtureWith(t, (*Hash).sum).hash
 	require.Equal(t, [2]uint32{h.Time, h.MemoryKiB}, [2]uint32{nobody.Time, nobody.MemoryKiB})
 	require.Len(t, nobody.Sum, len(h.Sum))
 }
 
-// After ten misses in a minute from one place a name's password is not tried from there, right or not; from elsewhere
-// it is, other names are, and after the minute it is again.
-func TestMissesEndTheTrying(t *testing.T) {
-	d := newDoor(t)
+// After ten wrong passwords in a minute from one network, further passwords for the name from there are refused
+// unchecked. Other networks and names are not affected, and after the minute passwords are checked again.
+func TestMissesAreLimitedPerNetwork(t *testing.T) {
+	d := newFixture(t)
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
 	for i := range MaxMisses {
 		require.False(t, d.try("ada", fmt.Sprintf("192.0.2.1:%d", 2000+i), "guess"), "another port is the same place")
@@ -107,11 +107,11 @@ func TestMissesEndTheTrying(t *testing.T) {
 	require.True(t, d.try("ada", here, right))
 }
 
-// Guesses that come together are not all tried: the count is asked again in each one's turn.
-func TestMissesAtOnce(t *testing.T) {
-	d := newDoor(t)
+// Concurrent guesses are not all checked: the limit is checked again when each one gets its slot.
+func TestConcurrentMissesAreLimited(t *testing.T) {
+	d := newFixture(t)
 	var hashed atomic.Int64
-	d.desk.sum = func(h *Hash, password string) []byte { hashed.Add(1); return quick(h, password) }
+	d.hasher.sum = func(h *Hash, password string) []byte { hashed.Add(1); return quick(h, password) }
 	var wg sync.WaitGroup
 	for range maxShare {
 		wg.Go(func() {
@@ -127,11 +127,11 @@ func TestMissesAtOnce(t *testing.T) {
 
 // After a bounded number of wrong passwords for a name in an hour from many networks, passwords from new networks are
 // refused. From a network of an earlier login the name can still log in, and wrong passwords count there alone.
-func TestGuessingFromManyNetworksEnds(t *testing.T) {
-	d := newDoor(t)
+func TestMissesAreLimitedPerName(t *testing.T) {
+	d := newFixture(t)
 	d.networks = map[string][]string{"ada": {"198.51.100.7"}}
 	hashed := 0
-	d.desk.sum = func(h *Hash, password string) []byte {
+	d.hasher.sum = func(h *Hash, password string) []byte {
 		hashed++
 		if password == right {
 			return h.Sum
@@ -157,7 +157,7 @@ func TestGuessingFromManyNetworksEnds(t *testing.T) {
 }
 
 // Wrong passwords for many other names do not remove the count of wrong passwords for one name.
-func TestMissesInManyNamesForgetNoName(t *testing.T) {
+func TestMissesForOtherNamesEvictNoName(t *testing.T) {
 	th := newThrottle[attempt](MaxMisses, missWindow)
 	ada := attempt{"ada", "192.0.2.1"}
 	for range MaxMisses {
@@ -169,7 +169,7 @@ func TestMissesInManyNamesForgetNoName(t *testing.T) {
 	}
 	require.False(t, th.allow(ada, missWindow-1))
 	require.True(t, th.allow(ada, missWindow))
-	// What is over goes before what was missed once just now.
+	// Expired windows are evicted before recent misses.
 	over := newThrottle[string](MaxMisses, missWindow)
 	for i := range maxRemembers {
 		over.miss(fmt.Sprint(i), 0)
@@ -185,15 +185,15 @@ func TestMissesInManyNamesForgetNoName(t *testing.T) {
 
 // Wrong secrets of service accounts cost no hashing, so they do not touch the counts of passwords.
 func TestSecretsAreCountedApart(t *testing.T) {
-	d := newDoor(t)
+	d := newFixture(t)
 	for range MaxMisses {
 		require.False(t, d.try("ada", "192.0.2.1:1", "guess"))
 	}
 	for i := range maxRemembers + evictSample {
-		require.False(t, d.desk.TrySecret(cloud.UserID(fmt.Sprint("TV", i)), "192.0.2.1:1", "guess", []byte("s3cret"), 0))
+		require.False(t, d.hasher.TrySecret(cloud.UserID(fmt.Sprint("TV", i)), "192.0.2.1:1", "guess", []byte("s3cret"), 0))
 	}
 	require.False(t, d.try("ada", "192.0.2.1:1", right))
-	require.Equal(t, 1, len(d.desk.misses.counts))
+	require.Equal(t, 1, len(d.hasher.misses.counts))
 }
 
 func TestNetwork(t *testing.T) {
@@ -204,13 +204,13 @@ func TestNetwork(t *testing.T) {
 		require.Equal(t, want, Network(in), in)
 	}
 	for in, want := range map[string]string{"192.0.2.1": "192.0.2.0/24", "2001:db8:1:2::/64": "2001:db8:1:2::/64", "bufconn": "bufconn", "": ""} {
-		require.Equal(t, want, wider(in), in)
+		require.Equal(t, want, widerNetwork(in), in)
 	}
 }
 
 // A login without a password takes no turn in the queue and does not count as a wrong password.
-func TestNoPasswordTakesNoTurn(t *testing.T) {
-	d := newDoor(t)
+func TestMissingPasswordTakesNoSlot(t *testing.T) {
+	d := newFixture(t)
 	for range 2 * MaxMisses {
 		require.False(t, d.try("ada", "192.0.2.1:1", ""))
 	}

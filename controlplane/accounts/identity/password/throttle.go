@@ -28,9 +28,9 @@ func Network(address string) string {
 	return ip.String()
 }
 
-// wider returns the network for maxShare: the /24 of an IPv4 address, or network itself for IPv6. Wrong passwords are
-// not counted by it, because a user would then be refused for the wrong passwords of a neighbour.
-func wider(network string) string {
+// widerNetwork returns the network for maxShare: the /24 of an IPv4 address, or network itself for IPv6. Wrong
+// passwords are not counted by it, because a user would then be refused for the wrong passwords of a neighbour.
+func widerNetwork(network string) string {
 	if ip, err := netip.ParseAddr(network); err == nil && ip.Is4() {
 		if p, err := ip.Prefix(24); err == nil {
 			return p.String()

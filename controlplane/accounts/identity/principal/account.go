@@ -102,7 +102,7 @@ func CreateAccount(tx *store.Tx, n NewAccount) (*User, error) {
 		return nil, err
 	}
 	at := cloud.Binding{Org: n.Tenant.Org, Project: n.Tenant.Project}
-	if err := place(tx, &at); err != nil {
+	if err := setIncarnation(tx, &at); err != nil {
 		return nil, err
 	}
 	project := string(n.Tenant.Project)

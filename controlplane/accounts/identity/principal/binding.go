@@ -52,7 +52,7 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 		return false, err
 	}
 	if !g.Always && !u.belongsTo(g.Binding.Org) {
-		if err := place(tx, &g.Binding); err != nil {
+		if err := setIncarnation(tx, &g.Binding); err != nil {
 			return false, err
 		}
 		if u != nil && u.Account == nil && slices.Contains(u.Bindings, g.Binding) {
@@ -64,25 +64,25 @@ func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	case u == nil:
 		return false, Missing(g.User)
 	case u.Account != nil:
-		return false, person(u)
+		return false, checkIsUser(u)
 	case !u.Registered():
 		return false, fault.New(fault.FailedPrecondition, "user %s has no credential: set a password first", u.ID)
 	}
-	if err := place(tx, &g.Binding); err != nil {
+	if err := setIncarnation(tx, &g.Binding); err != nil {
 		return false, err
 	}
 	if err := withdraw(tx, g); err != nil {
 		return false, err
 	}
-	if err := adopt(tx, u, g); err != nil {
+	if err := setHomeOrg(tx, u, g); err != nil {
 		return false, err
 	}
-	return false, give(tx, u, g.Binding)
+	return false, addRole(tx, u, g.Binding)
 }
 
-// adopt sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the home
-// org was deleted.
-func adopt(tx *store.Tx, u *User, g Grant) error {
+// setHomeOrg sets the user's home org to the org of a role that system:admin gives, if the user has no home org or the
+// home org was deleted.
+func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 	home := u.HomeOrg()
 	if !g.Always || g.Binding.Org == "" || home == g.Binding.Org {
 		return nil
@@ -109,9 +109,9 @@ func (u *User) belongsTo(org cloud.OrgID) bool {
 	return u.HomeOrg() == org
 }
 
-// give adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant of
-// calls that name none.
-func give(tx *store.Tx, u *User, b cloud.Binding) error {
+// addRole adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant
+// of calls that name none.
+func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
 	}
@@ -129,7 +129,7 @@ func give(tx *store.Tx, u *User, b cloud.Binding) error {
 		return fault.New(fault.ResourceExhausted, "user %s has %d roles in org %s: remove one first", u.ID, in, b.Org)
 	}
 	after := append(slices.Clone(before), b)
-	u.Defaults = u.Defaults.Settle(before).Settle(after)
+	u.Defaults = u.Defaults.WithBindings(before).WithBindings(after)
 	u.Bindings = after
 	Users.Put(tx, u, string(u.ID))
 	return nil
@@ -149,7 +149,7 @@ func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
 	for _, b := range all {
 		now := b
-		switch err := place(r, &now); {
+		switch err := setIncarnation(r, &now); {
 		case err == nil && now == b:
 			found = append(found, b)
 		case err == nil:
@@ -179,7 +179,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	case u == nil:
 		return nil
 	case u.Account != nil && known:
-		return person(u)
+		return checkIsUser(u)
 	case u.Account != nil:
 		return nil
 	case u.ID == Admin && g.Binding.Role == cloud.SystemAdmin:
@@ -194,7 +194,7 @@ func Unbind(tx *store.Tx, g Grant) error {
 	if err != nil {
 		return err
 	}
-	u.Defaults = u.Defaults.Settle(left)
+	u.Defaults = u.Defaults.WithBindings(left)
 	Users.Put(tx, u, string(u.ID))
 	return nil
 }
@@ -202,14 +202,14 @@ func Unbind(tx *store.Tx, g Grant) error {
 // At returns the user's bindings within t: an org with its projects, one project, or, for the zero t, all of them.
 func (u *User) At(t cloud.Tenant) (found []cloud.Binding) {
 	for _, b := range u.Bindings {
-		if within(b, t) {
+		if isWithin(b, t) {
 			found = append(found, b)
 		}
 	}
 	return found
 }
 
-// within reports whether a role is within t: an org with its projects, one project, or, for the zero t, anywhere.
-func within(b cloud.Binding, t cloud.Tenant) bool {
+// isWithin reports whether a role is within t: an org with its projects, one project, or, for the zero t, anywhere.
+func isWithin(b cloud.Binding, t cloud.Tenant) bool {
 	return (t.Org == "" || b.Org == t.Org) && (t.Project == "" || b.Project == t.Project)
 }

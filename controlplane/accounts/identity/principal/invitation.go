@@ -155,26 +155,26 @@ func withdraw(tx *store.Tx, g Grant) error {
 	return rec.save(tx)
 }
 
-func notInvited(id cloud.UserID, b cloud.Binding) error {
+func errNotInvited(id cloud.UserID, b cloud.Binding) error {
 	return fault.New(fault.NotFound, "%s has no invitation to %s in %s", id, b.Role, cloud.Tenant{Org: b.Org, Project: b.Project})
 }
 
-// open returns the record and the index of an invitation that a user has not declined, or NotFound.
-func open(tx *store.Tx, id cloud.UserID, b cloud.Binding) (*Invitations, int, error) {
+// findInvitation returns the record and the index of an invitation that a user has not declined, or NotFound.
+func findInvitation(tx *store.Tx, id cloud.UserID, b cloud.Binding) (*Invitations, int, error) {
 	if b.Org == "" {
-		return nil, 0, notInvited(id, b)
+		return nil, 0, errNotInvited(id, b)
 	}
 	rec, err := invitations.Get(tx, string(id), string(b.Org))
 	if err != nil {
 		return nil, 0, err
 	}
 	if rec == nil {
-		return nil, 0, notInvited(id, b)
+		return nil, 0, errNotInvited(id, b)
 	}
 	rec.forget(tx.Now())
 	i := rec.find(b)
 	if i < 0 || rec.Open[i].Declined {
-		return nil, 0, notInvited(id, b)
+		return nil, 0, errNotInvited(id, b)
 	}
 	return rec, i, nil
 }
@@ -185,11 +185,11 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	if err != nil {
 		return err
 	}
-	missing := place(tx, &b)
+	missing := setIncarnation(tx, &b)
 	if missing == nil && slices.Contains(u.Bindings, b) {
 		return nil
 	}
-	rec, i, err := open(tx, id, b)
+	rec, i, err := findInvitation(tx, id, b)
 	if err != nil {
 		return err
 	}
@@ -201,11 +201,11 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	case missing != nil:
 		return missing
 	case rec.Open[i].Binding != b:
-		return notInvited(id, b) // to an earlier incarnation of the project
+		return errNotInvited(id, b) // to an earlier incarnation of the project
 	case len(had) >= maxBindings:
 		return fault.New(fault.ResourceExhausted, "%s has %d roles: give one up first", id, maxBindings)
 	}
-	if err := give(tx, u, b); err != nil {
+	if err := addRole(tx, u, b); err != nil {
 		return err
 	}
 	rec.Open = slices.Delete(rec.Open, i, i+1)
@@ -214,7 +214,7 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 
 // Decline hides an invitation from a user. The inviting org sees it as open until it expires.
 func Decline(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
-	rec, i, err := open(tx, id, b)
+	rec, i, err := findInvitation(tx, id, b)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func WithdrawAll(tx *store.Tx, t cloud.Tenant) error {
 			continue
 		}
 		before := len(rec.Open)
-		rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return within(i.Binding, t) })
+		rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return isWithin(i.Binding, t) })
 		if len(rec.Open) == before {
 			continue
 		}
@@ -297,7 +297,7 @@ func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int
 				continue
 			}
 			rec.forget(now)
-			rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return !within(i.Binding, t) })
+			rec.Open = slices.DeleteFunc(rec.Open, func(i Invitation) bool { return !isWithin(i.Binding, t) })
 			if len(rec.Open) > 0 {
 				found = append(found, rec)
 			}

@@ -6,9 +6,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// place sets the binding's incarnation to that of its project. It returns NotFound unless the org and the project
-// exist.
-func place(r store.Reader, b *cloud.Binding) error {
+// setIncarnation sets the binding's incarnation to that of its project. It returns NotFound unless the org and the
+// project exist.
+func setIncarnation(r store.Reader, b *cloud.Binding) error {
 	b.Incarnation = 0
 	if b.Org != "" {
 		if o, err := tenant.FindOrg(r, b.Org); err != nil {

@@ -3,7 +3,7 @@
 // All functions work inside the caller's transaction. The package does not depend on tokens or requests. Decisions:
 //   - Users and service accounts share one table, so no two principals have the same ID. The ID of a service account is
 //     generated.
-//   - A name alone (which anybody may register) has no credential, and only a user with a credential can get a role.
+//   - A name alone (which every caller may register) has no credential, and only a user with a credential can get a role.
 //   - A user has a home org. Roles given by the home org or by system:admin are effective at once. Roles given by
 //     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes the access of
 //     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
@@ -46,8 +46,8 @@ const (
 // Identity identifies a user at an external OpenID provider.
 type Identity struct {
 	Provider, Subject string
-	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name in
-	// the configuration cannot authenticate the user.
+	// Issuer is the issuer of the provider at the time of linking. A different provider that later gets the same name
+	// in the configuration cannot authenticate the user.
 	Issuer string
 }
 
@@ -71,8 +71,8 @@ type User struct {
 	CreatedAt cloud.Time
 	// Epoch counts the events that invalidate all tokens. A token with another epoch is no longer valid.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no longer
-	// valid.
+	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no
+	// longer valid.
 	Since cloud.Time
 }
 
@@ -110,8 +110,8 @@ func (u *User) Unused() bool {
 	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
 }
 
-// cut invalidates all tokens of a principal.
-func (u *User) cut(tx *store.Tx) {
+// invalidateTokens invalidates all tokens of a principal.
+func (u *User) invalidateTokens(tx *store.Tx) {
 	u.Epoch++
 	u.Since = tx.Now()
 }
@@ -185,8 +185,8 @@ func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	return u, nil
 }
 
-// person returns FailedPrecondition for a service account, in operations for users only.
-func person(u *User) error {
+// checkIsUser returns FailedPrecondition for a service account, in operations for users only.
+func checkIsUser(u *User) error {
 	if u.Account != nil {
 		return fault.New(fault.FailedPrecondition, "%s is a service account of project %s: it is created and deleted there", u.ID, u.Account.Tenant.Project)
 	}
@@ -196,31 +196,31 @@ func person(u *User) error {
 // SetPassword sets a user's password, and revokes all earlier tokens.
 func SetPassword(tx *store.Tx, id cloud.UserID, h password.Hash) (*User, error) {
 	return Change(tx, id, func(u *User) error {
-		if err := person(u); err != nil {
+		if err := checkIsUser(u); err != nil {
 			return err
 		}
 		u.Password = &h
-		u.cut(tx)
+		u.invalidateTokens(tx)
 		return nil
 	})
 }
 
 // Revoke revokes all tokens of a principal.
 func Revoke(tx *store.Tx, id cloud.UserID) (*User, error) {
-	return Change(tx, id, func(u *User) error { u.cut(tx); return nil })
+	return Change(tx, id, func(u *User) error { u.invalidateTokens(tx); return nil })
 }
 
 // SetDisabled disables or enables a user. Disabling revokes all tokens.
 func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	return Change(tx, id, func(u *User) error {
-		if err := person(u); err != nil {
+		if err := checkIsUser(u); err != nil {
 			return err
 		}
 		if u.ID == Admin && disabled {
 			return fault.New(fault.FailedPrecondition, "%s cannot be disabled: nobody else could enable it again", Admin)
 		}
 		if disabled && !u.Disabled {
-			u.cut(tx)
+			u.invalidateTokens(tx)
 		}
 		u.Disabled = disabled
 		return nil
@@ -233,7 +233,7 @@ func Delete(tx *store.Tx, id cloud.UserID) error {
 		if u.ID == Admin {
 			return fault.New(fault.FailedPrecondition, "%s cannot be deleted: nobody else could create it again", Admin)
 		}
-		return person(u)
+		return checkIsUser(u)
 	})
 	if err != nil {
 		return err
@@ -268,7 +268,7 @@ func Link(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 		return nil, fault.Invalid("identity.subject", "must be 1 to %d bytes", maxSubject)
 	}
 	return Change(tx, id, func(u *User) error {
-		if err := person(u); err != nil {
+		if err := checkIsUser(u); err != nil {
 			return err
 		}
 		switch holder, err := linked.Get(tx, i.key()...); {
@@ -297,7 +297,7 @@ func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 		}
 		linked.Delete(tx, u.Identities[at].key()...)
 		u.Identities = slices.Delete(u.Identities, at, at+1)
-		u.cut(tx)
+		u.invalidateTokens(tx)
 		return nil
 	})
 }

@@ -5,7 +5,7 @@
 //   - "iss" is the URL at which OpenID discovery finds the keys, for other programs. A token is bound to this cluster
 //     by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
 //   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
-//   - A token with proof "none" is unauthenticated: anybody can get one for any name (part 4.6 of the wire contract).
+//   - A token with proof "none" is unauthenticated: every caller can get one for any name (part 4.6 of the wire contract).
 //     Its "aud" is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that programs that
 //     check either claim refuse it. Package identity signs these tokens with a key that is not published.
 //   - Members' clocks may be Leeway apart at the start of a token's validity. The expiry has no leeway (RFC 7519 part
@@ -59,7 +59,8 @@ type Claims struct {
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
 	Scope string `json:"scope"`
 	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
-	// makes and checks it. The token is valid for no other incarnation. Empty in tokens of versions without incarnations.
+	// makes and checks it. The token is valid for no other incarnation. Empty in tokens of versions without
+	// incarnations.
 	Incarnation string `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`

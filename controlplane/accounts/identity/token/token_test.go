@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TTLs are taken as they are or refused, never clamped.
+// A TTL out of range is refused, not clamped.
 func TestTTL(t *testing.T) {
 	for asked, want := range map[uint64]time.Duration{0: time.Hour, 1: time.Second, 3600: time.Hour, MaxTTL: 720 * time.Hour} {
 		got, err := TTL(asked)
@@ -25,7 +25,7 @@ func TestTTL(t *testing.T) {
 	}
 }
 
-// A scope reads back as it was written, and nothing else is one.
+// A scope claim decodes to its tenant. Any other text is refused.
 func TestScope(t *testing.T) {
 	for text, want := range map[string]cloud.Tenant{
 		"system": {}, "org:acme": {Org: "acme"}, "project:acme/web": {Org: "acme", Project: "web"}, "project:/web": {Project: "web"},

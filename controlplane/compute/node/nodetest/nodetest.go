@@ -67,6 +67,7 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 	w.Commands = leader.NewCommands(1, leadership, nil)
 	opts := node.Options{
 		Store: w.Store, Commands: w.Commands, Leadership: leadership, Self: 1, Authority: w.authority, Log: w.Log, Now: w.Clock.Now,
+		Listeners: func() map[uint64]string { return nil },
 	}
 	if change != nil {
 		change(&opts)
@@ -77,7 +78,7 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 }
 
 // Attach sets the source of VM states of the node service, and starts Follow.
-func (w *World) Attach(guests node.Guests) {
+func (w *World) Attach(guests node.VMController) {
 	w.Nodes.Attach(guests, nil)
 	w.Go(w.Nodes.Follow)
 }

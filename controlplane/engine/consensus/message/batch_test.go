@@ -55,7 +55,7 @@ func TestDecodeEntry(t *testing.T) {
 	}
 }
 
-// Every entry that is accepted from a forwarding member can be decoded when it is applied.
+// Every entry that Check accepts from a forwarding member can be decoded when it is applied.
 func FuzzCheckPayload(f *testing.F) {
 	f.Add(batchOf("a=1", "b=2"))
 	f.Add(append([]byte{compressedVersion}, append(make([]byte, 16), s2.Encode(nil, batchOf("a=1", "a=2")[EntryHeaderBytes:])...)...))

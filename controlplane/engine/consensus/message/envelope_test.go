@@ -30,7 +30,7 @@ func samples() []Envelope {
 	}
 }
 
-// TestEnvelopeGolden compares the encoding with testdata/envelopes: members of two versions talk to each other.
+// TestEnvelopeGolden compares the encoding with testdata/envelopes, because members of two versions exchange envelopes.
 func TestEnvelopeGolden(t *testing.T) {
 	var b strings.Builder
 	for _, e := range samples() {

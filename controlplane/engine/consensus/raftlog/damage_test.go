@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A bit that flips in the log while the member is down is noticed: what follows was acknowledged, and must not be cut off
-// quietly. What a crash has torn at the end is cut off; Pebble (v2.1.7) takes damage in the last blocks for that, too.
+// A flipped bit in the middle of a log is reported, because the entries after it were acknowledged. A torn end is cut
+// off; Pebble (v2.1.7) also treats damage in the last blocks as a torn end.
 func TestDamagedLog(t *testing.T) {
 	const writes = 200
 	fs := vfs.NewMem()
@@ -43,7 +43,7 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// reopened is how many entries are read with another text in one file.
+// reopened returns the number of readable entries after the content of one file was replaced.
 func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (entries int, err error) {
 	copied := vfs.NewMem()
 	_, err = vfs.Clone(fs, copied, "log", "log")
@@ -69,7 +69,7 @@ func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (en
 	return entries, nil
 }
 
-// newest is the file of a kind that was made last.
+// newest returns the newest file of a kind.
 func newest(t *testing.T, fs vfs.FS, kind string) string {
 	names, err := fs.List("log")
 	require.NoError(t, err)

@@ -34,7 +34,7 @@ func entry(index, term uint64, data string) *raftpb.Entry {
 	return ent
 }
 
-// TestLog runs testdata/log: what a log holds, also after crashes in which the disk forgets all that was not synced.
+// TestLog runs testdata/log: the content of a log, also after crashes that lose all unsynced data.
 func TestLog(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	e, l, _ := openTestLog(t, fs, 1000)
@@ -111,7 +111,7 @@ func TestLog(t *testing.T) {
 	require.NoError(t, batch.Close())
 }
 
-// TestLogAgainstModel does random things to a log and to raft's own log in memory, and compares what both say.
+// TestLogAgainstModel makes random changes to a log and to raft's MemoryStorage, and compares the two.
 func TestLogAgainstModel(t *testing.T) {
 	for seed := range byte(20) {
 		rng := mathrand.New(mathrand.NewChaCha8([32]byte{seed}))
@@ -226,7 +226,7 @@ func TestSizeMarks(t *testing.T) {
 	require.InDelta(t, 400_000, s.bytes(), 3*markEvery)
 }
 
-// A gap in the log is found when it is opened, not when it is needed.
+// Open reports a gap in the log.
 func TestGapInLog(t *testing.T) {
 	fs := vfs.NewMem()
 	e, l, _ := openTestLog(t, fs, 1000)

@@ -25,5 +25,5 @@ func (l *pebbleLogger) Errorf(f string, v ...any) { l.log.Error(fmt.Sprintf(f, v
 func (l *pebbleLogger) Fatalf(f string, v ...any) {
 	err := fmt.Errorf(f, v...)
 	l.fatal.CompareAndSwap(nil, &err)
-	l.log.Error("the log engine cannot go on", "err", err)
+	l.log.Error("the log engine has failed", "err", err)
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// CompactedError says that a revision can no longer be read. errors.Is(err, ErrCompacted) is true for it.
+// CompactedError means that a revision can no longer be read. errors.Is(err, ErrCompacted) is true for it.
 type CompactedError struct {
 	Revision        int64 // revision that was asked for
 	CompactRevision int64 // oldest revision that can be read

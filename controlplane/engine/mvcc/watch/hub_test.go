@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// put is a list of changes with one put.
+// put implements Changes with one put.
 type put command.KV
 
 func (put) Len() int { return 1 }

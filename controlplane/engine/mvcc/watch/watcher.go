@@ -51,7 +51,7 @@ type Event struct {
 	Prev            *command.KV // the replaced version; only with Options.PrevKV
 }
 
-// Batch is what Next returns: events in log order.
+// Batch is the result of Next: events in log order.
 type Batch struct {
 	// Revision is the revision up to which, and including which, all events were delivered with this batch and those
 	// before it.

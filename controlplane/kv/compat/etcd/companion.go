@@ -22,8 +22,8 @@ type companion struct {
 	Forwards  []forward
 }
 
-// look is the interval at which the companion checks whether the member is ready and still runs.
-const look = 20 * time.Millisecond
+// pollInterval is the interval at which the companion checks whether the member is ready and still runs.
+const pollInterval = 20 * time.Millisecond
 
 // run returns when the member ends or, if there is nothing to forward, when the member is ready.
 func (c companion) run() error {
@@ -39,18 +39,18 @@ func (c companion) run() error {
 		if err != nil {
 			return fmt.Errorf("listen on %s: %w", f.From, err)
 		}
-		work.Go(func() { hand(ctx, listener, f.To) })
+		work.Go(func() { forwardConns(ctx, listener, f.To) })
 	}
 	ready := false
 	for os.Getppid() == c.Parent {
 		if !ready && c.isReady(ctx) {
 			ready = true
-			c.say("ready to serve client requests")
+			c.logLine("ready to serve client requests")
 			if len(c.Forwards) == 0 {
 				return nil
 			}
 		}
-		time.Sleep(look)
+		time.Sleep(pollInterval)
 	}
 	return nil
 }
@@ -65,12 +65,12 @@ func (c companion) isReady(ctx context.Context) bool {
 		if err != nil {
 			return false
 		}
-		answer, err := c.client().Do(request)
+		response, err := c.client().Do(request)
 		if err != nil {
 			return false
 		}
-		answer.Body.Close()
-		if answer.StatusCode != http.StatusOK {
+		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
 			return false
 		}
 	}
@@ -86,8 +86,8 @@ func (c companion) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}}
 }
 
-// say writes a line in etcd's log format to standard error.
-func (c companion) say(message string) {
+// logLine writes a line in etcd's log format to standard error.
+func (c companion) logLine(message string) {
 	line, err := json.Marshal(map[string]string{
 		"level": "info", "ts": time.Now().UTC().Format("2006-01-02T15:04:05.000000Z0700"), "caller": "etcd/companion.go", "msg": message,
 	})
@@ -96,8 +96,8 @@ func (c companion) say(message string) {
 	}
 }
 
-// hand forwards connections until ctx ends.
-func hand(ctx context.Context, listener net.Listener, to string) {
+// forwardConns forwards connections until ctx ends.
+func forwardConns(ctx context.Context, listener net.Listener, to string) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	var work sync.WaitGroup

@@ -61,7 +61,7 @@ func (p plan) config(id uint64) ([]byte, error) {
 	if !p.existing {
 		c.Cluster = map[uint64]string{}
 		for i, s := range p.cluster {
-			host, err := home(s.peer)
+			host, err := memberHost(s.peer)
 			if err != nil {
 				return nil, err
 			}
@@ -162,7 +162,7 @@ func (p plan) seeds() ([]string, error) {
 		if s.name == p.name {
 			continue
 		}
-		host, err := home(s.peer)
+		host, err := memberHost(s.peer)
 		if err != nil {
 			return nil, err
 		}

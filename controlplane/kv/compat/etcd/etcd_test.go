@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What etcd's end-to-end framework says to a member of three is a member of ours on an address of its own.
+// TestPlanOfThree checks the configuration for the flags that etcd's end-to-end framework gives to a member of three.
 func TestPlanOfThree(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=b --listen-client-urls=https://localhost:20005 --advertise-client-urls=https://localhost:20005
 		--listen-peer-urls=https://localhost:20006 --initial-advertise-peer-urls=https://localhost:20006 --initial-cluster-token=new
@@ -45,8 +45,8 @@ kv:
 	require.Empty(t, p.forwards)
 }
 
-// A member that comes later hands the peer address that the others were told over to its own.
-func TestPlanOfOneThatJoins(t *testing.T) {
+// TestPlanOfJoiningMember checks that a joining member forwards the peer address in its flags to its own address.
+func TestPlanOfJoiningMember(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=d --listen-peer-urls=http://localhost:20016 --initial-cluster-state=existing
 		--initial-cluster=d=http://localhost:20016,a=http://localhost:20001`))
 	require.NoError(t, err)
@@ -58,7 +58,8 @@ func TestPlanOfOneThatJoins(t *testing.T) {
 	require.Equal(t, []string{"127.93.78.33:50051"}, seeds)
 }
 
-// A UNIX socket of the flags leads to a port of the member; without certificate files --auto-tls makes one.
+// TestPlanWithSocket checks that a UNIX socket in the flags is forwarded to a port of the member, and that --auto-tls
+// without certificate files makes a certificate.
 func TestPlanWithSocket(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=a --data-dir=` + t.TempDir() + ` --listen-client-urls=unixs://localhost:20000 --auto-tls
 		--listen-peer-urls=http://localhost:20001 --initial-cluster=a=http://localhost:20001`))
@@ -73,14 +74,14 @@ func TestPlanWithSocket(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestHome(t *testing.T) {
+func TestMemberHost(t *testing.T) {
 	for peer, want := range map[string]string{
 		"http://localhost:2380": "127.93.9.76", "https://127.0.0.1:2380": "127.93.9.76", "http://127.0.0.2:2380": "127.0.0.2",
 		"http://10.1.2.3:2380": "10.1.2.3", "http://example.org:2380": "", "http://localhost": "",
 	} {
 		u, err := url.Parse(peer)
 		require.NoError(t, err)
-		got, err := home(u)
+		got, err := memberHost(u)
 		require.Equal(t, want, got, peer)
 		require.Equal(t, want == "", err != nil, peer)
 	}

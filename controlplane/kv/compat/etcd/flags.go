@@ -14,22 +14,23 @@ type options struct {
 	dataDir      string
 	listenClient []*url.URL
 	listenPeer   *url.URL
-	peer         *url.URL // the one that others dial: the first of --initial-advertise-peer-urls
-	cluster      []seat   // --initial-cluster, in its order
-	existing     bool     // --initial-cluster-state
+	peer         *url.URL        // the one that others dial: the first of --initial-advertise-peer-urls
+	cluster      []clusterMember // --initial-cluster, in its order
+	existing     bool            // --initial-cluster-state
 	token        string
-	values       map[string]string // given flags among passed, by name
+	values       map[string]string // the given flags that are in passedFlags, by name
 	ignored      []string          // names of flags without a meaning here
 }
 
-// seat is a member in --initial-cluster.
-type seat struct {
+// clusterMember is a member in --initial-cluster.
+type clusterMember struct {
 	name string
 	peer *url.URL
 }
 
-// passed lists the flags whose values are used in the configuration as they are. A bool may be given without a value.
-var passed = map[string]bool{ // value: whether the flag is a bool
+// passedFlags lists the flags whose values are used in the configuration as they are. A bool may be given without a
+// value.
+var passedFlags = map[string]bool{ // value: whether the flag is a bool
 	"quota-backend-bytes": false, "auth-token": false, "bcrypt-cost": false, "auth-token-ttl": false,
 	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
 	"auto-compaction-mode": false, "auto-compaction-retention": false, "watch-progress-notify-interval": false,
@@ -37,8 +38,8 @@ var passed = map[string]bool{ // value: whether the flag is a bool
 	"strict-reconfig-check": true,
 }
 
-// bools lists the ignored flags of etcd that may be given without a value.
-var bools = map[string]bool{
+// ignoredBools lists the ignored flags of etcd that may be given without a value.
+var ignoredBools = map[string]bool{
 	"force-new-cluster": true, "peer-auto-tls": true, "peer-client-cert-auth": true, "pre-vote": true, "enable-pprof": true, "memory-mlock": true,
 	"initial-election-tick-advance": true, "socket-reuse-port": true, "socket-reuse-address": true,
 	"enable-distributed-tracing": true, "enable-log-rotation": true,
@@ -52,18 +53,18 @@ func parse(args []string) (options, error) {
 	for len(args) > 0 {
 		arg := args[0]
 		args = args[1:]
-		name, value, given := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		name, value, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		if !strings.HasPrefix(arg, "-") || name == "" {
 			return o, fmt.Errorf("%q is not a flag", arg)
 		}
-		if !given {
-			if passed[name] || bools[name] {
+		if !hasValue {
+			if passedFlags[name] || ignoredBools[name] {
 				value = "true"
 			} else if len(args) > 0 {
 				value, args = args[0], args[1:]
 			}
 		}
-		if _, known := passed[name]; known {
+		if _, known := passedFlags[name]; known {
 			o.values[name] = value
 		} else {
 			text[name] = value
@@ -72,7 +73,7 @@ func parse(args []string) (options, error) {
 	return o, o.fill(text)
 }
 
-// fill parses the flags that are not in passed.
+// fill parses the flags that are not in passedFlags.
 func (o *options) fill(text map[string]string) error {
 	var advertisePeer []*url.URL
 	var listenPeer []*url.URL
@@ -94,7 +95,7 @@ func (o *options) fill(text map[string]string) error {
 		case "initial-advertise-peer-urls":
 			advertisePeer, err = parseURLs(value)
 		case "initial-cluster":
-			o.cluster, err = parseSeats(value)
+			o.cluster, err = parseInitialCluster(value)
 		default:
 			o.ignored = append(o.ignored, name)
 		}
@@ -102,11 +103,11 @@ func (o *options) fill(text map[string]string) error {
 			return fmt.Errorf("--%s: %w", name, err)
 		}
 	}
-	return o.settle(listenPeer, advertisePeer)
+	return o.complete(listenPeer, advertisePeer)
 }
 
-// settle sets etcd's defaults and checks that --initial-cluster lists this member.
-func (o *options) settle(listenPeer, advertisePeer []*url.URL) error {
+// complete sets etcd's defaults and checks that --initial-cluster lists this member.
+func (o *options) complete(listenPeer, advertisePeer []*url.URL) error {
 	if o.dataDir == "" {
 		o.dataDir = o.name + ".etcd"
 	}
@@ -121,7 +122,7 @@ func (o *options) settle(listenPeer, advertisePeer []*url.URL) error {
 	}
 	o.listenPeer, o.peer = listenPeer[0], advertisePeer[0]
 	if len(o.cluster) == 0 {
-		o.cluster = []seat{{o.name, o.peer}}
+		o.cluster = []clusterMember{{o.name, o.peer}}
 	}
 	for _, s := range o.cluster {
 		if s.name == o.name {
@@ -146,8 +147,8 @@ func parseURLs(text string) ([]*url.URL, error) {
 	return out, nil
 }
 
-func parseSeats(text string) ([]seat, error) {
-	var out []seat
+func parseInitialCluster(text string) ([]clusterMember, error) {
+	var out []clusterMember
 	for _, pair := range strings.Split(text, ",") {
 		name, address, ok := strings.Cut(pair, "=")
 		if !ok {
@@ -157,15 +158,15 @@ func parseSeats(text string) ([]seat, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, seat{name, urls[0]})
+		out = append(out, clusterMember{name, urls[0]})
 	}
 	return out, nil
 }
 
-// home returns the loopback address that all ports of a member with this peer URL listen on. On one host, members of
-// Trivet differ by address and use the same ports, while those of etcd differ by port: each port is mapped to an
+// memberHost returns the loopback address that all ports of a member with this peer URL listen on. On one host, members
+// of Trivet differ by address and use the same ports, while those of etcd differ by port: each port is mapped to an
 // address in 127.93.0.0/16. A peer URL with another IPv4 address keeps that address.
-func home(peer *url.URL) (string, error) {
+func memberHost(peer *url.URL) (string, error) {
 	port, err := strconv.ParseUint(peer.Port(), 10, 16)
 	if err != nil {
 		return "", fmt.Errorf("peer URL %s has no port", peer)

@@ -29,14 +29,14 @@ func (p plan) joinID() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	id, err := askID(seeds, p.peer.String())
+	id, err := findID(seeds, p.peer.String())
 	if err != nil {
-		return 0, fmt.Errorf("ask %s for the id of %s: %w", strings.Join(seeds, ", "), p.peer, err)
+		return 0, fmt.Errorf("get the ID of %s from %s: %w", p.peer, strings.Join(seeds, ", "), err)
 	}
 	return id, os.WriteFile(file, fmt.Appendln(nil, id), 0o600)
 }
 
-func askID(seeds []string, peer string) (uint64, error) {
+func findID(seeds []string, peer string) (uint64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), joinTime)
 	defer cancel()
 	client, err := clientv3.New(clientv3.Config{Endpoints: seeds, Logger: zap.NewNop()})
@@ -54,7 +54,7 @@ func askID(seeds []string, peer string) (uint64, error) {
 					return m.ID, nil
 				}
 			}
-			err = fmt.Errorf("no member has it")
+			err = fmt.Errorf("no member has this peer URL")
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):

@@ -6,9 +6,8 @@
 // member is ready, and forwards connections where an address in etcd's flags differs from the member's: for UNIX
 // sockets, and for the peer address of a member that joins later. The companion ends when the member does.
 //
-// Several members on one host differ by port in etcd and by address in Trivet: see home. The cluster key is derived
-// from
-// --initial-cluster-token and therefore not secret: this is for tests only.
+// Several members on one host differ by port in etcd and by address in Trivet: see memberHost. The cluster key is
+// derived from --initial-cluster-token and therefore not secret: this is for tests only.
 //
 // The control plane is $TRIVET_CONTROLPLANE, or trivet-controlplane in the directory of this program.
 package main
@@ -66,14 +65,14 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	rest, err := p.prepare()
+	planArgs, err := p.prepare()
 	if err != nil {
 		return err
 	}
-	if err := accompany(p); err != nil {
+	if err := startCompanion(p); err != nil {
 		return fmt.Errorf("start companion: %w", err)
 	}
-	argv := append([]string{binary}, rest...)
+	argv := append([]string{binary}, planArgs...)
 	return fmt.Errorf("run %s: %w", binary, syscall.Exec(binary, argv, os.Environ()))
 }
 
@@ -93,8 +92,9 @@ func controlPlane() (string, error) {
 	return path, nil
 }
 
-// accompany starts the companion of this process, and does not wait for it: it runs on after this process calls exec.
-func accompany(p plan) error {
+// startCompanion starts the companion of this process, and does not wait for it: it runs on after this process calls
+// exec.
+func startCompanion(p plan) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ const (
 // plan describes how a member of Trivet is run for etcd's flags.
 type plan struct {
 	options
-	address  string // of the member; see home
+	address  string // of the member; see memberHost
 	forwards []forward
 }
 
@@ -27,7 +27,7 @@ type plan struct {
 type forward struct{ Network, From, To string }
 
 func newPlan(o options) (plan, error) {
-	address, err := home(o.peer)
+	address, err := memberHost(o.peer)
 	if err != nil {
 		return plan{}, err
 	}

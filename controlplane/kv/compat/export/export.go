@@ -65,14 +65,14 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 		ids = append(ids, other.ID)
 	}
 	host, err := consensus.Open(consensus.Options{
-		ID: m.ID, Members: ids, Dir: layout.RaftDir, FS: memory, Transport: nowhere{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
+		ID: m.ID, Members: ids, Dir: layout.RaftDir, FS: memory, Transport: discardTransport{}, Log: slog.New(slog.DiscardHandler), QuietLog: true,
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, host.Close()) }()
-	machine := &machine{engine: engine}
-	if _, err := host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine}); err != nil {
+	recorder := &recordingMachine{engine: engine}
+	if _, err := host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: recorder}); err != nil {
 		return nil, err
 	}
 	for !host.Idle() {
@@ -80,18 +80,18 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 			return nil, err
 		}
 	}
-	return machine.requests, nil
+	return recorder.requests, nil
 }
 
-// machine applies the entries to an engine and records their requests.
-type machine struct {
+// recordingMachine applies the entries to an engine and records their requests.
+type recordingMachine struct {
 	engine   *mvcc.Engine
 	requests []model.EtcdRequest
 }
 
-var _ consensus.StateMachine = (*machine)(nil)
+var _ consensus.StateMachine = (*recordingMachine)(nil)
 
-func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
+func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]command.Command, len(entries))
 	for i, e := range entries {
 		commands[i] = command.Command{Index: e.Index, Term: e.Term, Data: bytes.Clone(e.Data)}
@@ -101,16 +101,16 @@ func (m *machine) Apply(entries []consensus.Entry) ([]any, error) {
 		return nil, err
 	}
 	for i, e := range entries {
-		if err := m.note(e, results[i]); err != nil {
+		if err := m.record(e, results[i]); err != nil {
 			return nil, fmt.Errorf("entry %d: %w", e.Index, err)
 		}
 	}
 	return make([]any, len(entries)), nil
 }
 
-// note records a request that the model knows. It skips commands without effect: a command with a conflict is proposed
-// again, and a refused one changes nothing. The model could not tell that a conflicting command had no effect.
-func (m *machine) note(e consensus.Entry, r command.Result) error {
+// record records a request that the model knows. It skips commands without effect: a command with a conflict is
+// proposed again, and a refused one changes nothing. The model could not tell that a conflicting command had no effect.
+func (m *recordingMachine) record(e consensus.Entry, r command.Result) error {
 	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil
 	}
@@ -130,22 +130,22 @@ func (m *machine) note(e consensus.Entry, r command.Result) error {
 	return nil
 }
 
-func (m *machine) Applied() (index, term uint64) {
+func (m *recordingMachine) Applied() (index, term uint64) {
 	p := m.engine.Applied()
 	return p.Index, p.Term
 }
 
 // Flush returns 0, which means that nothing is stored, so that the log is not truncated.
-func (m *machine) Flush() (uint64, error) { return 0, nil }
+func (m *recordingMachine) Flush() (uint64, error) { return 0, nil }
 
-func (m *machine) Checkpoint(string) (uint64, uint64, error) {
-	return 0, 0, errors.New("no checkpoint is made of a log that is read")
+func (m *recordingMachine) Checkpoint(string) (uint64, uint64, error) {
+	return 0, 0, errors.New("a log that is only read needs no checkpoint")
 }
 
-func (m *machine) Restore(string) error { return errors.New("the log begins with a snapshot") }
+func (m *recordingMachine) Restore(string) error { return errors.New("the log begins with a snapshot") }
 
-// nowhere is a transport that discards all messages.
-type nowhere struct{}
+// discardTransport is a transport that discards all messages.
+type discardTransport struct{}
 
-func (nowhere) Send(message.Envelope)                 {}
-func (nowhere) SendSnapshot(message.Envelope, string) {}
+func (discardTransport) Send(message.Envelope)                 {}
+func (discardTransport) SendSnapshot(message.Envelope, string) {}

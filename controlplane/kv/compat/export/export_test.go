@@ -19,17 +19,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// write makes a lone member that agrees on commands, stops it, and returns its data directory.
-func write(t *testing.T, commands ...[]byte) string {
+// writeDataDir commits commands on a single member, stops it, and returns its data directory.
+func writeDataDir(t *testing.T, commands ...[]byte) string {
 	t.Helper()
 	dir := t.TempDir()
 	engine, err := mvcc.Open(vfs.Default, filepath.Join(dir, layout.KVName), mvcc.Options{})
 	require.NoError(t, err)
 	defer engine.Close()
-	machine := store.NewMachine(engine, store.MachineOptions{NoIDs: true})
+	machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: true})
 	defer machine.Close()
 	host, err := consensus.Open(consensus.Options{
-		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, layout.RaftDir), Transport: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		ID: 1, Members: []uint64{1}, Dir: filepath.Join(dir, layout.RaftDir), Transport: discardTransport{}, Log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	_, err = host.AddGroup(consensus.GroupOptions{ID: layout.KVGroup, Name: layout.KVName, Machine: machine})
@@ -60,16 +60,16 @@ func program(t *testing.T, steps ...command.Step) []byte {
 	return data
 }
 
-// What a member agreed on is read from its directory in order, but for what was refused, and but for the last, which only
-// brings the commit index of those before it to the disk.
+// TestRequests checks that the committed commands of a member are read from its directory in order, without refused
+// ones. The last command may be missing: it makes the member store the commit index of the earlier ones.
 func TestRequests(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
-	lost := put
-	lost.Lease = 77
-	dir := write(t,
+	noLease := put
+	noLease.Lease = 77
+	dir := writeDataDir(t,
 		program(t, command.Step{Kind: command.StepGrant, Lease: 5, TTL: 60}),
 		program(t, put),
-		program(t, lost), // of a lease that does not exist
+		program(t, noLease), // of a lease that does not exist
 		program(t, put),
 		command.EncodeCompact(2),
 		program(t, command.Step{Kind: command.StepDelete, Key: []byte("k")}),
@@ -88,7 +88,7 @@ func TestRequests(t *testing.T) {
 	require.Equal(t, "k", got[4].Txn.OperationsOnSuccess[0].Delete.Key)
 }
 
-func TestNoLogIsAnError(t *testing.T) {
+func TestMissingLogIsAnError(t *testing.T) {
 	_, err := Requests([]Member{{ID: 1, DataDir: t.TempDir()}})
 	require.Error(t, err)
 }

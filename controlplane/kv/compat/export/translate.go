@@ -40,7 +40,7 @@ func branch(s command.Step) (*model.EtcdRequest, error) {
 		case c.Relation == command.CompareEqual && len(c.End) == 0 && c.Target == command.CompareMod:
 			condition.ExpectedRevision = c.Number
 		default:
-			return nil, fmt.Errorf("the model knows no comparison %+v", c)
+			return nil, fmt.Errorf("the model does not support the comparison %+v", c)
 		}
 		txn.Conditions = append(txn.Conditions, condition)
 	}
@@ -68,11 +68,11 @@ func operations(steps []command.Step) ([]model.EtcdOperation, error) {
 			}})
 		case command.StepDelete:
 			if len(s.End) > 0 {
-				return nil, fmt.Errorf("the model knows no delete of a range from %q", s.Key)
+				return nil, fmt.Errorf("the model does not support deleting a range, from %q", s.Key)
 			}
 			ops = append(ops, model.EtcdOperation{Type: model.DeleteOperation, Delete: model.DeleteOptions{Key: string(s.Key)}})
 		default:
-			return nil, fmt.Errorf("the model knows no step of kind %d within a transaction", s.Kind)
+			return nil, fmt.Errorf("the model does not support a step of kind %d in a transaction", s.Kind)
 		}
 	}
 	return ops, nil

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// What a program asks for is what the model does.
+// TestTranslate checks the model's request for each kind of program.
 func TestTranslate(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	putOp := model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{Key: "k", Value: model.ToValueOrHash("v")}}
@@ -55,7 +55,7 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
-// A request that the model cannot follow is an error, not a gap in the history.
+// TestTranslateRefuses checks that a program that the model does not support is an error, and is not skipped.
 func TestTranslateRefuses(t *testing.T) {
 	for name, steps := range map[string][]command.Step{
 		"range":   {{Kind: command.StepDelete, Key: []byte("a"), End: []byte("b")}},

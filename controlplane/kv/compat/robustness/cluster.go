@@ -19,18 +19,18 @@ import (
 
 // cluster is a set of members and their hosts.
 type cluster struct {
-	server Server
-	dir    string
-	hosts  map[int]*host
-	first  []int // the initial members
-	joined map[int]bool
-	token  string
-	client *clientv3.Client // used by the faults; what it sees is not recorded
+	server  Server
+	dir     string
+	hosts   map[int]*memberHost
+	initial []int // the initial members
+	joined  map[int]bool
+	token   string
+	client  *clientv3.Client // used by the faults; its requests are not recorded
 }
 
 // newCluster starts three members, each in its own host beneath dir, and waits until each serves.
 func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
-	c := &cluster{server: server, dir: dir, hosts: map[int]*host{}, first: []int{1, 2, 3}, joined: map[int]bool{}}
+	c := &cluster{server: server, dir: dir, hosts: map[int]*memberHost{}, initial: []int{1, 2, 3}, joined: map[int]bool{}}
 	if err := server.prepare(dir); err != nil {
 		return nil, err
 	}
@@ -41,8 +41,8 @@ func newCluster(ctx context.Context, server Server, dir string) (*cluster, error
 	if c.client, err = c.dial(c.endpoints()...); err != nil {
 		return nil, err
 	}
-	for _, id := range c.first {
-		if c.hosts[id], err = newHost(dir, id); err != nil {
+	for _, id := range c.initial {
+		if c.hosts[id], err = newMemberHost(dir, id); err != nil {
 			return nil, errors.Join(err, c.close())
 		}
 		if err := c.start(id); err != nil {
@@ -81,7 +81,7 @@ func (c *cluster) close() error {
 	if c.client != nil {
 		c.client.Close()
 	}
-	errs = append(errs, healAll())
+	errs = append(errs, restoreLinks())
 	for _, h := range c.hosts {
 		if h != nil {
 			errs = append(errs, h.remove())
@@ -92,19 +92,19 @@ func (c *cluster) close() error {
 
 func (c *cluster) endpoints() []string {
 	var out []string
-	for _, id := range c.first {
+	for _, id := range c.initial {
 		out = append(out, c.server.endpoint(id))
 	}
 	return out
 }
 
 func (c *cluster) start(id int) error {
-	return c.hosts[id].start(c.server.command(c.hosts[id].dir, id, c.first, c.joined[id]))
+	return c.hosts[id].start(c.server.command(c.hosts[id].dir, id, c.initial, c.joined[id]))
 }
 
 // ready waits until every member serves a linearizable read.
 func (c *cluster) ready(ctx context.Context) error {
-	for _, id := range c.first {
+	for _, id := range c.initial {
 		if err := c.readyOne(ctx, id); err != nil {
 			return err
 		}
@@ -120,9 +120,9 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	return until(ctx, fmt.Sprintf("member %d serves", id), func(ctx context.Context) error {
+	return retryUntil(ctx, fmt.Sprintf("member %d serves", id), func(ctx context.Context) error {
 		if !c.hosts[id].running() {
-			return fmt.Errorf("it has ended: %s", tail(c.hosts[id].log))
+			return fmt.Errorf("its process has exited: %s", tail(c.hosts[id].log))
 		}
 		_, err := client.Get(ctx, "ready")
 		return err
@@ -131,8 +131,8 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 
 // leader returns the member that reports itself as leader in the highest term, or the first if there is none.
 func (c *cluster) leader(ctx context.Context) int {
-	best, term := c.first[0], uint64(0)
-	for _, id := range c.first {
+	best, term := c.initial[0], uint64(0)
+	for _, id := range c.initial {
 		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		s, err := c.client.Status(ctx, c.server.endpoint(id))
 		cancel()
@@ -145,7 +145,7 @@ func (c *cluster) leader(ctx context.Context) int {
 
 // others returns the first members except one.
 func (c *cluster) others(id int) []int {
-	return slices.DeleteFunc(slices.Clone(c.first), func(m int) bool { return m == id })
+	return slices.DeleteFunc(slices.Clone(c.initial), func(m int) bool { return m == id })
 }
 
 // stop stops all members with SIGTERM; an error names those that did not stop in time.
@@ -166,7 +166,7 @@ func (c *cluster) sameHash(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the last revision: %w", err)
 	}
-	if _, ours := c.server.(Trivet); ours { // etcd writes AlarmList to its log, and the suite panics on that entry
+	if _, ok := c.server.(Trivet); ok { // etcd writes AlarmList to its log, and the suite panics on that entry
 		alarms, err := c.client.AlarmList(ctx)
 		if err != nil {
 			return fmt.Errorf("list alarms: %w", err)
@@ -176,8 +176,8 @@ func (c *cluster) sameHash(ctx context.Context) error {
 		}
 	}
 	var first *clientv3.HashKVResponse
-	for _, id := range c.first {
-		err := until(ctx, fmt.Sprintf("member %d has the hash of revision %d", id, last.Header.Revision), func(ctx context.Context) error {
+	for _, id := range c.initial {
+		err := retryUntil(ctx, fmt.Sprintf("member %d has the hash of revision %d", id, last.Header.Revision), func(ctx context.Context) error {
 			h, err := c.client.HashKV(ctx, c.server.endpoint(id), last.Header.Revision)
 			if err != nil {
 				return err
@@ -203,7 +203,7 @@ func (c *cluster) sameHash(ctx context.Context) error {
 // persisted returns the committed requests in the directories of the members, which must have stopped.
 func (c *cluster) persisted(log *zap.Logger) ([]model.EtcdRequest, error) {
 	var dirs []string
-	for _, id := range c.first {
+	for _, id := range c.initial {
 		dirs = append(dirs, c.hosts[id].dir)
 	}
 	return c.server.persisted(log, dirs)

@@ -22,54 +22,62 @@ type fault struct {
 
 // faults lists all faults.
 var faults = []fault{
-	{"kill any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, anyOf(c, r)) }},
-	{"kill leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, c.leader(ctx)) }},
-	{"kill two", func(ctx context.Context, c *cluster, r *rand.Rand) error {
-		return c.killed(ctx, r, c.others(anyOf(c, r))...)
+	{"kill any", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.killAndRestart(ctx, r, anyMember(c, r))
 	}},
-	{"kill all", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.killed(ctx, r, c.first...) }},
-	{"power fails at any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, anyOf(c, r)) }},
-	{"power fails at leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, c.leader(ctx)) }},
-	{"power fails", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.dark(ctx, r, c.first...) }},
+	{"kill leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.killAndRestart(ctx, r, c.leader(ctx))
+	}},
+	{"kill two", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.killAndRestart(ctx, r, c.others(anyMember(c, r))...)
+	}},
+	{"kill all", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.killAndRestart(ctx, r, c.initial...)
+	}},
+	{"power failure of any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, anyMember(c, r)) }},
+	{"power failure of leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.leader(ctx)) }},
+	{"power failure of all", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.failPower(ctx, r, c.initial...) }},
 	{"stop leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		id := c.leader(ctx)
 		return errors.Join(c.hosts[id].stop(), c.start(id))
 	}},
-	{"pause leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.paused(ctx, r, c.leader(ctx)) }},
-	{"pause any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.paused(ctx, r, anyOf(c, r)) }},
+	{"pause leader", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.pause(ctx, r, c.leader(ctx)) }},
+	{"pause any", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.pause(ctx, r, anyMember(c, r)) }},
 	{"cut off leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		id := c.leader(ctx)
-		return c.parted(ctx, r, links(c, id, true, true))
+		return c.dropPackets(ctx, r, connections(c, id, true, true))
 	}},
 	{"cut off any", func(ctx context.Context, c *cluster, r *rand.Rand) error {
-		return c.parted(ctx, r, links(c, anyOf(c, r), true, true))
+		return c.dropPackets(ctx, r, connections(c, anyMember(c, r), true, true))
 	}},
-	{"leader is not heard", func(ctx context.Context, c *cluster, r *rand.Rand) error {
-		return c.parted(ctx, r, links(c, c.leader(ctx), true, false))
+	{"drop packets from leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.dropPackets(ctx, r, connections(c, c.leader(ctx), true, false))
 	}},
-	{"leader does not hear", func(ctx context.Context, c *cluster, r *rand.Rand) error {
-		return c.parted(ctx, r, links(c, c.leader(ctx), false, true))
+	{"drop packets to leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.dropPackets(ctx, r, connections(c, c.leader(ctx), false, true))
 	}},
-	{"one link of the leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+	{"cut one link of leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		a := c.leader(ctx)
 		b := c.others(a)[r.IntN(2)]
-		return c.parted(ctx, r, [][2]int{{a, b}, {b, a}})
+		return c.dropPackets(ctx, r, [][2]int{{a, b}, {b, a}})
 	}},
 	{"freeze leader's disk", func(ctx context.Context, c *cluster, r *rand.Rand) error {
-		return c.frozen(ctx, r, c.leader(ctx))
+		return c.freezeDisk(ctx, r, c.leader(ctx))
 	}},
-	{"freeze any disk", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.frozen(ctx, r, anyOf(c, r)) }},
+	{"freeze any disk", func(ctx context.Context, c *cluster, r *rand.Rand) error {
+		return c.freezeDisk(ctx, r, anyMember(c, r))
+	}},
 	{"move leader", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		from := c.leader(ctx)
-		return c.moved(ctx, from, c.others(from)[r.IntN(2)])
+		return c.moveLeader(ctx, from, c.others(from)[r.IntN(2)])
 	}},
-	{"a learner visits", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.visited(ctx, r) }},
+	{"a learner joins and leaves", func(ctx context.Context, c *cluster, r *rand.Rand) error { return c.addAndRemoveLearner(ctx, r) }},
 }
 
-func anyOf(c *cluster, r *rand.Rand) int { return c.first[r.IntN(len(c.first))] }
+func anyMember(c *cluster, r *rand.Rand) int { return c.initial[r.IntN(len(c.initial))] }
 
-// links returns the directed connections between a member and all others, outgoing (out), incoming (in), or both.
-func links(c *cluster, id int, out, in bool) [][2]int {
+// connections returns the directed connections between a member and all others, outgoing (out), incoming (in), or both.
+func connections(c *cluster, id int, out, in bool) [][2]int {
 	var l [][2]int
 	for _, other := range c.others(id) {
 		if out {
@@ -82,19 +90,19 @@ func links(c *cluster, id int, out, in bool) [][2]int {
 	return l
 }
 
-// hold waits for a random time between least and most, or until ctx ends.
-func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
+// waitRandom waits for a random time between least and most, or until ctx ends.
+func waitRandom(ctx context.Context, r *rand.Rand, shortest, longest time.Duration) {
 	select {
-	case <-time.After(least + time.Duration(r.Int64N(int64(most-least)))):
+	case <-time.After(shortest + time.Duration(r.Int64N(int64(longest-shortest)))):
 	case <-ctx.Done():
 	}
 }
 
-func (c *cluster) killed(ctx context.Context, r *rand.Rand, ids ...int) error {
+func (c *cluster) killAndRestart(ctx context.Context, r *rand.Rand, ids ...int) error {
 	for _, id := range ids {
 		c.hosts[id].kill()
 	}
-	hold(ctx, r, 0, 1500*time.Millisecond)
+	waitRandom(ctx, r, 0, 1500*time.Millisecond)
 	var errs []error
 	for _, id := range ids {
 		errs = append(errs, c.start(id))
@@ -102,13 +110,13 @@ func (c *cluster) killed(ctx context.Context, r *rand.Rand, ids ...int) error {
 	return errors.Join(errs...)
 }
 
-func (c *cluster) dark(ctx context.Context, r *rand.Rand, ids ...int) error {
+func (c *cluster) failPower(ctx context.Context, r *rand.Rand, ids ...int) error {
 	for _, id := range ids {
-		if err := c.hosts[id].fail(); err != nil {
+		if err := c.hosts[id].failPower(); err != nil {
 			return err
 		}
 	}
-	hold(ctx, r, 0, time.Second)
+	waitRandom(ctx, r, 0, time.Second)
 	var errs []error
 	for _, id := range ids {
 		errs = append(errs, c.start(id))
@@ -116,33 +124,33 @@ func (c *cluster) dark(ctx context.Context, r *rand.Rand, ids ...int) error {
 	return errors.Join(errs...)
 }
 
-func (c *cluster) paused(ctx context.Context, r *rand.Rand, id int) error {
+func (c *cluster) pause(ctx context.Context, r *rand.Rand, id int) error {
 	c.hosts[id].signal(syscall.SIGSTOP)
-	hold(ctx, r, 500*time.Millisecond, 3*time.Second)
+	waitRandom(ctx, r, 500*time.Millisecond, 3*time.Second)
 	c.hosts[id].signal(syscall.SIGCONT)
 	return nil
 }
 
-func (c *cluster) parted(ctx context.Context, r *rand.Rand, links [][2]int) error {
+func (c *cluster) dropPackets(ctx context.Context, r *rand.Rand, links [][2]int) error {
 	var errs []error
 	for _, l := range links {
-		errs = append(errs, cut(l[0], l[1]))
+		errs = append(errs, dropBetween(l[0], l[1]))
 	}
-	hold(ctx, r, time.Second, 4*time.Second)
-	return errors.Join(append(errs, healAll())...)
+	waitRandom(ctx, r, time.Second, 4*time.Second)
+	return errors.Join(append(errs, restoreLinks())...)
 }
 
-func (c *cluster) frozen(ctx context.Context, r *rand.Rand, id int) error {
+func (c *cluster) freezeDisk(ctx context.Context, r *rand.Rand, id int) error {
 	freeze := 300*time.Millisecond + time.Duration(r.Int64N(int64(2*time.Second)))
 	if err := c.hosts[id].freeze(freeze); err != nil {
 		return err
 	}
-	hold(ctx, r, freeze, freeze+1)
+	waitRandom(ctx, r, freeze, freeze+1)
 	return nil
 }
 
-// moved requests a transfer of leadership. A refusal is no error: the leadership may have moved by itself.
-func (c *cluster) moved(ctx context.Context, from, to int) error {
+// moveLeader requests a transfer of leadership. A refusal is no error: the leadership may have moved by itself.
+func (c *cluster) moveLeader(ctx context.Context, from, to int) error {
 	client, err := c.dial(c.server.endpoint(from))
 	if err != nil {
 		return err
@@ -156,13 +164,13 @@ func (c *cluster) moved(ctx context.Context, from, to int) error {
 	return nil
 }
 
-// visited adds a learner, starts it, promotes it when it has caught up, and then removes it.
-func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
+// addAndRemoveLearner adds a learner, starts it, promotes it when it has caught up, and then removes it.
+func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
-	guest := len(c.first) + len(c.joined) + 1
-	peer, id := c.server.peer(guest), uint64(0)
-	err := until(ctx, "a learner is added", func(ctx context.Context) error {
+	learner := len(c.initial) + len(c.joined) + 1
+	peer, id := c.server.peer(learner), uint64(0)
+	err := retryUntil(ctx, "a learner is added", func(ctx context.Context) error {
 		_, err := c.client.MemberAddAsLearner(ctx, []string{peer})
 		if list, lerr := c.client.MemberList(ctx); lerr == nil {
 			id = withPeer(list, peer).GetID()
@@ -175,16 +183,16 @@ func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	if c.hosts[guest], err = newHost(c.dir, guest); err != nil {
+	if c.hosts[learner], err = newMemberHost(c.dir, learner); err != nil {
 		return err
 	}
-	c.joined[guest] = true
-	if err := c.start(guest); err != nil {
+	c.joined[learner] = true
+	if err := c.start(learner); err != nil {
 		return err
 	}
-	err = until(ctx, "the learner is promoted", func(ctx context.Context) error {
-		if !c.hosts[guest].running() {
-			return fmt.Errorf("it has ended: %s", tail(c.hosts[guest].log))
+	err = retryUntil(ctx, "the learner is promoted", func(ctx context.Context) error {
+		if !c.hosts[learner].running() {
+			return fmt.Errorf("its process has exited: %s", tail(c.hosts[learner].log))
 		}
 		_, err := c.client.MemberPromote(ctx, id)
 		if list, lerr := c.client.MemberList(ctx); err != nil && lerr == nil && withPeer(list, peer).promoted() {
@@ -195,43 +203,43 @@ func (c *cluster) visited(ctx context.Context, r *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	hold(ctx, r, 200*time.Millisecond, time.Second)
-	err = until(ctx, "the member is removed", func(ctx context.Context) error {
+	waitRandom(ctx, r, 200*time.Millisecond, time.Second)
+	err = retryUntil(ctx, "the member is removed", func(ctx context.Context) error {
 		_, err := c.client.MemberRemove(ctx, id)
 		if list, lerr := c.client.MemberList(ctx); err != nil && lerr == nil && withPeer(list, peer).Member == nil {
 			return nil
 		}
 		return err
 	})
-	h := c.hosts[guest]
-	delete(c.hosts, guest)
+	h := c.hosts[learner]
+	delete(c.hosts, learner)
 	return errors.Join(err, h.remove())
 }
 
-// listed is a member in a list, or nil if it is not listed.
-type listed struct{ *pb.Member }
+// listedMember is a member in a list, or nil if it is not listed.
+type listedMember struct{ *pb.Member }
 
-func (l listed) promoted() bool { return l.Member != nil && !l.IsLearner }
+func (l listedMember) promoted() bool { return l.Member != nil && !l.IsLearner }
 
-func withPeer(l *clientv3.MemberListResponse, peer string) listed {
+func withPeer(l *clientv3.MemberListResponse, peer string) listedMember {
 	for _, m := range l.Members {
 		if slices.Contains(m.PeerURLs, peer) {
-			return listed{m}
+			return listedMember{m}
 		}
 	}
-	return listed{}
+	return listedMember{}
 }
 
-// patience bounds a wait that has no other bound.
-const patience = time.Minute
+// defaultTimeout bounds a wait that has no other bound.
+const defaultTimeout = time.Minute
 
-// until repeats a call to the cluster, with a timeout of one second each, until it succeeds.
-func until(ctx context.Context, what string, try func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// retryUntil repeats a call to the cluster, with a timeout of one second each, until it succeeds.
+func retryUntil(ctx context.Context, condition string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
 	defer cancel()
 	for {
-		one, cancel := context.WithTimeout(ctx, time.Second)
-		err := try(one)
+		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		err := try(attempt)
 		cancel()
 		if err == nil {
 			return nil
@@ -239,7 +247,7 @@ func until(ctx context.Context, what string, try func(context.Context) error) er
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w", what, err)
+			return fmt.Errorf("wait until %s: %w", condition, err)
 		}
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is the environment of one member: a network namespace, a file system, and at most one process at a time.
-type host struct {
+// memberHost is the environment of one member: a network namespace, a file system, and at most one process at a time.
+type memberHost struct {
 	id      int
 	dir     string // the file system
 	log     string
 	process *exec.Cmd
-	ended   chan struct{} // closed when process has ended
+	exited  chan struct{} // closed when process has ended
 }
 
 // diskBytes is the size of a host's file system; its file is sparse.
@@ -26,9 +26,9 @@ const diskBytes = 1 << 30
 
 func address(id int) string { return fmt.Sprintf("10.93.%d.2", id) }
 
-// newHost creates a host beneath dir.
-func newHost(dir string, id int) (*host, error) {
-	h := &host{id: id, dir: filepath.Join(dir, fmt.Sprintf("member-%d", id)), log: filepath.Join(dir, fmt.Sprintf("member-%d.log", id))}
+// newMemberHost creates a host beneath dir.
+func newMemberHost(dir string, id int) (*memberHost, error) {
+	h := &memberHost{id: id, dir: filepath.Join(dir, fmt.Sprintf("member-%d", id)), log: filepath.Join(dir, fmt.Sprintf("member-%d.log", id))}
 	image := h.dir + ".img"
 	if err := os.Mkdir(h.dir, 0o700); err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func newHost(dir string, id int) (*host, error) {
 	return h, nil
 }
 
-// remove removes the host; it is no error if newHost created only a part of it.
-func (h *host) remove() error {
+// remove removes the host; it is no error if newMemberHost created only a part of it.
+func (h *memberHost) remove() error {
 	h.thaw()
 	h.kill()
 	err := unix.Unmount(h.dir, 0)
@@ -72,14 +72,14 @@ func (h *host) remove() error {
 }
 
 // start starts the member, which must not be running.
-func (h *host) start(argv []string) error {
+func (h *memberHost) start(argv []string) error {
 	log, err := os.OpenFile(h.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "=== %s %q\n", time.Now().Format(time.StampMilli), argv)
-	// Unlike ip netns exec, nsenter keeps the member in our mount namespace: a copy of that would keep a failed file
+	// Unlike ip netns exec, nsenter keeps the member in this mount namespace: a copy of it would keep a failed file
 	// system mounted.
 	c := exec.Command("nsenter", append([]string{fmt.Sprintf("--net=/run/netns/m%d", h.id), "--"}, argv...)...)
 	c.Stdout, c.Stderr, c.Dir = log, log, h.dir
@@ -88,63 +88,63 @@ func (h *host) start(argv []string) error {
 	if err := c.Start(); err != nil {
 		return fmt.Errorf("start member %d: %w", h.id, err)
 	}
-	h.process, h.ended = c, make(chan struct{})
+	h.process, h.exited = c, make(chan struct{})
 	go func(ended chan struct{}) {
 		c.Wait()
 		close(ended)
-	}(h.ended)
+	}(h.exited)
 	return nil
 }
 
 // running reports whether the member's process exists and has not ended.
-func (h *host) running() bool {
+func (h *memberHost) running() bool {
 	if h.process == nil {
 		return false
 	}
 	select {
-	case <-h.ended:
+	case <-h.exited:
 		return false
 	default:
 		return true
 	}
 }
 
-func (h *host) signal(s syscall.Signal) {
+func (h *memberHost) signal(s syscall.Signal) {
 	if h.running() {
 		h.process.Process.Signal(s)
 	}
 }
 
 // kill sends SIGKILL to the member and waits until it has ended.
-func (h *host) kill() {
+func (h *memberHost) kill() {
 	h.signal(syscall.SIGKILL)
 	if h.process != nil {
-		<-h.ended
+		<-h.exited
 	}
 }
 
-// stopTime is how long a member may take to stop after SIGTERM.
-const stopTime = 15 * time.Second
+// stopTimeout is how long a member may take to stop after SIGTERM.
+const stopTimeout = 15 * time.Second
 
 // stop sends SIGTERM to the member. A member that does not stop in time is killed, which is an error.
-func (h *host) stop() error {
+func (h *memberHost) stop() error {
 	if h.process == nil {
 		return nil
 	}
 	h.signal(syscall.SIGTERM)
 	h.signal(syscall.SIGCONT)
 	select {
-	case <-h.ended:
+	case <-h.exited:
 		return nil
-	case <-time.After(stopTime):
+	case <-time.After(stopTimeout):
 		h.kill()
-		return fmt.Errorf("member %d did not stop in %s", h.id, stopTime)
+		return fmt.Errorf("member %d did not stop in %s", h.id, stopTimeout)
 	}
 }
 
 // freeze blocks all writes of the host for a time and returns at once. A process that outlives this one ends the
 // freeze, since a process that waits for a frozen disk cannot be killed.
-func (h *host) freeze(hold time.Duration) error {
+func (h *memberHost) freeze(hold time.Duration) error {
 	c := exec.Command("sh", "-c", fmt.Sprintf("fsfreeze -f %s && sleep %.3f; fsfreeze -u %s", h.dir, hold.Seconds(), h.dir))
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := c.Start(); err != nil {
@@ -155,7 +155,7 @@ func (h *host) freeze(hold time.Duration) error {
 }
 
 // thaw ends a freeze, if there is one.
-func (h *host) thaw() { tool("fsfreeze", "-u", h.dir) }
+func (h *memberHost) thaw() { tool("fsfreeze", "-u", h.dir) }
 
 // The ioctl that shuts an ext4 down at once, as if the power had failed: from linux/fs/ext4/ext4.h.
 const (
@@ -163,9 +163,9 @@ const (
 	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
 )
 
-// fail simulates a power failure: it kills the member and discards its unsynced data. The member is killed first, since
-// an fsync in flight while the file system shuts down may report success, which no disk would do.
-func (h *host) fail() error {
+// failPower simulates a power failure: it kills the member and discards its unsynced data. The member is killed first,
+// since an fsync in flight while the file system shuts down may report success, which no disk would do.
+func (h *memberHost) failPower() error {
 	h.kill()
 	d, err := os.Open(h.dir)
 	if err != nil {
@@ -179,10 +179,10 @@ func (h *host) fail() error {
 	return tools("umount "+h.dir, "mount -o loop "+h.dir+".img "+h.dir)
 }
 
-// cut drops the packets that member from sends to member to.
-func cut(from, to int) error {
+// dropBetween drops the packets that member from sends to member to.
+func dropBetween(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", address(from), "-d", address(to), "-j", "DROP")
 }
 
-// healAll undoes all cuts.
-func healAll() error { return tool("iptables", "-w", "-F", "FORWARD") }
+// restoreLinks undoes all cuts.
+func restoreLinks() error { return tool("iptables", "-w", "-F", "FORWARD") }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// etcd is etcd's program, built by ../build.
+// etcd returns the etcd that ../build builds.
 func etcd(t *testing.T) Etcd {
 	t.Helper()
 	out, err := exec.Command("../build").CombinedOutput()
@@ -20,29 +20,30 @@ func etcd(t *testing.T) Etcd {
 	return Etcd{path}
 }
 
-// The suite finds nothing wrong with etcd.
+// TestEtcd runs the suite against etcd, which must pass.
 func TestEtcd(t *testing.T) {
-	rounds(t, etcd(t), shortest)
+	runRounds(t, etcd(t), defaultDuration)
 }
 
-// Each rule that is broken on purpose is noticed. Not at once: what a client sees of it takes a fault at the right moment.
+// TestMutantsAreNoticed checks that the suite reports a violation within maxRounds for each program with a broken rule.
+// One round may not suffice: a client sees the violation only if a fault happens at the right moment.
 func TestMutantsAreNoticed(t *testing.T) {
-	const most = 10
+	const maxRounds = 10
 	binary := build(t, "-tags", "mutant")
 	for name, faults := range map[string][]string{
-		"stale-read":    {"cut off leader", "pause leader", "leader is not heard"},
-		"skip-log-sync": {"power fails", "power fails at leader", "power fails"},
+		"stale-read":    {"cut off leader", "pause leader", "drop packets from leader"},
+		"skip-log-sync": {"power failure of all", "power failure of leader", "power failure of all"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := seed(t)
-			for n := range uint64(most) {
-				r := plan(t, Trivet{Binary: binary, Mutant: name}, first+n)
+			for n := range uint64(maxRounds) {
+				r := newRound(t, Trivet{Binary: binary, Mutant: name}, first+n)
 				r.Faults = faults
-				if _, err := live(t, r); IsViolation(err) {
+				if _, err := runRound(t, r); IsViolation(err) {
 					return
 				}
 			}
-			t.Fatalf("%d rounds found nothing", most)
+			t.Fatalf("%d rounds reported no violation", maxRounds)
 		})
 	}
 }

@@ -29,9 +29,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Enter runs the test binary again in new namespaces and returns its exit code; in that inner process it prepares the
-// namespaces instead, and inside is true. It requires root.
-func Enter() (inside bool, code int, err error) {
+// EnterNamespaces runs the test binary again in new namespaces and returns its exit code; in that inner process it
+// prepares the namespaces instead, and inside is true. It requires root.
+func EnterNamespaces() (inside bool, code int, err error) {
 	if !lab.Inside() {
 		return false, lab.Again(unix.CLONE_NEWNS), nil
 	}
@@ -46,7 +46,7 @@ func Enter() (inside bool, code int, err error) {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		return true, 1, fmt.Errorf("let packets be forwarded: %w", err)
+		return true, 1, fmt.Errorf("enable packet forwarding: %w", err)
 	}
 	return true, 0, nil
 }

@@ -22,13 +22,10 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
-		fmt.Println("robustness needs root")
-		if os.Getenv("CI") == "true" {
-			os.Exit(1)
-		}
-		return
+		fmt.Println("the robustness tests need root: run them with sudo, or leave out this package")
+		os.Exit(1)
 	}
-	inside, code, err := Enter()
+	inside, code, err := EnterNamespaces()
 	if err != nil {
 		fmt.Println(err)
 	}
@@ -38,22 +35,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// shortest is the run of a plain `go test`: a round of each kind of traffic.
-const shortest = 30 * time.Second
+// defaultDuration is the duration of a run without ROBUSTNESS_SECONDS: one round for each kind of traffic.
+const defaultDuration = 30 * time.Second
 
-// duration is ROBUSTNESS_SECONDS.
+// duration returns ROBUSTNESS_SECONDS, or defaultDuration.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SECONDS")
 	if text == "" {
-		return shortest
+		return defaultDuration
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err, "ROBUSTNESS_SECONDS")
 	return time.Duration(n) * time.Second
 }
 
-// seed is ROBUSTNESS_SEED, or the time.
+// seed returns ROBUSTNESS_SEED, or a seed from the time.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SEED")
@@ -65,7 +62,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// trivet is our program, that of TRIVET_BIN or built here.
+// trivet returns the control plane in TRIVET_BIN, or builds it.
 func trivet(t *testing.T) Trivet {
 	t.Helper()
 	if dir := os.Getenv("TRIVET_BIN"); dir != "" {
@@ -76,7 +73,7 @@ func trivet(t *testing.T) Trivet {
 	return Trivet{Binary: build(t)}
 }
 
-// build builds our program and returns its path.
+// build builds the control plane and returns its path.
 func build(t *testing.T, flags ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "trivet-controlplane")
@@ -87,23 +84,23 @@ func build(t *testing.T, flags ...string) string {
 	return path
 }
 
-// plan is the round that a seed describes. Even and odd seeds differ in traffic, so that neighbours have both kinds.
-func plan(t *testing.T, server Server, seed uint64) Round {
+// newRound returns the round for a seed. Even seeds have one kind of traffic, odd seeds the other.
+func newRound(t *testing.T, server Server, seed uint64) Round {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 0))
 	r := Round{Server: server, Dir: t.TempDir(), Seed: seed, Traffic: traffic.EtcdPutDeleteLease, Compact: random.IntN(3) == 0}
 	if seed%2 == 1 {
 		r.Traffic = traffic.Kubernetes
 	}
-	r.Faults = Draw(random, 3)
+	r.Faults = DrawFaults(random, 3)
 	if text := os.Getenv("ROBUSTNESS_FAULTS"); text != "" {
 		r.Faults = strings.Split(text, ",")
 	}
 	return r
 }
 
-// live lives through a round and says how it was. ROBUSTNESS_KEEP is a directory where a failed one's logs are left.
-func live(t *testing.T, r Round) (Outcome, error) {
+// runRound runs a round and logs its outcome. If it fails, its logs are copied to the directory ROBUSTNESS_KEEP.
+func runRound(t *testing.T, r Round) (Outcome, error) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(r.Dir, "round.log"))
 	require.NoError(t, err)
@@ -116,12 +113,12 @@ func live(t *testing.T, r Round) (Outcome, error) {
 		t.Logf("%v\n%s", err, strings.Join(slices.DeleteFunc(strings.Split(tail(log.Name()), "\n"), func(line string) bool {
 			return strings.Contains(line, "Watch channel closed")
 		}), "\n"))
-		keep(t, r)
+		keepLogs(t, r)
 	}
 	return out, err
 }
 
-func keep(t *testing.T, r Round) {
+func keepLogs(t *testing.T, r Round) {
 	t.Helper()
 	dir := os.Getenv("ROBUSTNESS_KEEP")
 	if dir == "" {
@@ -136,20 +133,20 @@ func keep(t *testing.T, r Round) {
 	}
 }
 
-// rounds lives through rounds until the time is up, at least one of each kind of traffic.
-func rounds(t *testing.T, server Server, run time.Duration) {
+// runRounds runs rounds for the given time, and at least one for each kind of traffic.
+func runRounds(t *testing.T, server Server, run time.Duration) {
 	t.Helper()
 	first, end := seed(t), time.Now().Add(run)
 	decided := 0
 	for n := uint64(0); n < 2 || time.Now().Before(end); n++ {
 		t.Run(strconv.FormatUint(first+n, 10), func(t *testing.T) {
-			out, err := live(t, plan(t, server, first+n))
+			out, err := runRound(t, newRound(t, server, first+n))
 			if errors.Is(err, ErrUndecided) {
 				return
 			}
 			decided++
 			require.NoError(t, err)
-			require.Greater(t, out.Succeeded, out.Failed, "too little succeeded to say much")
+			require.Greater(t, out.Succeeded, out.Failed, "more requests failed than succeeded")
 			require.Greater(t, out.Succeeded, 100)
 			require.Greater(t, out.Events, 100)
 			require.Greater(t, out.Persisted, 50)
@@ -161,5 +158,5 @@ func rounds(t *testing.T, server Server, run time.Duration) {
 	require.Positive(t, decided)
 }
 
-// Whatever is done to the members, the clients see one history.
-func TestRobustness(t *testing.T) { rounds(t, trivet(t), duration(t)) }
+// TestRobustness runs rounds of faults against Trivet.
+func TestRobustness(t *testing.T) { runRounds(t, trivet(t), duration(t)) }

@@ -40,21 +40,21 @@ type Outcome struct {
 	Checked           time.Duration // how long the check took
 }
 
-// load is the amount of traffic: as much as the check can handle in one round.
-var load = traffic.KeyValue{
+// trafficLoad is the amount of traffic: as much as the check can handle in one round.
+var trafficLoad = traffic.KeyValue{
 	MaximalQPS: 400, BurstableQPS: 400, MemberClientCount: 3, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 2,
 }
 
-var watching = traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, RevisionOffsetRange: traffic.Range{Min: -100, Max: 100}}
+var watchLoad = traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, RevisionOffsetRange: traffic.Range{Min: -100, Max: 100}}
 
-// compactEvery is the pause between compactions.
-const compactEvery = 200 * time.Millisecond
+// compactInterval is the pause between compactions.
+const compactInterval = 200 * time.Millisecond
 
-// checkTime bounds the search for a linear order.
-const checkTime = time.Minute
+// checkTimeout bounds the search for a linear order.
+const checkTimeout = time.Minute
 
-// Draw returns the names of n different faults in random order.
-func Draw(r *rand.Rand, n int) []string {
+// DrawFaults returns the names of n different faults in random order.
+func DrawFaults(r *rand.Rand, n int) []string {
 	var names []string
 	for _, f := range faults {
 		names = append(names, f.name)
@@ -67,10 +67,10 @@ func Draw(r *rand.Rand, n int) []string {
 func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	c, err := newCluster(ctx, r.Server, r.Dir)
 	if err != nil {
-		return out, fmt.Errorf("start a cluster: %w", err)
+		return out, fmt.Errorf("start cluster: %w", err)
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
-	reports, err := r.live(ctx, c)
+	reports, err := r.runTraffic(ctx, c)
 	if err != nil {
 		return out, err
 	}
@@ -100,21 +100,21 @@ func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	}
 	out.Persisted = len(requests)
 	began := time.Now()
-	err = r.judge(reports, requests)
+	err = r.check(reports, requests)
 	out.Checked = time.Since(began)
 	return out, err
 }
 
-// judge runs the checks of etcd's model. The model panics if a watch received an event of a revision that is not in the
+// check runs the checks of etcd's model. The model panics if a watch received an event of a revision that is not in the
 // log, which is a violation too.
-func (r Round) judge(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
+func (r Round) check(reports []report.ClientReport, requests []model.EtcdRequest) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = violation{fmt.Errorf("a watch saw what is not in the log: %v", p)}
+			err = violation{fmt.Errorf("a watch received an event that is not in the log: %v", p)}
 		}
 	}()
 	result := validate.ValidateAndReturnVisualize(r.Log, validate.Config{ExpectRevisionUnique: r.Traffic.ExpectUniqueRevision()},
-		settle(reports, requests), requests, checkTime)
+		dropFailedWithoutEffect(reports, requests), requests, checkTimeout)
 	if s := result.Linearization.Status; s == validate.Timeout || s == validate.DeadlineExceeded {
 		return ErrUndecided
 	}
@@ -125,7 +125,7 @@ func (r Round) judge(reports []report.ClientReport, requests []model.EtcdRequest
 }
 
 // ErrUndecided is returned if the search for a linear order took too long.
-var ErrUndecided = errors.New("no verdict within " + checkTime.String())
+var ErrUndecided = errors.New("no verdict within " + checkTimeout.String())
 
 // violation is the error for a broken guarantee.
 type violation struct{ error }
@@ -138,8 +138,8 @@ func IsViolation(err error) bool {
 	return errors.As(err, &v)
 }
 
-// live runs traffic and faults and returns what the clients saw.
-func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, error) {
+// runTraffic runs traffic and faults and returns what the clients saw.
+func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientReport, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	random := rand.New(rand.NewPCG(r.Seed, 1))
@@ -152,7 +152,7 @@ func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, err
 	}
 	var work sync.WaitGroup
 	finish := make(chan struct{})
-	if err := r.begin(ctx, &work, c, clients, finish); err != nil {
+	if err := r.startTraffic(ctx, &work, c, clients, finish); err != nil {
 		return nil, err
 	}
 	// At each member, one watcher receives all events from the first to the last write.
@@ -163,54 +163,54 @@ func (r Round) live(ctx context.Context, c *cluster) ([]report.ClientReport, err
 			Lg: r.Log, Endpoints: c.endpoints(), MaxRevisionChan: last, ClientSet: watchers,
 		})
 	}()
-	err := r.hurt(ctx, c, random)
+	err := r.injectFaults(ctx, c, random)
 	close(finish)
 	if err == nil {
 		err = c.ready(ctx)
 	}
 	if err == nil {
 		work.Wait()
-		err = r.conclude(ctx, c, clients)
+		err = r.finalWrite(ctx, c, clients)
 	}
 	if err != nil {
 		cancel() // some requests of the traffic would wait forever
 		close(last)
 		work.Wait()
 		<-collected
-		return nil, fmt.Errorf("let traffic and faults loose: %w", err)
+		return nil, fmt.Errorf("run traffic and faults: %w", err)
 	}
 	last <- report.OperationsMaxRevision(clients.Reports())
 	close(last)
 	if err := <-collected; err != nil {
 		return nil, fmt.Errorf("collect all events: %w", err)
 	}
-	if err := lastWords(ctx, c); err != nil {
+	if err := flushCommitIndex(ctx, c); err != nil {
 		return nil, err
 	}
 	return slices.Concat(clients.Reports(), watchers.Reports()), nil
 }
 
-// begin starts the traffic.
-func (r Round) begin(ctx context.Context, work *sync.WaitGroup, c *cluster, clients *client.ClientSet, finish chan struct{}) error {
-	limiter := rate.NewLimiter(rate.Limit(load.MaximalQPS), load.BurstableQPS)
+// startTraffic starts the traffic.
+func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluster, clients *client.ClientSet, finish chan struct{}) error {
+	limiter := rate.NewLimiter(rate.Limit(trafficLoad.MaximalQPS), trafficLoad.BurstableQPS)
 	keys, storage := traffic.NewKeyStore(10, "key"), traffic.NewKubernetesStorage()
-	err := traffic.SimulateKeyValueTraffic(ctx, work, &load, c.endpoints(), clients, r.Traffic, traffic.RunTrafficLoopParam{
+	err := traffic.SimulateKeyValueTraffic(ctx, work, &trafficLoad, c.endpoints(), clients, r.Traffic, traffic.RunTrafficLoopParam{
 		QPSLimiter: limiter, IDs: clients.IdentityProvider(), LeaseIDStorage: identity.NewLeaseIDStorage(),
-		NonUniqueRequestConcurrencyLimiter: traffic.NewConcurrencyLimiter(load.MaxNonUniqueRequestConcurrency),
+		NonUniqueRequestConcurrencyLimiter: traffic.NewConcurrencyLimiter(trafficLoad.MaxNonUniqueRequestConcurrency),
 		KeyStore:                           keys, Storage: storage, Finish: finish,
 	})
 	if err != nil {
 		return err
 	}
-	err = traffic.SimulateWatchTraffic(ctx, work, &watching, c.endpoints(), clients, r.Traffic, traffic.RunWatchLoopParam{
-		Config: watching, QPSLimiter: limiter, KeyStore: keys, Storage: storage, Finish: finish, Logger: r.Log,
+	err = traffic.SimulateWatchTraffic(ctx, work, &watchLoad, c.endpoints(), clients, r.Traffic, traffic.RunWatchLoopParam{
+		Config: watchLoad, QPSLimiter: limiter, KeyStore: keys, Storage: storage, Finish: finish, Logger: r.Log,
 	})
 	if err != nil || !r.Compact {
 		return err
 	}
 	if r.Traffic.ExpectUniqueRevision() {
 		return traffic.SimulateCompactionTraffic(ctx, work, &traffic.Compaction{}, c.endpoints(), clients, r.Traffic,
-			traffic.RunCompactLoopParam{Period: compactEvery, Finish: finish})
+			traffic.RunCompactLoopParam{Period: compactInterval, Finish: finish})
 	}
 	recorded, err := clients.NewClient(c.endpoints())
 	if err != nil {
@@ -228,7 +228,7 @@ func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, 
 	last := int64(2)
 	for {
 		select {
-		case <-time.After(compactEvery):
+		case <-time.After(compactInterval):
 		case <-ctx.Done():
 			return
 		case <-finish:
@@ -249,9 +249,9 @@ func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, 
 	}
 }
 
-// hurt injects the faults, with traffic before, between and after them.
-func (r Round) hurt(ctx context.Context, c *cluster, random *rand.Rand) error {
-	hold(ctx, random, time.Second, 1500*time.Millisecond)
+// injectFaults injects the faults, with traffic before, between and after them.
+func (r Round) injectFaults(ctx context.Context, c *cluster, random *rand.Rand) error {
+	waitRandom(ctx, random, time.Second, 1500*time.Millisecond)
 	for _, name := range r.Faults {
 		i := slices.IndexFunc(faults, func(f fault) bool { return f.name == name })
 		if i < 0 {
@@ -261,28 +261,28 @@ func (r Round) hurt(ctx context.Context, c *cluster, random *rand.Rand) error {
 		if err := faults[i].act(ctx, c, random); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		hold(ctx, random, 500*time.Millisecond, 2*time.Second)
+		waitRandom(ctx, random, 500*time.Millisecond, 2*time.Second)
 	}
 	return ctx.Err()
 }
 
-// conclude makes a write that succeeds after all others, which the check needs.
-func (r Round) conclude(ctx context.Context, c *cluster, clients *client.ClientSet) error {
+// finalWrite makes a write that succeeds after all others, which the check needs.
+func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.ClientSet) error {
 	recorded, err := clients.NewClient(c.endpoints())
 	if err != nil {
 		return err
 	}
-	return until(ctx, "the last write succeeds", func(ctx context.Context) error {
+	return retryUntil(ctx, "the last write succeeds", func(ctx context.Context) error {
 		_, err := recorded.Put(ctx, "tombstone", "true")
 		return err
 	})
 }
 
-// lastWords makes some writes, so that each member stores a commit index that covers all writes before them.
-func lastWords(ctx context.Context, c *cluster) error {
+// flushCommitIndex makes some writes, so that each member stores a commit index that covers all writes before them.
+func flushCommitIndex(ctx context.Context, c *cluster) error {
 	for i := range 4 {
-		err := until(ctx, "last words are written", func(ctx context.Context) error {
-			_, err := c.client.Put(ctx, "last-words", fmt.Sprint(i))
+		err := retryUntil(ctx, "the writes that flush the commit index succeed", func(ctx context.Context) error {
+			_, err := c.client.Put(ctx, "flush", fmt.Sprint(i))
 			return err
 		})
 		if err != nil {

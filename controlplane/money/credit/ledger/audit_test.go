@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// records are those of one wallet.
+// records holds the records of one wallet.
 type records struct {
 	wallet       ledger.Wallet
 	transactions []ledger.Transaction
@@ -19,7 +19,7 @@ type records struct {
 
 // someRecords are: 100 in, 40 reserved and committed with 30, 20 reserved, 5 refunded.
 func someRecords(t *testing.T) *records {
-	d, r := newDesk(), &records{}
+	d, r := newTestLedger(), &records{}
 	for n, c := range []ledger.Command{
 		{Op: ledger.DoCreate, Amount: 100}, {Op: ledger.DoReserve, Reservation: "r", Amount: 40}, {Op: ledger.DoCommit, Reservation: "r", Amount: 30},
 		{Op: ledger.DoReserve, Reservation: "s", Amount: 20}, {Op: ledger.DoRefund, Charge: 3, Amount: 5},
@@ -45,8 +45,8 @@ func (r *records) audit() error {
 	return a.Done()
 }
 
-// An audit finds whatever is not as it was written.
-func TestAuditFinds(t *testing.T) {
+// An audit finds every change of a stored record.
+func TestAuditFindsChanges(t *testing.T) {
 	require.NoError(t, someRecords(t).audit())
 	for name, spoil := range map[string]func(*records){
 		"money in the wallet":               func(r *records) { r.wallet.Accounts.Wallet++ },
@@ -87,8 +87,8 @@ func TestAuditFinds(t *testing.T) {
 	}
 }
 
-// A wallet that does not add up takes no command, so that nothing is built on it.
-func TestNothingIsDoneToAWalletThatDoesNotAddUp(t *testing.T) {
+// Apply refuses every command on a wallet whose figures contradict each other.
+func TestInconsistentWalletIsRefused(t *testing.T) {
 	r := someRecords(t)
 	r.wallet.Accounts.Held -= 3
 	_, err := ledger.Apply(ledger.Touched{Wallet: &r.wallet}, ledger.Command{Op: ledger.DoTopUp, Amount: 1, IDs: [2]string{"a"}})
@@ -97,7 +97,7 @@ func TestNothingIsDoneToAWalletThatDoesNotAddUp(t *testing.T) {
 	require.ErrorContains(t, err, "does not add up")
 }
 
-func TestWords(t *testing.T) {
+func TestNames(t *testing.T) {
 	require.Equal(t, "unknown", ledger.WalletStatus(4).String())
 	require.Equal(t, "unknown", ledger.ReservationStatus(0).String())
 	require.Equal(t, "unknown", ledger.Type(7).String())

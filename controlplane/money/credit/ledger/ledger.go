@@ -37,8 +37,8 @@ import (
 
 // Limits.
 const (
-	// DefaultTTL and MaxTTL are the default and the maximum TTL of a reservation, in seconds (part 8 of the wire contract;
-	// design part 2).
+	// DefaultTTL and MaxTTL are the default and the maximum TTL of a reservation, in seconds (part 8 of the wire
+	// contract; design part 2).
 	DefaultTTL = 300
 	MaxTTL     = 30 * 24 * 3600
 	// MaxPending is the maximum number of pending reservations of a wallet.
@@ -120,7 +120,7 @@ type Wallet struct {
 	UpdatedAt cloud.Time
 }
 
-// Balance returns the amount deposited and not consumed, including what is held.
+// Balance returns the amount deposited and not consumed, including held amounts.
 func (w *Wallet) Balance() int64 { return w.Accounts.Wallet + w.Accounts.Held }
 
 // Reserved returns the amount that pending reservations hold.

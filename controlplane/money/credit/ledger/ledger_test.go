@@ -17,22 +17,22 @@ import (
 
 const project cloud.ProjectID = "web"
 
-// desk plays commands on one wallet. Time is in seconds.
-type desk struct {
+// testLedger executes commands on one wallet. Time is in seconds.
+type testLedger struct {
 	*ledgertest.Memory
 	made int
 }
 
-func newDesk() *desk { return &desk{Memory: ledgertest.NewMemory()} }
+func newTestLedger() *testLedger { return &testLedger{Memory: ledgertest.NewMemory()} }
 
-func (d *desk) do(at int64, c ledger.Command) (ledger.Outcome, error) {
+func (d *testLedger) do(at int64, c ledger.Command) (ledger.Outcome, error) {
 	d.made += 2
 	c.IDs = [2]string{fmt.Sprint("t", d.made-1), fmt.Sprint("t", d.made)}
 	c.At, c.By, c.Tenant = 1_800_000_000_000+at*1000, "ada", cloud.Tenant{Org: "acme", Project: project}
 	return d.Do(project, c)
 }
 
-func (d *desk) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
+func (d *testLedger) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
 	t.Helper()
 	out, err := d.do(at, c)
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func (d *desk) must(t *testing.T, at int64, c ledger.Command) ledger.Outcome {
 	return out
 }
 
-func (d *desk) wallet(t *testing.T) ledger.Wallet {
+func (d *testLedger) wallet(t *testing.T) ledger.Wallet {
 	t.Helper()
 	w, err := d.Wallet(project)
 	require.NoError(t, err)
@@ -57,7 +57,7 @@ var ops = map[string]ledger.Op{
 // shows the answer, the new transactions and the wallet.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
-		d, at := newDesk(), int64(0)
+		d, at := newTestLedger(), int64(0)
 		datadriven.RunTest(t, path, func(t *testing.T, q *datadriven.TestData) string {
 			c := ledger.Command{Op: ops[q.Cmd]}
 			q.MaybeScanArgs(t, "at", &at)
@@ -71,12 +71,12 @@ func TestStories(t *testing.T) {
 			}
 			out, err := d.do(at, c)
 			require.NoError(t, d.Audit())
-			return told(t, c, out, err)
+			return formatResult(t, c, out, err)
 		})
 	})
 }
 
-func told(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string {
+func formatResult(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string {
 	var b strings.Builder
 	if err != nil {
 		f, ok := fault.From(err)
@@ -108,9 +108,9 @@ func told(t *testing.T, c ledger.Command, out ledger.Outcome, err error) string 
 	return b.String()
 }
 
-// blnk #171: two commits read the same amount left, and both took it.
-func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
-	d := newDesk()
+// blnk #171: two commits read the same remaining amount, and both took it.
+func TestSecondCommitChargesNothing(t *testing.T) {
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 80})
 	before, read := d.wallet(t), *d.Reservation(project, "r")
@@ -130,9 +130,9 @@ func TestTwoCommitsOfOneReservationChargeOnce(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 }
 
-// blnk #181: what is held did not count in the check of the balance.
-func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
-	d := newDesk()
+// blnk #181: the check of the balance ignored holds.
+func TestHoldsReduceTheAvailableAmount(t *testing.T) {
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
 	for _, op := range []ledger.Op{ledger.DoReserve, ledger.DoCharge} {
@@ -145,9 +145,9 @@ func TestHoldsCountAgainstWhatIsAvailable(t *testing.T) {
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "s", Amount: 30})
 }
 
-// blnk #41: a hold that was voided twice was given back twice.
-func TestReleasedTwiceIsFreedOnce(t *testing.T) {
-	d := newDesk()
+// blnk #41: a hold that was voided twice was returned twice.
+func TestSecondReleaseHasNoEffect(t *testing.T) {
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 70})
 	require.Len(t, d.must(t, 1, ledger.Command{Op: ledger.DoRelease, Reservation: "r"}).Transactions, 1)
@@ -155,13 +155,13 @@ func TestReleasedTwiceIsFreedOnce(t *testing.T) {
 	require.True(t, again.Released)
 	require.Empty(t, again.Transactions)
 	require.EqualValues(t, 100, again.Wallet.Available())
-	// Nor by the sweep that comes later.
+	// A later sweep does not expire it either.
 	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
 }
 
-// blnk #182: a hold that was refused could be committed.
-func TestRefusedReservationIsNone(t *testing.T) {
-	d := newDesk()
+// blnk #182: a refused hold could be committed.
+func TestRefusedReservationCannotBeCommitted(t *testing.T) {
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})
 	_, err := d.do(0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 11})
 	require.True(t, fault.Is(err, fault.ResourceExhausted))
@@ -172,10 +172,10 @@ func TestRefusedReservationIsNone(t *testing.T) {
 	require.EqualValues(t, 1, d.wallet(t).Sequence)
 }
 
-// A commit and a release race: whichever comes second finds how the first ended.
+// Of a commit and a release, the second one is refused with the result of the first.
 func TestCommitRacesRelease(t *testing.T) {
 	for _, first := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
-		d := newDesk()
+		d := newTestLedger()
 		d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 		d.must(t, 0, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
 		second := ledger.DoCommit + ledger.DoRelease - first
@@ -189,14 +189,14 @@ func TestCommitRacesRelease(t *testing.T) {
 }
 
 func TestNothingOverflows(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: math.MaxInt64 - 5})
 	_, err := d.do(0, ledger.Command{Op: ledger.DoTopUp, Amount: 6})
 	f, _ := fault.From(err)
 	require.NotNil(t, f)
 	require.Equal(t, "OVERFLOW", f.Reason)
 	d.must(t, 0, ledger.Command{Op: ledger.DoTopUp, Amount: 5})
-	// What is moved in all may be more than an int64, what is moved at once may not.
+	// The total of all movements may exceed an int64, a single one may not.
 	for n := range int64(5) {
 		id := fmt.Sprint("r", n)
 		d.must(t, n, ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: math.MaxInt64})
@@ -221,7 +221,7 @@ func TestReservationsAreBounded(t *testing.T) {
 }
 
 func TestStatement(t *testing.T) {
-	d := newDesk()
+	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "r", Amount: 40})
 	open := d.must(t, 2, ledger.Command{Op: ledger.DoTopUp, Amount: 7}).Transactions[0]

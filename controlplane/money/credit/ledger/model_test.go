@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
 )
 
-// soak is how many commands are played: TRIVET_LEDGER_COMMANDS, spread over TRIVET_LEDGER_SEEDS.
+// soak returns the number of commands: TRIVET_LEDGER_COMMANDS, divided among TRIVET_LEDGER_SEEDS seeds.
 func soak(t *testing.T, name string, normal int) int {
 	text := os.Getenv(name)
 	if text == "" {
@@ -22,8 +22,8 @@ func soak(t *testing.T, name string, normal int) int {
 	return n
 }
 
-// The ledger does what a naive model does, whatever is asked of it, and adds up after each command.
-func TestLedgerIsTheModel(t *testing.T) {
+// Random commands have the same results as in a naive model, and the ledger stays consistent.
+func TestLedgerMatchesTheModel(t *testing.T) {
 	seeds := soak(t, "TRIVET_LEDGER_SEEDS", 500)
 	commands := soak(t, "TRIVET_LEDGER_COMMANDS", 500_000) / seeds
 	for seed := range uint64(seeds) {

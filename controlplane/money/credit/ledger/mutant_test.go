@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each way to break a rule of the ledger is noticed within a few seeds.
+// Each mutant of a ledger rule is noticed within a few seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.IgnoreHolds, mutant.CommitTwice, mutant.LateCommit} {

@@ -32,7 +32,7 @@ const auditEvery = 1000
 // Run plays commands generated from a seed. A returned error names the command at which the book is wrong.
 func Run(seed uint64, commands int, b Book) error {
 	g := newGenerator(seed)
-	m := &model{wallets: map[cloud.ProjectID]*purse{}}
+	m := &model{wallets: map[cloud.ProjectID]*modelWallet{}}
 	for n := 1; n <= commands; n++ {
 		project, c := g.next(m)
 		if err := play(m, b, project, c); err != nil {

@@ -9,9 +9,11 @@ import (
 
 // model is a naive ledger: it records the history and recomputes sums on each read. It shares no code with package
 // ledger.
-type model struct{ wallets map[cloud.ProjectID]*purse }
+type model struct {
+	wallets map[cloud.ProjectID]*modelWallet
+}
 
-type purse struct {
+type modelWallet struct {
 	suspended, closed bool
 	// The amounts deposited, charged and refunded, as big integers so that they cannot overflow.
 	in, charged, back big.Int
@@ -37,7 +39,7 @@ type verdict struct {
 	moves    uint64
 }
 
-func (p *purse) reserved() *big.Int {
+func (p *modelWallet) reserved() *big.Int {
 	sum := new(big.Int)
 	for _, h := range p.open {
 		sum.Add(sum, big.NewInt(h.amount))
@@ -45,13 +47,13 @@ func (p *purse) reserved() *big.Int {
 	return sum
 }
 
-func (p *purse) consumed() *big.Int { return new(big.Int).Sub(&p.charged, &p.back) }
-func (p *purse) balance() *big.Int  { return new(big.Int).Sub(&p.in, p.consumed()) }
-func (p *purse) available() *big.Int {
+func (p *modelWallet) consumed() *big.Int { return new(big.Int).Sub(&p.charged, &p.back) }
+func (p *modelWallet) balance() *big.Int  { return new(big.Int).Sub(&p.in, p.consumed()) }
+func (p *modelWallet) available() *big.Int {
 	return new(big.Int).Sub(p.balance(), p.reserved())
 }
 
-func (p *purse) status() ledger.WalletStatus {
+func (p *modelWallet) status() ledger.WalletStatus {
 	switch {
 	case p.closed:
 		return ledger.Closed
@@ -61,9 +63,9 @@ func (p *purse) status() ledger.WalletStatus {
 	return ledger.Active
 }
 
-func (p *purse) has(amount int64) bool { return p.available().Cmp(big.NewInt(amount)) >= 0 }
+func (p *modelWallet) has(amount int64) bool { return p.available().Cmp(big.NewInt(amount)) >= 0 }
 
-func (p *purse) fill(amount int64) bool {
+func (p *modelWallet) fill(amount int64) bool {
 	sum := new(big.Int).Add(&p.in, big.NewInt(amount))
 	if !sum.IsInt64() {
 		return false
@@ -73,7 +75,7 @@ func (p *purse) fill(amount int64) bool {
 	return true
 }
 
-func (p *purse) take(amount int64) {
+func (p *modelWallet) take(amount int64) {
 	p.charged.Add(&p.charged, big.NewInt(amount))
 	p.moves++
 	p.charges[p.moves] = amount
@@ -86,7 +88,7 @@ func (m *model) do(project cloud.ProjectID, c ledger.Command) verdict {
 		if p != nil || c.Amount < 0 {
 			return verdict{}
 		}
-		p = &purse{holds: map[string]*hold{}, open: map[string]*hold{}, charges: map[uint64]int64{}}
+		p = &modelWallet{holds: map[string]*hold{}, open: map[string]*hold{}, charges: map[uint64]int64{}}
 		m.wallets[project] = p
 		if c.Amount > 0 {
 			p.fill(c.Amount)
@@ -102,7 +104,7 @@ func (m *model) do(project cloud.ProjectID, c ledger.Command) verdict {
 	return v
 }
 
-func (p *purse) do(c ledger.Command) verdict {
+func (p *modelWallet) do(c ledger.Command) verdict {
 	h := p.holds[c.Reservation]
 	yes := verdict{ok: true}
 	switch c.Op {
@@ -162,13 +164,13 @@ func (p *purse) do(c ledger.Command) verdict {
 	return verdict{}
 }
 
-func (p *purse) free(id, end string) {
+func (p *modelWallet) free(id, end string) {
 	p.holds[id].end = end
 	delete(p.open, id)
 	p.moves++
 }
 
-func (p *purse) reserve(c ledger.Command, h *hold) verdict {
+func (p *modelWallet) reserve(c ledger.Command, h *hold) verdict {
 	ttl := c.TTL
 	if ttl == 0 {
 		ttl = 300
@@ -185,7 +187,7 @@ func (p *purse) reserve(c ledger.Command, h *hold) verdict {
 	return verdict{ok: true}
 }
 
-func (p *purse) commit(c ledger.Command, h *hold) verdict {
+func (p *modelWallet) commit(c ledger.Command, h *hold) verdict {
 	if h == nil || c.Amount < 0 {
 		return verdict{}
 	}

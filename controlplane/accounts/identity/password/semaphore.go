@@ -1,0 +1,219 @@
+package password
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// rank is the priority of a request. It depends on earlier logins of the name, and on whether one came from the same
+// network.
+type rank uint8
+
+const (
+	// familiar: the name logged in from the same network before.
+	familiar rank = iota
+	// known: the name logged in before, from other networks.
+	known
+	unfamiliar
+	ranks
+)
+
+// Limits of the requests that wait for a hashing slot on one member.
+const (
+	// maxWaiting is the length of the queue of rank unfamiliar, maxReserved that of each other queue.
+	maxWaiting  = 256
+	maxReserved = 64
+	// maxShare bounds the requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait or are served. Familiar
+	// requests are not counted.
+	maxShare = 16
+	// maxNameShare bounds the requests for one name that wait or are served in each of the ranks familiar and known, so
+	// that an attacker who knows a user's name cannot fill the queue of that rank.
+	maxNameShare = 4
+	// hashWait is how long a request waits for a slot.
+	hashWait = 10 * time.Second
+	// maxPause bounds the pause after a slot's work, which is proportional to the wall time of the work: on a busy host
+	// that is longer than its CPU time.
+	maxPause = 200 * time.Millisecond
+)
+
+// request is one password to be hashed.
+type request struct {
+	rank rank
+	name cloud.UserID
+	// network is empty for a request that maxShare does not count.
+	network string
+}
+
+// nameShare is the key of rankedSemaphore.names: a name in a rank.
+type nameShare struct {
+	name cloud.UserID
+	rank rank
+}
+
+type waiter struct {
+	request
+	// ready is closed when the waiter gets a slot.
+	ready chan struct{}
+}
+
+// rankedSemaphore is a semaphore with ranked queues. It limits how many requests are served at once, to at most a
+// quarter of the cores together.
+type rankedSemaphore struct {
+	// pause is how long a slot stays taken after its work, as a multiple of the work's duration; after and now are the
+	// clock.
+	pause float64
+	after func(time.Duration, func())
+	now   func() time.Time
+
+	mu sync.Mutex
+	// free is how many more requests may be served now.
+	free    int
+	last    rank
+	waiting [ranks][]*waiter
+	// networks and names count the requests that wait or are served, by network and by name and rank.
+	networks map[string]int
+	names    map[nameShare]int
+}
+
+// newRankedSemaphore returns the slots of a member with this number of cores. A slot uses one core.
+func newRankedSemaphore(cores int) *rankedSemaphore {
+	slots := max(1, cores/4)
+	return &rankedSemaphore{
+		pause: max(0, float64(4*slots)/float64(cores)-1), now: time.Now,
+		after: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		free:  slots, last: unfamiliar, networks: map[string]int{}, names: map[nameShare]int{},
+	}
+}
+
+// do waits for a slot and runs f. It returns Unavailable if the queues are full, or after hashWait.
+func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
+	w, ok := t.enter(r)
+	if !ok {
+		return errTooMany()
+	}
+	defer t.leave(w)
+	patience := time.NewTimer(hashWait)
+	defer patience.Stop()
+	var err error
+	select {
+	case <-w.ready:
+	case <-patience.C:
+		err = errTooMany()
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		if t.abandon(w) {
+			return err
+		}
+		t.release() // the slot was granted at the same moment
+		return err
+	}
+	began := t.now()
+	defer func() {
+		if rest := min(maxPause, time.Duration(t.pause*float64(t.now().Sub(began)))); rest > 0 {
+			t.after(rest, t.release)
+		} else {
+			t.release()
+		}
+	}()
+	f()
+	return nil
+}
+
+// enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, of a lower
+// rank.
+func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ; r.rank < ranks; r.rank++ {
+		if t.fits(r) {
+			break
+		}
+	}
+	if r.rank == ranks {
+		return nil, false
+	}
+	if r.rank != familiar && r.network != "" {
+		t.networks[r.network]++
+	}
+	if r.rank != unfamiliar {
+		t.names[nameShare{r.name, r.rank}]++
+	}
+	w := &waiter{r, make(chan struct{})}
+	t.waiting[r.rank] = append(t.waiting[r.rank], w)
+	t.grant()
+	return w, true
+}
+
+func (t *rankedSemaphore) fits(r request) bool {
+	if r.rank != familiar && r.network != "" && t.networks[r.network] >= maxShare {
+		return false
+	}
+	if r.rank == unfamiliar {
+		return len(t.waiting[unfamiliar]) < maxWaiting
+	}
+	return t.names[nameShare{r.name, r.rank}] < maxNameShare && len(t.waiting[r.rank]) < maxReserved
+}
+
+// leave uncounts a request that has been served or has given up.
+func (t *rankedSemaphore) leave(w *waiter) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if w.rank != familiar && w.network != "" {
+		decrement(t.networks, w.network)
+	}
+	if w.rank != unfamiliar {
+		decrement(t.names, nameShare{w.name, w.rank})
+	}
+}
+
+func decrement[K comparable](counts map[K]int, k K) {
+	if counts[k]--; counts[k] <= 0 {
+		delete(counts, k)
+	}
+}
+
+// abandon removes a request from its queue. It returns false if the request has got a slot already.
+func (t *rankedSemaphore) abandon(w *waiter) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.Index(t.waiting[w.rank], w)
+	if i < 0 {
+		return false
+	}
+	t.waiting[w.rank] = slices.Delete(t.waiting[w.rank], i, i+1)
+	return true
+}
+
+func (t *rankedSemaphore) release() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.free++
+	t.grant()
+}
+
+// grant gives free slots to the oldest request of each queue, round-robin. The caller holds mu.
+func (t *rankedSemaphore) grant() {
+	for t.free > 0 {
+		next := ranks
+		for i := range ranks {
+			if r := (t.last + 1 + i) % ranks; len(t.waiting[r]) > 0 {
+				next = r
+				break
+			}
+		}
+		if next == ranks {
+			return
+		}
+		w := t.waiting[next][0]
+		t.waiting[next] = slices.Delete(t.waiting[next], 0, 1)
+		t.last = next
+		t.free--
+		close(w.ready)
+	}
+}

@@ -1,0 +1,97 @@
+package image
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// backgroundJobs runs a member's background jobs while Run runs: each named job once at a time, a limited number of jobs at a
+// time, and a failed job only after a pause. Run waits for all of them.
+type backgroundJobs struct {
+	wake func()
+	warn func(name string, err error)
+
+	mu      sync.Mutex
+	ctx     context.Context // nil while Run is not active
+	busy    map[string]bool
+	failed  map[string]failure
+	running sync.WaitGroup
+}
+
+// failure counts the consecutive failures of a job; the job does not start again before until.
+type failure struct {
+	times int
+	until time.Time
+}
+
+const (
+	minBackoff = 5 * time.Second
+	maxBackoff = 5 * time.Minute
+)
+
+func newBackgroundJobs(wake func(), warn func(string, error)) *backgroundJobs {
+	return &backgroundJobs{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
+}
+
+// open allows jobs to start, until close.
+func (e *backgroundJobs) open(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ctx = ctx
+}
+
+// close prevents further jobs from starting and waits for running ones, whose context has ended.
+func (e *backgroundJobs) close() {
+	e.mu.Lock()
+	e.ctx = nil
+	e.mu.Unlock()
+	e.running.Wait()
+}
+
+// start starts f in the background. It returns false if a job of this name is running or paused, or all slots are
+// taken. When f ends, Run is woken, since another job may then get the slot.
+func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.Context) error) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ctx == nil || e.ctx.Err() != nil || e.busy[name] || time.Now().Before(e.failed[name].until) {
+		return false
+	}
+	select {
+	case slots <- struct{}{}:
+	default:
+		return false
+	}
+	e.busy[name] = true
+	ctx := e.ctx
+	e.running.Go(func() {
+		err := f(ctx)
+		if err != nil && ctx.Err() == nil {
+			e.warn(name, err)
+		}
+		e.mu.Lock()
+		delete(e.busy, name)
+		e.recordResult(name, err, time.Now())
+		e.mu.Unlock()
+		<-slots
+		e.wake()
+	})
+	return true
+}
+
+// recordResult stores the result of a job and removes failures that ended long ago.
+func (e *backgroundJobs) recordResult(name string, err error, now time.Time) {
+	if err == nil {
+		delete(e.failed, name)
+		return
+	}
+	f := e.failed[name]
+	f.times++
+	f.until = now.Add(min(minBackoff<<min(f.times-1, 16), maxBackoff))
+	e.failed[name] = f
+	for other, f := range e.failed {
+		if now.Sub(f.until) > 2*maxBackoff {
+			delete(e.failed, other)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package clock
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// skewLogger logs the skew when its level or sign changes, and then once per logEvery.
+type skewLogger struct {
+	log   *slog.Logger
+	last  slog.Level
+	ahead bool
+	at    time.Duration
+	// doubted is the time of the last message of doubt, in Elapsed.
+	doubted time.Duration
+}
+
+// DescribeSkew returns a message to the operator about a skew.
+func DescribeSkew(skew time.Duration) string {
+	way := "ahead of"
+	if skew < 0 {
+		way = "behind"
+	}
+	return fmt.Sprintf("this member's clock is %s %s the others': set it", skew.Abs().Round(time.Millisecond), way)
+}
+
+func level(skew time.Duration) slog.Level {
+	switch {
+	case skew.Abs() > Bound:
+		return slog.LevelError
+	case skew.Abs() > Tolerance:
+		return slog.LevelWarn
+	}
+	return slog.LevelInfo
+}
+
+// reportUnknown logs that clocks differ by apart and that it is unknown which of them is wrong, once per logEvery.
+func (t *skewLogger) reportUnknown(now, apart time.Duration) {
+	if t.doubted != 0 && now-t.doubted < logEvery {
+		return
+	}
+	t.doubted = max(now, 1)
+	t.log.Error(fmt.Sprintf("the members' clocks are %s apart, and too few are heard to say whose is wrong: look at all of them", apart.Round(time.Millisecond)))
+}
+
+// report logs the skew that a round has found.
+func (t *skewLogger) report(now, skew time.Duration) {
+	level, ahead := level(skew), skew > 0
+	same := level == t.last && (ahead == t.ahead || level == slog.LevelInfo)
+	if same && (level == slog.LevelInfo || now-t.at < logEvery) {
+		return
+	}
+	t.last, t.ahead, t.at = level, ahead, now
+	if level == slog.LevelInfo {
+		t.log.Info("this member's clock agrees with the others' again")
+		return
+	}
+	if level == slog.LevelWarn {
+		t.log.Warn(DescribeSkew(skew), "skew", skew)
+		return
+	}
+	t.log.Error(DescribeSkew(skew), "skew", skew)
+}

@@ -1,0 +1,330 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
+	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
+	"github.com/trivet-cloud/trivet/controlplane/kv/lessor"
+	"github.com/trivet-cloud/trivet/controlplane/records/leader"
+)
+
+// LeaseFeed passes the engine's lease changes to the Service, which is created after the engine.
+type LeaseFeed struct {
+	mu     sync.Mutex
+	expiry *leaseExpiry
+	clock  func() time.Duration
+}
+
+// Changed handles a lease change; set it as the engine's OnLeases.
+func (f *LeaseFeed) Changed(c mvcc.LeaseChanges) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.expiry != nil {
+		f.expiry.observe(c, f.clock())
+	}
+}
+
+func (f *LeaseFeed) attach(expiry *leaseExpiry, clock func() time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	expiry.wake = make(chan struct{}, 1)
+	f.expiry, f.clock = expiry, clock
+}
+
+// leaseExpiry holds the state of lease expiry during this member's term as leader.
+type leaseExpiry struct {
+	wake chan struct{} // capacity 1: the next lease may expire earlier than expected, or all leases have changed
+
+	mu      sync.Mutex
+	term    uint64         // 0: this member does not expire leases
+	lessor  *lessor.Lessor // nil: the leases have not been read yet
+	pending []mvcc.LeaseChanges
+	stale   bool // the state was replaced: the leases must be read again
+}
+
+// observe applies granted and revoked leases.
+func (e *leaseExpiry) observe(c mvcc.LeaseChanges, now time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.term == 0:
+		return
+	case c.All:
+		e.stale = true
+	case e.lessor == nil:
+		e.pending = append(e.pending, c)
+	default:
+		e.apply(c, now)
+	}
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *leaseExpiry) apply(c mvcc.LeaseChanges, now time.Duration) {
+	for _, l := range c.Granted {
+		e.lessor.Add(lessor.Lease{ID: l.ID, TTL: l.TTL}, now)
+		if slices.Contains(c.Revoked, l.ID) {
+			e.stale = true // the order of the grant and the revocation is unknown
+		}
+	}
+	for _, id := range c.Revoked {
+		e.lessor.Remove(id)
+	}
+}
+
+// start starts lease expiry for a term. read returns all leases; changes that arrive during read are applied after it.
+func (e *leaseExpiry) start(term uint64, read func() ([]command.Lease, error), clock func() time.Duration) error {
+	e.mu.Lock()
+	e.term, e.lessor, e.pending, e.stale = term, nil, nil, false
+	e.mu.Unlock()
+	all, err := read()
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	leases := make([]lessor.Lease, len(all))
+	for i, l := range all {
+		leases[i] = lessor.Lease{ID: l.ID, TTL: l.TTL}
+	}
+	now := clock()
+	e.lessor = lessor.New(leases, now)
+	for _, c := range e.pending {
+		e.apply(c, now)
+	}
+	e.pending = nil
+	return nil
+}
+
+// stop stops lease expiry for the term.
+func (e *leaseExpiry) stop() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lessor != nil {
+		e.lessor.Close()
+	}
+	e.term, e.lessor, e.pending = 0, nil, nil
+}
+
+// renew renews a lease for the leader of a term. If the lease has expired, renew waits until it is revoked.
+func (e *leaseExpiry) renew(ctx context.Context, id int64, term uint64, now time.Duration) (leaseResponse, error) {
+	e.mu.Lock()
+	if e.lessor == nil || e.term != term {
+		e.mu.Unlock()
+		return leaseResponse{}, leader.ErrNotLeader // or lease expiry has not started yet
+	}
+	ttl, removed, ok := e.lessor.Renew(id, now)
+	e.mu.Unlock()
+	switch {
+	case !ok:
+		return leaseResponse{}, nil
+	case removed == nil:
+		return leaseResponse{Found: true, TTL: ttl, Granted: ttl}, nil
+	}
+	select {
+	case <-removed:
+	case <-ctx.Done():
+		return leaseResponse{}, ctx.Err()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.term != term {
+		return leaseResponse{}, leader.ErrNotLeader // the term ended, the lease was not revoked
+	}
+	return leaseResponse{}, nil
+}
+
+// remaining returns how long a lease has to live.
+func (e *leaseExpiry) remaining(id int64, term uint64, now time.Duration) (leaseResponse, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lessor == nil || e.term != term {
+		return leaseResponse{}, leader.ErrNotLeader
+	}
+	left, l, ok := e.lessor.Remaining(id, now)
+	return leaseResponse{Found: ok, TTL: int64(left / time.Second), Granted: l.TTL}, nil
+}
+
+// expired returns up to limit expired leases, and how long to wait until the next one expires. It returns fresh=false
+// if the leases must be read again.
+func (e *leaseExpiry) expired(now time.Duration, limit int) (ids []int64, wait time.Duration, fresh bool) {
+	const idle = time.Hour
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stale || e.lessor == nil {
+		return nil, 0, false
+	}
+	ids = e.lessor.Expired(now, limit)
+	next, ok := e.lessor.Next()
+	if !ok {
+		return ids, idle, true
+	}
+	return ids, min(max(next-now, 0), idle), true
+}
+
+// count returns the number of leases, or 0 while this member does not expire leases.
+func (e *leaseExpiry) count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lessor == nil {
+		return 0
+	}
+	return e.lessor.Len()
+}
+
+// errDeposed is returned when the records name another member, or a later term, as the one that expires leases.
+var errDeposed = errors.New("another member is the leader")
+
+// expireLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an
+// error it pauses and returns, so that leader.While calls it again.
+func (s *Service) expireLeases(ctx context.Context, term uint64) {
+	if err := s.expireLeasesOnce(ctx, term); err != nil && ctx.Err() == nil {
+		s.opts.Log.Warn("expire leases", "term", term, "err", err)
+		select {
+		case <-time.After(s.opts.Election / 10):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// expireLeasesOnce runs expireLeases once. It returns nil when ctx has ended or the leases must be read again.
+func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
+	if err := s.recordLessorTerm(ctx, term); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	defer s.lessor.stop()
+	err := s.lessor.start(term, func() ([]command.Lease, error) {
+		snap := s.opts.Engine.Snapshot()
+		defer snap.Close()
+		return snap.Leases()
+	}, s.opts.Clock)
+	if err != nil {
+		return err
+	}
+	s.opts.Log.Info("lease expiry started", "term", term, "leases", s.lessor.count())
+	for ctx.Err() == nil {
+		// etcd revokes as many leases concurrently.
+		const concurrent = 16
+		ids, wait, fresh := s.lessor.expired(s.opts.Clock(), concurrent)
+		if !fresh {
+			return nil // the caller reads the leases again
+		}
+		if len(ids) > 0 {
+			if err := s.revokeAll(ctx, term, ids); err != nil {
+				return err
+			}
+			continue
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-s.lessor.wake:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+	return nil
+}
+
+// recordLessorTerm writes this member's term into the records, so that the engine refuses lease revocations that an
+// earlier leader still has in flight.
+func (s *Service) recordLessorTerm(ctx context.Context, term uint64) error {
+	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
+		return err
+	}
+	mine := lessorRecord{term: term, member: s.opts.Self}
+	for ctx.Err() == nil {
+		p, err := s.localPolicy()
+		switch {
+		case err != nil:
+			return err
+		case p.lessor == mine:
+			return nil
+		case p.lessor.term > term:
+			return errDeposed
+		}
+		step := command.Step{Kind: command.StepSetRecord, Key: []byte(recordLessor), Value: mine.encode()}
+		if _, err := s.propose(ctx, p.epoch, []command.Step{step}); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// revokeAll revokes leases concurrently. If a revocation fails, expired returns that lease again later.
+func (s *Service) revokeAll(ctx context.Context, term uint64, ids []int64) error {
+	mine := lessorRecord{term: term, member: s.opts.Self}
+	errs := make([]error, len(ids))
+	var work sync.WaitGroup
+	for i, id := range ids {
+		work.Go(func() { errs[i] = s.revokeExpired(ctx, mine, id) })
+	}
+	work.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64) error {
+	for {
+		p, err := s.currentPolicy()
+		if err != nil {
+			return err
+		}
+		if p.lessor != mine {
+			if p, err = s.localPolicy(); err != nil {
+				return err
+			}
+			if p.lessor != mine {
+				return errDeposed
+			}
+		}
+		r, err := s.propose(ctx, p.epoch, []command.Step{{Kind: command.StepRevoke, Lease: id}})
+		if err != nil {
+			if ctx.Err() == nil {
+				s.opts.Log.Warn("revoke expired lease", "lease", id, "err", err)
+			}
+			return nil
+		}
+		switch r.Refused {
+		case command.RefusedEpoch:
+			if _, err := s.localPolicy(); err != nil {
+				return err
+			}
+			continue
+		case command.RefusedLeaseNotFound:
+			// The lease was revoked by another caller. The feed reports that, unless it did so before the leases were
+			// read.
+			s.lessor.remove(id)
+		case command.RefusedNot:
+			s.counters.expired.Add(1)
+		}
+		return revokeError(r)
+	}
+}
+
+// remove removes a lease that does not exist in the engine.
+func (e *leaseExpiry) remove(id int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lessor != nil {
+		e.lessor.Remove(id)
+	}
+}
+
+// revokeError returns an error for every refusal except RefusedLeaseNotFound, which is expected when a lease is
+// revoked.
+func revokeError(r command.Result) error {
+	if r.Refused == command.RefusedLeaseNotFound {
+		return nil
+	}
+	return refusalError(&r)
+}

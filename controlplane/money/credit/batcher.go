@@ -1,0 +1,116 @@
+package credit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// maxShare bounds the requests in one transaction, and settleTime the duration of the transaction. The bound is needed
+// because the transaction continues after a caller cancels: other callers wait for its result.
+const (
+	maxShare   = 128
+	settleTime = 20 * time.Second
+)
+
+// batchers holds the queues of requests, one per wallet. Without queues, concurrent transactions on one wallet would
+// conflict.
+type batchers struct {
+	mu   sync.Mutex
+	open map[cloud.ProjectID]*walletBatcher
+}
+
+// walletBatcher holds the queue of one wallet.
+type walletBatcher struct {
+	// callersCount counts the callers that use the queue; the last one deletes it. Guarded by batchers.mu.
+	callersCount int
+	// turn is a semaphore of one: its holder executes the waiting requests.
+	turn chan struct{}
+
+	mu      sync.Mutex
+	waiting []*queuedRequest
+}
+
+func (d *batchers) enter(p cloud.ProjectID) *walletBatcher {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := d.open[p]
+	if q == nil {
+		q = &walletBatcher{turn: make(chan struct{}, 1)}
+		d.open[p] = q
+	}
+	q.callersCount++
+	return q
+}
+
+func (d *batchers) leave(p cloud.ProjectID, q *walletBatcher) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if q.callersCount--; q.callersCount == 0 {
+		delete(d.open, p)
+	}
+}
+
+// queue enqueues requests and waits until they are settled, either by another caller's batch or by a batch that this
+// call executes. If ctx ends first, queue withdraws the requests that are still waiting; the outcome of requests in
+// execution is unknown.
+func (d *batchers) queue(ctx context.Context, p cloud.ProjectID, settle batchFunc, requests ...*queuedRequest) error {
+	q := d.enter(p)
+	defer d.leave(p, q)
+	q.mu.Lock()
+	q.waiting = append(q.waiting, requests...)
+	q.mu.Unlock()
+	for _, t := range requests {
+		for !t.over() {
+			select {
+			case <-t.settled:
+			case q.turn <- struct{}{}:
+				q.serve(ctx, settle)
+				<-q.turn
+			case <-ctx.Done():
+				q.mu.Lock()
+				q.waiting = slices.DeleteFunc(q.waiting, func(w *queuedRequest) bool { return slices.Contains(requests, w) })
+				q.mu.Unlock()
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// batchFunc executes requests in one transaction. A returned error applies to all of them.
+type batchFunc func(context.Context, []*queuedRequest) error
+
+func (t *queuedRequest) over() bool {
+	select {
+	case <-t.settled:
+		return true
+	default:
+		return false
+	}
+}
+
+// serve settles the first maxShare waiting requests. It ignores the cancellation of ctx, because the batch contains
+// other callers' requests.
+func (q *walletBatcher) serve(ctx context.Context, settle batchFunc) {
+	q.mu.Lock()
+	n := min(len(q.waiting), maxShare)
+	share := slices.Clone(q.waiting[:n])
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	q.mu.Unlock()
+	if n == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	defer cancel()
+	err := settle(ctx, share)
+	for _, t := range share {
+		if err != nil {
+			t.err = err
+		}
+		close(t.settled)
+	}
+}

@@ -1,0 +1,172 @@
+package live
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/trivet-cloud/trivet/shared/cloud"
+)
+
+// injectFaults injects faults for two to three minutes.
+func (f *fleet) injectFaults() {
+	f.mu.Lock()
+	if f.rng.IntN(3) > 0 {
+		f.lateness = 10 + f.rng.IntN(50)
+	}
+	f.mu.Unlock()
+	pace := time.Duration(1+f.rng.IntN(8)) * time.Second
+	for end := time.Now().Add(2*time.Minute + time.Duration(f.rng.IntN(60))*time.Second); time.Now().Before(end) && !f.failed(); {
+		time.Sleep(time.Duration(f.rng.Int64N(int64(2 * pace))))
+		f.fault()
+	}
+}
+
+// fault injects one random fault, and often schedules the end of all network cuts.
+func (f *fleet) fault() {
+	s, o := f.slots[f.rng.IntN(len(f.slots))], f.slots[f.rng.IntN(len(f.slots))]
+	h := f.hosts[f.rng.IntN(len(f.hosts))]
+	soon := time.Duration(200+f.rng.IntN(8000)) * time.Millisecond
+	if f.rng.IntN(6) == 0 {
+		soon *= 8
+	}
+	switch n := f.rng.IntN(100); {
+	case n < 18:
+		f.happen("members killed", func() { f.kill(s, soon) })
+	case n < 22:
+		f.happen("all members killed", func() {
+			for _, s := range f.slots {
+				f.kill(s, soon)
+			}
+		})
+	case n < 32:
+		f.happen("members cut off", func() { f.isolate(s.name) })
+	case n < 38:
+		f.happen("ways between members cut", func() { f.net.cut(s.name, o.name) })
+	case n < 46:
+		f.happen("hosts cut off", func() { f.isolate(h.name) })
+	case n < 52:
+		f.happen("ways between host and member cut", func() { f.net.cut(h.name, s.name); f.net.cut(s.name, h.name) })
+	case n < 68:
+		f.happen("network mended", f.net.healNetwork)
+	case n < 76:
+		f.happen("agents restarted", func() {
+			h.stopAgent()
+			time.AfterFunc(soon, h.boot)
+		})
+	case n < 80:
+		f.happen("hosts restarted", func() {
+			h.crash()
+			time.AfterFunc(soon, h.boot)
+		})
+	case n < 88:
+		f.happen("rushes of creates", f.hurry)
+	default:
+		h.endRandomGuest()
+	}
+	if f.rng.IntN(2) == 0 {
+		time.AfterFunc(soon, f.net.healNetwork)
+	}
+}
+
+func (f *fleet) happen(what string, do func()) {
+	f.trace.Add("fault: %s", what)
+	f.count(what)
+	do()
+}
+
+// kill kills a member and starts it again later.
+func (f *fleet) kill(s *memberSlot, later time.Duration) {
+	if s.current() == nil {
+		return
+	}
+	if err := s.kill(f.rng); err != nil {
+		f.fail("%s died badly: %v", s.name, err)
+	}
+	time.AfterFunc(later, func() { f.restartMember(s) })
+}
+
+// restartMember starts a member that is down.
+func (f *fleet) restartMember(s *memberSlot) {
+	defer s.take()()
+	if s.current() != nil || f.ended() {
+		return
+	}
+	if err := s.start(); err != nil {
+		f.fail("%v", err)
+	}
+}
+
+func (f *fleet) isolate(who endpoint) {
+	for _, s := range f.slots {
+		if s.name != who {
+			f.net.cut(who, s.name)
+			f.net.cut(s.name, who)
+		}
+	}
+	for _, h := range f.hosts {
+		if h.name != who {
+			f.net.cut(who, h.name)
+			f.net.cut(h.name, who)
+		}
+	}
+}
+
+// heal ends all faults.
+func (f *fleet) heal() {
+	f.trace.Add("peace")
+	f.mu.Lock()
+	f.last, f.lateness = true, 0
+	f.mu.Unlock()
+	f.net.healNetwork()
+	for _, s := range f.slots {
+		f.restartMember(s)
+	}
+	for _, h := range f.hosts {
+		h.boot()
+	}
+}
+
+// rush returns a channel that is closed when all tenants shall create a VM at the same time.
+func (f *fleet) rush() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rushed
+}
+
+func (f *fleet) hurry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.rushed)
+	f.rushed = make(chan struct{})
+}
+
+// lose crashes a host in the middle of a burst of calls. While the host is down, every VM must leave its transient
+// state at its deadline. After the host is back, the cloud must settle.
+func (f *fleet) lose(ctx context.Context) {
+	h := f.hosts[f.rng.IntN(len(f.hosts))]
+	f.count("hosts lost for long")
+	var work sync.WaitGroup
+	for _, t := range f.tenants {
+		work.Go(func() {
+			for range 6 {
+				t.once(ctx)
+			}
+		})
+	}
+	time.Sleep(time.Duration(f.rng.IntN(3000)) * time.Millisecond)
+	h.crash()
+	work.Wait()
+	const longest = cloud.CreatingTime*time.Millisecond + 2*time.Minute
+	if err := within(longest, func() error {
+		if why := f.audit.transient(); why != "" {
+			return errors.New(why)
+		}
+		return nil
+	}); err != nil {
+		f.fail("long after %s was lost: %v", h.name, err)
+	}
+	h.boot()
+	f.settle("a lost host came back", f.audit.unsettled)
+}

@@ -1,0 +1,74 @@
+package usage
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestProcesses(t *testing.T) {
+	stat := func(flags, user, system, children, started int) *fstest.MapFile {
+		return &fstest.MapFile{Data: fmt.Appendf(nil, "1 (a ) b) S 1 1 1 0 -1 %d 1 2 3 4 %d %d %d 0 20 0 12 0 %d 1 1\n", flags, user, system, children, started)}
+	}
+	proc := fstest.MapFS{
+		"1/stat":      stat(0, 10, 5, 1000, 1),
+		"2/stat":      stat(kernelThread, 700, 0, 0, 1),
+		"30/stat":     stat(64, 20, 5, 100, 50),
+		"31/stat":     stat(64, 20, 5, 0, 60),
+		"self/stat":   stat(0, 9, 9, 9, 9),
+		"uptime":      {Data: []byte("1 1")},
+		"40/cmdline":  {Data: []byte("a process that ended while it was read")},
+		"version/any": {},
+	}
+	before, err := processes(proc)
+	require.NoError(t, err)
+	require.Equal(t, map[int]process{
+		1:  {1, 15 * tick}, // without what its children used
+		30: {50, 125 * tick},
+		31: {60, 25 * tick},
+	}, before)
+
+	proc["30/stat"] = stat(64, 25, 5, 150, 50) // used 55 ticks more
+	proc["31/stat"] = stat(64, 9000, 0, 0, 99) // another process with the PID of one that ended
+	proc["32/stat"] = stat(64, 9000, 0, 0, 99) // started later
+	now, err := processes(proc)
+	require.NoError(t, err)
+	require.Equal(t, 55*tick, used(before, now))
+
+	proc["33/stat"] = &fstest.MapFile{Data: []byte("33 (x) S 1")}
+	_, err = processes(proc)
+	require.EqualError(t, err, "process 33: 2 fields after the name in stat")
+}
+
+// TestDisturbed runs a busy process that existed before the run, and one that the run has started itself.
+func TestDisturbed(t *testing.T) {
+	busy := func(t *testing.T) {
+		cmd := exec.Command("sh", "-c", "while :; do :; done")
+		require.NoError(t, cmd.Start())
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	}
+	disturbed := func(c *Calm) string {
+		reason, err := c.Disturbed()
+		require.NoError(t, err)
+		return reason
+	}
+	busy(t)
+	c, err := NewCalm(time.Nanosecond)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return disturbed(c) != "" }, time.Minute, 10*time.Millisecond)
+	require.Regexp(t, `^other processes used \d+ % of a core during the run$`, disturbed(c))
+
+	own, err := NewCalm(time.Nanosecond)
+	require.NoError(t, err)
+	own.others = nil // the other tests of this machine
+	busy(t)
+	require.Empty(t, disturbed(own))
+	require.NoError(t, own.Await(context.Background()))
+	require.NoError(t, own.Await(context.Background()), "returns at once when no patience is left")
+	require.Equal(t, "the machine was not idle before a round", disturbed(own))
+}

@@ -1,0 +1,197 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
+)
+
+// writeInterval is the minimum interval between two writes of the assignment. Writing each delta would delay every VM
+// start by an fsync.
+const writeInterval = time.Second
+
+// assignmentStore stores the last complete assignment and the highest term on disk. The assignment is written
+// asynchronously, a term before a message of it is delivered: an agent that has just started must also drop messages of
+// a lower term. If the disk is full, the agent continues with the values in memory, since only the agent can free
+// space.
+type assignmentStore struct {
+	dir  string
+	log  *slog.Logger
+	wake chan struct{} // capacity 1
+
+	mu        sync.Mutex // guards what follows
+	term      uint64
+	unwritten *Assignment // not yet on disk
+}
+
+// openAssignmentStore loads the state of an earlier run; the assignment is nil if there is none.
+func openAssignmentStore(dir string, log *slog.Logger) (*assignmentStore, *Assignment, error) {
+	k := &assignmentStore{dir: dir, log: log, wake: make(chan struct{}, 1)}
+	text, err := os.ReadFile(filepath.Join(dir, termFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return k, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s: %w", termFile, err)
+	}
+	if k.term, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err != nil {
+		return nil, nil, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, termFile), err)
+	}
+	var m agentv1.WatchResponse
+	ok, err := load(dir, assignmentFile, &m)
+	if err != nil || !ok {
+		return k, nil, err
+	}
+	if !m.GetComplete() {
+		return nil, nil, fmt.Errorf("%s is damaged: it is not complete", filepath.Join(dir, assignmentFile))
+	}
+	a, err := new(assembly).add(&m)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, assignmentFile), err)
+	}
+	return k, a, nil
+}
+
+// raiseTerm records a term and, if it is the highest so far, writes it to disk before it returns. A write error is only
+// logged.
+func (k *assignmentStore) raiseTerm(term uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if term <= k.term {
+		return
+	}
+	k.term = term
+	if err := writeFile(k.dir, termFile, []byte(strconv.FormatUint(term, 10)+"\n")); err != nil {
+		k.log.Warn("cannot store the term", "err", err)
+	}
+}
+
+// put records a new assignment, which run writes soon.
+func (k *assignmentStore) put(a *Assignment) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unwritten = a
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes assignments passed to put until ctx ends, and then once more.
+func (k *assignmentStore) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case <-k.wake:
+		case <-ctx.Done():
+		}
+		if err := k.write(); err != nil {
+			k.log.Warn("cannot store the assignment", "err", err)
+		}
+		select {
+		case <-time.After(writeInterval):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// write writes the newest assignment to disk. A failed write is not repeated until the next put.
+func (k *assignmentStore) write() error {
+	k.mu.Lock()
+	a := k.unwritten
+	k.unwritten = nil
+	k.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	m := &agentv1.WatchResponse{Term: a.Term, Revision: a.Revision, Complete: true, Images: a.Images}
+	for _, id := range slices.Sorted(maps.Keys(a.VMs)) {
+		m.Vms = append(m.Vms, a.VMs[id])
+	}
+	return store(k.dir, assignmentFile, m)
+}
+
+// clear discards the term and the assignment, which belonged to another node identity.
+func (k *assignmentStore) clear() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.term, k.unwritten = 0, nil
+	for _, name := range []string{assignmentFile, termFile} {
+		if err := os.Remove(filepath.Join(k.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forget %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Files in the directory. A damaged file is an error at the start, because every file is written atomically.
+const (
+	keyFile        = "node.key"      // PKCS #8, PEM
+	credentialFile = "credential.pb" // agent.v1.Credential
+	assignmentFile = "assignment.pb" // a complete agent.v1.WatchResponse
+	termFile       = "term"          // highest raft term seen, decimal
+)
+
+// writeFile writes a file atomically: after a crash it has the old content or the new one.
+func writeFile(dir, name string, data []byte) error {
+	f, err := os.CreateTemp(dir, "."+name+"-*") // 0600
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.Write(data); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", name, err)
+	}
+	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync directory of %s: %w", name, err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("sync directory of %s: %w", name, err)
+	}
+	return nil
+}
+
+// load reads a message from a file; it reports false if there is no such file.
+func load(dir, name string, into proto.Message) (bool, error) {
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", name, err)
+	}
+	if err := proto.Unmarshal(data, into); err != nil {
+		return false, fmt.Errorf("%s is damaged: %w", filepath.Join(dir, name), err)
+	}
+	return true, nil
+}
+
+func store(dir, name string, m proto.Message) error {
+	data, err := proto.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	return writeFile(dir, name, data)
+}
