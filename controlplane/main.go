@@ -9,7 +9,7 @@
 //   - servers.go: gRPC and REST servers and their listeners
 //   - background.go: leader tasks and loops
 //
-// supervisor.go stops the process when its disk fails. bootstrap.go determines this member's ID and cluster.
+// supervisor.go stops the process when its disk fails. timerslack.go lets timers be late, which saves CPU time. bootstrap.go determines this member's ID and cluster.
 package main
 
 import (
@@ -28,6 +28,7 @@ import (
 )
 
 func main() {
+	setTimerSlack()
 	// Only the member's user may read its files. Some libraries create files with mode 0644.
 	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

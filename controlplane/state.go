@@ -26,6 +26,9 @@ import (
 // electionTicks is the number of ticks without a message from the leader after which a member starts an election.
 const electionTicks = 10
 
+// recordCacheBytes is the size of the cache of the platform's records that were read last.
+const recordCacheBytes = 16 << 20
+
 // claimDataDir locks the data directory and determines this member's ID and cluster.
 func (m *member) claimDataDir(ctx context.Context) error {
 	c := &m.config
@@ -63,6 +66,8 @@ func (m *member) openState(context.Context) (err error) {
 		o := mvcc.Options{Logger: m.log.With("engine", g.Name), KeyIndex: true}
 		if g.ID == layout.KVGroup {
 			o.OnLeases, o.HashOnCompact = m.leaseFeed.Changed, true
+		} else {
+			o.ValueCacheBytes = recordCacheBytes
 		}
 		engine, err := mvcc.Open(m.disk, filepath.Join(m.config.DataDir, g.Name), o)
 		if err != nil {

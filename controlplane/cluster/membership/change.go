@@ -342,7 +342,7 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 		if done(all) {
 			return all, nil
 		}
-		w := Members.Watch(s.opts.Store, from)
+		w := Members.WatchPaths(s.opts.Store, from)
 		_, _, err = w.Next(ctx)
 		w.Close()
 		if err != nil && !fault.Is(err, fault.OutOfRange) {

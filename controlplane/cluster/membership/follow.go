@@ -35,7 +35,7 @@ func (s *Service) Follow(ctx context.Context) error {
 				return err
 			}
 		}
-		w := Members.Watch(s.opts.Store, revision+1)
+		w := Members.WatchPaths(s.opts.Store, revision+1)
 		_, _, err = w.Next(ctx)
 		w.Close()
 		if err != nil && !fault.Is(err, fault.OutOfRange) && ctx.Err() == nil {

@@ -65,7 +65,7 @@ func (s *Service) wakeUp() {
 // watchImages wakes Run whenever an image changes.
 func (s *Service) watchImages(ctx context.Context) {
 	for ctx.Err() == nil {
-		w := Images.Watch(s.opts.Store, 0)
+		w := Images.WatchPaths(s.opts.Store, 0)
 		s.wakeUp() // for changes before the watch began
 		for {
 			if _, _, err := w.Next(ctx); err != nil {

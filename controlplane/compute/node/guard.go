@@ -151,20 +151,20 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}
 	// Start the watches before the first check: a change in between is then handled twice instead of never.
 	work.Go(func() {
-		end(forEachChange(ctx, Nodes.Watch(s.opts.Store, from), func(c store.Change[cloud.Node]) error {
-			if c.Value != nil {
+		end(forEachChange(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
+			if !c.Deleted {
 				return nil
 			}
 			return s.recheck(func(g *guardedConn) bool { return string(g.node) == c.Path[0] })
 		}))
 	})
 	work.Go(func() {
-		end(forEachChange(ctx, evictions.Watch(s.opts.Store, from), func(c store.Change[eviction]) error {
+		end(forEachChange(ctx, evictions.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
 			return s.recheck(func(g *guardedConn) bool { return string(g.node) == c.Path[0] })
 		}))
 	})
 	work.Go(func() {
-		end(forEachChange(ctx, bans.Watch(s.opts.Store, from), func(store.Change[Ban]) error { return s.recheck(anyConn) }))
+		end(forEachChange(ctx, bans.WatchPaths(s.opts.Store, from), func(store.PathChange) error { return s.recheck(anyConn) }))
 	})
 	if err := s.recheck(anyConn); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (s *Service) guardOnce(ctx context.Context) error {
 }
 
 // forEachChange calls take for each change of a watch until one call fails.
-func forEachChange[T any](ctx context.Context, w *store.Watch[T], take func(store.Change[T]) error) error {
+func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
 	defer w.Close()
 	for {
 		changes, _, err := w.Next(ctx)

@@ -151,7 +151,7 @@ func (s *Service) termOver() error {
 
 // batch is one result of the watch on Placed records.
 type batch struct {
-	changes  []store.Change[Placed]
+	changes  []store.PathChange
 	revision int64
 	err      error
 }
@@ -162,7 +162,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	if err != nil {
 		return err
 	}
-	w := PlacedVMs.Watch(s.opts.Store, from, string(me.node))
+	w := PlacedVMs.WatchPaths(s.opts.Store, from, string(me.node))
 	defer w.Close()
 	batches := make(chan batch)
 	work.Go(func() {
@@ -190,7 +190,7 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 			if len(b.changes) == 0 {
 				continue
 			}
-			if err := s.delta(ctx, me.node, b.changes, message); err != nil {
+			if err := s.delta(me.node, b.changes, message); err != nil {
 				return err
 			}
 		case <-me.wake:
@@ -249,15 +249,16 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	return from, nil
 }
 
-// delta adds the current desired state of the changed VMs to the message say. The state may be newer than the change,
-// which is harmless since generations only grow. ReleasedVms lists VMs that are no longer placed on the host: the host
-// keeps nothing of them.
-func (s *Service) delta(ctx context.Context, node cloud.NodeID, changes []store.Change[Placed], message *agentv1.WatchResponse) error {
+// delta adds the desired state of the changed VMs, as of this member's records, to the message. The records contain
+// the changes, which the watch returned after they were applied here; a confirmation by the other members would not
+// make the message any newer. The state may be newer than the changes, which is harmless since generations only grow.
+// ReleasedVms lists VMs that are no longer placed on the host: the host keeps nothing of them.
+func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, message *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
 		touched[cloud.VMID(c.Path[1])] = true
 	}
-	return s.opts.Store.View(ctx, func(v *store.View) error {
+	return s.opts.Store.Local(func(v *store.View) error {
 		all, err := s.vms.Assigned(v, node, slices.Collect(maps.Keys(touched))...)
 		if err != nil {
 			return err

@@ -29,6 +29,10 @@ type Options struct {
 	// built in the background after Open and Restore; see AwaitKeyIndex.
 	KeyIndex bool
 
+	// ValueCacheBytes is the size of a cache of versions that Snapshot.Get has read; 0 means no cache. It is used only
+	// with KeyIndex.
+	ValueCacheBytes int64
+
 	// HashOnCompact computes, in the background, a hash of the keyspace before each compaction, which HashKV then
 	// returns for that revision. Scrub waits for it. It reads all keys, but at most about 20 times the bytes that were
 	// written.

@@ -22,6 +22,7 @@ type generation struct {
 	scrubProgress scrubProgress
 	indexBuild    *indexBuild // nil without Options.KeyIndex
 	reads         readCounts
+	values        *valueCache
 	hashes        compactionHashes
 	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
@@ -48,7 +49,9 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	} else {
 		o.ErrorIfNotExists = true
 	}
-	g := &generation{number: number, pins: map[int64]int{}, done: make(chan struct{})}
+	g := &generation{
+		number: number, pins: map[int64]int{}, done: make(chan struct{}), values: newValueCache(e.opts.ValueCacheBytes),
+	}
 	usual := o.Experimental.ValueSeparationPolicy
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		p := usual()

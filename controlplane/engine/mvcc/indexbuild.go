@@ -34,6 +34,7 @@ const keysPerStep = 4096
 // publish updates the index with changes and makes v, which they led to, visible to readers.
 func (e *Engine) publish(v *view, changes []change) {
 	e.hashCompaction(v)
+	v.gen.values.apply(changes)
 	x := v.gen.indexBuild
 	if x == nil {
 		e.published.Store(v)

@@ -91,7 +91,7 @@ func newModelRun(t *testing.T, seed uint64) *modelRun {
 	r := &modelRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
 		// Small enough for flushes, and for events to leave memory.
-		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, MemTableBytes: 256 << 10, RecentBytes: 2000},
+		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, ValueCacheBytes: int64(seed%4) << 12, MemTableBytes: 256 << 10, RecentBytes: 2000},
 	}
 	r.open()
 	t.Cleanup(func() { require.NoError(t, r.e.Close()) })

@@ -75,15 +75,20 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 // readCounts counts what snapshots read; see Stats.
 type readCounts struct{ gets, ranges, keys atomic.Int64 }
 
-// Get reads the newest version of key; ok is false if key does not exist.
+// Get reads the newest version of key; ok is false if key does not exist. With Options.ValueCacheBytes, the caller must
+// not change the bytes of kv.
 func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	if err := s.acquire(); err != nil {
 		return KV{}, false, err
 	}
 	defer s.gen.release()
 	if s.index != nil {
-		if _, exists := s.index.Find(key); !exists {
+		m, exists := s.index.Find(key)
+		if !exists {
 			return KV{}, false, nil
+		}
+		if kv, ok := s.gen.values.get(key, m.ModRevision()); ok {
+			return kv, true, nil
 		}
 	}
 	s.gen.reads.gets.Add(1)
@@ -97,6 +102,7 @@ func (s *Snapshot) Get(key []byte) (kv KV, ok bool, err error) {
 	}
 	if ok {
 		s.gen.reads.keys.Add(1)
+		s.gen.values.add(kv)
 	}
 	return kv, ok, nil
 }

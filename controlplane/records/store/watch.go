@@ -11,7 +11,8 @@ type Change[T any] struct {
 	Path []string
 	// Value is the record after the change, nil when it was deleted.
 	Value *T
-	// Before is the record before the change, nil when it was created.
+	// Before is the record before the change, nil when it was created. Only the changes that a Shared derives values
+	// from have it; for those of a Watch it is nil.
 	Before   *T
 	Revision int64
 }
@@ -29,12 +30,12 @@ type Watch[T any] struct {
 // Watch returns a Watch of the records below path. It starts at the revision from, inclusive.
 func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
 	start, end := t.below(path)
-	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from, PrevKV: true})
+	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from})
 }
 
 // WatchOne returns a Watch of the record at path. It starts at the revision from, inclusive.
 func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
-	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from, PrevKV: true})
+	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from})
 }
 
 func (t Table[T]) watch(s *Store, opts watch.Options) *Watch[T] {
@@ -59,12 +60,42 @@ func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int6
 				return nil, 0, err
 			}
 		}
-		if e.Prev != nil {
-			if c.Before, err = w.table.decode(e.KV.Key, e.Prev.Value); err != nil {
-				return nil, 0, err
-			}
-		}
 		changes = append(changes, c)
+	}
+	return changes, batch.Revision, nil
+}
+
+// PathChange is a change of one record, without the record.
+type PathChange struct {
+	Path    []string
+	Deleted bool
+}
+
+// PathWatch returns which records changed, and reads and decodes no record. Call Close when done.
+type PathWatch struct {
+	path    func(key []byte) []string
+	watcher *watch.Watcher
+}
+
+// WatchPaths returns a PathWatch of the records below path. It starts at the revision from, inclusive.
+func (t Table[T]) WatchPaths(s *Store, from int64, path ...string) *PathWatch {
+	start, end := t.below(path)
+	o := watch.Options{Key: start, End: end, FromRevision: from, KeysOnly: true, MaxBytes: watchBytes}
+	return &PathWatch{path: t.path, watcher: s.opts.Engine.Watch(o)}
+}
+
+// Close ends the watch. A blocked Next returns an error.
+func (w *PathWatch) Close() { w.watcher.Close() }
+
+// Next waits for changes and returns them in log order, with the revision up to which the watch is complete. It returns
+// OutOfRange if the next change is no longer kept.
+func (w *PathWatch) Next(ctx context.Context) (changes []PathChange, revision int64, err error) {
+	batch, err := w.watcher.Next(ctx)
+	if err != nil {
+		return nil, 0, history(err)
+	}
+	for _, e := range batch.Events {
+		changes = append(changes, PathChange{Path: w.path(e.KV.Key), Deleted: e.Type == watch.EventDelete})
 	}
 	return changes, batch.Revision, nil
 }

@@ -81,7 +81,7 @@ func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command
 
 // Open returns an in-memory store and its Quorum. If now is nil it uses the system clock.
 func Open(t testing.TB, now func() time.Time) (*store.Store, *Quorum) {
-	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true})
+	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true, ValueCacheBytes: 1 << 20})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, engine.Close()) })
 	q := &Quorum{Direct: store.NewDirect(engine)}

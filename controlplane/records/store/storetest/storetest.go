@@ -368,6 +368,8 @@ func watches(t *testing.T, s *store.Store, _ *Clock) {
 	defer w.Close()
 	one := accounts.WatchOne(s, first, "p", "b")
 	defer one.Close()
+	paths := accounts.WatchPaths(s, first, "p")
+	defer paths.Close()
 	put(t, s, "b", 1)
 	put(t, s, "a", 2)
 	_, err := s.Update(t.Context(), func(tx *store.Tx) error {
@@ -381,17 +383,24 @@ func watches(t *testing.T, s *store.Store, _ *Clock) {
 		changes, _, err := w.Next(t.Context())
 		require.NoError(t, err)
 		for _, c := range changes {
-			before, after := int64(0), int64(0)
-			if c.Before != nil {
-				before = c.Before.Balance
-			}
+			require.Nil(t, c.Before)
+			after := int64(0)
 			if c.Value != nil {
 				after = c.Value.Balance
 			}
-			got = append(got, fmt.Sprintf("%s %d->%d", c.Path[1], before, after))
+			got = append(got, fmt.Sprintf("%s %d", c.Path[1], after))
 		}
 	}
-	require.Equal(t, []string{"a 0->1", "b 0->1", "a 1->2", "b 1->0"}, got)
+	require.Equal(t, []string{"a 1", "b 1", "a 2", "b 0"}, got)
+	got = nil
+	for len(got) < 4 {
+		changes, _, err := paths.Next(t.Context())
+		require.NoError(t, err)
+		for _, c := range changes {
+			got = append(got, fmt.Sprintf("%s %t", c.Path[1], c.Deleted))
+		}
+	}
+	require.Equal(t, []string{"a false", "b false", "a false", "b true"}, got)
 	seen := 0
 	for seen < 2 {
 		changes, _, err := one.Next(t.Context())
