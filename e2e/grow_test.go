@@ -192,7 +192,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 	// While the first is down, no other may be removed.
 	_, err = w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: 3, Force: true})
-	require.ErrorContains(t, err, "too few")
+	require.ErrorContains(t, err, "less than a quorum")
 
 	w.trio.Members = map[int]string{1: "127.0.0.1"} // as at its first start
 	require.NoError(t, w.trio.Start(1))
