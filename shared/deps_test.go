@@ -23,6 +23,10 @@ const module = "github.com/trivet-cloud/trivet/"
 
 // layers are the folders of controlplane, from the bottom up. A package may import packages of lower layers without an
 // entry in inside. Folders in one row must not import each other.
+//
+// For example, controlplane/compute/vm may import everything in engine, edge, records and accounts (lower layers), of
+// its own layer compute/image, compute/node and compute/schedule (inside), and shared/… and protos/… (outside). It may
+// not import money or kv. Its files rpc*.go and rest*.go may not import records/store.
 var layers = [][]string{
 	{"engine", "edge"},
 	{"records"},

@@ -55,8 +55,8 @@ func (e Event) String() string {
 		"guest off", "died", "off", "timed out"}[min(e, TimedOut)]
 }
 
-// next is the whole VM life cycle: a missing entry is a refused transition. life.go implements the side effects of each
-// transition. A call that only changes what the VM should do later (start in CREATING, for example) leaves the state as
+// next is the VM life cycle: a missing entry is a refused transition. life.go implements the effects of each transition;
+// its method enter continues at once from STOPPED or ERROR to STARTING if the VM is to run. A call that only changes what the VM should do later (start in CREATING, for example) leaves the state as
 // it is.
 var next = map[State]map[Event]State{
 	Pending: {

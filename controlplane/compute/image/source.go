@@ -41,7 +41,7 @@ func errNoSource() error {
 // open opens the file that a source_url names, on behalf of a caller and the image's org.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
-		return nil, fault.Invalid("source_url", "is required; an upload in parts begins with BeginImageUpload")
+		return nil, fault.Invalid("source_url", "is required: uploads in parts are not supported yet")
 	}
 	if len(text) > 4096 {
 		return nil, fault.Invalid("source_url", "at most 4096 bytes")
