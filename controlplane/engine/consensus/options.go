@@ -17,9 +17,9 @@ import (
 
 // Options configures a Host.
 type Options struct {
-	ID        uint64    // this member; required, above 0
-	Members   []uint64  // the first configuration, the same on all members; contains ID; required without Join
-	Dir       string    // required; the host makes log/ and snap/ in it
+	ID        uint64    // this member's ID; required, above 0
+	Members   []uint64  // the first configuration, the same on all members, including ID; required without Join
+	Dir       string    // the data directory, in which the host makes log/ and snap/; required
 	Transport Transport // required
 
 	// Join creates the data directory of a member that is added to an existing cluster. The member starts without a
@@ -32,20 +32,21 @@ type Options struct {
 	Log  *slog.Logger // default: slog.Default()
 
 	// ElectionTicks is the election timeout: a follower without messages from the leader starts an election after
-	// ElectionTicks to 2 × ElectionTicks; default 10. A leader sends heartbeats every HeartbeatTicks; default 1.
+	// ElectionTicks to 2 × ElectionTicks. The default is 10. A leader sends heartbeats every HeartbeatTicks. The
+	// default is 1.
 	ElectionTicks, HeartbeatTicks int
-	// StallTicks is the duration of a write of the log after which a leader transfers leadership. Default: half of
+	// StallTicks is how long a write of the log may take before a leader transfers leadership. Default: half of
 	// ElectionTicks, at least 2. It has an effect only with a Runner, which writes the log on its own goroutine.
 	StallTicks int
 
 	OnLeader func(Leadership) // called during Process when this member learns of a new leader or term; optional
 	Limits   Limits
 
-	// QuietLog turns off the log engine's background compactions, so that a simulation replays.
+	// QuietLog turns off the log engine's background compactions, so that a simulation is reproducible.
 	QuietLog bool
 }
 
-// Limits limits what a host holds in memory and in its logs. Zero fields mean their default.
+// Limits limits what a host stores in memory and in its logs. A field that is 0 means its default.
 type Limits struct {
 	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
 	UncommittedBytes uint64 // pending proposals of one group; default 64 MiB
@@ -113,7 +114,7 @@ func (o *Options) ensureDefaults() error {
 	return nil
 }
 
-// readRetryTicks returns the number of ticks after which an unanswered ReadIndex request is sent again.
+// readRetryTicks returns the number of ticks after which a ReadIndex request without a response is sent again.
 func (o *Options) readRetryTicks() uint64 {
 	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
 }
