@@ -12,8 +12,8 @@ import (
 const logFileBytes = 32 << 20
 
 // preallocatingFS creates Pebble's log files with their final size, because an fsync that makes a file longer also
-// waits for the file system's journal. Pebble reads zeroes after the last record as the end, and reuses old log files
-// later on.
+// waits for the file system's journal. Pebble interprets zeros after the last record as the end of the log, and reuses
+// log files later.
 type preallocatingFS struct {
 	vfs.FS
 	bytes int64
