@@ -10,7 +10,7 @@ import (
 )
 
 // The work for a group's state machine is a list of jobs, which run in order. Without a Runner, Process runs them. A
-// Runner has one goroutine per group for them, so that raft continues meanwhile.
+// Runner has one goroutine per group that runs them, so that raft continues meanwhile.
 
 // job is one piece of work for a state machine: to apply entries, to flush, or to write or install a snapshot.
 type job struct {
@@ -30,7 +30,7 @@ type job struct {
 type entries struct {
 	raw       []*raftpb.Entry
 	claimed   []*proposal       // the proposal of each element of raw; nil if it was not made on this member
-	changes   []*raftpb.Entry   // membership changes
+	changes   []*raftpb.Entry   // entries that are membership changes, which the state machine does not get
 	responses []*raftpb.Message // raft's responses, delivered after the job
 
 	// list has the entries of one call of StateMachine.Apply. asks has the callback of each of them, nil if no caller
@@ -102,7 +102,7 @@ func (j *job) apply(machine StateMachine, limit uint64) error {
 			}
 		}
 		clear(e.claimed[first:last])
-		clear(e.list) // do not keep the data
+		clear(e.list) // release the references to the data
 		clear(e.asks)
 		e.list, e.asks = e.list[:0], e.asks[:0]
 		first = last

@@ -17,7 +17,7 @@ import (
 // makes data durable.
 type crashPoint struct {
 	fs       *vfs.MemFS
-	after    atomic.Int64 // the number n of that operation; 0: operations are not counted
+	after    atomic.Int64 // take the copy before the operation with this number; 0: do not count operations
 	ackedNow func() int   // returns the number of proposals acknowledged by then
 
 	mu      sync.Mutex

@@ -128,7 +128,7 @@ func (h *Host) requestDirIDs() {
 }
 
 // answerDirIDRequest responds with the directory ID that is recorded for the sender. If none is recorded and the
-// request is of the second step (Envelope.Claim), it first durably records the sender's ID.
+// request is of the second step (Envelope.Claim), it durably stores the sender's ID first.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -151,8 +151,8 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 }
 
 // handleDirIDResponse counts a response and begins the next step when all members have responded. It stops the host
-// with a WipedError if the response has another directory ID of this member. It ignores responses to an earlier
-// directory of this member, of another step, or from a directory that is not accepted.
+// with a WipedError if the sender has recorded a different directory for this member. It ignores responses to an
+// earlier directory of this member, of another step, or from a directory that is not accepted.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	d := &h.dirIDs
 	known, foreign := d.known[e.From]
@@ -185,8 +185,8 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 
 // accepts reports whether the group may process an envelope, which depends on the sender's data-directory ID. For a
 // member that was added, the ID must be that of the membership change. For a member of the first configuration, it must
-// be the ID of the first envelope from that member, which accepts records. Envelopes from a member that is not in the
-// group are accepted unless it was removed: this member may not have applied its addition yet.
+// be that of the first envelope from the member, which is stored then. Envelopes from a member that is not in the group
+// are accepted unless it was removed: this member may not have applied its addition yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetDirIDs) {

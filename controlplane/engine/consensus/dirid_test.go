@@ -49,7 +49,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	require.Equal(t, uint64(1), m.group.Status().Term, "it took no part")
 	require.ErrorIs(t, m.propose("a=2")[0].err, m.host.Err())
 
-	// The same with only one other member up: the wiped member waits and does not vote.
+	// This time only one other member is up: the wiped member waits and does not vote.
 	m.wipe()
 	c.members[3].crash()
 	m.start()

@@ -21,7 +21,7 @@ type sentProposals struct {
 	count int    // number of elements of list that still wait for their entry
 	term  uint64 // term of the last applied entry
 	list  []*proposal
-	byID  map[[16]byte]*proposal // the first proposal with each id
+	byID  map[[16]byte]*proposal // the first waiting proposal with each id; the others follow by twin
 }
 
 func (s *sentProposals) add(p *proposal) {
@@ -42,7 +42,8 @@ func (s *sentProposals) add(p *proposal) {
 	first.twin = p
 }
 
-// take returns the first waiting proposal with an id, which no longer waits then; nil if there is none.
+// take returns the first waiting proposal with the id, and marks it as no longer waiting. It returns nil if there is
+// none.
 func (s *sentProposals) take(id [16]byte) *proposal {
 	p := s.byID[id]
 	if p == nil {

@@ -148,8 +148,8 @@ func TestForwardedProposalIsAppliedOnce(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// TestForwardToTheNextLeader checks that a leader that transfers leadership appends no forwarded proposals, and that
-// the next leader appends them once.
+// TestForwardToTheNextLeader checks that a leader that transfers leadership appends neither its own nor forwarded
+// proposals, and that all are appended once after the transfer has ended.
 func TestForwardToTheNextLeader(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()

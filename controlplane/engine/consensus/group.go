@@ -93,8 +93,8 @@ type Group struct {
 	sent          sentProposals      // proposals forwarded to a leader, which may be in its log
 	proposalBytes uint64             // bytes of the proposals in queue, inflight and sent
 	hold          uint64             // the tick before which nothing is forwarded
-	forwarded     uint64             // number of forwarded envelopes; numbers the next one
-	batches       uint64             // number of batches made; part of their ids
+	forwarded     uint64             // number of the last forwarded envelope; 0: none
+	batches       uint64             // number of batches made; part of the batches' IDs
 	arrived       arrivals           // envelopes that other members forwarded to this leader, to recognize repetitions
 	forwardQueue  []message.Envelope // envelopes of proposals that other members forwarded, not yet passed to raft
 	waiting       uint64             // approximate bytes of queue and forwardQueue
@@ -103,8 +103,8 @@ type Group struct {
 	change        *memberChange
 	removed       bool              // another member reported that this member was removed
 	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
-	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter,
-	flushBytes    uint64            // or its size has reached flushBytes
+	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter
+	flushBytes    uint64            // or when the log's size in bytes has reached flushBytes
 
 	flushing bool
 	asked    raftconf.Position // term of the last heartbeat sent, and the highest read-request number in it
@@ -114,7 +114,7 @@ type Group struct {
 	outgoing   map[uint64]outgoingSnapshot
 
 	jobs    []*job   // for the state machine, in the order in which they run
-	working bool     // a Runner's goroutine is running jobs
+	working bool     // a Runner's goroutine is running jobs of the group
 	spare   *entries // a finished job's entries, reused for the next job
 }
 
@@ -138,7 +138,7 @@ func (g *Group) open() error {
 		Applied:                   g.applied.Index,
 		MaxSizePerMsg:             limits.MessageBytes,
 		MaxCommittedSizePerReady:  limits.ApplyBytes,
-		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose is stricter
+		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose enforces half of this
 		MaxInflightMsgs:           limits.InflightMessages,
 		MaxInflightBytes:          limits.InflightBytes,
 		CheckQuorum:               true,

@@ -84,7 +84,7 @@ func (h *Host) open() (err error) {
 	if err := h.openDirIDs(); err != nil {
 		return err
 	}
-	// Files of snapshots that an earlier run was sending or receiving are of no use.
+	// The snapshot files that an earlier run was sending or receiving cannot be used any more.
 	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
 		return fmt.Errorf("clear old snapshots: %w", err)
 	}

@@ -30,7 +30,7 @@ func (o *operator) loseDisk(c *randomRun, m *member) {
 	}
 }
 
-// agree reports whether the running voters that have not lost their disks know the same members as l. A leader of an
+// agree reports whether all voters that have not lost their disks run and know the same members as l. A leader of an
 // earlier term may know others.
 func (o *operator) agree(c *randomRun, l *member) bool {
 	conf := l.group.storage.Members().Conf
@@ -78,7 +78,7 @@ func (o *operator) request(l *member, change Change) {
 	})
 }
 
-// replaceRemoved replaces the disks of members that stopped because they were removed by empty ones.
+// replaceRemoved gives an empty disk to each member that stopped because it was removed.
 func (o *operator) replaceRemoved(c *randomRun) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() != nil {

@@ -28,7 +28,7 @@ type Options struct {
 	Join bool
 
 	FS   vfs.FS       // default: the operating system's
-	Rand io.Reader    // for data-directory IDs and IDs of read requests; default: crypto/rand.Reader
+	Rand io.Reader    // source of random IDs of directories, requests and batches; default: crypto/rand.Reader
 	Log  *slog.Logger // default: slog.Default()
 
 	// ElectionTicks is the election timeout: a follower without messages from the leader starts an election after
@@ -48,16 +48,16 @@ type Options struct {
 
 // Limits limits what a host stores in memory and in its logs. A field that is 0 means its default.
 type Limits struct {
-	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
-	UncommittedBytes uint64 // pending proposals of one group; default 64 MiB
-	Reads            int    // pending reads of one group; default 100,000
-	MessageBytes     uint64 // entries in one message, unless a single one is larger; default 1 MiB
-	InflightMessages int    // appends under way to one member; default 256
-	InflightBytes    uint64 // size of these appends; default 64 MiB
-	ApplyBytes       uint64 // entries in one call of StateMachine.Apply; default 4 MiB
-	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
-	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
-	TailBytes        uint64 // or fewer if they exceed this; default 16 MiB. A leader keeps more for slow members
+	ProposalBytes    int    // size of one proposal; default 8 MiB, at most 16 MiB
+	UncommittedBytes uint64 // size of the pending proposals of one group; default 64 MiB
+	Reads            int    // number of pending reads of one group; default 100,000
+	MessageBytes     uint64 // size of the entries in one message, unless a single one is larger; default 1 MiB
+	InflightMessages int    // number of unacknowledged appends to one member; default 256
+	InflightBytes    uint64 // size of the unacknowledged appends to one member; default 64 MiB
+	ApplyBytes       uint64 // size of the entries in one call of StateMachine.Apply; default 4 MiB
+	CacheBytes       int    // size of a group's newest entries that are cached in memory; default 8 MiB
+	TailEntries      uint64 // number of entries that a truncation leaves for slow members; default 10,000
+	TailBytes        uint64 // size of these entries; default 16 MiB. A leader may leave more for slow members
 	ProposalTicks    uint64 // timeout of a proposal (ErrUncertain or ErrNoLeader); default 5 × ElectionTicks
 	ReadTicks        uint64 // timeout of a read (ErrNoLeader); default 5 × ElectionTicks
 }

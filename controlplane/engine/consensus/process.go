@@ -130,7 +130,8 @@ func (h *Host) send(g *Group, m *raftpb.Message) {
 	h.opts.Transport.Send(e)
 }
 
-// observe updates the group's copies of raft's role, leader, term and commit index, and handles their changes.
+// observe updates the group's copies of raft's role, leader, term and commit index. It reports a new leader or term and
+// acts on the changes.
 func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		g.role = rd.SoftState.RaftState
@@ -158,8 +159,8 @@ func (g *Group) observe(rd *raft.Ready) {
 	g.checkChange(g.host.now)
 }
 
-// endProcess does the end of Process: it truncates long logs, removes the files of refused snapshots, and leaves in
-// h.work the groups that have more work.
+// endProcess completes Process: it truncates long logs, removes the files of refused snapshots, and leaves in h.work
+// the groups that have more work.
 func (h *Host) endProcess() error {
 	for _, g := range h.work {
 		g.trim()

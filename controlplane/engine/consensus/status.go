@@ -15,7 +15,7 @@ import (
 type Status struct {
 	ID      uint64
 	DirID   uint64 // ID of the data directory
-	Vouched bool   // whether the other members have accepted the data directory, see dirid.go
+	Vouched bool   // whether the other members have accepted the data directory; see dirid.go
 	Err     error  // the error that stopped the host; nil while it runs
 	// Heard has the number of ticks since the last message from each member. Members without a message are absent.
 	Heard  map[uint64]uint64
@@ -35,12 +35,12 @@ type GroupStatus struct {
 	LogBytes       uint64 // to within 64 KiB
 	Voters         []uint64
 	Learners       []uint64
-	Outgoing       []uint64          // the outgoing voters of a joint configuration
-	Proposals      int               // pending proposals of this member; a batch counts once
-	Reads          int               // pending reads of this member
+	Outgoing       []uint64          // voters of the old configuration while the configuration is joint, otherwise none
+	Proposals      int               // number of pending proposals of this member; a batch counts once
+	Reads          int               // number of pending reads of this member
 	Match          map[uint64]uint64 // on the leader: raft's Match, the last entry that each member has acknowledged
-	Active         map[uint64]bool   // on the leader: whether a message arrived within the last election timeout
-	SnapshotsUnder int               // snapshots that are being made for, or sent to, other members
+	Active         map[uint64]bool   // on the leader: whether each member sent a message in the last election timeout
+	SnapshotsUnder int               // number of snapshots that are being made for, or sent to, other members
 }
 
 // roles has the name that GroupStatus.Role uses for each raft state.
@@ -213,7 +213,7 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 // or a dropped proposal are ignored.
 func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
-		return // the sender will ask the new leader; raft would forward the request with the wrong sender
+		return // the sender will send the request to the new leader; raft would forward it with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
 		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it

@@ -30,7 +30,7 @@ type write struct {
 type after struct {
 	g         *Group
 	responses []*raftpb.Message
-	then      func() error // optional
+	then      func() error // may be nil
 }
 
 // batch returns the Pebble batch of the next write, and creates it if needed.
@@ -97,13 +97,13 @@ func (h *Host) due() *write {
 	h.next = &write{}
 	w.since = h.now
 	if w.batch != nil && w.batch.Empty() {
-		_ = w.batch.Close() // an empty batch
+		_ = w.batch.Close() // the batch is empty, so no error can lose data
 		w.batch = nil
 	}
 	return w
 }
 
-// run commits the batch to the log with an fsync. It is called on the log's goroutine.
+// run commits the batch to the log with an fsync. A Runner calls it on the log's goroutine.
 func (w *write) run(e *raftlog.Engine) error {
 	if w.batch == nil {
 		return nil
