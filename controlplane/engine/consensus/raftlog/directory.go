@@ -13,7 +13,7 @@ import (
 // Directory identifies a data directory and the member that it belongs to. It is stored in the directory itself.
 type Directory struct {
 	ID      uint64   // the directory's random ID, above 0
-	Vouched bool     // whether the other members have accepted the directory, so that the member may vote
+	Vouched bool     // whether the other members have recorded the directory's ID, so that the member may vote
 	Member  uint64   // the raft ID of the member that the directory belongs to
 	Members []uint64 // the first configuration; empty if the member joins an existing cluster
 }

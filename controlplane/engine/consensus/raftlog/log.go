@@ -43,10 +43,10 @@ type Log struct {
 // log needs a snapshot, and gets the membership with it.
 var firstEntry = raftconf.Position{Index: 1, Term: 1}
 
-// Open opens the log of a group and reads all of it; a gap is an error. If the engine has no such log, Open durably
-// creates it and returns fresh: with the given voters it begins after firstEntry, without voters it is empty and has no
-// members. The log's cache holds up to about cacheBytes of the newest entries. The membership is that of the log's
-// begin until ApplyChanges is called.
+// Open opens the log of a group and reads all of it; a missing entry is an error. If the engine has no log of the
+// group, Open durably creates one and sets fresh. A log that is created with voters begins after firstEntry; without
+// voters it is empty and has no members. The log caches up to about cacheBytes of the newest entries. The membership is
+// that of the log's begin until ApplyChanges is called.
 func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fresh bool, err error) {
 	l = &Log{e: e, group: group, cache: entryCache{limit: cacheBytes}}
 	v, err := e.get(groupKey(group, kindTrunc))

@@ -27,7 +27,7 @@ func Preallocate(fs vfs.FS) vfs.FS {
 	return fs
 }
 
-// Create implements vfs.FS.
+// Create implements vfs.FS. It preallocates a file whose name ends in .log.
 func (fs preallocatingFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
 	if err != nil || !strings.HasSuffix(name, ".log") {

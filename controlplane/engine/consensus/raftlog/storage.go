@@ -17,7 +17,8 @@ func (l *Log) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
 // FirstIndex implements raft.Storage: it returns the index of the first entry that was not truncated.
 func (l *Log) FirstIndex() (uint64, error) { return l.begin.Index + 1, nil }
 
-// LastIndex implements raft.Storage.
+// LastIndex implements raft.Storage: it returns the index of the last entry, or the index before the first if there is
+// none.
 func (l *Log) LastIndex() (uint64, error) { return l.last.Index, nil }
 
 // Term implements raft.Storage: it returns the term of entry i, raft.ErrCompacted or raft.ErrUnavailable. It reads the
