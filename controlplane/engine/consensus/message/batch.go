@@ -71,7 +71,7 @@ func CloseBatch(data []byte) []byte {
 var (
 	// ErrTooLarge is returned for a proposal or a batch that exceeds a limit.
 	ErrTooLarge = errors.New("the proposal is too large")
-	// ErrMalformed is returned for data that is not an entry of a known version.
+	// ErrMalformed is returned for data that is not a valid entry.
 	ErrMalformed = errors.New("the data is malformed")
 	errVersion   = errors.New("start the version that wrote it")
 )
