@@ -79,7 +79,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.File, e.Err)
 }
 
-// Unwrap returns the operating system's error, for errors.Is.
+// Unwrap returns Err, for errors.Is and errors.As.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Full reports whether the failure was a full disk or an exceeded quota.
@@ -159,7 +159,7 @@ func (d *FS) read(file string, err error) error {
 	return err
 }
 
-// Unwrap implements vfs.FS.
+// Unwrap implements vfs.FS: it returns the file system to which d passes calls.
 func (d *FS) Unwrap() vfs.FS { return d.FS }
 
 func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err error) {
@@ -173,22 +173,22 @@ func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err e
 	return out, err
 }
 
-// Create implements vfs.FS.
+// Create implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.Create(name, c) })
 }
 
-// OpenReadWrite implements vfs.FS.
+// OpenReadWrite implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.OpenReadWrite(name, c, opts...) })
 }
 
-// ReuseForWrite implements vfs.FS.
+// ReuseForWrite implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(to, func() (vfs.File, error) { return d.FS.ReuseForWrite(from, to, c) })
 }
 
-// Open implements vfs.FS.
+// Open implements vfs.FS. It does not block after a failure, because it only reads.
 func (d *FS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	f, err := d.FS.Open(name, opts...)
 	if err != nil {
@@ -197,7 +197,7 @@ func (d *FS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	return d.file(f, name), nil
 }
 
-// OpenDir implements vfs.FS.
+// OpenDir implements vfs.FS. It does not block after a failure, because it only reads.
 func (d *FS) OpenDir(name string) (vfs.File, error) {
 	f, err := d.FS.OpenDir(name)
 	if err != nil {
@@ -206,27 +206,27 @@ func (d *FS) OpenDir(name string) (vfs.File, error) {
 	return d.file(f, name), nil
 }
 
-// Link implements vfs.FS.
+// Link implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Link(from, to string) error {
 	return d.change(to, func() error { return d.FS.Link(from, to) })
 }
 
-// Rename implements vfs.FS.
+// Rename implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Rename(from, to string) error {
 	return d.change(to, func() error { return d.FS.Rename(from, to) })
 }
 
-// MkdirAll implements vfs.FS.
+// MkdirAll implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) MkdirAll(dir string, perm os.FileMode) error {
 	return d.change(dir, func() error { return d.FS.MkdirAll(dir, perm) })
 }
 
-// Remove implements vfs.FS.
+// Remove implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Remove(name string) error {
 	return d.change(name, func() error { return d.FS.Remove(name) })
 }
 
-// RemoveAll implements vfs.FS.
+// RemoveAll implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) RemoveAll(name string) error {
 	return d.change(name, func() error { return d.FS.RemoveAll(name) })
 }
