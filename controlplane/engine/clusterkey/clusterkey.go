@@ -96,8 +96,8 @@ func Load(path string) (*Key, error) {
 	return k, nil
 }
 
-// LoadOrMake loads the key in the file path. If the file does not exist, it generates a key and writes the file, which
-// only a single member may do.
+// LoadOrMake loads the key in the file path. If the file does not exist, it generates a key and writes the file. Only
+// the single member of a cluster may call it.
 func LoadOrMake(path string) (*Key, error) {
 	k, err := Load(path)
 	if !errors.Is(err, fs.ErrNotExist) {
