@@ -70,7 +70,7 @@ func (a *agent) stop() {
 
 // happened wakes the VM's goroutine because the VM's process has ended.
 func (a *agent) happened(id cloud.VMID) {
-	a.host.f.behind.Go(func() { // the host's lock is held
+	a.host.f.behind.Go(func() { // in the background, because the caller has locked the host's mu
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if d := a.vms[id]; d != nil {
