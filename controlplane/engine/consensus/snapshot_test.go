@@ -23,7 +23,8 @@ func shortLogs(t *testing.T) *cluster {
 	return c
 }
 
-// putMany makes n proposals one by one, numbered from from on, and returns all proposals with the numbers from 0.
+// putMany makes n proposals one by one, with numbers that begin at from. It returns all proposals with the numbers from
+// 0 to the last.
 func (c *cluster) putMany(m *member, from, n int) (all []string) {
 	for i := range from + n {
 		all = append(all, fmt.Sprintf("k%d=%d", i%5, i))
