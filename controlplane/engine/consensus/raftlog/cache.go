@@ -115,7 +115,8 @@ func (s *sizeMarks) truncateTo(index uint64) {
 // bytes returns the estimated size of the log in bytes.
 func (s *sizeMarks) bytes() uint64 { return s.total - s.base }
 
-// tail returns an index after which at most about bytes bytes of the log follow; 0 if the entire log is not larger.
+// tail returns an index after which at most about the given number of bytes of the log follow; 0 if the entire log is
+// not larger.
 func (s *sizeMarks) tail(bytes uint64) uint64 {
 	if s.bytes() <= bytes {
 		return 0
