@@ -35,8 +35,8 @@ func NewEntry(id [16]byte, proposal []byte) []byte {
 	return append(data, proposal...)
 }
 
-// NewBatch returns the data of a batch with the ID id and without proposals. The data has capacity for a first proposal
-// of room bytes.
+// NewBatch returns the data of a batch that has the given ID and no proposals. The data has capacity for a first
+// proposal of room bytes.
 func NewBatch(id [16]byte, room int) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+binary.MaxVarintLen32+room)
 	data[0] = batchVersion
