@@ -96,7 +96,7 @@ func (h *host) chance(p int) bool {
 	return h.rng.IntN(100) < p
 }
 
-// between returns a random duration of at least least and less than most, from the host's random source.
+// between returns a random duration, not shorter than least and shorter than most, from the host's random source.
 func (h *host) between(least, most time.Duration) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
