@@ -162,7 +162,7 @@ func (c *Clock) own(wall time.Time) time.Duration {
 }
 
 // Steady returns the wall clock's time at the start of the member plus Elapsed. It is monotonic. Use it for times that
-// are not stored or sent to others.
+// are not needed beyond the life of the process.
 func (c *Clock) Steady() time.Time { return c.started.Add(c.opts.Elapsed()) }
 
 // Elapsed returns a monotonic time, which does not change when the wall clock is set.
