@@ -2,12 +2,13 @@ package mvcc
 
 import "sync"
 
-// valueCache holds versions of keys that were read, of each key at most one. A reader asks for the version that its
-// index names, so it never gets an older or a newer one. Apply replaces the version of a key that is in the cache, so
-// that keys that are both read and written often, such as counters, are read from memory.
+// valueCache holds versions that were read, at most one for each key. A reader requests the version that its index
+// names, so it never gets an older or a newer one. Apply replaces the version of a key that is in the cache, so that
+// keys that are both read and written often, such as counters, are read from memory.
 //
-// The cache consists of two maps. New versions go into recent. When recent has half of the bytes, it replaces older,
-// whose versions are dropped unless they were read meanwhile.
+// The cache consists of two maps. New versions are put into recent. When recent has reached half of maxBytes, it
+// becomes older, and an empty map becomes recent. The versions of the previous older are dropped, except those that
+// were read meanwhile.
 type valueCache struct {
 	maxBytes int64
 
@@ -47,7 +48,8 @@ func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	return kv, true
 }
 
-// add adds a version that was read, unless the cache has a newer one. Nobody may change its bytes afterwards.
+// add adds a version that was read, unless the cache has the same or a newer one. The caller must not change kv's bytes
+// afterwards.
 func (c *valueCache) add(kv KV) {
 	if c == nil {
 		return
@@ -62,7 +64,7 @@ func (c *valueCache) add(kv KV) {
 	c.set(kv)
 }
 
-// apply replaces the versions of cached keys by those that changes made.
+// apply updates those keys that are in the cache and that changes put or delete.
 func (c *valueCache) apply(changes []change) {
 	if c == nil {
 		return
