@@ -46,7 +46,7 @@ package sim
 // Environment variables that configure the tests.
 const (
 	SeedsVariable   = "TRIVET_SIM_SEEDS"   // number of seeds that ring (a) runs
-	SeedVariable    = "TRIVET_SIM_SEED"    // first seed of either ring; the only one unless the number or the time is set
+	SeedVariable    = "TRIVET_SIM_SEED"    // first seed of either ring; the only one unless a number or time is set
 	SecondsVariable = "TRIVET_SIM_SECONDS" // how many seconds ring (b) continues to start further seeds
 	TraceVariable   = "TRIVET_SIM_TRACE"   // path of the file for the whole trace of a failed run, or of a single seed
 )

@@ -9,7 +9,8 @@ import (
 )
 
 // faultSchedule says which faults a run has, and how often. For the faults without a comment, n means one fault in n
-// steps on average, and 0 none. Few runs have all faults, so that no fault hides the effects of another.
+// steps on average, and 0 none: quake is a crash of all members, torn a crash during a write to disk, faster a burst of
+// clock ticks. Few runs have all faults, so that no fault hides the effects of another.
 type faultSchedule struct {
 	steps       int
 	loss, twice int  // percent of packets that are lost or repeated

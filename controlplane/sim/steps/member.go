@@ -54,7 +54,7 @@ const group = 1
 type crashTrigger struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
-	left    int  // number of syncs and renames until the copy is taken; 0: it is not to be taken
+	left    int  // number of syncs and renames until the copy is taken; 0: none is planned
 	all     bool // whether unsynced data survives the crash
 	picture *vfs.MemFS
 }

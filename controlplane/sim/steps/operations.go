@@ -79,7 +79,7 @@ func (c *client) createAccounts() error {
 	})
 }
 
-// transfer moves a random amount between two accounts.
+// transfer moves a random amount between two random accounts, if the first one has it.
 func (c *client) transfer() error {
 	from, to, amount := c.rng.IntN(accountCount), c.rng.IntN(accountCount), int64(1+c.rng.IntN(20))
 	return c.write("transfer", func(tx *store.Tx, op string) error {
@@ -100,7 +100,7 @@ func (c *client) transfer() error {
 	})
 }
 
-// increment adds 1 to a counter.
+// increment adds 1 to a random counter, which it reads first.
 func (c *client) increment() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("count", func(tx *store.Tx, op string) error {

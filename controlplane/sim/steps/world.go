@@ -49,7 +49,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
-// members is the number of members.
+// members is the number of members of the cluster.
 const members = 3
 
 // ids lists the IDs of the members.
@@ -80,7 +80,9 @@ type Outcome struct {
 	Trace  string
 }
 
-// Schedule runs ring (a) with one seed in the calling
+// Schedule runs ring (a) with one seed in the calling goroutine. Its error is a *sim.Violation. Meanwhile it replaces
+// crypto/rand.Reader, from which raft draws its election timeouts: nothing else in the process may use crypto/rand, and
+// only one Schedule may run at a time.
 func Schedule(seed uint64) (out Outcome, err error) {
 	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), chance: rand.NewChaCha8(seedOf(seed, 2)), counts: map[string]int{}, wiped: map[*member]bool{}}
 	real := cryptorand.Reader
