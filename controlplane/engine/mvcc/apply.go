@@ -19,8 +19,8 @@ import (
 // the changes; they are durable after a Flush. Indexes must increase from call to call and must not decrease within a
 // call; gaps are allowed.
 //
-// After an error, nothing of the call is applied. The error is final: each later Apply returns it, until Restore. It is
-// a CommandError for a command that this version cannot apply, otherwise an error of the disk.
+// After an error, readers and watchers see nothing of the call. The error is final: each later Apply returns it, until
+// Restore. It is a CommandError for a command that this version cannot apply, otherwise an error of the disk.
 func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	if e.failed != nil {
 		return nil, e.failed
@@ -146,7 +146,8 @@ func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// command applies one command. shares reports whether the previous command had the same index.
+// command applies c, unless its proposal ID is remembered: then it returns the remembered result. shares reports
+// whether the previous command had the same index.
 func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil

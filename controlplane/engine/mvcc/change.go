@@ -153,7 +153,7 @@ func (c *change) event() watch.Event {
 	return e
 }
 
-// changeList implements watch.Changes.
+// changeList is the changes of a batch. It implements watch.Changes.
 type changeList []change
 
 // Len returns the number of changes.

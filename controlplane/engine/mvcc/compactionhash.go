@@ -20,11 +20,13 @@ type compactionHashes struct {
 }
 
 const (
-	// maxRemembered is the number of hashes that are kept, as in etcd.
+	// maxRemembered is the number of hashes that are remembered, as in etcd.
 	maxRemembered = 10
 	// maxRunning is the maximum of running: Scrub must keep the data for each of these hashes.
 	maxRunning = 2
-	// hashShare and hashAnyway limit how much is read for hashes.
+	// hashShare and hashAnyway limit how much is read for hashes. A keyspace of more than hashAnyway bytes is hashed
+	// only if at least 1/hashShare of its size was written since the last computation. Members decide this alike,
+	// except after a restart.
 	hashShare  = 16
 	hashAnyway = 16 << 20
 	// hashRest is the duration of the pauses in a computation, in multiples of the work before them. A hash is not

@@ -68,7 +68,7 @@ func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var mu sync.Mutex
 	var found []*vfs.MemFS
-	recording := false // the creation of a directory is tested by TestOpenCrash
+	recording := false // false until the engine is open: TestOpenCrash tests the creation of its directory
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		mu.Lock()
 		defer mu.Unlock()

@@ -2,8 +2,8 @@
 // same commands in the same order give the same state, results and events on every member. The platform's own records
 // and the users' keys each live in an Engine of their own.
 //
-// The package knows nothing of where commands come from or what keys mean: no raft, no users, no RPC, no clock. Time is
-// what proposers stamped into transactions. Leases are stored here, but renewed and expired by the service above.
+// The package does not depend on where commands come from or what keys mean: it has no raft, users, RPC or clock. Time
+// is what proposers stamped into transactions. Leases are stored here, but renewed and expired by the service above.
 //
 // # Layers
 //
@@ -19,9 +19,9 @@
 //
 // # Revisions
 //
-// The empty keyspace is at revision 1; the first write makes revision 2. A command that changes something makes exactly
-// one revision; one that changes nothing makes none. A key has a create revision, a mod revision and a version, which
-// counts puts from 1 and starts again after a delete.
+// The empty keyspace is at revision 1; the first write makes revision 2. A command that changes keys makes exactly one
+// revision; one that changes no key makes none. A key has a create revision, a mod revision and a version, which counts
+// puts from 1 and starts again after a delete.
 //
 // Apply takes committed log entries in order. Each command is decoded (command.Decoder) and applied: transact for a
 // Txn, execute for a Program. Both collect changes and then write them to one Pebble batch for the whole call: for each

@@ -14,13 +14,13 @@ type programRun struct {
 	*applier
 	wantSteps   bool
 	firstChange int  // position of the program's first change in applier.changes
-	multiStep   bool // steps have to see each other's changes
+	multiStep   bool // there are several steps, which have to see each other's changes
 	refused     command.Refusal
 	leases      []leaseChange
 	records     []Record // named records to set, or to remove where Value is nil
 }
 
-// leaseChange grants or revokes a lease.
+// leaseChange is the grant of a lease, or, if revoked is true, its revocation.
 type leaseChange struct {
 	command.Lease
 	revoked bool
@@ -100,7 +100,7 @@ func (s *applier) writeLease(l leaseChange) error {
 	return s.batch.Set(leaseKey(tableLeases, l.ID), binary.AppendUvarint(nil, uint64(l.TTL)), nil)
 }
 
-// steps runs steps in order, until one is refused. The results are nil unless x.wantSteps.
+// steps applies steps in order, until one is refused. The results are nil unless x.wantSteps.
 func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
 	if x.wantSteps {
 		results = make([]command.StepResult, len(steps))
@@ -119,7 +119,7 @@ func (x *programRun) steps(steps []command.Step) (results []command.StepResult, 
 	return results, nil
 }
 
-// step runs one step and sets its result r.
+// step applies one step and sets its result r. If the step cannot be carried out, it sets x.refused.
 func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	switch st.Kind {
 	case command.StepRange:
@@ -156,7 +156,7 @@ func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	return nil
 }
 
-// read runs a StepRange. It checks the revision even if the result is not wanted: a refusal must be the same on all
+// read applies a StepRange. It checks the revision even if the result is not needed: a refusal must be the same on all
 // members.
 func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	switch o := st.Range; {
@@ -171,7 +171,7 @@ func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	return err
 }
 
-// put runs a StepPut.
+// put applies a StepPut: it adds the put to the changes, or refuses the program.
 func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
@@ -208,7 +208,8 @@ func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) 
 	}
 }
 
-// delete runs a StepDelete.
+// delete applies a StepDelete: it adds a delete of each key to the changes, or refuses the program if there are too
+// many.
 func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
@@ -287,7 +288,7 @@ func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	return ttl, known
 }
 
-// revoke runs a StepRevoke: it deletes the lease and the keys attached to it.
+// revoke applies a StepRevoke: it deletes the lease and the keys attached to it, or refuses the program.
 func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
 		x.refused = command.RefusedLeaseNotFound

@@ -24,7 +24,7 @@ type generation struct {
 	reads         readCounts
 	values        *valueCache
 	hashes        compactionHashes
-	defragmenting atomic.Int32 // number of running calls of Defragment: while it is not 0, compactions
+	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
 	// using is read-locked while db is used, and locked to close db.
 	using     sync.RWMutex
@@ -96,7 +96,7 @@ func (g *generation) acquire() error {
 	return nil
 }
 
-// release allows again to close db. Each successful acquire needs one release.
+// release lets db be closed again. Each successful acquire needs one release.
 func (g *generation) release() { g.using.RUnlock() }
 
 // retire waits until db is not in use and closes it. Later calls of acquire return reason.

@@ -53,7 +53,9 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	return h, nil
 }
 
-// hash computes the Hash.Hash of HashKV. The caller has pinned compactRevision.
+// hash returns the checksum of the versions that HashKV describes. The caller has pinned compactRevision. It releases g
+// from time to time, so that closing g need not wait for it, and then pauses for rest times the duration of its last
+// step.
 func (g *generation) hash(ctx context.Context, compactRevision, revision int64, rest time.Duration) (uint32, error) {
 	h := hasher{compactRevision: compactRevision, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {

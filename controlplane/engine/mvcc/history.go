@@ -15,7 +15,7 @@ import (
 // a CompactedError.
 func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
-// history implements watch.Source with the change log on disk.
+// history reads the events that are no longer in memory from the change log on disk. It implements watch.Source.
 type history struct{ *Engine }
 
 // ReadEvents implements watch.Source.

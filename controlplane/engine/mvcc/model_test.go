@@ -382,7 +382,7 @@ func (r *modelRun) checkReplay() {
 	}
 	r.checkHash(e)
 	for _, x := range []*Engine{e, r.e} {
-		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // the build pins data against Scrub
+		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // while the index is built, Scrub keeps data for it
 		for done := false; !done; {
 			done, err = x.Scrub(context.Background(), 10)
 			require.NoError(r.t, err)

@@ -49,7 +49,7 @@ type modelProgram struct {
 	refused    command.Refusal
 }
 
-// scan returns the keys of in that are in [key, end), in order.
+// scan returns the keys of [key, end) among those in a state, in order.
 func (x *modelProgram) scan(in map[string]KV, key, end []byte) []KV {
 	m := model{states: []map[string]KV{in}}
 	return m.scan(key, end, 0)

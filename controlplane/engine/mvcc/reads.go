@@ -73,7 +73,7 @@ func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keySt
 			h = at
 		}
 		over := merge.peek()
-		order := -1 // how the stored key compares to the overlay's
+		order := -1 // result of bytes.Compare for the stored key and the overlay's
 		switch {
 		case !stored && over == nil:
 			return it.Error()
@@ -129,7 +129,7 @@ func (m *overlayIterator) next(key []byte) {
 	}
 }
 
-// userKey returns the key that prefix encodes. It is valid until the next call, and as long as prefix is.
+// userKey returns the key that prefix encodes. The key may alias prefix, and is valid until the next call.
 func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	if n := len(prefix); n >= 3 && bytes.IndexByte(prefix[1:n-2], escapeByte) < 0 {
 		return prefix[1 : n-2], nil

@@ -39,7 +39,7 @@ func loadRecords(db *pebble.DB) (r recordSet, err error) {
 	return r, it.Error()
 }
 
-// search returns the position of name, or where it has to be inserted.
+// search returns the position of the record with this name in r, or, if it is not found, where it has to be inserted.
 func (r recordSet) search(name []byte) (at int, found bool) {
 	return slices.BinarySearchFunc(r, name, func(a Record, name []byte) int { return bytes.Compare(a.Name, name) })
 }

@@ -96,8 +96,8 @@ type scrubber struct {
 	limit           int
 	removed         int
 	freed           int64
-	from            []byte // the change log before this key was removed by earlier calls
-	stop            []byte // the change log before this key is removed by this call; nil: not known yet
+	from            []byte // earlier calls have removed the change log before this key
+	stop            []byte // this call removes the change log before this key; nil: not known yet
 	more            bool   // there is more to remove after this call
 	key             []byte
 }
@@ -154,6 +154,9 @@ func (s *scrubber) commit() error {
 }
 
 // Defragment rewrites the files without the removed data, and returns when that is done. Without Defragment, Pebble
+// reclaims space on its own, but that of large values only when much of a file is unused. Reads and Apply may run
+// meanwhile; Close and Restore wait for Defragment, or, once ctx has ended, for the current compaction. It rewrites
+// nearly all files and temporarily needs as much free space as they take.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {

@@ -21,8 +21,8 @@ type Snapshot struct {
 	closed atomic.Bool
 }
 
-// Snapshot takes a snapshot at the current revision. The caller must close it. If that fails, the methods of the
-// snapshot return the error.
+// Snapshot takes a snapshot at the current revision. The caller must close it. If it cannot be taken, its methods
+// return the error.
 func (e *Engine) Snapshot() *Snapshot {
 	v, err := e.pin(true)
 	if err != nil {
@@ -130,8 +130,8 @@ func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 type reader struct {
 	it       *pebble.Iterator
 	revision int64
-	key      []byte // buffer
-	seek     []byte // buffer
+	key      []byte // buffer for the current key
+	seek     []byte // buffer for the Pebble key to seek to
 }
 
 // keyState decodes the version at the position of r.it, which revision mod wrote. For a tombstone it returns the zero
@@ -300,7 +300,7 @@ func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error)
 		if mod <= r.revision {
 			return prefix, mod, true, nil
 		}
-		// This version is newer: seek within the versions of the key, or on to the next key.
+		// This version is newer than r.revision: seek to an older version of the key, or to the next key.
 		r.seek = appendRevision(append(r.seek[:0], prefix...), r.revision)
 		ok = r.it.SeekGE(r.seek)
 	}

@@ -27,7 +27,7 @@ func newValueCache(maxBytes int64) *valueCache {
 
 // cachedBytes returns the approximate memory that the cache uses for kv.
 func cachedBytes(kv *KV) int64 {
-	const overhead = 192 // of the maps and KV
+	const overhead = 192 // bytes that the maps and the KV need for an entry
 	return int64(overhead + 2*len(kv.Key) + len(kv.Value))
 }
 
@@ -87,7 +87,7 @@ func (c *valueCache) apply(changes []change) {
 	}
 }
 
-// set stores kv in recent. The caller holds c.mu.
+// set stores kv in recent, unless it would need more than an eighth of maxBytes. The caller holds c.mu.
 func (c *valueCache) set(kv KV) {
 	c.remove(kv.Key)
 	size := cachedBytes(&kv)
@@ -101,7 +101,7 @@ func (c *valueCache) set(kv KV) {
 	c.recentBytes += size
 }
 
-// remove removes key. The caller holds c.mu.
+// remove removes key from both maps. The caller holds c.mu.
 func (c *valueCache) remove(key []byte) {
 	delete(c.older, string(key))
 	if kv, ok := c.recent[string(key)]; ok {

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// flip flips bits of the byte at position at of a file. A second call restores the byte.
+// flip inverts some bits of a file's byte at an offset. A second call restores the byte.
 func flip(t *testing.T, fs vfs.FS, path string, at int64) {
 	f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	require.NoError(t, err)

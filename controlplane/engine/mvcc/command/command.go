@@ -29,7 +29,7 @@ type Refusal uint8
 // The numbers of the refusals are stored in the database and must never change.
 const (
 	RefusedNot       Refusal = 0
-	RefusedCompacted Refusal = 1 // compaction at or below the compact revision
+	RefusedCompacted Refusal = 1 // compaction at or below, or read below, the compact revision
 	RefusedFuture    Refusal = 2 // compaction, or read, above the current revision
 	RefusedTooMany   Refusal = 3 // more than MaxTxnChanges changes
 	RefusedEpoch     Refusal = 4 // Program.Epoch is not the current one, or a lease's keys have changed (Step.Value)
@@ -76,8 +76,8 @@ func (r Result) Err() error {
 	return nil
 }
 
-// resultFormat is in the upper four bits of the first byte of an encoded result; the refusal is in the next three,
-// conflict in the last one.
+// resultFormat is the format number in the upper four bits of the first byte of an encoded result. The refusal is in
+// the next three bits, and the conflict in the last one.
 const resultFormat = 1
 
 // EncodeResult appends the encoding of r to dst.

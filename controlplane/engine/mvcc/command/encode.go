@@ -26,7 +26,7 @@ const (
 
 	revokeKeys = 0x10
 
-	rangeReverse   = 1 << 0 // this and the next ones are flags in the second byte of a StepRange
+	rangeReverse   = 1 << 0 // first of the flags in the second byte of a StepRange
 	rangeKeysOnly  = 1 << 1
 	rangeWantCount = 1 << 2
 	rangeCountOnly = 1 << 3

@@ -17,14 +17,14 @@ type KV struct {
 type Meta struct {
 	CreateRevision, ModRevision, Version int64
 
-	Lease int64 // 0: none
+	Lease int64 // lease that the key is attached to; 0: none
 	Size  int64 // size of the value, bytes
 }
 
 // Live reports whether the key exists.
 func (v Meta) Live() bool { return v.ModRevision != 0 }
 
-// RangeOptions selects what Range reads.
+// RangeOptions selects the keys that a range reads and what it returns of them.
 type RangeOptions struct {
 	Key, End  []byte // [Key, End); without End: Key alone; with End {0}: all keys from Key on
 	Revision  int64  // revision to read at; 0: the newest one
@@ -36,7 +36,7 @@ type RangeOptions struct {
 	CountOnly bool   // like WantCount, but return no keys
 }
 
-// RangeResult is the result of Range.
+// RangeResult is the result of a range.
 type RangeResult struct {
 	KVs  []KV
 	More bool // Limit or MaxBytes left keys out

@@ -116,5 +116,5 @@ type StepResult struct {
 // renews them, and revokes them when they expire.
 type Lease struct {
 	ID  int64
-	TTL int64 // seconds, as granted
+	TTL int64 // time to live in seconds, as granted
 }

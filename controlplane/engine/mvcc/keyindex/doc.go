@@ -17,5 +17,5 @@
 //   - An Entry that cannot hold everything (leases, huge numbers, large values that were not read at the start) is
 //     partial: the caller then reads the version itself.
 //
-// The package knows neither Pebble nor the engine. An Index belongs to one goroutine.
+// The package does not depend on Pebble or the engine. An Index belongs to one goroutine.
 package keyindex

@@ -110,7 +110,7 @@ func (c *child) countRange(key, end []byte) (count, newest int64) {
 	return count, newest
 }
 
-// countRange is child.countRange for a leaf.
+// countRange is child.countRange for the keys in l.
 func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	from, to := 0, len(l.entries)
 	if key != nil {
@@ -134,7 +134,7 @@ func (l *leaf) key(i int) []byte {
 	return l.keys[from:l.ends[i]]
 }
 
-// search returns the position of key, or where it has to be inserted.
+// search returns the position of key in l, or, if it is not found, the position where it has to be inserted.
 func (l *leaf) search(key []byte) (at int, found bool) {
 	from, to := 0, len(l.ends)
 	for from < to {
@@ -151,7 +151,7 @@ func (l *leaf) search(key []byte) (at int, found bool) {
 	return from, false
 }
 
-// search returns the position of the child whose range contains key.
+// search returns the index in n.children of the child whose range contains key.
 func (n *inner) search(key []byte) int {
 	from, to := 1, len(n.children)
 	for from < to {
@@ -350,7 +350,7 @@ func (c *child) size() int {
 	return len(c.inner.children)
 }
 
-// join merges the i-th child with the next one.
+// join merges the i-th child of n with the next one.
 func (t *Index) join(n *inner, i int) {
 	a, b := &n.children[i], &n.children[i+1]
 	if a.leaf != nil {

@@ -53,10 +53,10 @@ func TestIndex(t *testing.T) {
 		for i := range 6000 {
 			key := randomKey(rng)
 			if seed == 3 && i < 3000 {
-				key = fmt.Sprintf("%08d", i) // always at the end
+				key = fmt.Sprintf("%08d", i) // after all other keys
 			}
 			at, there := slices.BinarySearchFunc(model, key, byKey)
-			// First the index grows, then it shrinks.
+			// Removals become more frequent, so that the index first grows and then shrinks.
 			if rng.IntN(6000) < i {
 				x.Remove([]byte(key))
 				if there {

@@ -45,7 +45,7 @@ func (c *Collector) complete() int64 {
 	return c.To
 }
 
-// collectRecent collects events from memory.
+// collectRecent collects the events of s from the blocks in memory.
 func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	c := Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	c.addBlocks()
@@ -55,7 +55,7 @@ func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	return c, nil
 }
 
-// collectFromSource collects events that are no longer in memory.
+// collectFromSource collects the events of s, which are no longer in memory, from the hub's Source.
 func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
 	c := &Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	err := w.hub.source.ReadEvents(c)

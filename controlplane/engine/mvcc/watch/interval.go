@@ -40,7 +40,7 @@ func (n *intervalNode) before(start, end string) bool {
 	return n.start < start || n.start == start && endsAfter(end, n.end)
 }
 
-// update computes n.furthest from n's children, and returns n.
+// update sets n.furthest to the furthest end in n and its children, and returns n.
 func (n *intervalNode) update() *intervalNode {
 	n.furthest = n.end
 	if n.left != nil && endsAfter(n.left.furthest, n.furthest) {

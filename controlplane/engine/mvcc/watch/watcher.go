@@ -39,7 +39,7 @@ type Options struct {
 // EventType is the type of an Event.
 type EventType uint8
 
-// The event types.
+// The types of events.
 const (
 	EventPut    EventType = 1
 	EventDelete EventType = 2
@@ -56,11 +56,11 @@ type Event struct {
 
 // Batch is the result of Next: events in log order.
 type Batch struct {
-	// Revision is the revision up to which, and including which, all events were delivered with this batch and those
-	// before it.
+	// Revision is the newest revision whose events, and those of all revisions before it, were all delivered with this
+	// batch and earlier ones.
 	Revision int64
 	Events   []Event
-	// Partial reports that the last event's revision has more events, which follow in the next batch.
+	// Partial is true if the last event's revision has more events, which follow in the next batch.
 	Partial bool
 }
 
