@@ -43,9 +43,9 @@
 // behind a bloom filter. The change log, under increasing revisions, lists which keys each revision changed, without
 // the values.
 //
-// Pebble runs without a write-ahead log: the raft log is the log. The applied index is in the same batch as the data,
-// so after a crash the engine is exactly between two commands, at or after the last Flush, and the owner replays the
-// raft log from Applied. Log entries may be deleted only below a Position that Flush returned.
+// Pebble runs without a write-ahead log, since the raft log has the same commands. The applied index is in the same
+// batch as the data, so after a crash the engine is exactly between two commands, at or after the last Flush, and the
+// owner replays the raft log from Applied. Log entries may be deleted only below a Position that Flush returned.
 //
 // # Watch
 //
@@ -56,7 +56,7 @@
 //
 // A compaction at revision R makes R the compact revision: reads and watches from R on stay exact, older ones fail with
 // a CompactedError. Applying it only changes that number. The data is removed by Scrub, which each member calls in the
-// background in small steps: it walks the change log up to R and deletes the versions that were replaced. The change
+// background in small steps: it reads the change log up to R and deletes the versions that were replaced. The change
 // log of R itself is kept, so that a watch from R misses nothing. Defragment then gives the space back at once.
 //
 // # Snapshots

@@ -34,9 +34,9 @@ type Options struct {
 	ValueCacheBytes int64
 
 	// HashOnCompact makes each compaction start, in the background, a hash of the keyspace as it was before. HashKV
-	// returns it for the compaction's revision. Until it is computed, Scrub keeps the data that it reads. It reads all
-	// keys; above 16 MiB, compactions after few writes get no hash, so that all hashes together read at most about 20
-	// times the bytes that were written.
+	// returns it for the compaction's revision. Until the hash is computed, Scrub keeps the data for it. Each hash
+	// reads all keys; above 16 MiB, compactions after few writes get no hash, so that all hashes together read at most
+	// about 20 times the bytes that were written.
 	HashOnCompact bool
 
 	// OnLeases, if set, is called after each batch that changed leases, when readers can already see the changes, and

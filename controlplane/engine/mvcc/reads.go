@@ -35,8 +35,8 @@ func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	return h, err
 }
 
-// pendingEntry returns the entry of key in the overlay of the program, if own is true, or else in that of the batch;
-// nil if there is none.
+// pendingEntry returns the entry of key in the program's overlay, if own is true and it has one, and otherwise in the
+// batch's overlay. It returns nil if there is none.
 func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	if own {
 		if e := s.programOverlay.find(key); e != nil {

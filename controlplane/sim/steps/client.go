@@ -153,7 +153,8 @@ type clientProposer struct {
 	attempts int
 }
 
-// Propose implements store.Proposer. It tries up to eight times.
+// Propose implements store.Proposer. It proposes up to eight times, and returns errTired after that, or when it is
+// called for the seventh time.
 func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if d.attempts++; d.attempts > 6 {
 		return command.Result{}, errTired

@@ -16,7 +16,7 @@ func (d *FieldDecoder) Fail() {
 	d.Rest, d.Err = nil, ErrMalformed
 }
 
-// Byte decodes one byte.
+// Byte decodes one byte. It fails at the end of the input.
 func (d *FieldDecoder) Byte() byte {
 	if len(d.Rest) == 0 {
 		d.Fail()
@@ -27,7 +27,7 @@ func (d *FieldDecoder) Byte() byte {
 	return v
 }
 
-// Uint64 decodes an unsigned varint.
+// Uint64 decodes an unsigned varint. It fails if there is no valid one.
 func (d *FieldDecoder) Uint64() uint64 {
 	v, n := binary.Uvarint(d.Rest)
 	if n <= 0 {
@@ -38,7 +38,7 @@ func (d *FieldDecoder) Uint64() uint64 {
 	return v
 }
 
-// Int64 decodes an unsigned varint that fits into an int64.
+// Int64 decodes an unsigned varint. It fails if the number does not fit into an int64.
 func (d *FieldDecoder) Int64() int64 {
 	v := d.Uint64()
 	if int64(v) < 0 {

@@ -154,8 +154,8 @@ func (w *Watcher) Close() {
 }
 
 // Progress returns the revision up to which Next has returned all events. It also advances while there are no events
-// for this watcher. Between two calls of Next, on the same goroutine, it is never above the events that Next has
-// returned.
+// for this watcher. If it is called between two calls of Next, on the same goroutine, Next has returned all events up
+// to this revision.
 func (w *Watcher) Progress() int64 {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
