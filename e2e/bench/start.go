@@ -165,10 +165,10 @@ func (s *starter) disk(name string) string {
 
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
-// byHand returns the agent's arguments with the paths of this host, and without -S: QEMU then starts the guest without
-// waiting for a monitor command.
+// byHand returns the agent's arguments with the paths of this host, and without -S and -preconfig: QEMU then starts the
+// guest without waiting for a monitor command.
 func (s *starter) byHand(argv []string) []string {
-	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" })
+	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" || a == "-preconfig" })
 	for i, a := range out {
 		switch a {
 		case "/boot/kernel":
