@@ -75,32 +75,33 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has
-// had no effect, and Call sends it again.
+// ErrNotLeader is returned by a command, or by a call to another member, if that member does not lead. The command has
+// had no effect, so Call sends it again.
 var ErrNotLeader = errors.New("this member does not lead")
 
-// ErrNotSent is returned by a Caller if the request cannot have reached the other member.
+// ErrNotSent is returned by a Caller if the request cannot have reached the other member, so that sending it again is
+// safe.
 var ErrNotSent = errors.New("the call was not sent")
 
-// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error. It is for
-// the log and must not be shown to users.
+// RemoteError is an internal error of the leader that ran a command, as opposed to a fault.Fault. Text is the message
+// of that error. It is for the log and must not be shown to users.
 type RemoteError struct{ Text string }
 
 func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
 
-// Leadership reports which member leads a raft group, as far as this member knows.
+// Leadership reports which member leads a raft group. The report of a member may be outdated.
 type Leadership interface {
-	// Leader returns the leading member, 0 if none is known, and its term.
+	// Leader returns the ID of the leading member, or 0 if none is known, and the current term.
 	Leader() (member, term uint64)
-	// Changed returns a channel that is closed at the next change of Leader. Call Changed before Leader, so that no
-	// change is missed.
+	// Changed returns a channel that is closed at the next change of what Leader returns. Call Changed before Leader,
+	// so that no change is missed.
 	Changed() <-chan struct{}
 }
 
-// Caller sends a command to another member. It returns ErrNotLeader, ErrNotSent, a *fault.Fault or *RemoteError of the
-// command, or any other error if it is unknown whether the command took effect.
+// Caller sends a command to another member, with the user on whose behalf it runs. It returns ErrNotLeader, ErrNotSent,
+// a *fault.Fault or *RemoteError of the command, or any other error if it is unknown whether the command took effect.
 type Caller interface {
 	Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error)
-	// Open is Call for a Stream. It passes each piece of the response to send.
+	// Open is Call for a Stream: it calls send with each piece of the response.
 	Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error
 }
