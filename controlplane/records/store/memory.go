@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Direct is a Proposer for tests. It applies each command at once to a single engine, without replication.
+// Direct is a Proposer for tests. It applies each command at once to one mvcc engine, without replication.
 type Direct struct {
 	mu     sync.Mutex
 	engine *mvcc.Engine
@@ -16,7 +16,7 @@ type Direct struct {
 
 var _ Proposer = (*Direct)(nil)
 
-// NewDirect returns a Direct that applies to engine.
+// NewDirect returns a Direct that applies commands to engine.
 func NewDirect(engine *mvcc.Engine) *Direct { return &Direct{engine: engine} }
 
 // Propose implements Proposer.
