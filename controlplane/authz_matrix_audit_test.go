@@ -17,8 +17,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// The audit has a record of every refused call: the method, the principal if it was authenticated, and the address. The
-// credentials of the caller are not in it.
+// TestRefusalsAreAudited makes calls that are refused. The audit must have a record of each, with the method, the
+// address, and the principal if the caller was authenticated, but without the caller's credentials.
 func TestRefusalsAreAudited(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
