@@ -137,7 +137,7 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 // limit; streams of others must be admitted. Streams that have ended must not count.
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
-	clients := map[string]vmv1.VmServiceClient{} // one client per token, because one connection has at most MaxStreams streams
+	clients := map[string]vmv1.VmServiceClient{} // by token, since a connection has at most MaxStreams streams
 	ctx, cancelCall := context.WithCancel(t.Context())
 	open := func(token string) error {
 		if clients[token] == nil {
