@@ -52,7 +52,7 @@ const (
 // process, which include those of the test's client.
 type cost map[string]int64
 
-// measuredCall is a call whose cost is measured.
+// measuredCall is a call that TestCosts makes repeatedly to measure its cost.
 type measuredCall struct {
 	name string
 	// prepare returns a function that makes call number i, which must succeed. The work of prepare itself is not

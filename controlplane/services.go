@@ -44,7 +44,7 @@ type service struct {
 	rpc func(grpc.ServiceRegistrar)
 	// agentRPC registers the service's methods for agents of hosts and for joining members, on the port for agents.
 	agentRPC func(grpc.ServiceRegistrar)
-	// rest is the service's REST API.
+	// rest describes the service's REST API, which has its own port.
 	rest *restAPI
 	// tasks run only on the leader, each in its own loop.
 	tasks []leader.Task

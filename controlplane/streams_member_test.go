@@ -33,7 +33,7 @@ type watchers struct {
 	streams []grpc.ServerStreamingClient[vmv1.VmEvent]
 }
 
-// fat returns 60 labels, or metadata pairs, with values of the largest size, and the label mark.
+// fat returns 60 labels, or metadata pairs, with values of 1 KiB, the largest size, and the label mark.
 func fat(mark int) map[string]string {
 	m := map[string]string{"mark": fmt.Sprint(mark)}
 	for i := range 60 {

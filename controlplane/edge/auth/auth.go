@@ -1,9 +1,9 @@
-// Package auth authorizes calls. It is shared by all services and both edges.
+// Package auth authorizes calls, for all services, over gRPC and over REST.
 //
-// An edge (package rest or rpc) verifies a bearer token with a Verifier and puts the Caller into the context. Each
-// handler then calls Admit once, before it reads any record. Admit resolves the tenant of the call (tenant.go),
-// evaluates the policy (Cedar: policy.cedar, over the authorization table in rules.go), and sets the method and the
-// tenant of the Caller for the audit. For open streams, Readmit and Rechecker (recheck.go) repeat the check.
+// Package rest or rpc verifies the bearer token of a call with a Verifier and puts the Caller into the context. The
+// handler then calls Admit once, before it reads any record. Admit finds the tenant of the call (tenant.go), evaluates
+// the policy (Cedar: policy.cedar, with the authorization table in rules.go), and sets the method and the tenant of the
+// Caller for the audit. For open streams, Readmit and Rechecker (recheck.go) repeat the check.
 //
 // The package must not know records or transports.
 package auth
@@ -20,12 +20,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Verifier verifies bearer tokens.
+// Verifier verifies bearer tokens. Verify returns the token's holder, or an error if the token is not valid.
 type Verifier interface {
 	Verify(ctx context.Context, token string) (*cloud.Caller, error)
 }
 
-// Edge is the protocol of a call. The authorization differs only in how a call's tenant is found.
+// Edge is the protocol of a call. It affects how Admit finds the tenant of a call, and which error a missing tenant
+// gets.
 type Edge uint8
 
 const (
@@ -209,8 +210,8 @@ func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, request
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
 	if rule.Scope == OfPlace || rule.Scope == OfProjectOrOrg && tenant.Project == "" {
-		// A role in a project grants no rights in its org or in the whole cloud, and a role in an org none in the whole
-		// cloud.
+		// A role in a project grants no rights in its org or in the entire cloud, and a role in an org grants none in
+		// the entire cloud.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
 			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
 		})

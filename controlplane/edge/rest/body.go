@@ -99,8 +99,8 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// RefuseBrowser returns an error for requests that a web page can make a browser send: those with a foreign Origin or
-// Sec-Fetch-Site, those whose Host is not allowed (CheckPage), and those whose body type requires no CORS preflight.
+// RefuseBrowser returns an error for requests that a web page can make a browser send: those that CheckPage refuses,
+// and those whose body type requires no CORS preflight.
 func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err

@@ -2,8 +2,9 @@
 // errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
 //
 // A service registers its routes on a Server. A Handler returns data or an error and does not write the response
-// itself. A response that is too long for memory is a Stream, which is written while it is made. The response of
-// another member is passed on as Verbatim. The package must not know records or services.
+// itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. The
+// response of another member is returned as Verbatim and forwarded unchanged. The package must not know records or
+// services.
 package rest
 
 import (
@@ -49,7 +50,7 @@ type Response struct {
 // Header returns the HTTP header of the response, which the handler may change.
 func (w *Response) Header() http.Header { return w.header }
 
-// Options of a Server.
+// Options configures a Server.
 type Options struct {
 	// Service selects the column of the error table in package fault: the status and code for each kind of error.
 	Service fault.Service

@@ -64,7 +64,8 @@ func countConns(c credentials.TransportCredentials, s *Streams) credentials.Tran
 	return connCounter{c, s}
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. It returns the connection as a conn that is registered
+// in c.s.conns.
 func (c connCounter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {

@@ -92,7 +92,7 @@ var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longe
 
 // Admission is what an Intake's admit function decides about a call from its headers.
 type Admission struct {
-	// Proven is set if the caller showed a valid credential or, for a foreign method, is on loopback.
+	// Proven is set if the caller showed a valid credential or, for a method of another protocol, is on loopback.
 	Proven bool
 	// Holder identifies the holder of the credential, for the limits per holder (maxProvenBy, maxLargeBy,
 	// refusalLimits). It is empty for an unauthenticated caller.
@@ -105,8 +105,8 @@ type Admission struct {
 	// Time is the time limit for the arrival of a message; 0 means ReceiveTime.
 	Time time.Duration
 	// Foreign is set for a method of another protocol, such as etcd's, whose errors are gRPC's own. Authenticated
-	// callers of foreign methods have a separate budget, all of which one address may use: they are the operator's
-	// programs, often on one host. Unauthenticated callers of foreign methods have the same budget as other
+	// callers of such methods have a separate budget, all of which one address may use: they are the operator's
+	// programs, often on one host. Unauthenticated callers of such methods share a budget with all other
 	// unauthenticated callers.
 	Foreign bool
 }
@@ -116,10 +116,10 @@ type Admission struct {
 // before any interceptor runs, and stores one message per open stream.
 //
 //   - A call that admit refuses is refused by its headers; its message is not read.
-//   - Until its message is read, a call holds at most one flow-control window of the message.
+//   - Until its message is read, at most one flow-control window of the message is in memory.
 //   - A message is read once it has arrived completely. If it is longer than the window allows, it is read once its
 //     announced length is within the call's limit and has been reserved in a budget.
-//   - A call ends with an error if its message does not arrive in time, or exceeds a bound.
+//   - A call ends with an error if its message does not arrive in time, or exceeds a limit.
 //
 // Each connection is wrapped in a meter, which parses the lengths of messages. Credentials are not checked in the gRPC
 // tap handle: it runs on the connection's reading goroutine, which a verification must not block, and gRPC (1.85) leaks
@@ -175,7 +175,8 @@ type metered struct {
 	intake *Intake
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits and wraps each
+// other one in a meter.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {

@@ -291,9 +291,9 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 	ends(t, two, second, codes.ResourceExhausted, "from one org, user or host")
 }
 
-// TestUnauthenticatedPassthroughCalls checks that foreign calls of unauthenticated callers count in the budget of all
-// such callers, where one address has a limit. Foreign calls of other callers must count in a budget without a limit
-// per address.
+// TestUnauthenticatedPassthroughCalls makes calls to methods of another protocol. Those of unauthenticated callers must
+// count in the budget of all such callers, where one address has a limit. Those of other callers must count in a budget
+// without a limit per address.
 func TestUnauthenticatedPassthroughCalls(t *testing.T) {
 	i := NewIntake(1, nil)
 	from := netip.MustParseAddr("192.0.2.1")

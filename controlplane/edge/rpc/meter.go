@@ -282,10 +282,10 @@ func (c *call) signal() {
 // forget stops tracking the call. Call it when the call has ended.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
-// poll reports in ready whether the next message can be read now; if so, poll counts it as taken. length is 0 for a
-// message that has arrived completely and for the end of the client's messages, and the announced length for an
-// incomplete message longer than small. If many is false, a message counts as complete only when the client has ended
-// its half of the stream, which gRPC waits for as well.
+// poll reports in ready whether the next message can be read now; if so, poll removes it from the messages that hasNext
+// reports. length is 0 for a message that has arrived completely and for the end of the client's messages, and the
+// announced length for an incomplete message longer than small. If many is false, a message counts as complete only
+// when the client has ended its half of the stream, which gRPC waits for as well.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,7 +302,7 @@ func (c *call) poll(small int, many bool) (length int, ready bool) {
 	return 0, false
 }
 
-// hasNext reports whether a complete message, or the end of the client's messages, has arrived and was not taken by
+// hasNext reports whether a complete message, or the end of the client's messages, has arrived and was not returned by
 // poll.
 func (c *call) hasNext(many bool) bool {
 	c.mu.Lock()

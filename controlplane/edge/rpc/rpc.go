@@ -4,9 +4,9 @@
 // New returns a Server, on which a service registers itself. Handlers return *fault.Fault errors. The package must not
 // know records or services.
 //
-// Before a handler runs, an Intake bounds the memory that callers can make a server use. It refuses calls by their
-// headers, and lets a message be read only once the message has arrived, or if it fits its method's limit and a budget.
-// The reasons are in the comment of Intake.
+// Before a handler runs, an Intake limits the memory that callers can make a server use. It refuses calls by their
+// headers. It lets the server read a message only after the message has arrived completely or, if the message is long,
+// after its length was reserved in a budget. The comment of Intake states the reasons.
 //
 // Streams of callers with tokens are limited in number (streams.go) and in the bytes that are buffered for clients that
 // do not read (unsent.go). SendMsg of such a stream waits until the client has read most of the earlier messages. A
@@ -60,7 +60,7 @@ const (
 	Workers = 1024
 )
 
-// Options of a server.
+// Options configures a server.
 type Options struct {
 	// Verifier verifies bearer tokens. It is nil for a port whose callers authenticate with a certificate.
 	Verifier auth.Verifier
@@ -93,9 +93,9 @@ type Options struct {
 type Passthrough struct {
 	// Prefix is what the full names of the protocol's methods begin with, and no others.
 	Prefix string
-	// Admit admits or refuses a call by its headers, before its message is read. Unary gets the returned context, so
-	// that it need not authorize the call again; Stream must make the same checks. known reports whether the caller is
-	// on loopback or has shown a credential.
+	// Admit admits or refuses a call by its headers, before its message is read. Unary and Stream must make the same
+	// checks; Unary gets the returned context, so that it need not authorize the call again. known reports whether the
+	// caller is on loopback or has shown a credential.
 	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
 	// MaxMessage is the limit of a message of these services, in bytes.
 	MaxMessage int

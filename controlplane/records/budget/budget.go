@@ -2,7 +2,7 @@
 // token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
 //
 // Decisions:
-//   - Only the leader keeps budgets, in memory. So the limits do not grow with the number of members that accept calls,
+//   - Budgets exist only in the leader's memory. So the limits do not grow with the number of members that accept calls,
 //     and counting writes no records. A new leader starts with full budgets.
 //   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
 //     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
@@ -10,7 +10,7 @@
 //   - Calls are checked before the command does any work. Bytes are charged with the size of each log entry before the
 //     entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the bucket is no
 //     longer negative.
-//   - system:admin with a token for the whole cloud, and billing:admin on wallets of others, have no budget: tenants
+//   - system:admin with a token for the entire cloud, and billing:admin on wallets of others, have no budget: tenants
 //     cannot give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
 //     budget.
 //
@@ -46,10 +46,10 @@ type Limits struct {
 }
 
 // Default holds the default limits, which are far above what a tenant's tools use. At these limits a project can write
-// at most 90 GiB of log entries per day.
+// at most 90 GiB of log entries per day, most of which compaction by size removes soon.
 var Default = Limits{CallsPerSecond: 50, CallsBurst: 1000, BytesPerSecond: 1 << 20, BytesBurst: 32 << 20}
 
-// Validate returns an error for limits that would refuse every call.
+// Validate returns an error for a negative rate, and for a rate with a burst below 1, which would refuse every call.
 func (l *Limits) Validate() error {
 	for _, f := range []struct {
 		name        string

@@ -38,7 +38,7 @@ import (
 const (
 	// Command is the name of the command by which a member queries the space of another.
 	Command = "disk.space"
-	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
+	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of the errors of Admit.
 	Reason = "DISK_SPACE_LOW"
 	// CheckEvery is the time between two measurements of this member's disk, and between two queries to the other
 	// members. fresh is the most age of the measurement that admits a call; it is short because 100 MiB can be written
@@ -68,7 +68,7 @@ type Peers interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
-// Options of a Monitor. Dir (the data directory), Self (this member's ID) and Log are required.
+// Options configures a Monitor. Dir (the data directory), Self (this member's ID) and Log are required.
 type Options struct {
 	Dir  string
 	Self uint64
@@ -82,7 +82,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Monitor tracks the disk space of all members.
+// Monitor holds the last known disk space of each member, and refuses changes while one of them is low.
 type Monitor struct {
 	opts Options
 
@@ -166,7 +166,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// Check measures this member's disk and queries all other members concurrently.
+// Check measures this member's disk and requests the disk space of all other members concurrently.
 func (m *Monitor) Check(ctx context.Context) {
 	m.measure()
 	m.mu.Lock()
@@ -260,7 +260,7 @@ func (m *Monitor) Low() (uint64, Space) {
 	return 0, Space{}
 }
 
-// Full reports whether any member is low.
+// Full reports whether the disk of any member is low.
 func (m *Monitor) Full() bool { id, _ := m.Low(); return id != 0 }
 
 // freeing lists name prefixes of the methods that remove data or access. They are admitted even if a disk is low.

@@ -22,8 +22,9 @@
 //
 //	func (s *Service) createOnLeader(ctx context.Context, q createAsk) (Created, error) { … }
 //
-// Names are sent between members of different versions, so a name keeps its meaning and the type of its request. Each
-// service registers its commands in one place. A Stream is a command that only reads and sends its response in pieces.
+// Names are sent between members of different versions, so the meaning of a name and the type of its request must not
+// change. Each service registers its commands in one place. A Stream is a command that only reads and sends its
+// response in pieces.
 //
 // # Forwarding
 //
@@ -47,7 +48,7 @@
 //
 //   - No leader for NoLeaderTime: a fault of kind Unavailable. The command has not run, unless Call was already
 //     repeating it.
-//   - The leader changed before it ran the command: nothing; Call sends the command to the new leader.
+//   - The leader changed before it ran the command: no error. Call sends the command to the new leader.
 //   - The leader was lost before it responded: the response of the repeated command. If the mode does not allow to
 //     repeat the command, a fault of kind Unavailable: the outcome is unknown.
 //   - The caller's context ended: the error of the context.
@@ -60,10 +61,10 @@
 //
 // # Tasks
 //
-// A Task is a loop over records, such as expiring or rebalancing them. Tasks runs each in its own goroutine while this
-// member leads, after the records are as new as the leadership. A task keeps no state that matters: started again on
-// another member, it continues from the records. While is the loop below Tasks, for other work of a leader; InTerm
-// limits a context to one term.
+// A Task is a loop over records, such as expiring or rebalancing them. Tasks runs each Task in its own goroutine while
+// this member leads, once this member has applied every acknowledged write. A task must store all of its state in
+// records, so that it can continue on another member. For other work of a leader, While calls a function in each term,
+// and InTerm limits a context to one term.
 //
 // The package must not know records or services.
 package leader

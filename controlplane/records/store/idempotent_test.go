@@ -133,8 +133,8 @@ func TestAnswersOfEarlierVersions(t *testing.T) {
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "new"))
 }
 
-// TestDeletedProjectsLeaveNoRecords checks that all records of a deleted project are gone once its responses have
-// expired. Until then ForgetAnswers must keep sequence.Forgotten, so that a new project with the same ID gets no
+// TestDeletedProjectsLeaveNoRecords checks that all records of a deleted project are deleted once its responses have
+// expired. Until then ForgetAnswers must preserve sequence.Forgotten, so that a new project with the same ID gets no
 // response of the deleted one.
 func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 	for _, limit := range []int{1, 2, 100} {

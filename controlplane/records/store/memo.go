@@ -30,9 +30,9 @@ type derived[V any] struct {
 	guards []command.Guard
 }
 
-// NewMemo returns a Memo that keeps up to size values.
+// NewMemo returns a Memo that caches up to size values.
 func NewMemo[V any](size uint32) *Memo[V] {
-	// The only error is a size of 0.
+	// NewSynced fails only if size is 0.
 	cache, err := freelru.NewSynced[MemoKey, derived[V]](size, func(k MemoKey) uint32 { return binary.LittleEndian.Uint32(k[:]) })
 	if err != nil {
 		panic(err)

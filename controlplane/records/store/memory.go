@@ -19,7 +19,7 @@ var _ Proposer = (*Direct)(nil)
 // NewDirect returns a Direct that applies commands to engine.
 func NewDirect(engine *mvcc.Engine) *Direct { return &Direct{engine: engine} }
 
-// Propose implements Proposer.
+// Propose implements Proposer. It applies the command at once, as the next log entry.
 func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return command.Result{}, err
@@ -34,5 +34,5 @@ func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (command
 	return results[0], nil
 }
 
-// ReadIndex implements Proposer.
+// ReadIndex implements Proposer. It returns at once, because every command is applied when Propose returns.
 func (d *Direct) ReadIndex(ctx context.Context) error { return ctx.Err() }

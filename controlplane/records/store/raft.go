@@ -117,7 +117,7 @@ func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 // commandBytes is the approximate number of bytes by which a command counts in addition to its data.
 const commandBytes = 100
 
-// Applied implements consensus.StateMachine.
+// Applied implements consensus.StateMachine. It returns the index and term of the last entry that the engine contains.
 func (m *StateMachine) Applied() (index, term uint64) {
 	p := m.engine.Applied()
 	return p.Index, p.Term
@@ -142,16 +142,17 @@ func (m *StateMachine) Flush() (uint64, error) {
 	return m.flushed, m.failure
 }
 
-// checkpointDir is the subdirectory of a snapshot that holds the engine's checkpoint.
+// checkpointDir is the subdirectory of a snapshot's directory to which Checkpoint writes the engine's state.
 const checkpointDir = "state"
 
-// Checkpoint implements consensus.StateMachine.
+// Checkpoint implements consensus.StateMachine. It writes a checkpoint of the engine below dir and returns the index
+// and term of the last entry in it.
 func (m *StateMachine) Checkpoint(dir string) (index, term uint64, err error) {
 	p, err := m.engine.Checkpoint(context.Background(), filepath.Join(dir, checkpointDir))
 	return p.Index, p.Term, err
 }
 
-// Restore implements consensus.StateMachine.
+// Restore implements consensus.StateMachine. It replaces the engine's state by the checkpoint below dir.
 func (m *StateMachine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
@@ -190,27 +191,27 @@ func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	return g
 }
 
-// Close stops tracking the leadership.
+// Close ends the goroutine that tracks the leadership. Leader then returns the last known leader.
 func (g *Group) Close() {
 	g.stop()
 	<-g.done
 }
 
-// Leader implements leader.Leadership.
+// Leader implements leader.Leadership for the raft group.
 func (g *Group) Leader() (member, term uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.now.Leader, g.now.Term
 }
 
-// Changed implements leader.Leadership.
+// Changed implements leader.Leadership for the raft group.
 func (g *Group) Changed() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.changed
 }
 
-// Propose implements Proposer.
+// Propose implements Proposer. It proposes to the raft group and waits until the command is applied on this member.
 func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	answer, err := g.runner.Propose(ctx, g.id, id, data)
 	if err != nil {
@@ -223,7 +224,8 @@ func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (command.
 	return r, nil
 }
 
-// ReadIndex implements Proposer.
+// ReadIndex implements Proposer. It waits until this member has applied every write of the raft group that was
+// acknowledged before the call.
 func (g *Group) ReadIndex(ctx context.Context) error {
 	return explain(ctx, g.runner.ReadIndex(ctx, g.id))
 }

@@ -3,7 +3,7 @@
 //
 //   - View reads a consistent snapshot that includes every write acknowledged before the call.
 //   - Update runs a function that reads and writes through a Tx. The reads become guards and the writes become
-//     operations of a single log entry, which is applied as a whole or not at all. If a record that the function read
+//     operations of a single log entry, which is applied atomically. If a record that the function read
 //     has changed meanwhile, Update runs the function again, so the function must have no side effects outside its Tx.
 //   - Watch returns the changes of a table from a revision on. There is no other event mechanism. Shared derives a
 //     value, such as an encoded message, from a change once for all watches of the record.
@@ -40,11 +40,11 @@ type Proposer interface {
 	ReadIndex(ctx context.Context) error
 }
 
-// Options of a Store.
+// Options configures a Store.
 type Options struct {
 	// Engine holds the records. The Proposer must apply committed commands to it. Required.
 	Engine *mvcc.Engine
-	// Proposer is required.
+	// Proposer replicates the store's log entries. Required.
 	Proposer Proposer
 	// PageKey authenticates page tokens (HMAC-SHA256). It must be the same on all members. Required, 32 bytes.
 	PageKey []byte
@@ -76,7 +76,7 @@ type Store struct {
 	freshening chan struct{}
 }
 
-// New returns a Store.
+// New returns a Store with the given options; it does not check that the required ones are set.
 func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now

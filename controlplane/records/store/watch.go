@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Change is a change of one record.
+// Change describes how one record has changed at a revision.
 type Change[T any] struct {
 	Path []string
 	// Value is the record after the change, or nil if the change deleted it.

@@ -21,7 +21,7 @@ func spent(b *testing.B) time.Duration {
 }
 
 // BenchmarkRoundTrip sends an envelope from one member to another and back, over TLS on loopback. flight is the number
-// of envelopes under way at a time, payload their size in bytes.
+// of envelopes that are sent without waiting for their return, payload their size in bytes.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, c := range []struct{ flight, payload int }{{1, 0}, {1, 4096}, {64, 100}} {
 		b.Run(fmt.Sprintf("flight=%d/payload=%d", c.flight, c.payload), func(b *testing.B) {

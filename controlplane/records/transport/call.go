@@ -22,7 +22,7 @@ import (
 // maxCall is the timeout of every command that is sent to another member; a shorter deadline of the caller applies too.
 const maxCall = time.Minute
 
-// Call implements leader.Caller.
+// Call implements leader.Caller. It runs the command over the gRPC connection to the member.
 func (m *Transport) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
@@ -44,7 +44,7 @@ func (m *Transport) Call(ctx context.Context, member uint64, command string, bod
 	return answer.GetBody(), nil
 }
 
-// Open implements leader.Caller.
+// Open implements leader.Caller. It runs the stream over the gRPC connection to the member.
 func (m *Transport) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	client, err := m.reach(ctx, member)
 	if err != nil {

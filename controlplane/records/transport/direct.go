@@ -24,8 +24,8 @@ func (m *Transport) HandleDirect(name string, f func(ctx context.Context, from u
 }
 
 // HandleNonMember registers the function f of a command that any holder of a member certificate of the cluster may
-// call, even if this member does not know it as a member. from is the member ID in the certificate, 0 for a member that
-// has no ID yet. Call HandleNonMember before serving.
+// call, even if it is not among the known members. from is the member ID in the certificate, 0 for a member that has no
+// ID yet. Call HandleNonMember before serving.
 func (m *Transport) HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f, open: true}
 }

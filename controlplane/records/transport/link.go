@@ -83,8 +83,8 @@ func (m *Transport) Members() map[uint64]string {
 	return out
 }
 
-// start starts the goroutine that keeps a connection for envelopes to the member of l. The caller must have locked
-// m.mu.
+// start starts the goroutine that connects to the member of l for envelopes, and reconnects after failures. The caller
+// must have locked m.mu.
 func (m *Transport) start(l *link) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	l.stop = cancel

@@ -304,8 +304,9 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestHalfOpenConnections checks that a connection whose other end is gone is closed by the side that notices first:
-// the writer by the write timeout, the pinging side by the missing response, or the receiver by the missing ping.
+// TestHalfOpenConnections checks that a connection whose other end no longer responds is closed by the side that
+// notices first: the writer by the write timeout, the pinging side by the missing response, or the receiver by the
+// missing ping.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Run("peer does not read", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})

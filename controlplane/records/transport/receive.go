@@ -42,7 +42,8 @@ type protocolSwitch struct {
 	m *Transport
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. After the handshake, it moves a connection for envelopes
+// to the Transport and returns ErrConnDispatched to gRPC.
 func (s protocolSwitch) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
 	if err != nil {

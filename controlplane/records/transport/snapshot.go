@@ -22,7 +22,8 @@ const snapshotStall = 30 * time.Second
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// SendSnapshot implements consensus.Transport.
+// SendSnapshot implements consensus.Transport. It sends the files in dir in the background, and reports the result to
+// the runner.
 func (m *Transport) SendSnapshot(e message.Envelope, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -4,9 +4,9 @@
 // The main type is Transport, which implements consensus.Transport and leader.Caller.
 //
 // Decisions:
-//   - A member keeps two connections to each other member: one for gRPC, and one for the envelopes that it sends
+//   - A member has two connections to each other member: one for gRPC, and one for the envelopes that it sends
 //     (peerconn.go, envelopeconn.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
-//   - Envelopes are frames on TLS. The sending goroutine writes a frame itself as long as none wait, because each
+//   - Envelopes are frames on TLS. The sending goroutine writes a frame itself if no other frames wait, because each
 //     switch between goroutines adds to the latency of a write.
 //   - An envelope that cannot be sent is dropped, as raft expects.
 //   - SetMembers sets the members and may be called at any time. Other holders of a certificate of the cluster may only
@@ -48,12 +48,12 @@ const (
 	reachTime = time.Second
 )
 
-// Options of a Transport. All fields are required unless stated otherwise.
+// Options configures a Transport. All fields are required unless stated otherwise.
 type Options struct {
 	Self uint64
 	// Members holds the initial addresses (host:port) by member ID. An entry for Self is ignored. Optional.
 	Members map[uint64]string
-	// Certificate is this member's certificate.
+	// Certificate returns this member's certificate, which the Transport shows to other members.
 	Certificate mtls.Source
 	Authority   *mtls.Authority
 	Log         *slog.Logger
@@ -152,7 +152,8 @@ func (m *Transport) Run(ctx context.Context) {
 	}
 }
 
-// Send implements consensus.Transport.
+// Send implements consensus.Transport. It sends or queues an envelope without blocking, and drops it if the member is
+// unknown.
 func (m *Transport) Send(e message.Envelope) {
 	l := m.link(e.To)
 	if l == nil {

@@ -312,7 +312,7 @@ func TestThreeMembersAgree(t *testing.T) {
 	third := w.servers[3]
 	third.stopServing()
 	missed := 0
-	// Messages that were under way when the member was isolated may still arrive.
+	// Messages that were sent before the member was isolated may still arrive.
 	for first := uint64(0); missed < 60 || first <= w.logOf(ctx, 3).Last+1; missed++ {
 		w.propose(ctx, fmt.Sprint("missed ", missed))
 		first = min(w.logOf(ctx, 1).First, w.logOf(ctx, 2).First)

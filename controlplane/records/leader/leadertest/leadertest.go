@@ -23,14 +23,14 @@ func NewLeadership(member uint64) *Leadership {
 	return &Leadership{member: member, term: 1, changed: make(chan struct{})}
 }
 
-// Leader implements leader.Leadership.
+// Leader implements leader.Leadership. It returns the member of NewLeadership or of the last Elect, and the term.
 func (l *Leadership) Leader() (member, term uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.member, l.term
 }
 
-// Changed implements leader.Leadership.
+// Changed implements leader.Leadership. The channel is closed by the next Elect.
 func (l *Leadership) Changed() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,12 +64,12 @@ func NewMembers(n int, l leader.Leadership) Members {
 	return m
 }
 
-// Call implements leader.Caller.
+// Call implements leader.Caller. It runs the command on the other member directly, without a network.
 func (m Members) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	return m[member].Serve(ctx, command, body, caller)
 }
 
-// Open implements leader.Caller.
+// Open implements leader.Caller. It runs the stream on the other member directly, without a network.
 func (m Members) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	return m[member].ServeStream(ctx, command, body, caller, send)
 }

@@ -55,7 +55,7 @@ type Quorum struct {
 
 var _ store.Proposer = (*Quorum)(nil)
 
-// ReadIndex implements store.Proposer.
+// ReadIndex implements store.Proposer. It fails while Away is set.
 func (q *Quorum) ReadIndex(ctx context.Context) error {
 	if q.Away.Load() {
 		return fault.New(fault.Unavailable, "no leader").MayRetry()
@@ -64,7 +64,7 @@ func (q *Quorum) ReadIndex(ctx context.Context) error {
 	return q.Direct.ReadIndex(ctx)
 }
 
-// Propose implements store.Proposer.
+// Propose implements store.Proposer. It fails while Away is set, or if Lose returns true.
 func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.Away.Load() {
 		return command.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
