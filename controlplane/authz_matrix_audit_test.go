@@ -99,7 +99,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	h.t.Logf("%d records of the audit, without a secret", records)
 }
 
-// waitFor calls so every 10 ms until it returns true. It fails the test after startTime.
+// waitFor calls the function so every 10 ms until it returns true. It fails the test after startTime.
 func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)

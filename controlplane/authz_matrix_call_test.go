@@ -49,8 +49,8 @@ type endpoint struct {
 	access access
 	// name is the full name of a gRPC method, or, for REST, the listener, the HTTP method and the path.
 	name string
-	// row is the name of the endpoint's row in the matrix: name, preceded by the listener if callers authenticate with
-	// certificates.
+	// row is the name of the endpoint's row in the authorization matrix: name, preceded by the listener if callers
+	// authenticate with certificates.
 	row string
 	// ruleMethod is the gRPC method whose rule in auth.Rules applies to the endpoint.
 	ruleMethod auth.Method

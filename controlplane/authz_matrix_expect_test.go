@@ -8,7 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// row has the request for one endpoint of the matrix, and expected outcomes that do not follow from authorizedCallers.
+// row is one row of the authorization matrix. It has the request for an endpoint, and expected outcomes that do not
+// follow from authorizedCallers.
 type row struct {
 	// name is the value of endpoint.row.
 	name string
@@ -27,15 +28,17 @@ type row struct {
 	drain bool
 	// cleanup, if set, is called after each call of the endpoint to undo its effect.
 	cleanup func(h *testMember)
-	// exceptions lists outcomes that differ, in some columns, from what authorizedCallers implies.
+	// exceptions lists outcomes that differ, in some columns of the authorization matrix, from what authorizedCallers
+	// implies.
 	exceptions []exception
-	// order is the position of the row among all rows. Endpoints are called in this order.
+	// order is the position of the row among all rows. Endpoints are called in the order of their rows.
 	order int
 }
 
-// exception states the outcome of an endpoint in some columns, and why it differs from the usual one.
+// exception states the outcome of an endpoint in some columns of the authorization matrix, and why it differs from the
+// usual one.
 type exception struct {
-	// columns lists the names of columns.
+	// columns lists the names of columns of the authorization matrix.
 	columns []string
 	answer  string
 	why     string

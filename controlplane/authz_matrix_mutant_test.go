@@ -13,7 +13,7 @@ import (
 )
 
 // TestAuthorizationMatrixNoticesMutants turns on one mutant of the authorization rules after the other. For each, the
-// matrix must have a wrong outcome in the column that the broken rule concerns.
+// authorization matrix must have a wrong outcome in the column that the broken rule concerns.
 func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 	h := startMember(t)
 	h.createResources()

@@ -147,7 +147,8 @@ var onlyThemselves = []exception{{
 	append([]string{"billing:admin of no project"}, limitedTokens...), "PERMISSION_DENIED", "users may do this to themselves only, and it is about another",
 }}
 
-// limitedTokens lists the columns whose tokens are valid and limited to a project or an org.
+// limitedTokens lists the columns of the authorization matrix whose tokens are valid and limited to a project or an
+// org.
 var limitedTokens = []string{
 	"proven without role", "system:admin", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",
 	"project:member", "project:viewer", "billing:admin", "service account",

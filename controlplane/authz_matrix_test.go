@@ -22,8 +22,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write testdata instead of comparing with it")
 
-// matrix collects the text of the golden file and the problems that were found. cells and wrong count all outcomes and
-// the unexpected ones.
+// matrix collects the text of the golden file of the authorization matrix and the problems that were found. cells and
+// wrong count all outcomes and the unexpected ones.
 type matrix struct {
 	text         strings.Builder
 	cells, wrong int

@@ -54,18 +54,18 @@ type tokenKind uint8
 
 const (
 	noToken              tokenKind = iota
-	invalidToken                   // forged, revoked, expired, or not valid yet
-	unprovenToken                  // valid, but issued without authentication
-	provenWithoutRole              // valid, of a user without a role
-	otherTenant                    // of a user with a role in another tenant; the request names project web
-	otherTenantByID                // of a user with a role in another tenant; the request names no tenant
-	roleHere                       // of a user with a role in project web
-	cloudAdmin                     // of the administrator, scoped to the cloud; the request names project web
-	cloudAdminNamingNone           // of the administrator, scoped to the cloud; the request names no tenant
-	cloudBilling                   // of the holder of billing:admin, scoped to the cloud; the request names project web
+	invalidToken                   // a token that is forged, revoked, expired, or not valid yet
+	unprovenToken                  // a valid token that was issued without authentication
+	provenWithoutRole              // a valid token of a user without a role
+	otherTenant                    // a token of a user with a role in another tenant; the request names project web
+	otherTenantByID                // a token of a user with a role in another tenant; the request names no tenant
+	roleHere                       // a token of a user with a role in project web
+	cloudAdmin                     // an administrator's token for the entire cloud; the request names project web
+	cloudAdminNamingNone           // an administrator's token for the entire cloud; the request names no tenant
+	cloudBilling                   // a token of billing:admin for the entire cloud; the request names project web
 )
 
-// column is a column of the matrix: a kind of token, and its holder.
+// column is a column of the authorization matrix: the calls with one kind of token of one holder.
 type column struct {
 	name, short string
 	kind        tokenKind
@@ -75,8 +75,8 @@ type column struct {
 	make func(h *testMember) string
 }
 
-// columns lists the columns of the matrix. Each invalid token would be a valid administrator's token for project web if
-// it did not have exactly one defect.
+// columns lists the columns of the authorization matrix. Each invalid token would be a valid administrator's token for
+// project web if it did not have exactly one defect.
 var columns = []column{
 	{name: "no token", short: "none"},
 	{name: "garbage", short: "garb", kind: invalidToken, make: func(*testMember) string { return "garbage" }},
@@ -126,7 +126,7 @@ type tokenCache struct {
 	tokens map[string]string
 }
 
-// token returns the token with which column c calls row r, or "" for no token.
+// token returns the token with which the endpoint of row r is called for column c, or "" for no token.
 func (p *tokenCache) token(c column, r row) string {
 	scope := r.scope(web)
 	switch c.kind {
@@ -200,7 +200,7 @@ func (h *testMember) primaryKeyID() string {
 	return ""
 }
 
-// http calls the REST API of the identity service and decodes the JSON response into into.
+// http calls the REST API of the identity service and decodes the JSON response into the argument into.
 func (h *testMember) http(method, path string, body []byte, into any) {
 	r, err := http.NewRequestWithContext(h.callContext(), method, "http://"+h.config.Address(h.config.Ports.Identity)+path, bytes.NewReader(body))
 	require.NoError(h.t, err)

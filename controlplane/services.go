@@ -72,17 +72,17 @@ func (m *member) listServices(context.Context) error {
 		return rest.Options{Service: s, Verifier: m.identities, Audit: m.audits}
 	}
 	m.services = []service{
-		{ // the platform's records
+		{ // cleanup of the platform's records
 			tasks: []leader.Task{
 				{Name: "forget answers", Every: time.Minute, Run: pruneAnswers(m.records)},
 				{Name: "compact", Every: compactEvery, Run: m.newCompactor().compact},
 			},
 		},
-		{ // members
+		{ // the members of the cluster
 			tasks: []leader.Task{{Name: "reconcile members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
 			run:   []func(context.Context){m.memberships.ResolveUnknownMembers, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
 		},
-		{ // identity
+		{ // users, orgs, projects and tokens
 			rpc: m.identities.Register,
 			rest: &restAPI{
 				name: "identity", port: ports.Identity, options: rest.Options{Service: fault.Identity, Hosts: m.config.CredentialFreeHosts()},
@@ -93,27 +93,27 @@ func (m *member) listServices(context.Context) error {
 				{Name: "tend keys", Every: time.Minute, Run: m.identities.Tend},
 			},
 		},
-		{ // audit
+		{ // the audit
 			tasks: []leader.Task{{Name: "prune the audit", Every: audit.PruneEvery, Run: m.audits.Prune}},
 			run:   []func(context.Context){m.audits.Run},
 		},
-		{ // tenants
+		{ // IDs of deleted projects
 			tasks: []leader.Task{{Name: "free IDs of deleted projects", Every: time.Hour, Run: m.pruneDeletedProjects}},
 		},
-		{ // credit
+		{ // credit of projects
 			rpc:   m.credits.Register,
 			rest:  &restAPI{name: "credit", port: ports.Credit, options: tenantREST(fault.Credit), routes: m.credits.Routes},
 			tasks: []leader.Task{{Name: "expire reservations", Every: credit.SweepEvery, Run: m.credits.Sweep}},
 		},
-		{ // billing
+		{ // charging of projects for their VMs
 			tasks: []leader.Task{{Name: "bill", Every: m.bills.Every(), Run: m.bills.Run}},
 		},
-		{ // images
+		{ // disk images
 			rpc:   m.images.Register,
 			tasks: []leader.Task{{Name: "settle images", Every: image.SettleEvery, Run: m.images.Settle}},
 			run:   []func(context.Context){m.images.Run},
 		},
-		{ // hosts
+		{ // hosts, and tokens with which they join
 			rpc: m.nodes.Register, agentRPC: m.nodes.RegisterAgents,
 			tasks: []leader.Task{
 				{Name: "follow nodes", Every: time.Second, Run: m.nodes.Follow},
@@ -121,7 +121,7 @@ func (m *member) listServices(context.Context) error {
 			},
 			run: []func(context.Context){m.nodes.Guard},
 		},
-		{ // VMs
+		{ // virtual machines
 			rpc:  m.vms.Register,
 			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vms.Routes, metrics: true},
 			tasks: []leader.Task{

@@ -22,12 +22,12 @@ type Billing struct {
 	TestHour time.Duration `yaml:"test_hour"`
 }
 
-// Rules returns the configuration in the form that package billing uses.
+// Rules returns the settings as billing.Rules, which package billing uses.
 func (b *Billing) Rules() billing.Rules {
 	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
 }
 
-// validate returns an error that names the first setting that is out of range.
+// validate returns an error that names the first setting of Billing that is out of range.
 func (b *Billing) validate() error {
 	rules := b.Rules()
 	if err := rules.Check(); err != nil {
@@ -36,7 +36,7 @@ func (b *Billing) validate() error {
 	return nil
 }
 
-// flags adds the flags of billing to f.
+// flags adds a flag for each setting in Billing to f.
 func (b *Billing) flags(f *pflag.FlagSet) {
 	f.BoolVar(&b.Enabled, "billing-enabled", b.Enabled, "charge projects for their VMs by the hour")
 	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")

@@ -51,7 +51,7 @@ type Config struct {
 	Ports         Ports  `yaml:"ports"`
 	Images        Images `yaml:"images"`
 	KV            KV     `yaml:"kv"`
-	// Identity configures tokens and external identity providers.
+	// Identity configures ID tokens and external identity providers.
 	Identity Identity `yaml:"identity"`
 	Billing  Billing  `yaml:"billing"`
 	// Limits configures the rate limits of tenants' changes, and the disk space that they must leave free.
@@ -82,7 +82,7 @@ type Ports struct {
 	Peers      uint16 `yaml:"peers"`
 }
 
-// Images configures the import of images.
+// Images configures from where images are imported.
 type Images struct {
 	// ImportDirs lists the directories from which file:// sources may import images. If it is empty, that is the
 	// directory import in DataDir, which only system:admin may use.

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// KV configures the key-value store.
+// KV configures the key-value store and its etcd API.
 type KV struct {
 	// Open lets every caller who can reach the gRPC port read and write keys without a credential. Requests that change
 	// members or users still need one.
@@ -61,7 +61,7 @@ const (
 	maxTxnOps       = 10_000
 )
 
-// validate returns an error that names the first setting that is out of range or contradicts another.
+// validate returns an error that names the first setting of KV that is out of range or contradicts another.
 func (k *KV) validate() error {
 	for _, address := range k.EtcdListen {
 		if _, _, err := net.SplitHostPort(address); err != nil {
@@ -94,7 +94,7 @@ func (k *KV) validate() error {
 	return nil
 }
 
-// flags adds the flags of the key-value store to f.
+// flags adds a flag for each setting in KV to f.
 func (k *KV) flags(f *pflag.FlagSet) {
 	f.BoolVar(&k.Open, "kv-open", k.Open, "let everybody who reaches the gRPC port read and write keys")
 	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")

@@ -206,7 +206,7 @@ func (s *Server) allowed(r *http.Request) (methods []string) {
 	return methods
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It calls the handler of the route that matches the request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
 
 type requestID struct{}

@@ -35,10 +35,10 @@ type meter struct {
 	calls  map[uint32]*call
 	closed bool
 
-	release func() // uncounts the connection in Intake.conns; only the first call has an effect
+	release func() // removes the connection from the count Intake.conns, on the first call
 }
 
-// Frame types and flags of HTTP/2 that a meter evaluates.
+// Frame types and flags of HTTP/2 that a meter distinguishes:
 const (
 	frameHeader = 9
 
@@ -225,7 +225,7 @@ type call struct {
 	changed chan struct{} // capacity 1: signals that one of the fields above has changed
 }
 
-// arrive processes b, the next bytes of the client's messages.
+// arrive tracks the messages in b, the next bytes that the client has sent on this call.
 func (c *call) arrive(b []byte) {
 	for len(b) > 0 {
 		if c.have < prefixBytes {

@@ -33,7 +33,7 @@ import (
 // project:viewer.
 type tokens struct {
 	verified atomic.Int64
-	forCalls atomic.Int64 // the part of verified that was for calls, not for repeated checks of streams
+	forCalls atomic.Int64 // verifications of new calls, without the repeated ones of open streams
 	ended    atomic.Bool
 	moved    atomic.Bool // all users now have their role in the project "elsewhere" instead
 }

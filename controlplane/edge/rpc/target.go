@@ -48,7 +48,7 @@ func target(req any) string {
 	return text
 }
 
-// names reports whether a field with this name contains an ID or a name.
+// names returns true if a request field with this name contains an ID or a name.
 func names(field string) bool {
 	return field == "id" || field == "name" || field == "username" || strings.HasSuffix(field, "_id")
 }

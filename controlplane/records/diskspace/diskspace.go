@@ -36,13 +36,13 @@ import (
 )
 
 const (
-	// Command is the name of the command by which a member queries the space of another.
+	// Command is the name of the command by which a member requests the disk space of another member.
 	Command = "disk.space"
 	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of the errors of Admit.
 	Reason = "DISK_SPACE_LOW"
 	// CheckEvery is the time between two measurements of this member's disk, and between two queries to the other
-	// members. fresh is the most age of the measurement that admits a call; it is short because 100 MiB can be written
-	// to a disk within a second.
+	// members. fresh is the maximum age of the measurement by which a call is admitted. It is short because 100 MiB can
+	// be written to a disk within a second.
 	CheckEvery = time.Second
 	fresh      = 100 * time.Millisecond
 	// answerTime is the timeout of a query to another member. keepAnswer is how long the response of another member is

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// envelopeConn is an outgoing connection for envelopes (raft messages).
+// envelopeConn is an outgoing connection for raft messages (envelopes).
 type envelopeConn struct {
 	*tls.Conn
 	out *nonblockingConn
@@ -30,7 +30,7 @@ type envelopeConn struct {
 	answers time.Duration
 }
 
-// connect opens a connection for envelopes to the member of l.
+// connect opens a connection for raft messages (envelopes) to the member of l.
 func (m *Transport) connect(ctx context.Context, l *link) (*envelopeConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()

@@ -11,44 +11,45 @@ import (
 	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
-// raftProtocol is the ALPN protocol (RFC 7301) of connections for envelopes. The number 1 is the version of the
-// framing.
+// raftProtocol is the ALPN protocol (RFC 7301) of connections for raft messages (envelopes). The number 1 is the
+// version of the framing.
 const raftProtocol = "trivet-raft/1"
 
 const (
-	// queue is the most envelopes that may wait to be sent to one member.
+	// queue is the most envelopes (raft messages) that may wait to be sent to one member.
 	queue = 8192
-	// frameBytes is how many bytes of encoded envelopes are collected before they are written. The last envelope may
-	// exceed this limit.
+	// frameBytes is how many bytes of encoded envelopes (raft messages) are collected before they are written. The last
+	// envelope may exceed this limit.
 	frameBytes = 256 << 10
-	// lightBytes is the largest payload, in bytes, of an envelope that the sending goroutine encodes and writes itself.
+	// lightBytes is the largest payload, in bytes, of an envelope (raft message) that the sending goroutine encodes and
+	// writes itself.
 	lightBytes = 16 << 10
 	// headBytes is the size, in bytes, of the length that precedes each frame.
 	headBytes = 4
-	// burst is the interval after an envelope in which further envelopes are left to the writer goroutine, which sends
-	// several of them in one write.
+	// burst is the interval after an envelope (raft message) in which further envelopes are left to the writer
+	// goroutine, which sends several of them in one write.
 	burst = 20 * time.Microsecond
-	// mostRefusal is the largest frame, in bytes, that is accepted from the receiver of envelopes: the reason why it
-	// closes the connection.
+	// mostRefusal is the largest frame, in bytes, that is accepted from the receiver of envelopes (raft messages): the
+	// reason why it closes the connection.
 	mostRefusal = 64 << 10
 	// connectTime is the timeout of an attempt to connect to another member, including the TLS handshake.
 	connectTime = 2 * time.Second
 )
 
-// reconnectPauses are the pauses between connection attempts.
+// reconnectPauses configures the pauses between two attempts to connect to a member.
 var reconnectPauses = retry.Pauses{First: 50 * time.Millisecond, Last: time.Second, Factor: 1.6, Jitter: 0.2}
 
-// timeouts holds the timeouts of connections for envelopes.
+// timeouts holds the timeouts of connections for raft messages (envelopes).
 type timeouts struct {
 	pingInterval time.Duration // interval between two pings
 	response     time.Duration // timeout of the response to a ping, and of each write to the socket
 	idle         time.Duration // time without a ping or much data after which the receiver closes the connection
 }
 
-// peerConn sends envelopes to one member, in order. The goroutine that calls send writes a light envelope (isLight)
-// itself, as far as the socket accepts it without blocking, if no other write is in progress. Other envelopes, and
-// those of a burst, are queued for the connection's writer goroutine. So send never blocks on the network, and a single
-// envelope costs no goroutine switch.
+// peerConn sends envelopes (raft messages) to one member, in order. The goroutine that calls send writes a light
+// envelope (isLight) itself, as far as the socket accepts it without blocking, if no other write is in progress. Other
+// envelopes, and those of a burst, are queued for the connection's writer goroutine. So send never blocks on the
+// network, and a single envelope costs no goroutine switch.
 type peerConn struct {
 	wake chan struct{} // capacity 1: signals that an envelope waits or is partly written
 
@@ -129,7 +130,7 @@ func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	return out, nil
 }
 
-// open makes the peerConn send on the new connection w.
+// open sets w as the connection on which the peerConn sends from now on.
 func (l *peerConn) open(w *envelopeConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,15 +138,16 @@ func (l *peerConn) open(w *envelopeConn) {
 	l.wakeWriter()
 }
 
-// close removes the connection and drops the queued envelopes, which would be outdated on the next connection.
+// close removes the connection and drops the queued envelopes (raft messages), which would be outdated on the next
+// connection.
 func (l *peerConn) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wire, l.waiting = nil, nil
 }
 
-// take removes and returns the queued envelopes. If there are any, only the writer goroutine may use wire until a later
-// call of take finds none.
+// take removes and returns the queued envelopes (raft messages). If there are any, only the writer goroutine may use
+// wire until a later call of take finds none.
 func (l *peerConn) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,7 +157,7 @@ func (l *peerConn) take() []message.Envelope {
 	return batch
 }
 
-// claim makes wire exclusive to the writer goroutine until a later call of take finds no envelopes.
+// claim makes wire, the connection, exclusive to the writer goroutine until a later call of take finds no envelopes.
 func (l *peerConn) claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -197,9 +199,9 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 	}
 }
 
-// stream connects to a member and sends envelopes until an error, which it returns; the error is never nil. If the
-// member cannot be reached, stream returns at once. Envelopes to the member are then dropped instead of queued until it
-// can be reached again.
+// stream connects to a member and sends envelopes (raft messages) until an error, which it returns; the error is never
+// nil. If the member cannot be reached, stream returns at once. Envelopes to the member are then dropped instead of
+// queued until it can be reached again.
 func (m *Transport) stream(ctx context.Context, l *link) error {
 	select {
 	case <-l.called: // discard the signal, because this attempt connects anyway
@@ -219,8 +221,8 @@ func (m *Transport) stream(ctx context.Context, l *link) error {
 	return err
 }
 
-// write sends the queued envelopes and the pings on w until an error. The channel over receives the error of w.listen,
-// which has been read when write returns.
+// write sends the queued envelopes (raft messages) and the pings on w until an error. The channel over receives the
+// error of w.listen, which has been read when write returns.
 func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 	ask := time.NewTicker(m.timeouts.pingInterval)
 	defer ask.Stop()
@@ -253,7 +255,7 @@ func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 
 func isFault(err error) bool { _, ok := fault.From(err); return ok }
 
-// drain writes all queued envelopes to w. It logs and drops those that cannot be encoded.
+// drain writes all queued envelopes (raft messages) to w. It logs and drops those that cannot be encoded.
 func (m *Transport) drain(l *link, w *envelopeConn) error {
 	// Write the rest of a partly written frame first. After claim, senders queue their envelopes instead of writing
 	// them.

@@ -39,8 +39,8 @@ func frames(bodies ...[]byte) []byte {
 	return out
 }
 
-// registerIncoming opens a connection for envelopes to the member to, with the certificate own and the given ALPN
-// protocol.
+// registerIncoming opens a connection for raft messages (envelopes) to the member to, with the certificate own and the
+// given ALPN protocol.
 func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol string) (*tls.Conn, error) {
 	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	config.NextProtos = []string{protocol}
@@ -142,7 +142,7 @@ func (w *testCluster) sendThenPing(good []byte) error {
 	return err
 }
 
-// deliveryLog stores the numbers of the test's envelopes that a member receives.
+// deliveryLog stores the numbers of the test's envelopes (raft messages) that a member receives.
 type deliveryLog struct {
 	mu      sync.Mutex
 	numbers []uint64
@@ -163,15 +163,15 @@ func (s *deliveryLog) received(number uint64) bool {
 	return slices.Contains(s.numbers, number)
 }
 
-// beyond reports whether the number of the last received envelope is greater than the given one.
+// beyond reports whether the number of the last received envelope (raft message) is greater than the given one.
 func (s *deliveryLog) beyond(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.numbers) > 0 && s.numbers[len(s.numbers)-1] > number
 }
 
-// TestOrder sends light and heavy envelopes from concurrent senders. They must arrive once and in order, also after the
-// receiver was restarted.
+// TestOrder sends small and large envelopes (raft messages) from concurrent senders. They must arrive once and in
+// order, also after the receiver was restarted.
 func TestOrder(t *testing.T) {
 	two := &deliveryLog{}
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{2: two.receive}, 2)
@@ -361,8 +361,8 @@ func TestInvalidResponses(t *testing.T) {
 	b.next(t)
 }
 
-// TestQueueIsDroppedWithoutConnection checks that envelopes to a member that cannot be reached are dropped, so that it
-// gets no outdated ones later.
+// TestQueueIsDroppedWithoutConnection checks that envelopes (raft messages) to a member that cannot be reached are
+// dropped, so that it gets no outdated ones later.
 func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	l := w.servers[1].mesh.link(2).peerConn
@@ -373,8 +373,8 @@ func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // must not panic; envelopes to unknown members are dropped
 }
 
-// TestUnencodableEnvelopes sends envelopes that cannot be encoded between valid ones. Only the valid ones must arrive,
-// in order, whether the sending or the writer goroutine encodes them.
+// TestUnencodableEnvelopes sends envelopes (raft messages) that cannot be encoded between valid ones. Only the valid
+// ones must arrive, in order, whether the sending or the writer goroutine encodes them.
 func TestUnencodableEnvelopes(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// mostInbound is the most incoming connections for envelopes that are open at a time.
+	// mostInbound is the most incoming connections for raft messages (envelopes) that are open at a time.
 	mostInbound = 256
 	// farewellTime is the time that a refused member has to read the reason before the connection is closed.
 	farewellTime = time.Second
@@ -42,8 +42,8 @@ type protocolSwitch struct {
 	m *Transport
 }
 
-// ServerHandshake implements credentials.TransportCredentials. After the handshake, it moves a connection for envelopes
-// to the Transport and returns ErrConnDispatched to gRPC.
+// ServerHandshake implements credentials.TransportCredentials. After the handshake, it moves a connection for raft
+// messages (envelopes) to the Transport and returns ErrConnDispatched to gRPC.
 func (s protocolSwitch) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
@@ -61,8 +61,8 @@ func (s protocolSwitch) Clone() credentials.TransportCredentials {
 	return protocolSwitch{s.TransportCredentials.Clone(), s.m}
 }
 
-// take serves an incoming connection for envelopes until it ends, in a goroutine that Run waits for. It closes the
-// connection if mostInbound are open.
+// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. It
+// closes the connection if mostInbound are open.
 func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,7 +83,7 @@ func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	})
 }
 
-// closeIncoming closes all incoming connections for envelopes.
+// closeIncoming closes all incoming connections for raft messages (envelopes).
 func (m *Transport) closeIncoming() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,9 +92,9 @@ func (m *Transport) closeIncoming() {
 	}
 }
 
-// receive delivers the envelopes of an incoming connection until an error, which it returns. It accepts only envelopes
-// from the member in the certificate to this one. If the error is a fault.Fault, the caller must send it to that
-// member.
+// receive delivers the envelopes (raft messages) of an incoming connection until an error, which it returns. It accepts
+// only envelopes from the member in the certificate to this one. If the error is a fault.Fault, the caller must send it
+// to that member.
 func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 	// Remove the deadline, and detect silence by a timer: gRPC sets and resets the deadline for its handshake, possibly
 	// later than this line.

@@ -174,8 +174,8 @@ func newTestCluster(t testing.TB, n uint64, absent ...uint64) *testCluster {
 	return newTestClusterWith(t, nil, n, absent...)
 }
 
-// newTestClusterWith is newTestCluster, but each function in hear receives the envelopes of that member instead of
-// consensus.
+// newTestClusterWith is newTestCluster, but each function in hear receives the envelopes (raft messages) of that member
+// instead of consensus.
 func newTestClusterWith(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *testCluster {
 	w := &testCluster{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, servers: map[uint64]*testServer{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
