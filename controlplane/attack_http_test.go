@@ -20,8 +20,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// TestHTTPAttacks sends requests to a running member as hostile web pages, request smugglers and forged proxies send
-// them. Every request must be refused, and no key may be written.
+// TestHTTPAttacks sends requests to a running member as hostile web pages, request smugglers and senders of forged
+// proxy headers send them. Every request must be refused, and no key may be written.
 func TestHTTPAttacks(t *testing.T) {
 	m := startMember(t)
 	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity

@@ -29,8 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens is a Verifier for tokens of the form user/org/project, and for the token admin. Each user has the role
-// project:viewer.
+// tokens is a Verifier for tokens of the form user/org/project, whose user has the role project:viewer there, and for
+// the token admin of an administrator.
 type tokens struct {
 	verified atomic.Int64
 	forCalls atomic.Int64 // verifications of new calls, without the repeated ones of open streams

@@ -2,8 +2,8 @@
 // token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
 //
 // Decisions:
-//   - Budgets exist only in the leader's memory. So the limits do not grow with the number of members that accept calls,
-//     and counting writes no records. A new leader starts with full budgets.
+//   - Budgets exist only in the leader's memory. So the limits do not grow with the number of members that accept
+//     calls, and counting writes no records. A new leader starts with full budgets.
 //   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
 //     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
 //     charged to the caller, or to the project of a service account.
