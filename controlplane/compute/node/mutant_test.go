@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests notice each mutant of this package.
+// TestMutants checks that the tests of this package fail when one of its rules is switched off by a mutant.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	ctx := limited(t)
