@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants breaks the rules of images: verified bytes, a majority of copies, and which files may be imported.
+// TestMutants checks that the tests notice a mutant of each rule of images: checksums are verified, AVAILABLE needs a
+// majority of copies, and only permitted files are imported.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SkipImageDigest, TestPull, `TestPull/one_is_corrupt`)
 	mutanttest.Notices(t, mutant.AvailableEarly, TestMajority, `Not equal`)

@@ -66,7 +66,7 @@ type budget struct {
 	activeCalls, reportStreams int
 	lastUpdate                 cloud.Time // time of the last write of heartbeat data to the host's record; 0: none
 	lastFacts                  cloud.Time // time of the last write of facts to the host's record; 0: none
-	pendingFacts               *hostFacts // the host's newest facts, if they are not yet written to its record; otherwise nil
+	pendingFacts               *hostFacts // the host's newest facts until they are written to its record, then nil
 }
 
 // budgetOf returns the budget of a host, creating it if needed.

@@ -12,7 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlace runs scripts that add hosts and then place VMs, which take their capacity.
+// TestPlace runs the scripts in testdata. `host id=` adds a host with the allocatable capacity `vcpus= mem= disk=` (MiB
+// and GiB); it may be `cordoned` or `lost`. `place vm=` places a VM that needs such a capacity, and prints the chosen
+// host and the reason for each excluded one. The VM's capacity is then allocated on the host.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var fleet []Candidate
