@@ -182,9 +182,9 @@ func TestCreateIsIdempotent(t *testing.T) {
 func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	hosts := []cloud.NodeID{
-		w.AddHost("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 VMs, limited by vCPUs
-		w.AddHost("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // room for 1 VM, limited by memory
-		w.AddHost("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // room for 3 VMs, limited by storage
+		w.AddHost("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 VMs, by vCPUs
+		w.AddHost("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // room for 1 VM, by memory
+		w.AddHost("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // room for 3 VMs, by storage
 	}
 	var vms []*cloud.VM
 	for i := range 6 {

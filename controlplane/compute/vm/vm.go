@@ -7,9 +7,9 @@
 // is in cloud.VM; package node sends the desired state to hosts.
 //
 // Decisions:
-//   - If the response of the leader to a start or stop is lost, this member sends the command again, because starting and
-//     stopping are idempotent. It repeats a reboot, reset, create or delete only under an idempotency key. Waiting for a
-//     VM continues across a change of leader.
+//   - If the response of the leader to a start or stop is lost, this member sends the command again, because starting
+//     and stopping are idempotent. It repeats a reboot, reset, create or delete only under an idempotency key. Waiting
+//     for a VM continues across a change of leader.
 //   - A call that is repeated under its idempotency key waits again. If its VM was deleted or got another desired
 //     state meanwhile, the call returns its response without an error.
 //   - Right after a change of leader, a placement that found no host waits for the hosts' first heartbeats.
@@ -130,7 +130,7 @@ func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 }
 
 // Usage returns the last reported usage of those VMs that are running. VMs without a report are left out. If the leader
-// cannot be asked within 200 ms, Usage returns nil.
+// does not respond within 200 ms, Usage returns nil.
 func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cloud.Usage {
 	var ids []cloud.VMID
 	for _, vm := range vms {
