@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each mutant of a billing rule is noticed within a few seeds.
+// TestMutants checks that the simulation fails for each mutant of a billing rule within 12 seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.ChargeHourTwice, mutant.ForgetShortRuns, mutant.KeepPaidBill, mutant.KeepReservation, mutant.AdmitDebtor} {

@@ -6,23 +6,23 @@
 // fails separately. The responses are sent after the transaction is committed.
 //
 // Decisions that the design leaves open:
-//  - CreateWallet requires that the project exists and belongs to the named org. A wallet that an earlier version made
-//    without a project stays readable and can be closed.
-//  - A call for a project ID uses the wallet of the project that has the ID now, never the wallet of a deleted
-//    project; see account.go.
-//  - Wallets, transactions and reservations are never deleted.
-//  - A refusal, or a response to a repeated command, is based on records that are verified to be the newest, like the
-//    response to a write.
-//  - If the response of a commit, release, suspension or another repeatable command is lost, the command is sent again
-//    to the next leader. A top-up, charge or refund is sent again only with an idempotency key. A reservation is sent
-//    again only with an idempotency key or a caller-supplied reservation ID.
-//  - REST lists the oldest 100 transactions and accepts page_token. If the wallet does not exist, GET returns 404, and
-//    every other call fails with its operation's own code (part 4.7 of the wire contract).
-//  - On REST, commit and release name a reservation of the token's project. A caller whose role covers all projects
-//    first gets a token with a project_id, or uses gRPC, whose request names the project.
-//  - Tenants can see, but not commit or release, a reservation that another service of the control plane made (package
-//    billing, for a VM).
-//  - credit.v1 is served on its own port, and also on the port of the other services, which the command line uses.
+//   - CreateWallet requires that the project exists and belongs to the named org. A wallet that an earlier version made
+//     without a project stays readable and can be closed.
+//   - A call for a project ID uses the wallet of the project that has the ID now, never the wallet of a deleted
+//     project; see account.go.
+//   - Wallets, transactions and reservations are never deleted.
+//   - A refusal, or a response to a repeated command, is based on records that are verified to be the newest, like the
+//     response to a write.
+//   - If the response of a commit, release, suspension or another repeatable command is lost, the command is sent again
+//     to the next leader. A top-up, charge or refund is sent again only with an idempotency key. A reservation is sent
+//     again only with an idempotency key or a caller-supplied reservation ID.
+//   - REST lists the oldest 100 transactions and accepts page_token. If the wallet does not exist, GET returns 404, and
+//     every other call fails with its operation's own code (part 4.7 of the wire contract).
+//   - On REST, commit and release name a reservation of the token's project. A caller whose role covers all projects
+//     first gets a token with a project_id, or uses gRPC, whose request names the project.
+//   - Tenants can see, but not commit or release, a reservation that another service of the control plane made (package
+//     billing, for a VM).
+//   - credit.v1 is served on its own port, and also on the port of the other services, which the command line uses.
 //
 // Package billing defines the prices and makes the charges for VMs. It changes wallets within its own transactions.
 //

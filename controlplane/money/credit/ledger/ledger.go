@@ -21,11 +21,11 @@
 //	I7  a repeated command has one effect (here: by reservation ID; idempotency keys are the caller's task)
 //
 // Decisions that the design leaves open:
-//  - A suspended wallet accepts charges and refunds too, so that usage before the suspension is paid.
-//  - A wallet with a balance may be closed. The balance remains visible.
-//  - A refund names the charge that it is for. The sum of all refunds of a charge is at most the charge.
-//  - DoReserve with an existing reservation ID and equal parameters returns that reservation, whatever its status.
-//  - From its deadline on a reservation cannot be committed or released, but it counts as held until DoExpire.
+//   - A suspended wallet accepts charges and refunds too, so that usage before the suspension is paid.
+//   - A wallet with a balance may be closed. The balance remains visible.
+//   - A refund names the charge that it is for. The sum of all refunds of a charge is at most the charge.
+//   - DoReserve with an existing reservation ID and equal parameters returns that reservation, whatever its status.
+//   - From its deadline on a reservation cannot be committed or released, but it counts as held until DoExpire.
 //
 // Package ledger does no I/O, reads no clock and generates no random values: times and IDs are part of the command. It
 // does not depend on the store, callers or transport.

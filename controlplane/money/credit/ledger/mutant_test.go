@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each mutant of a ledger rule is noticed within a few seeds.
+// TestMutants checks that the comparison with the model fails for each mutant of a ledger rule within 10 seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.IgnoreHolds, mutant.CommitTwice, mutant.LateCommit} {
