@@ -13,8 +13,8 @@
 //   - Memory is priced per MiB. The price of an hour is rounded up to a whole unit of credit.
 //   - A resize (UpdateVm, AttachDisk) counts from the moment it is recorded. Prices are those of the leader's
 //     configuration when an hour is billed: new prices apply from each VM's next hour or change.
-//   - Time is the store's clock, which never goes back. If the clock jumps ahead, the skipped hours are billed, as after
-//     an outage.
+//   - Time is the store's clock, which never goes back. If the clock jumps ahead, the skipped hours are billed, as
+//     after an outage.
 //
 // Counting and paying are separate. A Meter records the time up to which a VM's hours are counted. It is updated in the
 // transaction that writes the Bill: the transaction of the VM's change (package vm calls vm.Billing), or one of Run. A

@@ -110,7 +110,8 @@ func formatResult(t *testing.T, c ledger.Command, out ledger.Outcome, err error)
 }
 
 // TestSecondCommitChargesNothing executes the same commit twice. The second must charge nothing if it reads the records
-// that the first has written. (In the ledger blnk, bug #171, two commits read the same remaining amount and both charged it.)
+// that the first has written. (In the ledger blnk, bug #171, two commits read the same remaining amount and both
+// charged it.)
 func TestSecondCommitChargesNothing(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})

@@ -130,7 +130,7 @@ func (g *generator) next(m *model) (cloud.ProjectID, ledger.Command) {
 	if g.r.IntN(3) == 0 {
 		g.now += g.r.Int64N(20_000)
 	}
-	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // repeat the command, as a client does that has lost the response
+	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // repeat it, as if the client had lost the response
 		last.At, last.IDs = g.now, g.ids()
 		return project, last
 	}
