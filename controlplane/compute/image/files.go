@@ -77,7 +77,7 @@ func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	return file, err
 }
 
-// has reports whether this member has the image with the SHA-256 sum. On an error this is unknown.
+// has reports whether this member has the image with the SHA-256 sum. If it returns an error, that is unknown.
 func (f *Files) has(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -180,8 +180,8 @@ func (p *part) reset() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// commit syncs the part to disk and renames it to its checksum. It does not use package atomicfile, because the name is
-// known only after the content, and because the rename must not run during sweep.
+// commit syncs the part to disk and renames its file to the checksum. It does not use package atomicfile, because the
+// name is known only after the content is written, and because sweep must not run during the rename.
 func (p *part) commit() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {

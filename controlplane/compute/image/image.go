@@ -4,10 +4,10 @@
 // The status of an image is first PENDING, then UPLOADING, then AVAILABLE. It becomes ERROR on a failure, with the
 // reason in metadata trivet/error. The member that receives CreateImage, the importer, opens the source and returns
 // PENDING. It then copies the source, examines and hashes its copy, records the checksum and sets UPLOADING. The other
-// members pull the bytes from members that have them, and verify the checksum. The image becomes AVAILABLE when a
-// majority of the members has the bytes. The format is determined from the bytes, by pure Go code; an import with
-// another declared format fails. The importer reads no file of its host except the named one, and only below the
-// configured import directories.
+// members pull the bytes, which means that they copy them from members that have them, and verify the checksum. The
+// image becomes AVAILABLE when a majority of the members has the bytes. The format is determined from the bytes, by
+// pure Go code; an import with another declared format fails. The importer reads no file of its host except the named
+// one, and only below the configured import directories.
 //
 // Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
 //
@@ -65,7 +65,7 @@ type Options struct {
 // Service implements the image service of one member.
 type Service struct {
 	opts Options
-	// wake makes Run check the records, when a value is sent to it.
+	// wake has a value when Run must check the records.
 	wake chan struct{}
 	jobs *backgroundJobs
 	// imports and pulls are semaphores that limit concurrent imports and pulls.
@@ -84,13 +84,13 @@ func New(opts Options) *Service {
 
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
-// Usable is an image that the org forOrg may use for VMs. Lookup returns it.
+// Usable is an image that the org forOrg may use for VMs, as returned by Lookup.
 type Usable struct {
 	cloud.Image
 	forOrg cloud.OrgID
 }
 
-// Lookup returns the image id if org may use it. It returns NotFound if org cannot see the image, and
+// Lookup returns the image with this ID if org may use it. It returns NotFound if org cannot see the image, and
 // FailedPrecondition if the image is not AVAILABLE.
 func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) {
 	i, err := Images.Get(r, string(id))
@@ -111,7 +111,7 @@ func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
 }
 
-// Release removes what Use stored for the VM.
+// Release deletes the record of Use, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
 // Built returns the fields of the image that a host needs to build a disk from it.
@@ -119,7 +119,7 @@ func (u *Usable) Built() *cloud.ImageRef {
 	return &cloud.ImageRef{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
 }
 
-// Get returns the image id if org can see it, and NotFound otherwise.
+// Get returns the image with this ID if org can see it, and NotFound otherwise.
 func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i *cloud.Image, err error) {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return nil, err
@@ -341,8 +341,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 	return out, err
 }
 
-// getOwned returns the image id if it belongs to org. It returns PermissionDenied if it belongs to another org and org
-// can see it, and NotFound otherwise.
+// getOwned returns the image with this ID if it belongs to org. It returns PermissionDenied if it belongs to another
+// org and org can see it, and NotFound otherwise.
 func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
 	i, err := Images.Get(tx, string(id))
 	switch {
@@ -400,8 +400,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 	return struct{}{}, err
 }
 
-// describeUsers returns a text for an error message that names the VMs of org in used. VMs of other orgs, or more VMs
-// than those in used, are mentioned as "other VMs".
+// describeUsers returns, for an error message, the names of the VMs of org in used. It adds "other VMs" if used has VMs
+// of other orgs, or if more is set.
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

@@ -64,7 +64,7 @@ func newWorld(t *testing.T, members int) *world {
 
 func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now = w.now.Add(d) }
 
-// member creates the service of member id, as after a restart of its process, with the member's existing directory.
+// member creates the service of a member, as after a restart of its process, with the member's existing directory.
 func (w *world) member(id uint64) *Service {
 	if w.dirs[id] == "" {
 		w.dirs[id] = w.t.TempDir()
@@ -80,8 +80,8 @@ func (w *world) member(id uint64) *Service {
 	})
 }
 
-// reader implements Peers: it reads from the files of the other member. It first waits until the gate of member self,
-// if any, is closed.
+// reader implements Peers: it reads from the files of the other member. If the reading member has a gate, it first
+// waits until the gate is closed.
 type reader struct {
 	w    *world
 	self uint64
@@ -123,8 +123,8 @@ func (w *world) write(name string, data []byte) (url string) {
 	return "file://" + path
 }
 
-// until waits until the record of the image id exists and ok returns true for it. what describes this for the failure
-// message.
+// until waits until the image with this ID has a record for which ok returns true. what describes that condition in the
+// failure message.
 func (w *world) until(id cloud.ImageID, what string, ok func(*cloud.Image) bool) *cloud.Image {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)

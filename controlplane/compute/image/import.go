@@ -16,7 +16,8 @@ import (
 const (
 	// maxBytes is the maximum size of an image file, in bytes.
 	maxBytes = 1 << 40
-	// importTime is the maximum duration of one import or pull, and of each status PENDING and UPLOADING.
+	// importTime is the maximum duration of one import or pull. It is also how long an image may stay PENDING, or
+	// UPLOADING without a change.
 	importTime = 30 * time.Minute
 	// recordTime is the maximum time to store the result of an import.
 	recordTime = time.Minute

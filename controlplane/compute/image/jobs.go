@@ -34,7 +34,7 @@ func newBackgroundJobs(wake func(), warn func(string, error)) *backgroundJobs {
 	return &backgroundJobs{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
 }
 
-// open lets start start jobs, with the context ctx, until close is called.
+// open sets the context for jobs. start starts jobs only between open and close.
 func (e *backgroundJobs) open(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -106,8 +106,8 @@ func serveWrongBytes(b []byte, at uint64) (io.Reader, error) {
 	return bytes.NewReader(b[at:]), nil
 }
 
-// serveThenFail returns a fakeHolder that serves n bytes and then returns the error with. If bad is set, the first byte
-// is wrong.
+// serveThenFail returns a fakeHolder whose reader returns n bytes and then an error. If bad is set, the first byte is
+// wrong.
 func serveThenFail(n int, bad bool, with error) fakeHolder {
 	return func(b []byte, at uint64) (io.Reader, error) {
 		part := bytes.Clone(b[at:min(len(b), int(at)+n)])

@@ -26,8 +26,8 @@ import (
 
 func codeOf(err error) codes.Code { return status.Code(err) }
 
-// callAll calls every method for agents and returns the errors by method. Of a stream, it receives the first response
-// only.
+// callAll calls every method for agents and returns the errors by method. From a stream it receives at most one
+// message.
 func callAll(ctx context.Context, a agent) map[string]error {
 	out := map[string]error{}
 	_, out["Join"] = a.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol})
@@ -108,8 +108,8 @@ func sendHeartbeat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.He
 	return r
 }
 
-// TestHeartbeat checks that a heartbeat is written to the host's record only if it differs from it. Heartbeats for
-// another host and invalid ones must be refused, and heartbeats to a follower redirected.
+// TestHeartbeat checks that a heartbeat is written to the host's record only if it changes the record. Heartbeats for
+// another host and invalid ones must be refused, and heartbeats to a follower redirected to the leader.
 func TestHeartbeat(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -240,7 +240,7 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 	s := w.members[1]
 	require.False(t, s.Unresponsive(a.id), "no heartbeat has arrived yet")
 	require.Empty(t, s.Fleet())
-	// A heartbeat must count even if it arrives before the new leader has read its records.
+	// A heartbeat that arrives before the new leader has read its records must also make the host READY.
 	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	stop := w.follow(1)

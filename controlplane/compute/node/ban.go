@@ -63,9 +63,10 @@ func (q *banRequest) check() error {
 	return nil
 }
 
-// Ban bans the key of a host and cordons the host. Exactly one of id and key identifies the host; key is the SHA-256 of
-// its public key in hex. Ban keeps the host's record and the placement of its VMs. If the key is already banned, the
-// old ban keeps its reason and time. Ban returns the bans of the host's keys. The caller must already be authorized.
+// Ban bans the key of a host and cordons the host. The host is given by its ID or by the SHA-256 of its public key in
+// hex; the other argument is empty. Ban keeps the host's record and the placement of its VMs. If the key is already
+// banned, the old ban keeps its reason and time. Ban returns the bans of the host's keys. The caller must already be
+// authorized.
 func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) ([]Ban, error) {
 	q := banRequest{id, key, reason}
 	if err := q.check(); err != nil {
@@ -136,8 +137,8 @@ func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, er
 	return made, err
 }
 
-// Unban removes the bans of the host id or of the key; exactly one of the two is set. It returns a NotFound error if
-// there is no such ban.
+// Unban removes the bans of a host, given by its ID, or of a key; the other argument is empty. It returns a NotFound
+// error if there is no such ban.
 func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
 	q := banRequest{Node: id, Key: key}
 	if err := q.check(); err != nil {

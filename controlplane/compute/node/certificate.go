@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// storePeerKey stores the key of the connection's client certificate as the key of the host id. Hosts that joined
-// before keys were stored have no stored key until then.
+// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. Hosts that
+// joined before keys were stored have no stored key until then.
 func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
@@ -64,7 +64,7 @@ func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cl
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
-	// The context of a stream has no deadline.
+	// The context of a stream has no deadline, so set one for reading the records.
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return checkHost(v, cloud.NodeID(id.Name), leaf) })

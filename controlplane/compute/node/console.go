@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// consoles holds the API callers that read a VM's console log, by request ID. They are on the leader, because agents
-// connect to the leader.
+// consoles holds the API callers that currently read a VM's console log, by request ID. They are on the leader, because
+// agents connect to the leader.
 type consoles struct {
 	mu   sync.Mutex
 	open map[string]*console
@@ -57,8 +57,8 @@ const (
 	maxChunk = 256 << 10
 )
 
-// add registers a reader under the request ID id. It returns an error if the host, the org or the project has reached
-// its limit.
+// add registers a console reader under a request ID. It returns an error if the host, the org or the project has
+// reached its limit of readers.
 func (c *consoles) add(id string, q consoleRequest) (*console, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ type consoleRequest struct {
 	Tail   uint64
 }
 
-// ReadConsole reads the console log of a tenant's VM on the host node, and calls send with each part. It forwards the
+// ReadConsole reads the console log of a tenant's VM from its host, and calls send with each part. It forwards the
 // request to the leader, to which the host is connected. If follow is set, it continues with new output until ctx ends.
 // tail limits the old output, in bytes.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {

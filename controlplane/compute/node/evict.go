@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Reasons in errors to agents. An agent that receives one of them stops retrying.
+// Reasons in errors to agents. An agent that receives an error with one of these reasons stops retrying.
 const (
 	ReasonEvicted = "NODE_EVICTED"
 	ReasonBanned  = "NODE_BANNED"
@@ -56,8 +56,8 @@ func errEvicted() *fault.Fault {
 		WithReason(ReasonEvicted)
 }
 
-// checkHost returns nil if the host id may call with the certificate leaf. It returns errBanned if the certificate's
-// key is banned, and errEvicted if the host has no record or leaf was issued before its eviction.
+// checkHost returns nil if the host with this ID may make calls with the certificate leaf. It returns errBanned if the
+// certificate's key is banned, and errEvicted if the host has no record or leaf was issued before its eviction.
 func checkHost(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
 	key, err := mtls.KeyOf(leaf.PublicKey)
 	if err != nil {

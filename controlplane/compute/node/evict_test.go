@@ -50,7 +50,7 @@ func (w *world) joinWith(ctx context.Context, key ed25519.PrivateKey, name, toke
 	return &joined{cloud.NodeID(c.GetNodeId()), key, token, func() (*tls.Certificate, error) { return own, nil }}, nil
 }
 
-// at returns a connection of the host h to a member. Each call opens a new connection.
+// at returns a new connection to a member with the host's certificate.
 func (w *world) at(member uint64, h *joined) agent {
 	a := w.with(member, h.own)
 	a.id = h.id

@@ -46,8 +46,8 @@ func (c *guardedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// Credentials returns the TLS credentials of the server for agents on port 7443. config comes from mtls.ServerOptional.
-// Guard can close the connections that they accept.
+// Credentials returns the TLS credentials of the server for agents on port 7443, based on config, which comes from
+// mtls.ServerOptional. The connections of hosts are registered so that Guard can close them.
 func (s *Service) Credentials(config *tls.Config) credentials.TransportCredentials {
 	return guardedCredentials{credentials.NewTLS(config), &s.guard}
 }
@@ -118,8 +118,8 @@ const (
 	// freshInterval is how often a member checks that its records are current. Without the check, a partitioned member
 	// would not notice an eviction.
 	freshInterval = time.Second
-	// freshTimeout limits the check of freshInterval. A member that fails the check closes the connections of all
-	// hosts; the hosts connect to another member and continue interrupted image reads there.
+	// freshTimeout limits the duration of that check. A member that fails it closes the connections of all hosts; the
+	// hosts connect to another member and continue interrupted image reads there.
 	freshTimeout = 5 * time.Second
 )
 
@@ -224,8 +224,8 @@ func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	})
 }
 
-// closeIfStale closes all hosts' connections if this member cannot confirm within the duration within that its records
-// are at most freshInterval old. It does nothing if ctx ends.
+// closeIfStale closes all hosts' connections unless this member can confirm, in the given time, that its records are at
+// most freshInterval old. It closes none if ctx ends.
 func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 	if len(s.guard.filter(anyConn)) == 0 {
 		return

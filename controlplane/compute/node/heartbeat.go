@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// heartbeat processes reported, the description of a host in its heartbeat, and returns the host's record. The response
-// renews the host's lease. heartbeat therefore returns success only after a quorum has confirmed that this member still
-// leads in the same term. A changed description is written to the record at most once per minUpdateInterval; until then
-// each heartbeat that repeats the change leaves it to the next one.
+// heartbeat processes the description of a host in its heartbeat, and returns the host's record. The response renews
+// the host's lease. Therefore heartbeat returns success only after a quorum has confirmed that this member still leads
+// in the same term. A changed description is written to the record at most once per minUpdateInterval. A change within
+// that time is written by the first heartbeat after it.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -86,7 +86,7 @@ func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*
 	return out, changed && err == nil, err
 }
 
-// copyHeartbeat copies the fields that a heartbeat sets from reported to n. Other fields of n keep their values.
+// copyHeartbeat copies from reported to n those fields that a heartbeat sets. Other fields of n keep their values.
 func copyHeartbeat(n, reported *cloud.Node) {
 	n.Name, n.Declared, n.Capacity, n.Allocatable = reported.Name, reported.Declared, reported.Capacity, reported.Allocatable
 	n.Hypervisors, n.Labels, n.AgentVersion = reported.Hypervisors, reported.Labels, reported.AgentVersion

@@ -44,12 +44,13 @@ type joinToken struct {
 
 var joinTokens = store.NewTable[joinToken]("join-token")
 
-// hostKeys maps a host's public key to its ID, at host-key/<SHA-256 of the public key, hex>. It lets a host keep its ID
-// when it joins again with a new token, because its certificate expired or the cluster was restored from a backup.
+// hostKeys maps a host's public key to the host's ID, at host-key/<SHA-256 of the public key, hex>. It lets a host keep
+// its ID when it joins again with a new token, because its certificate expired or the cluster was restored from a
+// backup.
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
-// storeKey stores that key belongs to the host id. It changes nothing if key already belongs to a host that has a
-// record.
+// storeKey stores that a key belongs to the host with this ID. It changes nothing if the key already belongs to a host
+// that has a record.
 func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := keyOwner(tx, key); err != nil || holder != "" {
 		return err
@@ -82,8 +83,8 @@ type tokenResponse struct {
 
 var newTokenCommand = leader.NewCommand("node.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
 
-// newTokenOnLeader stores a new join token and returns its text, "<id>.<secret>.<pin>". The pin is a hash of the
-// certificate authority's certificate, by which the agent verifies the server. Only the hash of the secret is stored.
+// newTokenOnLeader stores a new join token and returns its text, "<id>.<secret>.<pin>". The pin is the SHA-256 of the
+// certificate authority's public key, by which the agent verifies the server. Only the hash of the secret is stored.
 func (s *Service) newTokenOnLeader(ctx context.Context, q tokenRequest) (made tokenResponse, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants checks that the tests of this package fail when one of its rules is switched off by a mutant.
+// TestMutants enables each mutant (a deliberate bug) of this package, and checks that a test notices it.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	ctx := limited(t)

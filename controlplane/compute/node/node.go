@@ -56,14 +56,13 @@ const LeaseSeconds = 30
 
 // VMController computes the desired state of VMs and stores the VM states that hosts report. Package vm implements it.
 type VMController interface {
-	// Assigned returns the desired state of VMs that are or were placed on the host node: of the VMs in vms, or of all
-	// such VMs if vms is empty.
+	// Assigned returns the desired state of VMs that are or were placed on a host: of the VMs in vms, or of all such
+	// VMs if vms is empty.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
-	// Observed stores the states of VMs that the host node reports. changed is the number of reports that changed a
-	// record.
+	// Observed stores the VM states that a host reports. changed is the number of reports that changed a record.
 	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
-	// UsesImage reports whether a VM placed on the host node uses the image with this checksum to boot or as the
-	// backing file of a disk.
+	// UsesImage reports whether a VM placed on a host uses the image with this checksum to boot or as the backing file
+	// of a disk.
 	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 }
 
@@ -79,8 +78,8 @@ type Options struct {
 	Log       *slog.Logger
 	// Now returns the wall-clock time.
 	Now func() time.Time
-	// Steady returns the time that heartbeats are measured by. It should come from a clock that nobody can set, so that
-	// setting the wall clock does not make all hosts look lost. Default: Now.
+	// Steady returns the time from which the ages of heartbeats are computed. It should come from a clock that nobody
+	// can set, so that setting the wall clock does not make all hosts look lost. Default: Now.
 	Steady func() time.Time
 }
 
@@ -103,7 +102,7 @@ type Service struct {
 	imageReads map[cloud.NodeID]int
 	// budgets holds the rate limiters and call counters of each host that has called this member.
 	budgets map[cloud.NodeID]*budget
-	// pause is the function sleep; tests replace it.
+	// pause waits for a duration or until the context ends. It is the function sleep, except in tests.
 	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard
@@ -143,8 +142,8 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.termStart = 0
 		clear(s.nodes)
 	}()
-	// If a host in lastHeartbeat has no record in the View below, its record was deleted: its heartbeat entry can be
-	// removed. A host that joins and sends a heartbeat after this line is not in the list.
+	// Only a host with a record can send a heartbeat. So if a host that is in lastHeartbeat now has no record in the
+	// View below, its record was deleted, and its entry can be removed.
 	s.mu.Lock()
 	before := slices.Collect(maps.Keys(s.lastHeartbeat))
 	s.mu.Unlock()
@@ -231,7 +230,7 @@ func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (live
 	return out, nil
 }
 
-// get returns the record of the host id, or a NotFound error if there is none.
+// get returns the record of the host with this ID, or a NotFound error if there is none.
 func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if n, err = Nodes.Get(v, string(id)); err == nil && n == nil {

@@ -60,8 +60,8 @@ func (s *session) enqueue(r *agentv1.ConsoleRequest) {
 	}
 }
 
-// cancelRequest removes the console request id from the queue. If it is no longer in the queue, cancelRequest sends the
-// agent a cancellation instead.
+// cancelRequest removes the console request with this ID from the queue. If the request has already been sent to the
+// agent, cancelRequest sends a cancellation instead.
 func (s *session) cancelRequest(id string) {
 	s.mu.Lock()
 	waits := slices.IndexFunc(s.requests, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
@@ -85,7 +85,7 @@ func (s *session) takeRequests() []*agentv1.ConsoleRequest {
 // errReplaced is the error of a session that ended because the same host opened a newer one.
 var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
 
-// openSession registers a new session of the host node, and ends its older session, if any, by calling that session's
+// openSession registers a new session of a host, and ends the host's older session, if any, by calling that session's
 // cancel.
 func (s *Service) openSession(node cloud.NodeID, end context.CancelCauseFunc) *session {
 	n := &session{node: node, cancel: end, wake: make(chan struct{}, 1)}
@@ -119,9 +119,9 @@ const maxLoggedVMs = 16
 // snapshotChunk is the maximum number of VMs in one message of a snapshot.
 const snapshotChunk = 100
 
-// watch sends an agent the desired state of its host: a snapshot, then every change. present lists the VMs that exist
-// on the host. watch returns when ctx ends, when this member's term as leader ends, or when the agent opens another
-// session.
+// watch sends an agent the desired state of its host: a snapshot, then every change. present lists the IDs of the VMs
+// that exist on the host. watch returns when ctx ends, when this member's term as leader ends, or when the agent opens
+// another session.
 func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string, send func(*agentv1.WatchResponse) error) error {
 	leading, term := s.opts.Leadership.Leader()
 	if leading != s.opts.Self {

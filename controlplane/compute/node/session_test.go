@@ -206,8 +206,8 @@ func (w *world) read(member uint64, on cloud.NodeID, follow bool) *reading {
 }
 
 // TestConsole reads consoles through a follower. The leader must send the request to the agent over its session, and
-// the reader must get the bytes that the agent sends back. The test then ends streams in every possible way: by the
-// agent, by an error, by a broken connection and by the reader.
+// the reader must get the bytes that the agent sends back. The test ends reads in every possible way: the log is
+// complete, the agent sends an error or too large a message, the connection breaks, and the reader cancels.
 func TestConsole(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -234,7 +234,7 @@ func TestConsole(t *testing.T) {
 		require.Equal(t, id, r.GetRequestId())
 	}
 
-	// The agent sends all of the log.
+	// First read: the agent sends all of the log.
 	r := w.read(2, a.id, false)
 	ask := nextRequest()
 	require.Equal(t, string(testVM(1)), ask.GetVmId())
@@ -255,7 +255,8 @@ func TestConsole(t *testing.T) {
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
 	refused(t, err, codes.NotFound, "no reader waits")
 
-	// The agent returns an error, breaks the stream, or sends too large a message; or the reader cancels.
+	// Further reads: the agent returns an error, breaks the stream, or sends too large a message; or the reader
+	// cancels.
 	for name, c := range map[string]struct {
 		how  func(agentv1.AgentService_SendConsoleClient, context.CancelFunc, *reading)
 		kind fault.Kind

@@ -35,8 +35,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// fakeVMs implements VMController for tests. Every placed VM is to be on, or destroyed if it is gone. Reports are
-// stored in the field reports.
+// fakeVMs implements VMController for tests. The desired state of every placed VM is on, or destroyed if its placement
+// is Gone. Reports are stored in the field reports.
 type fakeVMs struct {
 	mu      sync.Mutex
 	reports map[cloud.NodeID][]cloud.Observation
@@ -187,7 +187,7 @@ func (w *world) certificate(kind mtls.Kind, name string, at time.Time, life time
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// certificateFor issues a certificate to the host id for the given key.
+// certificateFor issues a certificate for the given key to the host with this ID.
 func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.Time, life time.Duration) mtls.Source {
 	leaf, err := w.authority.Issue(mtls.Node, string(id), key.Public(), at, life)
 	require.NoError(w.t, err)
@@ -222,12 +222,13 @@ func (w *world) dial(member uint64, config *tls.Config) agent {
 	return agent{agentv1.NewAgentServiceClient(conn), vmv1.NewNodeServiceClient(conn), ""}
 }
 
-// with connects to a member with the certificate own, or without a certificate if own is nil.
+// with connects to a member with the client certificate own, or without a certificate if own is nil.
 func (w *world) with(member uint64, own mtls.Source) agent {
 	return w.dial(member, mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
-// host creates the record of the host number n if needed, and returns a connection with a valid certificate of it.
+// host creates the record of test host n if it does not exist, and returns a connection with a valid certificate of
+// that host.
 func (w *world) host(member uint64, n int) agent {
 	id := cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", n))
 	w.update(func(tx *store.Tx) error {

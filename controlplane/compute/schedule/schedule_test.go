@@ -12,9 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlace runs the scripts in testdata. `host id=` adds a host with the allocatable capacity `vcpus= mem= disk=` (MiB
-// and GiB); it may be `cordoned` or `lost`. `place vm=` places a VM that needs such a capacity, and prints the chosen
-// host and the reason for each excluded one. The VM's capacity is then allocated on the host.
+// TestPlace runs the scripts in testdata. `host id= vcpus= mem= disk=` adds a host with that allocatable capacity, in
+// MiB and GiB; `label=key:value`, `cordoned` or `lost` (NOT_READY) may be added. `place vm= vcpus= mem= disk=` places a
+// VM that needs that capacity, and prints the chosen host and the reason for each excluded one; `select=key:value`,
+// `avoid=HOST` or `model=CPU-MODEL` may be added. The VM's capacity is then allocated on the chosen host.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var fleet []Candidate

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// fakeBilling implements Billing. It appends each call to the record billingLog in the same transaction, or returns the
-// error in refuse for the call.
+// fakeBilling implements Billing. Each call adds a line to the table billingLog in the same transaction, or fails with
+// its error in refuse.
 type fakeBilling struct {
 	refuse map[string]error
 }

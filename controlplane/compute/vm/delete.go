@@ -33,9 +33,9 @@ type deleteResponse struct {
 	Replayed bool
 }
 
-// Delete deletes a VM's record and all records that belong to it. Without force, it refuses a VM that is powered on or
-// whose host does not respond. With force, it also accepts these, and waits up to powerOffWait until the host has
-// destroyed the VM. replayed reports whether an earlier call with the same idempotency key deleted the VM.
+// Delete deletes a VM's record and all records that belong to it. Without force, it refuses to delete a VM that is
+// powered on or whose host does not respond. With force, it also deletes such a VM, and waits up to powerOffWait until
+// the host has destroyed it. replayed reports whether an earlier call with the same idempotency key deleted the VM.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
@@ -118,7 +118,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
 }
 
-// releaseCapacity subtracts c from the allocated capacity of the host id. It does nothing if the host has no record.
+// releaseCapacity subtracts c from the allocated capacity of a host. It does nothing if the host has no record.
 func releaseCapacity(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
 	n, err := node.Nodes.Get(tx, string(id))
 	if err != nil || n == nil {

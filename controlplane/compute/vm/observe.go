@@ -50,8 +50,8 @@ func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([
 	return out, nil
 }
 
-// assigned returns the desired state of the VM id on the host on, or nil if the VM is no longer placed there. p is the
-// VM's Placed record.
+// assigned returns the desired state of one VM on a host, or nil if the VM is no longer placed there. p is the VM's
+// Placed record.
 func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*agentv1.AssignedVm, error) {
 	if p == nil {
 		return nil, nil
@@ -66,7 +66,7 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	return convert.Assigned(vm), nil
 }
 
-// UsesImage implements node.VMController.
+// UsesImage implements node.VMController. An empty checksum matches no image.
 func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
 	if sha256 == "" {
 		return false, nil

@@ -66,7 +66,7 @@ func TestPowerCallsWait(t *testing.T) {
 		name string
 		from cloud.State
 		call func(context.Context, cloud.VMID) (PowerResult, error)
-		// seen reports what the host observes after the call, or makes another caller's call.
+		// seen makes the host's reports after the call, or the call of another caller.
 		seen func(cloud.VMID)
 		kind fault.Kind
 		says string
@@ -238,7 +238,7 @@ func TestPowerIsIdempotent(t *testing.T) {
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
-	// A start is still in progress when its first call returns. Until the repeated call, the VM is deleted, or the
+	// The first call returns while the start is in progress. Before the call is repeated, the VM is deleted, or the
 	// start fails.
 	w.startWithKey(t, vm.ID, "late")
 	w.deleteIfPresent(vm.ID)

@@ -303,7 +303,7 @@ func withBodyField(err error) error {
 	return err
 }
 
-// replayed sets the header Idempotency-Replayed if is, for a response that was stored by an earlier call.
+// replayed sets the header Idempotency-Replayed if the response is the stored one of an earlier call.
 func replayed(w *rest.Response, is bool) {
 	if is {
 		w.Header().Set("Idempotency-Replayed", "true")

@@ -64,7 +64,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 	return out, err
 }
 
-// apply applies the change c to vm, and reports whether a field of vm has changed.
+// apply applies the change c to vm, and reports whether it changed a field of vm.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
 	if group, isSet := c.Labels[AntiAffinity]; isSet && group != vm.Labels[AntiAffinity] {

@@ -81,8 +81,8 @@ func New(opts Options) *Service {
 
 func noVM(id cloud.VMID) error { return fault.New(fault.NotFound, "no VM %s", id) }
 
-// Get returns the VM id of the tenant t. It returns NotFound if there is none, also if the VM belongs to another
-// tenant.
+// Get returns the VM with this ID. It returns NotFound if there is none, also if the VM belongs to another tenant than
+// t.
 func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *cloud.VM, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *c
 	return vm, err
 }
 
-// getOwned returns the VM id of the tenant t, or NotFound. It is Get within a transaction or a view.
+// getOwned returns the VM with this ID, or NotFound, like Get. It reads from a transaction or a view.
 func getOwned(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	vm, err := VMs.Get(r, string(t.Project), string(id))
 	if err != nil {

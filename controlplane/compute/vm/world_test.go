@@ -113,7 +113,8 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// report reports the observation level for the VM's current generation, as its host, and returns the VM after it.
+// report reports an observation for the VM's current generation, as its host, and returns the VM's record after that.
+// change may modify the observation.
 func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)
@@ -128,7 +129,7 @@ func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*clou
 	return w.get(id)
 }
 
-// reportAbsent reports, as the host on, that nothing is left of the deleted VM id. generation is the one reported.
+// reportAbsent reports, as a host, that nothing is left of a deleted VM, with the given generation.
 func (w *world) reportAbsent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
 	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
@@ -139,7 +140,7 @@ func failed(why string) func(*cloud.Observation) {
 	return func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, why }
 }
 
-// createInState creates a VM, brings it into state by calls and reports, and returns it.
+// createInState creates a VM, brings it into the given state by calls and reports, and returns it.
 func (w *world) createInState(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID

@@ -139,7 +139,7 @@ func (s *Service) Attach(m Machines) { s.machines = m }
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
 // put stores the meter m, its record in next, and its new bills. was is the meter before the change. A bill is merged
-// into the meter's last bill if possible. Without billing, put stores no bills.
+// into the meter's last bill if possible. If billing is disabled, put stores no bills.
 func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	for _, b := range bills {
 		if b == nil || !s.opts.Rules.Enabled {

@@ -18,8 +18,8 @@ type Terms struct {
 	Hour int64
 }
 
-// Meter is the record of the counted hours of one VM. It is updated in the transaction that stores the resulting bills,
-// so that each hour is billed once, even if several transactions try to bill it at the same time.
+// Meter is the record that counts the hours of one VM. It is updated in the transaction that stores the resulting
+// bills, so that each hour is billed once, even if several transactions try to bill it at the same time.
 type Meter struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
@@ -58,7 +58,7 @@ type Bill struct {
 	From  cloud.Time
 	Step  int64
 	Hours int64
-	// Price is the price of each hour in units of credit, and Use what it is charged for.
+	// Price is the price of each hour in units of credit, and Use the resources that it pays for.
 	Price int64
 	Use   Use
 	// More means that the hour was billed before at a lower price, and that this bill is for the difference.
@@ -160,8 +160,8 @@ func (b *Bill) Says() string {
 	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
-// ID returns a UUID for the object what that belongs to the first hour of the bill. Retries and other members get the
-// same ID.
+// ID returns a UUID for an object, named by what, that belongs to the first hour of the bill. Retries and other members
+// get the same ID.
 func (b *Bill) ID(what string) string {
 	return idOf(b.VM, fmt.Sprintf("%d/%d/%s", b.From, b.Number, what))
 }

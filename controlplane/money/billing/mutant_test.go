@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// TestMutants checks that the simulation fails for each mutant of a billing rule within 12 seeds.
+// TestMutants enables each mutant (a deliberate bug) of a billing rule, and checks that the simulation notices it
+// within 12 seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.ChargeHourTwice, mutant.ForgetShortRuns, mutant.KeepPaidBill, mutant.KeepReservation, mutant.AdmitDebtor} {

@@ -206,8 +206,8 @@ func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string)
 // projects. It is used to log each of them once.
 type debtors struct{ before, now map[cloud.ProjectID]string }
 
-// isNew adds the project p to the current round. It returns false if p could not pay for the same reason why in this or
-// the previous round.
+// isNew adds the project p to the current round, with the reason why it could not pay. It returns false if p could not
+// pay for the same reason in this or the previous round.
 func (d *debtors) isNew(p cloud.ProjectID, why string) bool {
 	if d.now == nil {
 		d.now = map[cloud.ProjectID]string{}

@@ -52,7 +52,7 @@ func (p Prices) Hour(u Use) int64 {
 	return int64(u.VCPUs)*p.VCPUHour + gib*p.MemoryGiBHour + (mib*p.MemoryGiBHour+1023)/1024 + int64(u.DiskGiB)*p.DiskGiBHour
 }
 
-// part says which resources of a VM are charged.
+// part is the part of a VM's resources that is charged.
 type part uint8
 
 const (

@@ -74,7 +74,8 @@ func (s *Service) count(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// page returns the first records of a table if after is nil, and otherwise the first ones behind the path after.
+// page returns up to size records of a table: the first ones, or those behind the path after if it is not nil. The bool
+// reports whether there are further records.
 func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
 	if after == nil {
 		return t.List(v, size)

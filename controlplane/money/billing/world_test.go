@@ -145,7 +145,7 @@ func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...fu
 	require.NoError(w.t, err)
 }
 
-// callPower makes a power call. When wished returns true for the VM's record, it reports the observation then as the
+// callPower makes a power call. When wished returns true for the VM's record, it reports the observation in then as the
 // host. It returns the error of the call.
 func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
 	w.t.Helper()

@@ -22,8 +22,8 @@ type Project struct {
 	Incarnation cloud.Incarnation
 }
 
-// Lookup returns the project with an ID. For a deleted project it still returns the incarnation while the ID is
-// reserved, so that the closed wallet can be read.
+// Lookup is a function that returns the project with an ID. For a deleted project it still returns the incarnation
+// while the ID is reserved, so that the closed wallet can be read.
 type Lookup func(store.Reader, cloud.ProjectID) (Project, error)
 
 // accountOf returns the account key of the wallet of incarnation i of a project: ID:incarnation, or only the ID if i is
@@ -44,7 +44,8 @@ func projectOf(account string) cloud.ProjectID {
 // account returns the account key under which the records of the wallet w are stored.
 func account(w *ledger.Wallet) string { return accountOf(w.Project, w.Incarnation) }
 
-// lookUp returns the project id from Options.Project. Without Options.Project, every project exists with incarnation 0.
+// lookUp returns the project with this ID, by Options.Project. Without Options.Project, every project exists with
+// incarnation 0.
 func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	if s.opts.Project == nil {
 		return Project{Exists: true}, nil
@@ -90,9 +91,9 @@ func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	}
 }
 
-// Vacant returns FailedPrecondition if a wallet exists under the ID of a project that is to be created, and is not
-// closed. Earlier versions made wallets without checking that the project exists. Once the project exists, no call can
-// reach such a wallet.
+// Vacant returns FailedPrecondition if the ID of a project that is to be created has a wallet that is not closed.
+// Earlier versions made wallets without checking that the project exists. Once the project exists, no call can reach
+// such a wallet.
 func Vacant(r store.Reader, id cloud.ProjectID) error {
 	return closed(r, accountOf(id, 0), "a wallet of project ID %s was made before the project: have a billing:admin close it first", id)
 }

@@ -101,7 +101,7 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
-// walletOf is Wallet within a transaction or a view. t.Org may be empty for a caller whose role covers all projects.
+// walletOf returns the same wallet as Wallet, read from a transaction or a view.
 func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	p, err := s.lookUp(r, t.Project)
 	if err != nil {
@@ -137,7 +137,7 @@ func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, toke
 	return store.Page(ctx, s.opts.Store, wallets, req, func(w *ledger.Wallet) bool { return org == "" || w.Org == org })
 }
 
-// Reservation returns the reservation id of the wallet of t, or NotFound.
+// Reservation returns the reservation with this ID in the wallet of t, or NotFound.
 func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r *ledger.Reservation, err error) {
 	if err := cloud.CheckUUID("reservation_id", id); err != nil {
 		return nil, err

@@ -57,7 +57,8 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, si
 	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
-// selected returns the wallet of incarnation of of the project t.Project, or of the current incarnation if of is nil.
+// selected returns the wallet of the project t.Project: that of the given incarnation, or that of the current one if of
+// is nil.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -104,8 +105,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 	return out, effective, err
 }
 
-// lastBefore returns the last transaction of the wallet w before the time at, or nil if there is none. It searches
-// binarily: times of transactions never decrease.
+// lastBefore returns the last transaction of the wallet w before the time at, or nil if there is none. It uses binary
+// search, because the times of transactions never decrease.
 func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transaction, error) {
 	var failed error
 	n := sort.Search(int(w.Sequence), func(i int) bool {
@@ -134,9 +135,10 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 // watch holds no more than these in memory.
 const watchPage = 32
 
-// Watch calls send with the transactions of the wallet of t from sequence number from on, in order and without a gap:
-// first existing ones, then new ones until ctx ends. If the client reads so slowly that the changes are no longer
-// retained, Watch returns OutOfRange, and the client can continue with a new watch from the next sequence number.
+// Watch calls send with the transactions of the wallet of t, in order and without a gap, beginning with the sequence
+// number from: first existing ones, then new ones until ctx ends. If the client reads so slowly that the changes are no
+// longer retained, Watch returns OutOfRange, and the client can continue with a new watch from the next sequence
+// number.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send func(*ledger.Transaction) error) error {
 	next := max(from, 1)
 	if err := s.opts.Store.Barrier(ctx); err != nil {

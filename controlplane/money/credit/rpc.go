@@ -40,7 +40,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 			continue
 		}
 		if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-			// If the caller is not authorized for the method at all, return that error instead.
+			// A caller who is not authorized for the method at all must get that error instead.
 			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) && !auth.Undecided(refused) {
 				return cloud.Tenant{}, refused
 			}
@@ -50,7 +50,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
 }
 
-// execute authorizes the call in, and executes the command c on the wallet that it names.
+// execute authorizes the caller for the wallet that the request names, and executes the command c on that wallet.
 func (r *server) execute(ctx context.Context, method auth.Method, in interface {
 	request
 	proto.Message

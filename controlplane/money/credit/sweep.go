@@ -96,8 +96,8 @@ func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	return failed
 }
 
-// expireOf expires reservations of the account of. It adds all of them to the wallet's queue before it waits, so that
-// they are executed in few transactions.
+// expireOf expires the given reservations of one account. It adds all of them to the wallet's queue before it waits, so
+// that they are executed in few transactions.
 func (s *Service) expireOf(ctx context.Context, of string, ids []string) error {
 	requests, project := make([]*queuedRequest, len(ids)), projectOf(of)
 	for i, id := range ids {

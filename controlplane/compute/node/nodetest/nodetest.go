@@ -106,7 +106,7 @@ func (w *World) Update(f func(tx *store.Tx) error) {
 	require.NoError(w.T, err)
 }
 
-// AddHost adds a host with the capacity has and sends its first heartbeat, which makes it READY.
+// AddHost adds a host with the given capacity and sends its first heartbeat, which makes it READY.
 func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
 	w.T.Helper()
 	id := w.AddSilentHost(name, has, change...)
@@ -114,7 +114,8 @@ func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.N
 	return id
 }
 
-// AddSilentHost adds the record of a host that has sent no heartbeat, and waits until Fleet returns the host.
+// AddSilentHost adds the record of a host that has sent no heartbeat, and waits until Fleet returns the host. change
+// may modify the record.
 func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
 	w.T.Helper()
 	w.hosts++
@@ -164,7 +165,7 @@ func (w *World) AwaitFleet() {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// Node returns the record of the host id.
+// Node returns the record of the host with this ID.
 func (w *World) Node(id cloud.NodeID) (n *cloud.Node) {
 	w.T.Helper()
 	require.NoError(w.T, w.Store.Local(func(v *store.View) (err error) {

@@ -102,8 +102,8 @@ func checkStep(t Touched, out *Outcome) error {
 	return nil
 }
 
-// checkReservation returns a *Violation unless a new reservation is pending, and only a pending reservation has
-// changed.
+// checkReservation returns a *Violation if a new reservation is not pending, or if a reservation that was not pending
+// has changed.
 func checkReservation(before *Reservation, out *Outcome) error {
 	now := out.Reservation
 	switch {

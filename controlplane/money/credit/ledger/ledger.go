@@ -108,8 +108,8 @@ type Wallet struct {
 	Project  cloud.ProjectID
 	Status   WalletStatus
 	Accounts Accounts
-	// Incarnation tells the wallet's project from deleted projects of the same ID. It is 0 for a project from before
-	// incarnations were recorded.
+	// Incarnation distinguishes the wallet's project from deleted projects of the same ID. It is 0 for a project from
+	// before incarnations were recorded.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 	// Pending is the number of pending reservations.
 	Pending uint64
@@ -176,6 +176,6 @@ type Transaction struct {
 	Charge uint64
 	At     cloud.Time
 	By     string
-	// Totals are the wallet's totals after the transaction, including it.
+	// Totals are the wallet's totals directly after the transaction.
 	Totals Totals
 }

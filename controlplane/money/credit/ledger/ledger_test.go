@@ -134,8 +134,8 @@ func TestSecondCommitChargesNothing(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 }
 
-// TestHoldsReduceTheAvailableAmount checks that reserved amounts can be neither reserved again nor charged. (In blnk,
-// issue #181, the check of the balance ignored reserved amounts.)
+// TestHoldsReduceTheAvailableAmount checks that reserved amounts can be neither reserved again nor charged. (In the
+// ledger blnk, bug #181, the check of the balance ignored reserved amounts.)
 func TestHoldsReduceTheAvailableAmount(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -150,8 +150,8 @@ func TestHoldsReduceTheAvailableAmount(t *testing.T) {
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "s", Amount: 30})
 }
 
-// TestSecondReleaseHasNoEffect releases a reservation twice. The second release must return no credit. (In blnk, issue
-// #41, a reservation that was voided twice was returned twice.)
+// TestSecondReleaseHasNoEffect releases a reservation twice. The second release must return no credit. (In the ledger
+// blnk, bug #41, a reservation that was voided twice was returned twice.)
 func TestSecondReleaseHasNoEffect(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -165,8 +165,8 @@ func TestSecondReleaseHasNoEffect(t *testing.T) {
 	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
 }
 
-// TestRefusedReservationCannotBeCommitted checks that a reservation that was refused does not exist. (In blnk, issue
-// #182, it could be committed.)
+// TestRefusedReservationCannotBeCommitted checks that a reservation that was refused does not exist. (In the ledger
+// blnk, bug #182, it could be committed.)
 func TestRefusedReservationCannotBeCommitted(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// TestMutants checks that the comparison with the model fails for each mutant of a ledger rule within 10 seeds.
+// TestMutants enables each mutant (a deliberate bug) of a ledger rule, and checks that the comparison with the model
+// notices it within 10 seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.IgnoreHolds, mutant.CommitTwice, mutant.LateCommit} {

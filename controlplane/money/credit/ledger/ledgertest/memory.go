@@ -57,7 +57,7 @@ func (m *Memory) Wallet(project cloud.ProjectID) (*ledger.Wallet, error) {
 	return nil, nil
 }
 
-// Reservation returns the reservation id of a project, or nil if it does not exist.
+// Reservation returns the reservation with this ID in a project's wallet, or nil if it does not exist.
 func (m *Memory) Reservation(project cloud.ProjectID, id string) *ledger.Reservation {
 	if p := m.pages[project]; p != nil {
 		return p.reservations[id]
