@@ -2,12 +2,12 @@
 // sends each host's agent (the Trivet process on the host) the desired state of its VMs, and receives the agents'
 // reports. The main type is Service.
 //
-// The leader writes a host's record only when the description in a heartbeat differs from it. Liveness is not stored:
-// the leader keeps in memory when it last received a heartbeat of each host, and which hosts' agents have a Watch
-// stream to it. A new leader starts without this data and collects it within one heartbeat interval. A new leader
-// reports a host as NOT_READY until the host's first heartbeat. It reports no host as Unresponsive before
-// cloud.HeartbeatTimeout has passed since the start of its term. The state READY, NOT_READY or CORDONED is computed for
-// each request.
+// A heartbeat contains a description of its host. The leader writes it to the host's record only if it has changed.
+// Liveness is not stored: the leader keeps in memory when it last received a heartbeat of each host, and which hosts'
+// agents have a Watch stream to it. A new leader starts without this data and collects it within one heartbeat
+// interval. A new leader reports a host as NOT_READY until the host's first heartbeat. It reports no host as
+// Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state READY, NOT_READY or
+// CORDONED is computed for each request.
 //
 // The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController
 // (package vm) returns the desired state of each. There is no second copy of the desired state.

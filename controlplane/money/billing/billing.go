@@ -58,8 +58,8 @@ import (
 
 var (
 	meters = store.NewTable[Meter]("billing-meter")
-	// next has an empty record per meter whose VM uses billable resources, ordered by the time at which the VM's next
-	// hour begins.
+	// next is a table with an empty record per meter whose VM uses billable resources, ordered by the time at which the
+	// VM's next hour begins.
 	next = store.NewTable[struct{}]("billing-next")
 	owed = store.NewTable[Bill]("billing-owed")
 )

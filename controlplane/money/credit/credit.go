@@ -53,7 +53,7 @@ var (
 	// refunds holds the amount refunded so far of each charge, by the charge's sequence number.
 	refunds      = store.NewTable[int64]("wallet-refunded")
 	reservations = store.NewTable[ledger.Reservation]("reservation")
-	// due has an empty record per pending reservation, ordered by deadline.
+	// due is a table with an empty record per pending reservation, ordered by deadline.
 	due = store.NewTable[struct{}]("reservation-due")
 )
 

@@ -102,7 +102,7 @@ type generator struct {
 	made int
 	// named holds the numbers of the reservations that commands of each project have named, newest last.
 	named map[cloud.ProjectID][]int
-	// sent holds the last command of each project, which next may repeat.
+	// sent holds the last command of each project. The method next sometimes repeats it.
 	sent map[cloud.ProjectID]ledger.Command
 }
 
