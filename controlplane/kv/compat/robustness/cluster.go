@@ -22,13 +22,13 @@ type cluster struct {
 	server  Server
 	dir     string
 	hosts   map[int]*memberHost
-	initial []int // the initial members
+	initial []int // IDs of the initial members
 	joined  map[int]bool
 	token   string
 	client  *clientv3.Client // used by the faults; its requests are not recorded
 }
 
-// newCluster starts three members, each in its own host beneath dir, and waits until each serves.
+// newCluster starts three members, each in its own host beneath dir, and waits until each serves requests.
 func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
 	c := &cluster{server: server, dir: dir, hosts: map[int]*memberHost{}, initial: []int{1, 2, 3}, joined: map[int]bool{}}
 	if err := server.prepare(dir); err != nil {
@@ -63,7 +63,7 @@ func (c *cluster) dial(endpoints ...string) (*clientv3.Client, error) {
 	})
 }
 
-// bearer adds a token to every call, unless it is empty.
+// bearer is a gRPC credential that adds a bearer token to every call, unless the token is empty.
 type bearer string
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -143,12 +143,12 @@ func (c *cluster) leader(ctx context.Context) int {
 	return best
 }
 
-// others returns the first members except one.
+// others returns the IDs of the initial members except id.
 func (c *cluster) others(id int) []int {
 	return slices.DeleteFunc(slices.Clone(c.initial), func(m int) bool { return m == id })
 }
 
-// stop stops all members with SIGTERM; an error names those that did not stop in time.
+// stop stops all members with SIGTERM; the error names those that did not stop in time.
 func (c *cluster) stop() error {
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(c.hosts)) {
@@ -157,8 +157,8 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// sameHash compares the hashes of all members at the last revision. Trivet's members also compare hashes while they
-// run, and raise an alarm on a difference.
+// sameHash checks that all members have the same hash at the last revision and that Trivet has no alarms. Trivet's
+// members also compare hashes while they run, and raise an alarm on a difference.
 func (c *cluster) sameHash(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
