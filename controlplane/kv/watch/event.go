@@ -10,7 +10,7 @@ import (
 )
 
 // events converts the engine's events to etcd's type, and omits those that the watch's filters exclude. The keys and
-// values share memory with all; they are not copied.
+// values share memory with the given events; they are not copied.
 func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	type block struct {
 		event mvccpb.Event

@@ -19,9 +19,9 @@
 //
 // # Decisions
 //
-//   - All events of a revision are sent in one response, unless the watch asked for fragments.
+//   - All events of a revision are sent in one response, unless the watch requested fragments.
 //   - For a watch with fragments, a revision with more than Options.FragmentBytes is split at that size. Otherwise
-//     responses hold about batchBytes, or one revision.
+//     a response contains about batchBytes, or one revision.
 //   - A watch with prev_kv is canceled if the previous value of an event was compacted before it could be read; etcd
 //     leaves out prev_kv.
 package watch
@@ -102,7 +102,7 @@ type Stream struct {
 	// Used only by the goroutine that runs Serve.
 	watches           map[int64]*watch
 	nextID            int64
-	keyBytes          int  // total size of the range bounds of all watches
+	keyBytes          int  // total bytes of the range bounds of all watches
 	progressRequested bool // a progress request has no response yet
 	progressTicker    *time.Ticker
 	canceled          context.Context // a canceled context, with which Watcher.Next does not wait
@@ -119,7 +119,7 @@ type watch struct {
 	stream   *Stream
 	id       int64
 	from     int64
-	keyBytes int // size of the watch's range bounds
+	keyBytes int // bytes of the watch's range bounds
 	w        *mvccwatch.Watcher
 	noPut    bool
 	noDelete bool
@@ -214,7 +214,7 @@ func (s *Stream) handle(r *pb.WatchRequest) error {
 	return nil
 }
 
-// create starts a watch, or sends the reason if the request is refused.
+// create starts a watch. If the request is refused, it sends the reason to the client.
 func (s *Stream) create(r *pb.WatchCreateRequest) error {
 	key, end := r.Key, r.RangeEnd
 	if len(key) == 0 {
@@ -275,7 +275,7 @@ func (s *Stream) respond(r *pb.WatchResponse) error {
 	return s.send(func() (*pb.WatchResponse, error) { return r, nil })
 }
 
-// refuse sends the response to a create request that is refused for a reason.
+// refuse sends the response that refuses a create request, with the reason.
 func (s *Stream) refuse(reason string) error {
 	return s.respond(&pb.WatchResponse{
 		Header: s.opts.Header(s.opts.Engine.Revision()), WatchId: invalidID, Created: true, Canceled: true, CancelReason: reason,
