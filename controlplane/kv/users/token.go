@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Time is the current time, which the caller reads from its clock.
+// Time is the type of the current time, which callers pass because the package reads no clock.
 type Time = time.Time
 
 // DefaultTokenTTL is the lifetime of a token, as in etcd.
@@ -40,7 +40,7 @@ func NewTokens(key []byte, ttl time.Duration) *Tokens {
 	return &Tokens{key: key, ttl: ttl}
 }
 
-// Claim holds the content of a token that Open has verified. The token had not expired then.
+// Claim holds the content of a token that Open has verified. The token had not expired when it was verified.
 type Claim struct {
 	User     string
 	Revision uint64 // the auth revision at which the password was checked

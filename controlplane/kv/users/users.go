@@ -16,15 +16,16 @@
 //
 //   - Tokens are stateless: user, auth revision, expiry and a MAC with a key that every member derives. As with etcd's
 //     simple tokens, a password change or the user's deletion revokes the user's tokens, and disabling auth revokes
-//     all. Other changes do not, so one grant does not make every client hash its password again. The lifetime counts
-//     from the issue, not from the last use. An expired token gets "invalid auth token"; clientv3 then renews it by
-//     itself, except for a further watch on an existing stream. So a stream's server opens the token once and keeps the
-//     Claim, which it passes to Accept for every request: the stream is authenticated until its first token is revoked.
+//     all. Other changes do not, so that a grant does not make every client hash its password again. The lifetime of a
+//     token begins when it is issued; its use does not extend it. A request with an expired token fails with "invalid
+//     auth token". clientv3 then requests a new token by itself, except for a further watch on an existing stream. So
+//     the server of a stream verifies the token once (Open) and passes the Claim to Accept for every request: the
+//     stream is authenticated until its first token is revoked.
 //   - An empty state has revision 1, as in etcd. Enabling does not increment the revision; all other changes do.
 //   - Granting a permission replaces the role's permission on the same range, if any. etcd compares only the first of
 //     several permissions that begin at the same key, and may keep both.
 //   - A role that does not exist is treated as a role without permissions.
-//   - Numbers and sizes are limited (see the constants): the state is held in memory, and loaded again after each
+//   - Numbers and sizes are limited (see the constants), because the state is in memory, and loaded again after each
 //     change.
 package users
 

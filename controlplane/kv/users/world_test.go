@@ -88,7 +88,7 @@ func (w *world) addUser(name, password string) {
 	must(w, (*State).UserAdd, r)
 }
 
-// enable adds the user root with the password "toor", and enables Auth.
+// enable adds the user root with the password "toor" and the role root, and enables Auth.
 func (w *world) enable() {
 	w.t.Helper()
 	w.addUser(Root, "toor")
