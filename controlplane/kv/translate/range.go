@@ -80,7 +80,7 @@ var sortComparisons = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 }
 
 // sortKVs sorts kvs in the requested order, or in ascending order if the request has no sort order, as in etcd. kvs
-// must be sorted by key in ascending order, which is the order of elements that compare as equal.
+// must be sorted by key in ascending order; elements that compare as equal remain in that order.
 func sortKVs(r *pb.RangeRequest, kvs []command.KV) {
 	compare := sortComparisons[r.SortTarget]
 	if r.SortOrder == pb.RangeRequest_DESCEND {
