@@ -33,7 +33,7 @@ func kv(key string, create, mod, version, lease int64) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte(key), Value: []byte("value of " + key), CreateRevision: create, ModRevision: mod, Version: version, Lease: lease}
 }
 
-// sample returns contents with two keys of one revision, whose last revision only deleted a key.
+// sample returns contents in which two keys have the same revision, and whose last revision only deleted a key.
 func sample() Contents {
 	return Contents{
 		Revision: 9,

@@ -107,7 +107,7 @@ func (s *sorter) sorted() iter.Seq2[entry, error] {
 }
 
 // merge yields the records of all runs and of the memory in the order of their keys. For equal keys, earlier runs are
-// first, and the memory is last.
+// first, and the records in memory are last.
 func (s *sorter) merge(yield func(entry, error) bool) error {
 	buffer := max(4<<10, min(256<<10, s.memory/len(s.runs)))
 	var all runHeap

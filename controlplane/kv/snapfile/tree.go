@@ -17,7 +17,7 @@ const (
 	leafPage      = 0x02
 	metaPage      = 0x04
 	pageElement   = 16
-	bucketElement = 0x01 // flag of a leaf element
+	bucketElement = 0x01 // flag of a leaf element whose value is a bucket
 	bucketHeader  = 16   // bytes before the page of an inline bucket
 )
 

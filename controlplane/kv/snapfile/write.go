@@ -21,7 +21,7 @@ import (
 const (
 	sortMemory = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
 
-	// Limits of one bbolt transaction, which keeps its writes in memory until it is committed.
+	// Limits (bytes and keys) of one bbolt transaction, which keeps its writes in memory until it is committed.
 	batchBytes = 16 << 20
 	batchKeys  = 10_000
 
