@@ -25,7 +25,7 @@ type class uint8
 const (
 	governing      class = iota // for callers with a credential, even on loopback; includes all unlisted methods
 	administration              // for callers on loopback or with a credential
-	data                        // keys, and Authenticate
+	data                        // methods that read and write keys, and Authenticate
 	selfQuery                   // methods of Auth with which users query themselves
 )
 
@@ -49,7 +49,7 @@ var classes = map[string]class{
 func classOf(method string) class {
 	name, ok := strings.CutPrefix(method, Prefix)
 	if !ok {
-		return administration // gRPC's own services: health
+		return administration // gRPC's own services, such as health
 	}
 	switch service, _, _ := strings.Cut(name, "/"); service {
 	case "KV", "Watch", "Lease":

@@ -304,8 +304,9 @@ func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	}
 }
 
-// expiringVerifier is a verifier that accepts each token only in the first call: then the token is revoked, or its
-// holder loses system:admin. staysOpen is set if the test expects that the stream stays open.
+// expiringVerifier is a verifier that accepts the token of an administrator only in the first call. From then on the
+// token is revoked or, for the token "demoted", its holder has lost system:admin. staysOpen is set if the test expects
+// that the stream stays open.
 type expiringVerifier struct {
 	calls     atomic.Int64
 	staysOpen bool

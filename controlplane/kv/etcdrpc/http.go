@@ -80,6 +80,6 @@ type health struct {
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// An error means that the client has disconnected.
+	// An error only means that the client has disconnected.
 	_ = json.NewEncoder(w).Encode(body)
 }

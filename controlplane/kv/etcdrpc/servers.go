@@ -125,7 +125,7 @@ func (p *chunkWriter) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
 		size := min(len(b), chunkBytes)
 		p.remaining = max(p.remaining-int64(size), 0)
-		// gRPC may encode the message after Send has returned.
+		// gRPC may encode the message after Send has returned, so each message needs its own copy.
 		blob := append([]byte(nil), b[:size]...)
 		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.remaining), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
 			return n, err

@@ -55,7 +55,7 @@ func (l *slowLog) record(ctx context.Context, method string, req, resp any, took
 		return
 	}
 	if r, ok := req.(*pb.CompactionRequest); ok && r.Physical {
-		return // a physical compaction waits on purpose
+		return // a physical compaction waits on purpose, so it is not logged
 	}
 	ok, suppressed := l.allow(time.Now())
 	if !ok {

@@ -34,8 +34,8 @@ func checkAdd(c *kv.Contacts) error {
 }
 
 // checkRemove applies etcd's rule for removing a member. A learner, or a member without contact, may be removed.
-// Otherwise the healthy voters among the remaining members must be a quorum. Package membership checks that a voter
-// remains.
+// Otherwise the number of healthy voters less one must be a quorum of the remaining voters. Package membership checks
+// that a voter remains.
 func checkRemove(c *kv.Contacts, id uint64) error {
 	_, inContact := c.ContactTimes[id]
 	n := len(c.Voters)

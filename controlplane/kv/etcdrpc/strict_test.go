@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// TestStrictReconfig checks etcd's rules. To add a member to three, all three must have been in contact with the leader
-// for five seconds. To remove a member that is in contact, all remaining members must have been.
+// TestStrictReconfig checks etcd's rules. To add a member to three, or to remove one of three that is in contact with
+// the leader, all three must have been in contact with the leader for five seconds.
 func TestStrictReconfig(t *testing.T) {
 	const long, short = 6 * time.Second, time.Second
 	three, heard := []uint64{1, 2, 3}, func(two, three time.Duration) map[uint64]time.Duration {
