@@ -14,8 +14,8 @@ import (
 // bodyTiers bounds the memory of all request bodies, 128 MiB in total. Each tier has its own memory, of room bytes. The
 // first tier contains the bytes of each body up to the first upTo, the second tier the bytes from there up to the
 // second upTo, and so on. Large bodies that arrive slowly, or never end, fill only the last tier, so small writes still
-// succeed. Blocking bodies of at most 4 KiB takes 4,096 connections that each have sent as much; blocking bodies of 64
-// KiB takes 546.
+// succeed. To fill the first tier takes 4,096 connections that each have sent 4 KiB. To fill the second tier takes 546
+// connections that each have sent 64 KiB.
 var bodyTiers = []struct{ upTo, room int64 }{
 	{4 << 10, 16 << 20},
 	{64 << 10, 32 << 20},

@@ -36,7 +36,7 @@ type fakeConsensus struct {
 	engines map[uint64]*mvcc.Engine
 	lagging map[uint64]bool
 	leader  uint64
-	views   map[uint64]uint64 // by member: the leader that it reports, if that is not the field leader
+	views   map[uint64]uint64 // by member: the leader that the member reports, if that is not the field leader
 }
 
 func (a *fakeConsensus) propose(ctx context.Context, self uint64, data []byte) (own command.Result, err error) {
@@ -311,7 +311,7 @@ type response struct {
 	status int
 	header http.Header
 	body   []byte
-	err    error // of reading the body
+	err    error // error of reading the body
 }
 
 // send sends the text of an HTTP request to the member id over a new connection and returns the response.

@@ -54,7 +54,7 @@ type forwardMAC struct {
 type forwardedRequest struct {
 	body    [sha256.Size]byte
 	nonce   string
-	address string // of the client
+	address string // address of the client
 }
 
 func (s forwardMAC) mac(to uint64, at, nonce, method, uri, body, address string) string {

@@ -95,7 +95,7 @@ func newItem(key, value []byte) item {
 	return it
 }
 
-// writeResponse is the response to a write.
+// writeResponse is the JSON response to a write.
 type writeResponse struct {
 	Key       string `json:"key"`
 	KeyBase64 []byte `json:"key_base64,omitempty"`

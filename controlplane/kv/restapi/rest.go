@@ -2,14 +2,14 @@
 // gRPC clients use etcd's API, which package etcdrpc serves.
 //
 // Decisions:
-//   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
-//     interface only, unless Options.Open is set. /health and /ready accept every client.
-//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask
-//     for local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
+//   - The API has no credentials, because its contract (docs/api.md) has none. A Server therefore accepts requests on
+//     the loopback interface only, unless Options.Open is set. /health and /ready accept every client.
+//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that
+//     request local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
 //   - Keys are read and written through the same kv.Service as gRPC. Once etcd's Auth is enabled, REST acts as the user
 //     named by User.
 //
-// The package reaches the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
+// The package uses the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
 package restapi
 
 import (
@@ -85,7 +85,7 @@ type Options struct {
 	Port uint16
 	// Open accepts requests to the member's own address from all clients, not only requests that members forward.
 	Open bool
-	// Hosts lists the host names that requests may name, besides IP addresses and localhost; optional.
+	// Hosts lists the host names that are accepted in requests, besides IP addresses and localhost; optional.
 	Hosts []string
 	// ToMember is the TLS configuration for requests to other members; nil for plaintext.
 	ToMember *tls.Config

@@ -283,7 +283,7 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 		require.Equal(t, 403, a.status)
 		require.Contains(t, string(a.body), "clocks")
 	}
-	// A nonce is refused again while its header is valid, and accepted later.
+	// A nonce is refused while its header is valid, and accepted later.
 	s.clock = created
 	var once nonceCache
 	require.NoError(t, once.add("n", created))
