@@ -56,7 +56,7 @@ func (c companion) run() error {
 }
 
 // isReady reports whether every client port serves /health, which includes a linearizable read. It uses HTTP/1.1,
-// because suites inspect the HTTP/2 traffic in the member's log and must find only their own.
+// because test suites read the HTTP/2 traffic in the member's log and must find only their own requests.
 func (c companion) isReady(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

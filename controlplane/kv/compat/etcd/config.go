@@ -129,7 +129,7 @@ func retention(text string) string {
 	return text
 }
 
-// secure reports whether clients use TLS. Trivet uses it on all client ports of a member or on none.
+// secure reports whether clients use TLS. Trivet uses TLS on all client ports of a member or on none.
 func (o *options) secure() bool {
 	for _, u := range o.listenClient {
 		if u.Scheme == "https" || u.Scheme == "unixs" {

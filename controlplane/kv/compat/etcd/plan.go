@@ -13,10 +13,10 @@ import (
 const (
 	peersPort  = "2380"
 	grpcPort   = "50051"
-	clientPort = "2379" // replaces the UNIX sockets in the flags
+	clientPort = "2379" // client port if the flags have a UNIX socket
 )
 
-// plan describes how a member of Trivet is run for etcd's flags.
+// plan describes how to run a member of Trivet that has the settings in etcd's flags.
 type plan struct {
 	options
 	address  string // address of the member; see memberHost

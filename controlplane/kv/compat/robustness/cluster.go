@@ -17,7 +17,7 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 )
 
-// cluster is a set of members and their hosts.
+// cluster is a set of members, each of which runs in its own memberHost.
 type cluster struct {
 	server  Server
 	dir     string
@@ -129,7 +129,8 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	})
 }
 
-// leader returns the member that reports itself as leader in the highest term, or the first if there is none.
+// leader returns the ID of the member that reports itself as leader in the highest term, or of the first member if
+// there is none.
 func (c *cluster) leader(ctx context.Context) int {
 	best, term := c.initial[0], uint64(0)
 	for _, id := range c.initial {

@@ -223,7 +223,7 @@ func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluste
 	return nil
 }
 
-// compact compacts at random revisions between the last compaction and 5 revisions after the current one. It replaces
+// compact compacts at random revisions between the last compaction and 4 revisions after the current one. It replaces
 // the loop of etcd's traffic, which reads the current revision with a call that only administrators may make in Trivet.
 func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, random *rand.Rand, finish chan struct{}) {
 	defer recorded.Close()
