@@ -109,8 +109,8 @@ func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (
 	return out, nil
 }
 
-// AuthEnable enables etcd's Auth: from then on every request needs a user's permission. The user root must exist and
-// have the role root.
+// AuthEnable enables etcd's Auth: from then on, requests need a user with permission. The user root must exist and have
+// the role root.
 func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).Enable)
 	if err != nil {
@@ -143,7 +143,7 @@ func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.
 // AuthEnabled reports whether Auth is enabled, according to this member's local data, which may be outdated.
 func (s *Service) AuthEnabled() bool {
 	p, err := s.currentPolicy()
-	return err != nil || p.users.Enabled() // if the records cannot be read, assume that Auth is enabled
+	return err != nil || p.users.Enabled() // if Auth's settings cannot be read, assume that Auth is enabled
 }
 
 // UserAdd adds a user.

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// cluster holds three members in one process that use real consensus.
+// cluster holds three members in one process that use package consensus, without a network.
 type cluster struct {
 	corrupting atomic.Uint64 // ID of the member that applies the value "wrong" where "sound" was committed
 	members    map[uint64]*member

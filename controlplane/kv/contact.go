@@ -27,7 +27,7 @@ type Contacts struct {
 // ContactInterval is the interval at which the leader updates which members it is in contact with.
 const ContactInterval = 250 * time.Millisecond
 
-// contactCommand names the request for the leader's Contacts between members.
+// contactCommand is the name under which members request the leader's Contacts.
 const contactCommand = "kv.contacts"
 
 // contacts holds since when the leader has been in contact with each other member, in the leader's current term.

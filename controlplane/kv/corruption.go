@@ -39,13 +39,14 @@ const (
 	damageInterval = time.Second
 )
 
-// hashCommand names the request for a hash of a member's keyspace between members.
+// hashCommand is the name under which the leader requests a hash from a member.
 const hashCommand = "kv.hash"
 
 // hashRequest is the leader's request to a member for a hash of its keyspace.
 type hashRequest struct {
 	Revision int64
-	// Remembered requests only a hash that the member stored when it compacted at Revision; the member computes none.
+	// If Remembered is set, the member only returns a hash that it stored when it compacted at Revision, and computes
+	// none.
 	Remembered bool
 }
 

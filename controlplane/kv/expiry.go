@@ -38,7 +38,7 @@ func (f *LeaseFeed) attach(expiry *leaseExpiry, clock func() time.Duration) {
 	f.expiry, f.clock = expiry, clock
 }
 
-// leaseExpiry holds the expiry times of all leases while this member leads and expires them.
+// leaseExpiry schedules the expiry of all leases while this member is the leader.
 type leaseExpiry struct {
 	wake chan struct{} // capacity 1; receives a value when leases have changed and expireLeasesOnce must check them
 
@@ -322,7 +322,7 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 	}
 }
 
-// remove removes a lease that the engine does not have.
+// remove removes a lease that the engine does not have any more from the lessor.
 func (e *leaseExpiry) remove(id int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -99,7 +99,7 @@ type Options struct {
 	Tokens *users.Tokens
 	// Transport may be nil in a cluster of one member.
 	Transport Transport
-	// Transfer transfers leadership of the group to the member with ID to; nil if leadership cannot be transferred.
+	// Transfer transfers leadership of the group to the member whose ID is to; nil if leadership cannot be transferred.
 	Transfer func(ctx context.Context, to uint64) error
 	// Members returns the cluster's members, which snapshot files list; if nil, snapshot files list no members.
 	Members func(ctx context.Context) ([]snapfile.Member, error)

@@ -179,7 +179,7 @@ type leaseResponse struct {
 	TTL, Granted int64
 }
 
-// leaseCommand names leaseRequest between members.
+// leaseCommand is the name under which members send a leaseRequest to the leader.
 const leaseCommand = "kv.lease"
 
 func (s *Service) handleLeases() {
@@ -245,7 +245,7 @@ func (s *Service) callLeader(ctx context.Context, leaderID uint64, request lease
 	if err != nil {
 		return response, fmt.Errorf("encode %s: %w", leaseCommand, err)
 	}
-	// A leader that is partitioned away would never respond.
+	// A leader that is partitioned away would never respond, so each attempt has a timeout.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
 	responseBody, err := s.opts.Transport.Direct(ctx, leaderID, leaseCommand, body)

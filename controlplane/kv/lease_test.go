@@ -140,8 +140,8 @@ func TestFollowerRevokesNoLeases(t *testing.T) {
 }
 
 // TestDeposedLeaderRevokesNoLeases checks that the engine refuses revocations of a leader that was paused while another
-// member became the leader. Its proposals would otherwise be forwarded to the new leader and revoke leases there
-// (etcd#15247).
+// member became the leader. The old leader's proposals are forwarded to the new leader, so only the engine can refuse
+// them (etcd#15247).
 func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
@@ -266,7 +266,8 @@ func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	require.Zero(t, peers.refusals, "the request is repeated after ErrNotLeader")
 }
 
-// followerPeers is a Transport whose requests reach leader. The first refusals requests fail with ErrNotLeader.
+// followerPeers is a Transport that passes requests to the handler of leader. As many requests as refusals says fail
+// with ErrNotLeader first.
 type followerPeers struct {
 	leader   leaderPeers
 	refusals int

@@ -58,8 +58,8 @@ func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmRespo
 	return out, nil
 }
 
-// setAlarm raises the alarm a, or clears it if on is false. It returns a, or nil if a was not active and could not be
-// cleared, or has an unknown type.
+// setAlarm raises the alarm a, or clears it if on is false. It returns a, or nil if there was no such alarm to clear or
+// its type is unknown.
 func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb.AlarmMember, error) {
 	if a.Alarm != pb.AlarmType_NOSPACE && a.Alarm != pb.AlarmType_CORRUPT {
 		return nil, nil

@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// Names of the records that package kv writes; package users defines the other names.
+// Names of the records (named values that the engine stores outside the keyspace) that package kv writes; package users
+// defines the other names.
 const (
 	prefixAlarm  = "alarm/" // an active alarm of a member: alarm/<type>/<member ID>
 	recordLessor = "lessor" // raft term and ID of the leader that expires leases
@@ -139,8 +140,8 @@ func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 
 type callerKey struct{}
 
-// As returns a context whose calls run as the named user. The caller of As must have authenticated the user. While
-// etcd's Auth is disabled, As has no effect.
+// As returns a context with which calls of a Service run as the given user of etcd's Auth. The caller of As must have
+// authenticated the user. While Auth is disabled, As has no effect.
 func As(ctx context.Context, user string) context.Context {
 	return context.WithValue(ctx, callerKey{}, user)
 }

@@ -48,7 +48,7 @@ func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespo
 
 func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if len(r.RangeEnd) == 0 && r.Revision <= 0 && !r.KeysOnly {
-		// For one key at the snapshot's revision, Get is faster than Range, because it uses the engine's filter.
+		// For one key at the snapshot's revision, Get is faster than Range, because it uses the engine's bloom filters.
 		kv, ok, err := snap.Get(r.Key)
 		if err != nil {
 			return nil, err
@@ -137,8 +137,8 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	}
 }
 
-// streamSorted implements RangeStream for sort orders other than ascending by key. As in Range, all keys must be in
-// memory at once for them.
+// streamSorted implements RangeStream for sort orders other than ascending by key. All keys must be in memory at once
+// to be sorted, as in Range.
 func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	all, err := readRange(snap, r)
 	if err != nil {

@@ -42,8 +42,8 @@ func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c
 	return command.Result{}, clientError(ctx, err)
 }
 
-// propose commits a program through the raft group, without retries. The engine refuses the program if the records have
-// another epoch.
+// propose commits a program through the raft group, without retries. The engine refuses the program unless epoch is the
+// current epoch of the records, or 0.
 func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
 	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
