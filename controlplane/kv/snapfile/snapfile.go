@@ -6,8 +6,8 @@
 //
 // # Decisions
 //
-//   - A file contains the live state at one revision, and marks all earlier revisions as compacted. After a restore, reads
-//     and watches of older revisions fail as compacted. Revision numbers are kept, and continue from there.
+//   - A file contains the live state at one revision, and marks all earlier revisions as compacted. After a restore,
+//     reads and watches of older revisions fail as compacted. Revision numbers are kept, and continue from there.
 //   - If the last revision only deleted keys, no live key has that revision. Then the file gets a tombstone of a
 //     nonexistent key at that revision, so that `etcdutl snapshot status` and `restore --bump-revision` find the right
 //     revision.
