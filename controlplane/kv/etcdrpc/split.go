@@ -63,7 +63,7 @@ func (s *Splitter) Serve() error {
 		if err != nil {
 			var temporary interface{ Temporary() bool }
 			if errors.As(err, &temporary) && temporary.Temporary() {
-				time.Sleep(10 * time.Millisecond) // Accept may succeed later, for example after a lack of file descriptors
+				time.Sleep(10 * time.Millisecond) // Accept may succeed later: file descriptors may have run out
 				continue
 			}
 			s.mu.Lock()
