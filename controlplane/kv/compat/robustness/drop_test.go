@@ -27,12 +27,12 @@ func TestDropFailedWithoutEffect(t *testing.T) {
 		ops = append(ops, porcupine.Operation{Input: r, Output: model.MaybeEtcdResponse{Error: failed}, Call: int64(len(ops))})
 	}
 	add(revoke(1), "")                                                                             // 0: succeeded
-	add(revoke(1), "timeout")                                                                      // 1: the log has one revocation of lease 1, which is operation 0
-	add(revoke(2), "timeout")                                                                      // 2: the log has a revocation of lease 2, so this took effect at an unknown time
+	add(revoke(1), "timeout")                                                                      // 1: the log has it once, as operation 0
+	add(revoke(2), "timeout")                                                                      // 2: the log has it, so it took effect at an unknown time
 	add(revoke(3), "timeout")                                                                      // 3: not in the log
 	add(remove("a"), "")                                                                           // 4: succeeded
-	add(remove("a"), "lost")                                                                       // 5: besides operation 4, the log has one delete, which is 5 or 6
-	add(remove("a"), "lost")                                                                       // 6: see operation 5
+	add(remove("a"), "lost")                                                                       // 5: the log has either 5 or 6
+	add(remove("a"), "lost")                                                                       // 6: the log has either 5 or 6
 	add(remove("b"), "lost")                                                                       // 7: not in the log
 	add(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{}}, "lost") // 8: no client knows the lease's ID
 	add(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: compactions are never dropped
