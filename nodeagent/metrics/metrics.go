@@ -40,7 +40,8 @@ type Uplink struct {
 	Revision  int64
 	Sessions  uint64 // connections that a member of the control plane accepted
 	Failures  uint64 // connections and attempts that ended with an error
-	// Lease is the remaining time of the lease; negative after its end or if there never was one.
+	// Lease is the remaining time of the lease. It is negative after the end of the lease, and 0 if there never was
+	// one.
 	Lease time.Duration
 }
 
@@ -58,7 +59,8 @@ type VM struct {
 type Counts struct {
 	Launches, LaunchFailures uint64
 	Builds, BuildFailures    uint64
-	// Deaths counts guests whose process ended without a request to stop.
+	// Deaths counts the QEMU processes that ended with cloud.ExitFailed: neither on request nor because the guest
+	// powered itself off.
 	Deaths uint64
 }
 

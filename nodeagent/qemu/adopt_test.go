@@ -132,8 +132,8 @@ func TestAdoptUnresponsive(t *testing.T) {
 	require.Equal(t, exitRequested, l.exited(p))
 }
 
-// TestAdoptAfterRecordedExit checks that Adopt ends a QEMU whose guest's exit is recorded already, with that exit: an
-// agent was killed after it recorded the exit and before it ended QEMU.
+// TestAdoptAfterRecordedExit checks that Adopt ends a QEMU if the exit of its guest is recorded already, and keeps that
+// exit. This is the case if an agent was killed after it recorded the exit and before it ended QEMU.
 func TestAdoptAfterRecordedExit(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
