@@ -20,8 +20,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/settings"
 )
 
-// Config holds the operator's settings. The file's keys are the yaml tags. Every setting also has a flag (with dashes)
-// and an environment variable (TRIVET_ and capitals). A flag overrides the environment, which overrides the file.
+// Config holds the operator's settings. The keys of the configuration file are the yaml tags. Every setting also has a
+// flag, whose name has dashes, and an environment variable, whose name is TRIVET_ and the key in capitals. A flag
+// overrides the environment, which overrides the file.
 type Config struct {
 	// ControlPlane lists members' addresses, host or host:port; the default port is 7443. One reachable member is
 	// enough.
@@ -292,7 +293,7 @@ func (c *Config) metricsHosts() []string {
 	return names
 }
 
-// uids returns the range of the guests' uids, both ends included.
+// uids returns the first and the last uid of UIDRange, or an error if it is not a valid range.
 func (c *Config) uids() (first, last int, err error) {
 	from, to, ok := strings.Cut(c.UIDRange, "-")
 	a, errA := strconv.ParseUint(from, 10, 31)
@@ -304,7 +305,7 @@ func (c *Config) uids() (first, last int, err error) {
 	return int(a), int(b), nil
 }
 
-// token returns the join token: the setting itself, or the content of the file that it names.
+// token returns the join token: JoinToken itself, or the content of the file whose path JoinToken is.
 func (c *Config) token() (string, error) {
 	if c.JoinToken == "" {
 		return "", errors.New("join_token is not set")

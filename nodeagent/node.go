@@ -44,8 +44,8 @@ func (n *node) facts() *agentv1.NodeFacts {
 	}
 }
 
-// heartbeat returns a heartbeat request without the node's id. It omits volume drivers and storage classes until
-// volumes are supported.
+// heartbeat returns the host's state for a heartbeat, without the node's id. It omits volume drivers and storage
+// classes, because the agent does not support volumes yet.
 func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	state := vmv1.NodeState_NODE_STATE_NOT_READY
 	if n.ready {

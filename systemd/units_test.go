@@ -108,7 +108,8 @@ func TestSystemdReportsInvalidUnits(t *testing.T) {
 // TestControlPlaneExposure checks that systemd rates the privileges of the control plane's unit at most 2.0, on a scale
 // from 0 (none) to 10 (all).
 func TestControlPlaneExposure(t *testing.T) {
-	// The rating cannot be 0: the service listens on the network and uses the system calls of an ordinary service.
+	// The rating is above 0 because the service listens on the network and may use the system calls of an ordinary
+	// service.
 	const threshold = "20" // in tenths
 	cmd := exec.Command(tool(t, "systemd-analyze"), "security", "--no-pager", "--offline=true", "--threshold="+threshold,
 		"--root="+root(t, asIs), "trivet-controlplane.service")
@@ -116,7 +117,7 @@ func TestControlPlaneExposure(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-// settings returns the values of each key in a unit file, in the order of the file.
+// settings returns the values of each key in the file unit, in their order in the file.
 func settings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
 	f, err := os.Open(unit)

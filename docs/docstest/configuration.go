@@ -27,8 +27,8 @@ type Flag[C any] struct {
 // each key of the configuration type C, with the key's flag, environment variable and default. defaults returns the default
 // configuration. flags lists all flags that set a field of C.
 //
-// The keys are the yaml tags of C: a key in a struct is written outer.inner, a key in a list of structs outer[].inner. The
-// rows begin with the cells of row.
+// The keys are the yaml tags of C: a key in a struct is written outer.inner, a key in a list of structs outer[].inner.
+// Each row of the table begins with the four cells that the type row describes.
 func Configuration[C any](t *testing.T, page, program string, defaults func() C, flags []Flag[C]) {
 	t.Helper()
 	want := map[string]row{}

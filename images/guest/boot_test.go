@@ -58,8 +58,8 @@ func TestGuestBootsFromItsDisk(t *testing.T) {
 	}
 }
 
-// TestFullKernelBootsFromSATA checks the same for a disk at a SATA controller, with Debian's full kernel, which has the
-// driver.
+// TestFullKernelBootsFromSATA makes the checks of TestGuestBootsFromItsDisk with a disk at a SATA controller, and with
+// Debian's full kernel, because the default kernel has no driver for SATA.
 func TestFullKernelBootsFromSATA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a second image takes time")

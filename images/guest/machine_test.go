@@ -158,7 +158,7 @@ func start(t *testing.T, args ...string) *machine {
 		}
 		_, _, _ = serialIn.Close(), serialOut.Close(), monitor.Close()
 	})
-	m.qmpRead() // the greeting
+	m.qmpRead() // reads QEMU's greeting
 	m.do("qmp_capabilities", nil)
 	return m
 }

@@ -58,8 +58,8 @@ func TestTail(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// TestTrimBoundsTheDisk writes 16 times the kept size, with a Trim after each half. It checks that the file never
-// occupies much more than the kept size, and that the last output stays readable.
+// TestTrimBoundsTheDisk writes 16 times the kept size, and calls Trim after each half of it. It checks that the file
+// never occupies much more than the kept size, and that the last output stays readable.
 func TestTrimBoundsTheDisk(t *testing.T) {
 	l, w := newLog(t)
 	const each = keep / 64 / 2

@@ -59,9 +59,9 @@ type Disk struct {
 	Image *Image `json:"image"` // backing image; nil for a blank disk
 }
 
-// Build creates those of the given disks that dir does not contain yet, owned by uid, as which QEMU runs. It fetches
-// their images if the cache does not have them. After an error that wraps [ErrRefused], another attempt fails the same
-// way.
+// Build creates those of the given disks that dir does not contain yet. Their files belong to uid, under which the VM's
+// QEMU runs. It fetches their images if the cache does not have them. After an error that wraps [ErrRefused], another
+// attempt fails the same way.
 func Build(ctx context.Context, images *Images, dir string, uid int, disks []Disk) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make disks: %w", err)

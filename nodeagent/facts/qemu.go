@@ -68,7 +68,7 @@ func version(ctx context.Context, path string) (string, error) {
 	cmd := command(ctx, path, "--version")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil { // the error of ctx, not of the signal that killed the process
+		if ctx.Err() != nil { // ctx's error replaces that of the signal that killed the process
 			err = ctx.Err()
 		}
 		return "", err

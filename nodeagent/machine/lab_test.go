@@ -244,7 +244,7 @@ func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	l.loop.Assign(all, nil, false)
 }
 
-// says waits until the console log of a VM contains text at least so many times.
+// says waits until the console log of the VM id contains text at least as many times as times says.
 func (l *lab) says(id, text string, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {

@@ -6,10 +6,10 @@
 //
 // # Parts
 //
-//   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is pure;
-//     testdata/plan has its scripts.
+//   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is a pure
+//     function; its tests are the scripts in testdata/plan.
 //   - [Record] is the state of a VM that the agent stores on disk, in addition to package qemu's Home.
-//   - [MachineSet] finds the VMs of this host. [VM] is one of them, for a reconcile.Loop.
+//   - [MachineSet] finds the VMs of this host. [VM] is one of them, and implements reconcile.Reconciled.
 //
 // # Decisions
 //
@@ -75,11 +75,11 @@ type VM struct {
 	guest       Guest
 	trouble     string
 	recoverable bool
-	exit        cloud.Exit // of the last process
+	exit        cloud.Exit // how the last process ended
 	pid         int
 
 	refused bool
-	failure string // of the last step
+	failure string // error text of the last step; "" if it succeeded
 
 	offSince, pressedAt, rebootSince, pausedSince time.Time
 

@@ -197,7 +197,7 @@ func (l *lab) intrude(path, greeting, more string) {
 	require.NoError(l, err)
 	defer dir.Close()
 	require.NoError(l, os.Remove(path))
-	// The path is too long for the address of a socket.
+	// A path in /proc/self/fd is used, because path is too long for a socket address.
 	server, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 	require.NoError(l, err)
 	var clients sync.WaitGroup

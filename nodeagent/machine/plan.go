@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Guest is the state of a VM's process and guest.
+// Guest is the state of a VM's QEMU process and of the guest in it.
 type Guest uint8
 
 const (
@@ -68,7 +68,7 @@ const (
 	Restart                     // finish a reboot whose guest does not shut down: reset the guest
 	AckStart                    // record the latest start as done, because the guest runs already
 	ResumeAfterDiskError        // start the CPUs of a guest again that a disk error has paused
-	AdoptCounters               // make the record one of the host's present cluster, with its counters
+	AdoptCounters               // set the record's cluster to the host's, and lower the counters
 	Destroy                     // end the VM's processes and remove its files
 )
 
@@ -86,7 +86,8 @@ const (
 	rebootTimeout = 30 * time.Second
 	// resumeAfter is how long a guest stays paused after a disk error before it is resumed.
 	resumeAfter = 30 * time.Second
-	// pollInterval is the time until the next observation when the awaited change causes no event.
+	// pollInterval is the time until the next observation of a VM when NextAction waits for a change that causes no
+	// event.
 	pollInterval = 5 * time.Second
 )
 

@@ -229,8 +229,9 @@ func (h *paper) report(p Plan) string {
 }
 
 // TestRules checks these rules of NextAction for all combinations of desired state and observation: no action without
-// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice. A cluster whose
-// counters the record does not have yet must not end a guest that is missing from its data.
+// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice. As long as the
+// record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing from the
+// data of the host's cluster.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
 // violation calls NextAction with every combination of desired state and observation. It returns a description of the

@@ -19,7 +19,7 @@ const (
 	fdDisks              // overlay and base of each disk, in the order of Spec.Disks
 )
 
-// Paths in QEMU's own mount namespace.
+// Paths of the kernel and the initrd in QEMU's own mount namespace.
 const (
 	kernelPath = "/boot/kernel"
 	initrdPath = "/boot/initrd"
@@ -29,7 +29,7 @@ const (
 const (
 	addrRNG     = 0x02
 	addrBalloon = 0x03
-	addrPorts   = 0x04 // and the next ones: up to 4 devices with 8 root ports each
+	addrPorts   = 0x04 // first of up to 4 addresses with 8 root ports each
 	addrIDE     = 0x09
 	addrSCSI    = 0x0a
 )
@@ -44,7 +44,7 @@ type object map[string]any
 func (o object) String() string {
 	text, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // The values are strings, numbers, booleans, nil and objects.
+		panic(err) // This cannot happen: the values are strings, numbers, booleans, nil and objects.
 	}
 	return string(text)
 }

@@ -110,7 +110,7 @@ func FuzzArgv(f *testing.F) {
 		}
 		require.Len(t, got, len(want))
 		for i, arg := range want {
-			// These strings have passed the patterns of Validate; here they must only appear in no other place.
+			// Validate has accepted the strings, so they may appear in place of the harmless ones, and nowhere else.
 			arg = strings.ReplaceAll(arg, vmID, id)
 			if i > 0 && want[i-1] == "-cpu" {
 				arg = model

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConfinement inspects a running QEMU from outside: its user, capabilities, limits, control groups, namespaces,
-// mounts and open files.
+// TestConfinement checks the confinement of a running QEMU: its user, capabilities, limits, control groups, namespaces,
+// mounts and open files, as /proc shows them.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
 	leak, err := os.Open("/etc/hostname") // a file of the agent that QEMU must not inherit
@@ -84,7 +84,7 @@ func TestConfinement(t *testing.T) {
 	require.NoError(t, dialFrom(t, "thread-self"))
 	require.ErrorIs(t, dialFrom(t, strconv.Itoa(pid)), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
 
-	// QEMU sees only the files that it needs of the host: none is writable, and no data is executable.
+	// QEMU sees only the files of the host that it needs. None is writable, and only code is executable.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
 		fields := strings.Fields(line)
 		at, options := fields[4], strings.Split(fields[5], ",")

@@ -336,8 +336,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	return child, nil
 }
 
-// fork starts the launcher with the descriptors pass, from number 3. The launcher reads its plan from descriptor in,
-// and writes an error to descriptor in+1.
+// fork starts the launcher, which inherits the files pass as descriptors 3 and above. The launcher reads its plan from
+// descriptor in, and writes an error to descriptor in+1.
 func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -371,7 +371,7 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 func (l *Launcher) removeCgroup(ctx context.Context, home *Home) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
-	// If this fails, the next Launch or Adopt finds the group and its processes.
+	// If Kill or Remove fails, the next Launch or Adopt finds the group and its processes.
 	if err := l.Cgroups.Kill(ctx, home.id); err == nil {
 		_ = l.Cgroups.Remove(ctx, home.id)
 	}

@@ -164,7 +164,7 @@ func (p *plan) mountRoot() error {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}
-	// Mounts the new root over the old one, then unmounts the old one: see pivot_root(2).
+	// pivot_root(2) mounts the new root over the old one, which is then unmounted.
 	if err := os.Chdir(p.Root); err != nil {
 		return fmt.Errorf("change root: %w", err)
 	}

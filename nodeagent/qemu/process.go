@@ -49,7 +49,7 @@ type Process struct {
 	gone       atomic.Bool // the process has ended, but its exit may not be recorded yet
 	configured atomic.Bool // QEMU has created the machine; see configure
 	exited     chan struct{}
-	wake       chan struct{} // capacity 1
+	wake       chan struct{} // capacity 1; see Wake
 
 	mu        sync.Mutex
 	exit      Exit   // how the process ended; Reason is "" while that is unknown
@@ -242,7 +242,7 @@ func (p *Process) trimLogs() {
 				p.killFlooding()
 				return
 			}
-			// An error is ignored: Trim is called again.
+			// An error is ignored, because Trim is called again after trimEvery.
 			_ = l.Trim()
 			seen[i] = lengthOf(l)
 		}

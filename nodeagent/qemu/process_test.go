@@ -86,7 +86,7 @@ func TestExitReasons(t *testing.T) {
 			require.NoError(t, p.Kill(l.ctx))
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// A later Adopt returns the same exit.
+			// Adopt after the end returns the same exit.
 			var gone *GoneError
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			require.ErrorAs(t, err, &gone)
@@ -370,7 +370,7 @@ func TestLaunchFails(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, names)
 
-			// A later agent finds either no start, or one that failed.
+			// Adopt then returns that the VM was never started, or that its start failed.
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			var gone *GoneError
 			if errors.As(err, &gone) {

@@ -55,7 +55,7 @@ var (
 	// ErrInvalid is wrapped by the errors for a Spec that cannot be run. Another attempt fails the same way.
 	ErrInvalid = errors.New("VM cannot be run")
 
-	// ErrRunning means that the VM has a process already. Adopt it instead.
+	// ErrRunning means that the VM has a process already. Call [Launcher.Adopt] instead.
 	ErrRunning = errors.New("VM has a process")
 
 	// ErrNotStarted means that this host has no record of a start of the VM.

@@ -242,7 +242,8 @@ func closedError(cause error) error {
 	return fmt.Errorf("%w: %w", ErrClosed, cause)
 }
 
-// readLoop is the reader goroutine. It receives messages until one cannot be read, then ends the connection.
+// readLoop runs in the reader goroutine. It receives messages until one cannot be read or decoded, and then ends the
+// connection.
 func (c *Conn) readLoop() {
 	defer close(c.done)
 	paced := newPacedReader(c.nc, c.closing)

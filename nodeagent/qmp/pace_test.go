@@ -13,7 +13,7 @@ import (
 )
 
 // storm runs client, with virtual time, on a connection to a fake QEMU that greets and then sends text without pause,
-// at most so many times. sent is the number of texts that it has sent.
+// at most as many times as times says. sent is the number of texts that it has sent.
 func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Conn, sent *int)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()

@@ -95,7 +95,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, c.SendFD(ctx, "tap0", os.Stdin))
 	require.NoError(t, c.Do(ctx, "closefd", map[string]string{"fdname": "tap0"}, nil))
 
-	// A second client of one monitor gets ErrBusy. The second monitor is free.
+	// A second client of one monitor gets ErrBusy, while a client of the other monitor can connect.
 	short, cancel := context.WithTimeout(ctx, time.Second) // the connection must be made in this time
 	defer cancel()
 	_, err = Dial(short, work)

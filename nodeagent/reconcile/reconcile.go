@@ -2,7 +2,7 @@
 // executes the next step, and repeats until there is nothing to do.
 //
 // It does not depend on QEMU, disks or the network: a [Reconciled] decides which step is next and executes it. The
-// package decides when that happens.
+// package decides when a step is executed.
 //
 // # Rules
 //
@@ -51,7 +51,7 @@ type Step struct {
 	// Wait is the time until the next observation if Do is nil. 0 means that the VM is observed again only after a
 	// change.
 	Wait time.Duration
-	// Observation is the observation to report.
+	// Observation is what Options.Report receives.
 	Observation cloud.Observation
 	// Note is a warning for the host's operator, or "". It is logged when it differs from the last one.
 	Note string

@@ -13,7 +13,7 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// imageChunkTimeout is the maximum wait for the next chunk of an image.
+// imageChunkTimeout is the maximum time until a member sends the next chunk of an image.
 const imageChunkTimeout = 15 * time.Second
 
 // ErrNoImage means that no member returned the image: each one either has no verified copy or did not respond.

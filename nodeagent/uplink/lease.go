@@ -22,8 +22,8 @@ type lease struct {
 	until time.Time
 }
 
-// renew extends the lease to lasts after sent, the time at which the acknowledged heartbeat was sent. The control plane
-// counts from the arrival of the heartbeat, which is later.
+// renew sets the end of the lease to sent + lasts, unless it is later already. sent is the time at which the
+// acknowledged heartbeat was sent. The control plane counts from the arrival of the heartbeat, which is later.
 func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -46,7 +46,7 @@ var sessionEndingCodes = map[codes.Code]bool{
 }
 
 // sendHeartbeats sends a heartbeat every heartbeatInterval until ctx ends or sessionEndingCodes contains the code of an
-// error. A heartbeat that succeeds renews the lease to last for lasts.
+// error. Each heartbeat that succeeds renews the lease for the duration lasts.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
 	tick := time.NewTicker(heartbeatInterval)

@@ -71,7 +71,7 @@ func (r *route) pause(n int, spread float64) time.Duration {
 	return time.Duration(float64(min(base, lastPause)) * (0.5 + spread))
 }
 
-// wait waits for the pause before the next attempt, or returns the error of ctx.
+// wait returns nil after the pause before the next attempt, or the error of ctx if that ends first.
 func (r *route) wait(ctx context.Context, n int) error {
 	t := time.NewTimer(r.pause(n, rand.Float64()))
 	defer t.Stop()

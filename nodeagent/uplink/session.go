@@ -15,8 +15,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead
-// member.
+// snapshotTimeout is the maximum time until a member sends the next message of a snapshot. After the snapshot,
+// heartbeats detect a dead member.
 const snapshotTimeout = 5 * time.Second
 
 var (

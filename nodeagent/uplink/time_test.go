@@ -19,10 +19,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// slowHeartbeats is a client whose heartbeats get their response after the time takes.
+// slowHeartbeats is a client that returns from each heartbeat after the duration in takes, or when its context ends.
 type slowHeartbeats struct {
 	vmv1.NodeServiceClient
-	takes atomic.Int64 // nanoseconds
+	takes atomic.Int64 // a duration in nanoseconds
 }
 
 func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {

@@ -66,7 +66,8 @@ const (
 	// storedDelay is how long the agent waits after its start for an assignment from a member before it delivers the
 	// stored one.
 	storedDelay = 30 * time.Second
-	// stableSession is the minimum duration of a session whose end resets the backoff.
+	// stableSession is the duration after which a session counts as successful, so that the pause after its end is the
+	// shortest again.
 	stableSession = 5 * time.Second
 )
 
