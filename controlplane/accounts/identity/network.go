@@ -15,7 +15,7 @@ import (
 const (
 	// maxNetworks bounds the stored networks of a user. A new network replaces the oldest one.
 	maxNetworks = 16
-	// rememberTime is the deadline for storing a new network during a login.
+	// rememberTime is the timeout of storing a new network during a login.
 	rememberTime = time.Second
 )
 
@@ -25,10 +25,10 @@ const (
 // and after a restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
-// knownNetworks holds values of password.Network, oldest first.
+// knownNetworks is the record of a user's networks, in the form of password.Network, oldest first.
 type knownNetworks struct{ Networks []string }
 
-// newNetwork is the command that stores a network of a login.
+// newNetwork holds the arguments of rememberNetworkCommand.
 type newNetwork struct {
 	User    cloud.UserID
 	Network string
@@ -43,8 +43,8 @@ func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	return n.Networks, nil
 }
 
-// rememberNetwork stores the network of a login unless had contains it. A failure is logged and does not fail the
-// login.
+// rememberNetwork stores the network of a login, unless it is one of had, the networks stored before. A failure is
+// logged and does not fail the login.
 func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
 	if network == "" || slices.Contains(had, network) {
 		return

@@ -47,7 +47,7 @@ type tokenBody struct {
 	TTLSeconds *uint64 `json:"ttl_seconds"`
 	OrgID      string  `json:"org_id"`
 	ProjectID  string  `json:"project_id"`
-	// The older form (part 9.4 of the wire contract).
+	// Fields of the older form of the request (part 9.4 of the wire contract):
 	PrincipalID   string `json:"principal_id"`
 	PrincipalType string `json:"principal_type"`
 	ScopeID       string `json:"scope_id"`
@@ -210,7 +210,7 @@ func withErrorCode(w *rest.Response, code string, err error) error {
 	return own
 }
 
-// getUsers lists the oldest users by ID. Beyond the wire contract it accepts page_token.
+// getUsers returns a page of the users, by ID. Beyond the wire contract it accepts page_token.
 func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
 	if err != nil {
@@ -237,7 +237,7 @@ func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
 	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }
 
-// postProject creates no project, and responds with the status for that (part 4.6 of the wire contract).
+// postProject creates no project, and responds 501 Not Implemented (part 4.6 of the wire contract).
 func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	var in struct {
 		ID   *string `json:"id"`
