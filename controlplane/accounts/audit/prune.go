@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// class is a class of records with limits of its own.
+// class is a class of audit records that has limits of its own, so that records of other classes cannot evict its
+// records.
 type class uint8
 
 const (
@@ -20,7 +21,7 @@ const (
 	answers
 	// credentials holds the issue and the revocation of tokens, and changes of passwords.
 	credentials
-	// changes holds all other changes except those of credit.
+	// changes holds all changes of VMs and other objects that are in no other class.
 	changes
 	// credits holds orders on wallets. The transactions of a wallet also name the principal, and are never deleted.
 	credits
@@ -31,13 +32,13 @@ const (
 
 // limit holds the numbers of records of a class that are kept.
 type limit struct {
-	// each is the limit of one share of the class; see share.
+	// each is the limit of one share of the class. What a share is depends on the class; see Record.shares.
 	each int
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of
-	// the whole class without service accounts, whose total is per org.
+	// total is the limit of all shares of an org together. In classes shared by principal it is the limit of the whole
+	// class without service accounts, for which total applies per org.
 	total int
 }
 
@@ -51,6 +52,7 @@ var limits = [classes]limit{
 	refusals:    {each: 10_000, cloud: 300_000, total: 1_000_000},
 }
 
+// class returns the class of a record, which depends on its outcome and method.
 func (r *Record) class() class {
 	if r.Outcome != OK {
 		return refusals
@@ -75,7 +77,7 @@ func (r *Record) class() class {
 	return changes
 }
 
-// share identifies a set of records with one limit: a new record in a full set evicts the oldest one of the set.
+// share identifies a set of records with one limit. When the set is full, each new record evicts the oldest one.
 type share struct {
 	class     class
 	org, name string
@@ -110,7 +112,7 @@ func (l *limit) most(s share) int {
 	return l.each
 }
 
-// counter counts kept records by share. keeps is called for each record, the newest first.
+// counter counts the kept records by share. Call admits for each record, the newest first.
 type counter struct {
 	limits         [classes]limit
 	counts, totals map[share]int
@@ -134,10 +136,10 @@ func (c *counter) admits(r *Record) bool {
 }
 
 const (
-	// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
+	// pruneAtOnce is the maximum number of records that Prune reads at a time, and removes in one transaction.
 	pruneAtOnce = 1000
-	// PruneEvery is the time between two runs of Prune. A run reads the records only if pruneAfter or pruneWrites
-	// updates have passed since the last run that did.
+	// PruneEvery is the time between two runs of Prune. A run reads the records only if, since the last run that did,
+	// pruneAfter has passed or the store has had pruneWrites updates.
 	PruneEvery  = 5 * time.Minute
 	pruneAfter  = time.Hour
 	pruneWrites = 200_000

@@ -13,12 +13,14 @@ import (
 // org:admin to fill the members' disks.
 const DefaultProjects = 100
 
-// orgProjects is the kind of an org's projects. Only orgs have this kind.
+// orgProjects is the kind under which the number of an org's projects is counted. Projects have no usage of this kind.
 const orgProjects Kind = "projects"
 
+// orgKinds are the kinds of usage that are counted for an org.
 var orgKinds = append([]Kind{orgProjects}, kinds...)
 
-// limits reports whether an org's quota limits anything of a kind. The number of projects is always limited.
+// limits reports whether an org's quota sets a limit for any quantity that is counted under a kind. The number of
+// projects is always limited.
 func (q *Quota) limits(kind Kind) bool {
 	switch kind {
 	case Machines:
@@ -133,7 +135,7 @@ func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// OrgQuotaOf returns an org's quota.
+// OrgQuotaOf returns the quota that was set for an org, or a Quota without limits. It does not add DefaultProjects.
 func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	q, err := orgQuotas.Get(r, string(id))
 	if err != nil || q == nil {

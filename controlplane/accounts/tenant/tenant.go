@@ -32,7 +32,7 @@ import (
 // Default is the org and the project that exist from the first boot.
 var Default = cloud.Tenant{Org: "default", Project: "default"}
 
-// Org is a set of projects, such as those of a customer or a department.
+// Org owns projects. It stands for a customer or a department.
 type Org struct {
 	ID        cloud.OrgID
 	Name      string
@@ -73,7 +73,7 @@ func CheckName(field, text string) error {
 	return nil
 }
 
-// NoOrg and NoProject return the NotFound error for an ID.
+// NoOrg and NoProject return the NotFound error for an org or project that does not exist.
 func NoOrg(id cloud.OrgID) *fault.Fault { return fault.New(fault.NotFound, "no org %s", id) }
 func NoProject(id cloud.ProjectID) *fault.Fault {
 	return fault.New(fault.NotFound, "no project %s", id)
@@ -201,7 +201,8 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 }
 
 // DeleteProject marks a project as deleted and reserves its ID for its org. It returns FailedPrecondition if the
-// project has any usage. Callers first check the objects that only other packages know.
+// project has any usage. Callers must first check that the project owns none of the objects that are not counted as
+// usage, such as wallets.
 func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	p, err := Find(tx, id)
 	if err != nil {
@@ -230,7 +231,8 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	return reserve(tx, p)
 }
 
-// Adopt completes records of versions that created orgs and projects implicitly, with the first role in them.
+// Adopt adds the missing org records and the missing fields of projects to a store written by a version that had no
+// calls to create orgs and projects. It does nothing if the default org exists.
 func Adopt(tx *store.Tx) error {
 	if done, err := Orgs.Has(tx, string(Default.Org)); done || err != nil {
 		return err
