@@ -46,10 +46,10 @@ import (
 
 // Limits of entries whose process has not joined yet.
 const (
-	// MaxWaiting limits the number of these entries. Entries that were added without a credential have a separate limit
-	// of the same size.
+	// MaxWaiting is the maximum number of such entries. Entries that were added without a credential have a separate
+	// limit of the same size.
 	MaxWaiting = 8
-	// WaitingTime is how long such an entry is kept.
+	// WaitingTime is the age at which such an entry is deleted.
 	WaitingTime = 10 * time.Minute
 	// MaxID is the largest ID that this package generates: every JSON reader represents it exactly.
 	MaxID = 1<<53 - 1
@@ -62,7 +62,7 @@ const (
 	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the ID belonged to a member that was removed
 	ReasonNotFound     = "MEMBER_NOT_FOUND"   // no such member
 	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // the member is already a voter
-	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or not caught up
+	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or its log has not caught up
 	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // no quorum of the remaining members is reachable
 	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would remain, or fewer than three without a credential
 	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // there are MaxWaiting waiting entries already
@@ -83,14 +83,14 @@ const (
 	Learner Role = "LEARNER"
 )
 
-// State is the progress of a member. The text is stored.
+// State is the step that a member has reached between being added and being removed. Its text is stored in records.
 type State string
 
 // The states, in the order in which a member passes through them.
 const (
 	// Waiting means that no process has joined as the member yet.
 	Waiting State = "WAITING"
-	// Joined means that a process has joined; the groups are being changed.
+	// Joined means that a process has joined, and that the member is being added to the groups as a learner.
 	Joined State = "JOINED"
 	// Learning means that the member is a learner of every group.
 	Learning State = "LEARNER"
@@ -109,7 +109,7 @@ type Member struct {
 	RaftAddr string
 	// ClientURLs are the URLs at which the member serves clients; the first one is preferred.
 	ClientURLs []string
-	// Wanted is the desired role.
+	// Wanted is the desired role, which Reconcile establishes.
 	Wanted Role
 	State  State
 	// DirID is the ID of the data directory with which the process joined; 0 before, and for members of the first
@@ -117,11 +117,11 @@ type Member struct {
 	DirID uint64 `cbor:"Birth"`
 	// FormerDirIDs holds the IDs of the data directories that the member had before it was replaced; they are refused.
 	FormerDirIDs []uint64 `cbor:"Lost"`
-	// Since is when the entry was added.
+	// Since is when the entry was added or, after Replace, when the former member had left the groups.
 	Since cloud.Time
-	// NoExpiry entries do not expire while Waiting: an operator replaced their member.
+	// NoExpiry means that the entry does not expire while it is Waiting, because an operator replaced the member.
 	NoExpiry bool `cbor:"Kept"`
-	// Replace, for a leaving member, means that a process with another data directory will use its ID.
+	// Replace, for a leaving member, means that its entry then waits for a process with an empty data directory.
 	Replace bool
 	// Open is set if a caller without a credential added the entry.
 	Open bool `cbor:",omitempty"`
@@ -141,7 +141,8 @@ var Members = store.NewTable[Member]("member")
 // removed holds the IDs of removed members: member-removed/<id>.
 var removed = store.NewTable[tombstone]("member-removed")
 
-// clusterOf holds the ID of the cluster to which the records belong.
+// clusterOf holds the ID of the cluster to which the records belong: member-cluster/id. It differs from Options.Cluster
+// after a backup of another cluster was restored.
 var clusterOf = store.NewTable[uint64]("member-cluster")
 
 type tombstone struct {
@@ -174,7 +175,8 @@ type Peers interface {
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 	// HandleNonMember registers a command that any holder of the cluster key can call.
 	HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// Members returns the addresses of the reachable members; SetMembers replaces them.
+	// Members returns the addresses (host:port) of the other members to which this one connects, by ID. SetMembers
+	// replaces them, and names the removed members.
 	Members() map[uint64]string
 	SetMembers(addresses map[uint64]string, removed []uint64) error
 }
@@ -185,7 +187,7 @@ type Options struct {
 	Commands *leader.Commands
 	// Consensus executes changes in the groups that this member leads.
 	Consensus Consensus
-	// Peers calls the leaders of the other groups; nil in a cluster that cannot grow.
+	// Peers calls other members. It may be nil; then groups that another member leads cannot be changed.
 	Peers Peers
 	// Groups lists the groups in the order in which changes are executed: kv, then system.
 	Groups []Group
@@ -201,8 +203,7 @@ type Options struct {
 // Service implements the membership service of one member.
 type Service struct {
 	opts Options
-	// wake makes Reconcile run at once. unknownMembers holds IDs of members that called and are not in the local
-	// records.
+	// wake makes Run call Reconcile at once. unknownMembers is the queue of UnknownMember.
 	wake           chan struct{}
 	unknownMembers chan uint64
 
@@ -211,7 +212,7 @@ type Service struct {
 	logged map[uint64]string
 }
 
-// New creates the service and registers its commands.
+// New creates the service, and registers its commands with opts.Commands and opts.Peers.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), unknownMembers: make(chan uint64, 16), logged: map[uint64]string{}}
 	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
@@ -242,7 +243,7 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	return s.first(), nil // no records have been written yet
 }
 
-// first returns the members of the first configuration as voters.
+// first returns Options.First, with role and state of voters.
 func (s *Service) first() []Member {
 	members := slices.Clone(s.opts.First)
 	for i := range members {
@@ -251,7 +252,7 @@ func (s *Service) first() []Member {
 	return members
 }
 
-// joined returns the members that have joined, according to the local records.
+// joined returns the members whose process has joined, according to the local records.
 func (s *Service) joined() []Member {
 	all, err := s.List(context.Background(), true)
 	if err != nil {
