@@ -39,9 +39,10 @@ func WriteFile(path string, data []byte, perm os.FileMode) error {
 	})
 }
 
-// Write is like WriteFile for content that fill writes. The file that fill gets is open for reading and writing; fill
-// may also read it by its name, change its owner and seek, and must not close it. If fill returns an error, the old
-// file stays as it is, and Write returns that error. An error of a method of f names path, not the temporary file.
+// Write is like WriteFile, but the function fill writes the content. The file that fill gets is open for reading and
+// writing; fill may also read it by its name, change its owner and seek, and must not close it. If fill returns an
+// error, the old file stays as it is, and Write returns that error. An error of a method of f names path, not the
+// temporary file.
 func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(perm))
@@ -49,7 +50,7 @@ func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err erro
 		return inTarget(err, path)
 	}
 	defer func() {
-		if cleanupErr := f.Cleanup(); cleanupErr != nil { // nothing to clean up after a replacement
+		if cleanupErr := f.Cleanup(); cleanupErr != nil { // Cleanup does nothing after a replacement
 			err = errors.Join(err, fmt.Errorf("remove temporary file: %w", cleanupErr))
 		}
 	}()
@@ -62,7 +63,8 @@ func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err erro
 	return SyncDir(dir)
 }
 
-// inTarget replaces the name of the temporary file for path in an error of package os, unless the error is wrapped.
+// inTarget returns an error of package os with path in place of the name of the temporary file. It returns a wrapped
+// error unchanged.
 func inTarget(err error, path string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -75,7 +77,7 @@ func inTarget(err error, path string) error {
 	return err
 }
 
-// SyncDir makes creations, renames and removals in a directory durable.
+// SyncDir calls fsync on a directory, so that creations, renames and removals in it are durable.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

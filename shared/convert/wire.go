@@ -1,5 +1,5 @@
 // Package convert translates between the domain types (package cloud) and the protobuf messages, one file per noun. A
-// test walks every field by reflection, so that it fails if a field is added on one side only.
+// test visits every field by reflection, so that it fails if a field is added on one side only.
 //
 // The package applies no defaults and checks only that a value has a counterpart on the other side.
 package convert

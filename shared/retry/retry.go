@@ -20,9 +20,10 @@ type Pauses struct {
 	// First is the first pause. Each later pause is Factor times as long, at most Last. Factor is 2 if it is 0.
 	First, Last time.Duration
 	Factor      float64
-	// Jitter is the maximum random change of a pause, as a fraction of it. It applies to Last, too.
+	// Jitter is the maximum random change of a pause in either direction, as a fraction of the pause. With it a pause
+	// can be longer than Last.
 	Jitter float64
-	// Within limits the time in which Do begins attempts; 0 is no limit.
+	// Within is the time since its call after which Do begins no further attempt; 0 means no limit.
 	Within time.Duration
 }
 
@@ -35,9 +36,9 @@ func (p Pauses) Start() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: p.First, MaxInterval: p.Last, Multiplier: p.Factor, RandomizationFactor: p.Jitter}
 }
 
-// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error without the mark.
-// If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do returns an
-// error that wraps the last error of operation and that of ctx. Do calls operation at least once.
+// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error that was given
+// to Permanent. If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do
+// returns an error that wraps the last error of operation and that of ctx. Do calls operation at least once.
 func Do(ctx context.Context, p Pauses, operation func() error) error {
 	var last error
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
