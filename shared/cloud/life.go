@@ -19,8 +19,8 @@ const (
 // again after its process died.
 const RestartPolicy = "trivet/restart"
 
-// RestartLimit is the number of automatic starts within RestartWindow (milliseconds); the next exit leaves the VM in
-// ERROR.
+// RestartLimit is the maximum number of automatic starts of a VM within RestartWindow (milliseconds). If its process
+// dies again within that time, the VM stays in ERROR.
 const (
 	RestartLimit  = 3
 	RestartWindow = 10 * 60_000

@@ -21,7 +21,7 @@ func (s NodeState) String() string {
 	return [...]string{"UNSPECIFIED", "READY", "NOT_READY", "CORDONED", "DRAINING", "MAINTENANCE"}[min(s, NodeMaintenance)]
 }
 
-// Capacity is an amount of a host's resources.
+// Capacity is an amount of the resources of a host: what it has, offers or has allocated.
 type Capacity struct {
 	VCPUs      uint32
 	MemoryMiB  uint64

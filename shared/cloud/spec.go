@@ -49,7 +49,7 @@ const (
 	AArch64
 )
 
-// Spec is the configuration of a VM that a tenant requests.
+// Spec is the configuration of a VM, as its tenant requested it.
 type Spec struct {
 	// CPU nil means one vCPU, and Memory nil means DefaultMemory; Normalize sets these values.
 	CPU      *CPU
@@ -141,8 +141,9 @@ func (s *Spec) Normalize() {
 	}
 }
 
-// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body holds neither, and by
-// the wire contract results in 1 × 1 whatever its vcpus are: Topology therefore ignores 1 × 1.
+// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body has neither field,
+// and by the wire contract means 1 × 1 for any number of vCPUs. So Topology ignores 1 × 1 and returns one socket with
+// all vCPUs as cores.
 func (c *CPU) Topology() (sockets, cores uint32) {
 	switch {
 	case c.Sockets <= 1 && c.CoresPerSocket <= 1:

@@ -36,7 +36,8 @@ type VM struct {
 // Desired is the desired state of a VM, which the agent on its host establishes.
 type Desired struct {
 	On bool
-	// StartAfterStop starts the VM once it has stopped: a start was requested while STOPPING.
+	// StartAfterStop means that the VM is started when it has stopped, because a start was requested while it was
+	// STOPPING.
 	StartAfterStop bool `cbor:"Again"`
 	// GraceMS is the time in milliseconds between the power button and the hard power off, while On is false.
 	GraceMS uint64
@@ -54,7 +55,7 @@ type ResolvedDisk struct {
 	Image     *ImageRef
 }
 
-// ImageRef identifies the content of an image, and says how to read it.
+// ImageRef identifies the content of an image by its SHA-256, and contains its size and format.
 type ImageRef struct {
 	ID        ImageID
 	SHA256    string

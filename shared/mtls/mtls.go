@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Kind is the type of party that a certificate names.
+// Kind is the type of the owner of a certificate.
 type Kind string
 
 const (
@@ -114,9 +114,9 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// baseConfig returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names,
-// which these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before
-// the first connection.
+// baseConfig returns a TLS configuration that verifies the certificate chain in VerifyConnection, because Go's own
+// verification requires host names, which these certificates do not contain. It uses the configuration's Time as its
+// clock if the caller sets that before the first connection.
 func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)

@@ -31,9 +31,9 @@ const (
 	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
 	WriteAfterFailure  = "write-after-failure"  // writing continues after the first I/O error: controlplane/engine/failstop
 	PromoteEarly       = "promote-early"        // a learner that has not caught up is promoted: controlplane/engine/consensus
-	ReadmitRemoved     = "readmit-removed"      // a removed data directory can be added again: controlplane/engine/consensus
+	ReadmitRemoved     = "readmit-removed"      // a member with a removed data directory can be added again: controlplane/engine/consensus
 	HearRemoved        = "hear-removed"         // messages from a removed data directory are accepted: controlplane/engine/consensus
-	SkipInstallMarker  = "skip-install-marker"  // a snapshot is installed without a marker in the log: controlplane/engine/consensus
+	SkipInstallMarker  = "skip-install-marker"  // the log has no record that the installation of a snapshot began: controlplane/engine/consensus
 )
 
 // Mutants of replication, VMs, credit, tokens and limits, each with the package whose tests must fail when the mutant
@@ -48,13 +48,13 @@ const (
 	ForgetProposalIDs = "forget-proposal-ids" // a repeated proposal is applied twice: controlplane/sim
 	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
 	DropVoteSync      = "drop-vote-sync"      // a raft vote is not written to disk: controlplane/sim
-	LearnerVotes      = "learner-votes"       // a learner counts in the quorum: controlplane/engine/consensus
+	LearnerVotes      = "learner-votes"       // a learner counts for the quorum: controlplane/engine/consensus
 	KeepAttachment    = "keep-attachment"     // a deleted key stays attached to its lease: controlplane/engine/mvcc
 	SplitAppliedIndex = "split-applied-index" // the applied index is written apart from the data that it belongs to: controlplane/engine/mvcc
 	IgnoreHolds       = "ignore-holds"        // reserved credit can be reserved again: controlplane/money/credit/ledger
 	CommitTwice       = "commit-twice"        // an ended reservation can be committed: controlplane/money/credit/ledger
 	EvictForgets      = "evict-forgets"       // a host with VMs can be evicted: controlplane/compute/node
-	IgnoreBans        = "ignore-bans"         // a banned key is accepted: controlplane/compute/node
+	IgnoreBans        = "ignore-bans"         // a host with a banned key is accepted: controlplane/compute/node
 	KeepEvictedOpen   = "keep-evicted-open"   // an evicted host's connections stay open: controlplane/compute/node
 	ReuseInvitation   = "reuse-invitation"    // a second process can use a join token: controlplane/cluster/jointoken
 	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/money/credit/ledger
@@ -62,19 +62,19 @@ const (
 	SecretInPlaintext = "secret-in-plaintext" // a token is sent to another host in plaintext: cli/dial
 	ChargeHourTwice   = "charge-hour-twice"   // hours of a VM that were billed are billed again: controlplane/money/billing
 	ForgetShortRuns   = "forget-short-runs"   // a higher price within an hour that was billed already is not billed: controlplane/money/billing
-	KeepPaidBill      = "keep-paid-bill"      // a paid bill is not removed: controlplane/money/billing
-	KeepReservation   = "keep-reservation"    // a deleted VM's reservation is kept: controlplane/money/billing
+	KeepPaidBill      = "keep-paid-bill"      // a bill that was paid stays in the list of unpaid bills: controlplane/money/billing
+	KeepReservation   = "keep-reservation"    // the credit reserved for a deleted VM is not released: controlplane/money/billing
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
 	StartTwice        = "start-twice"         // a requested start of a VM is executed twice: nodeagent/machine
 	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
 	ApplyForeign      = "apply-foreign"       // another cluster's desired state is applied at any age: nodeagent/machine
 	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
-	DeliverIncomplete = "deliver-incomplete"  // a snapshot is delivered before its complete mark: nodeagent/uplink
+	DeliverIncomplete = "deliver-incomplete"  // a snapshot of the desired state is applied before all its messages have arrived: nodeagent/uplink
 	OwnClock          = "own-clock"           // a member with a wrong clock uses its own time: controlplane/engine/clock
 	TrustUnproven     = "trust-unproven"      // unauthenticated callers count as authenticated: controlplane
 	ForeignTenant     = "foreign-tenant"      // a request for another tenant than the token's is accepted: controlplane
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
-	GrantUnasked      = "grant-unasked"       // another org's grant applies unaccepted: controlplane/accounts/identity
+	GrantUnasked      = "grant-unasked"       // a role given by another org is effective before the user accepts it: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
 	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm

@@ -12,8 +12,8 @@
 // Decisions:
 //   - Rejected although legal: a backing file, an external data file, encryption (each makes QEMU read data that is not
 //     in the file), internal snapshots and persistent bitmaps (tables that a plain image does not need and that Inspect
-//     would have to walk too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image is
-//     only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
+//     would have to validate too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image
+//     is only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
 //   - Accepted: versions 2 and 3, zlib and zstd clusters, extended L2 entries, every legal cluster size.
 //   - Reference counts are not verified. Only writers use them, and base images are never written.
 //   - Unknown header extensions are skipped and unknown incompatible features are rejected, as the format requires.
@@ -37,7 +37,7 @@ const (
 	maxL1Bytes     = 32 << 20
 	maxRefTable    = 8 << 20
 
-	// MaxVirtualSize is the largest disk that Trivet serves, in bytes.
+	// MaxVirtualSize is the largest virtual size of a disk that Trivet supports, in bytes.
 	MaxVirtualSize = 64 << 40
 
 	// maxWalk is the maximum total size of the L2 tables of an image that Inspect accepts, in bytes. At 64 KiB clusters
@@ -122,8 +122,8 @@ const (
 	header3Length = 104
 )
 
-// Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] unless the
-// image stands alone and all its tables and clusters lie inside the file.
+// Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] if the image
+// needs another file or a key, or if one of its tables or clusters lies outside the file.
 //
 // It reads the header, the L1 table and each L2 table once, never guest data: at most 1 GiB in all, in reads of at most
 // 2 MiB. To limit the time, pass a reader that returns an error after a deadline.
@@ -252,7 +252,7 @@ func extensions(first []byte, at, cluster uint64) error {
 			return refuse("it has more than %d header extensions", maxExtensions)
 		}
 		if at+8 > end {
-			// Old writers write no end marker: the list ends with the cluster.
+			// Images of old programs can have no end marker: the extensions then end with the cluster.
 			return nil
 		}
 		kind, length := binary.BigEndian.Uint32(first[at:]), uint64(binary.BigEndian.Uint32(first[at+4:]))

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// file is a growing file in memory.
+// file is a file in memory that grows when it is written beyond its end.
 type file []byte
 
 func (f *file) WriteAt(p []byte, at int64) (int, error) {

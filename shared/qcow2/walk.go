@@ -16,7 +16,7 @@ const (
 	flagCompressed = 1 << 62
 )
 
-// chunk is the number of bytes of the L1 table that are read at a time.
+// chunk is the number of bytes of the L1 table that l2Tables reads at a time.
 const chunk = 64 << 10
 
 // walk reads the L1 table and all L2 tables, and returns an error if an entry points outside the file.

@@ -1,5 +1,5 @@
 // Package settings loads the configuration of a program from a YAML file, environment variables and flags. Load reports
-// all errors of the three together, each with the key, variable or flag that it is about.
+// all errors of the three together, each with the name of its key, variable or flag.
 //
 // # Decisions
 //
@@ -83,7 +83,7 @@ func Load(c Config, s Sources) error {
 	return errors.Join(errs...)
 }
 
-// copyValue sets a flag to the value of another flag of the same type. A list is replaced: Set would append to it.
+// copyValue sets a flag to the value of another flag of the same type. It replaces a list, to which Set would append.
 func copyValue(to, from pflag.Value) error {
 	if list, ok := from.(pflag.SliceValue); ok {
 		return to.(pflag.SliceValue).Replace(list.GetSlice())

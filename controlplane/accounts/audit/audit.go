@@ -11,7 +11,7 @@
 //     merged into one record with a count. Those of unauthenticated callers are merged by outcome and network, and have
 //     a limit of their own, so that they cannot displace records of others.
 //   - The principal is set only if it was authenticated; a name that was only claimed is part of the target.
-//   - Reads are not recorded, but refused reads are. A call that commits in several steps has one record per step, all
+//   - A read has no record, unless it was refused. A call that commits in several steps has one record per step, all
 //     with the same request ID.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
 //   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
@@ -37,7 +37,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// OK is the outcome of a successful call; other outcomes are the gRPC code, in capitals.
+// OK is the outcome of a successful call; other outcomes are names of gRPC codes in capitals, such as
+// PERMISSION_DENIED.
 const OK = "OK"
 
 // Record describes one call that was executed or refused.

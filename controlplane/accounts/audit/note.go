@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// Keep is the retention of records, in milliseconds.
+	// Keep is how long audit records are stored, in milliseconds: 90 days.
 	Keep = int64(90 * 24 * 3600_000)
 	// noteEvery is how often notes (queued audit records) are written. Each time at most maxProvenNotes different notes
 	// of authenticated callers are written, at most maxNotesOf of them per org (per principal without an org), and at
@@ -24,7 +24,7 @@ const (
 	maxProvenNotes = 200
 	maxNotesOf     = 20
 	maxNotes       = 50
-	// writeTime is the timeout of writing notes, and lastTime the timeout when the member stops.
+	// writeTime is the timeout of writing the queued notes. lastTime is the same timeout while the member stops.
 	writeTime = 10 * time.Second
 	lastTime  = time.Second
 )
@@ -43,8 +43,8 @@ type Service struct {
 	mu sync.Mutex
 	// proven is the queue of records about authenticated callers, claimed that of records about all others.
 	proven, claimed notes
-	// pruned is the time of the last Prune that read the records, 0 for none, and prunedAt the store's revision at that
-	// time.
+	// pruned is the time of the last Prune that read the records, or 0 if there was none. prunedAt is the store's
+	// revision at that time.
 	pruned   cloud.Time
 	prunedAt int64
 	// awake is signalled by every call of Note, so that Run writes the notes.
@@ -61,7 +61,7 @@ type notes struct {
 	lost uint64
 }
 
-// kind is the key by which notes are merged.
+// kind identifies similar calls: notes with the same kind are merged into one record with a count.
 type kind struct{ principal, method, outcome, address string }
 
 // add queues the note r, or merges it with a queued note of its kind. The limits are most for the queue, and mostOf for
@@ -174,7 +174,7 @@ func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, 
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
 			r := batch[i]
-			r.clean() // the sending member may run another version
+			r.clean() // the sending member may run another version, which does not clean its records
 			r.At = tx.Now()
 			records.Put(tx, &r, newestFirst(r.At), r.ID)
 		}

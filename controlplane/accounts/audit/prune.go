@@ -23,7 +23,7 @@ const (
 	credentials
 	// changes holds all changes of VMs and other objects that are in no other class.
 	changes
-	// credits holds orders on wallets. The transactions of a wallet also name the principal, and are never deleted.
+	// credits holds operations on wallets. The transactions of a wallet also name the principal, and are never deleted.
 	credits
 	// refusals holds refused and failed calls.
 	refusals
@@ -70,7 +70,7 @@ func (r *Record) class() class {
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
 		return policy
 	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
-		return policy // without a principal it is a change: any local process could fill the class policy
+		return policy // calls without a principal are in class changes, because every local process can make them and could fill policy
 	case strings.HasPrefix(service, "credit."):
 		return credits
 	}
@@ -83,11 +83,11 @@ type share struct {
 	org, name string
 }
 
-// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org
-// and principal: an org's administrator cannot evict records of what the cloud's administrators did to the org.
-// Answers, credentials and refusals are shared by principal, because every caller can cause refusals in any org; the
-// total of service accounts is that of their org, because an org can make any number of them. The rest is shared by
-// org.
+// shares returns the share that a record belongs to, and the set of shares to which limit.total applies. In class
+// policy a share is an org and a principal, so that an org's administrator cannot evict records of what the cloud's
+// administrators did to the org. In answers, credentials and refusals a share is a principal, because every caller can
+// cause refusals in any org; the total of service accounts is that of their org, because an org can create any number
+// of them. In the other classes a share is an org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
@@ -103,7 +103,8 @@ func (r *Record) shares() (own, total share) {
 	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
 }
 
-// most returns how many records of a share are kept.
+// most returns the maximum number of records in a share: cloud if the share has no org or principal by which the class
+// is shared, and each otherwise.
 func (l *limit) most(s share) int {
 	byOrg := s.class != answers && s.class != credentials && s.class != refusals
 	if byOrg && s.org == "" || !byOrg && s.name == "" {

@@ -64,7 +64,7 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 			request(q)
 			require.Empty(t, since(), "another network")
 			_, proven, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret, Address: here})
-			if name != "a wrong password" { // ada's wrong passwords there may have been too many
+			if name != "a wrong password" { // after too many wrong passwords from a network, the correct one is refused too
 				require.NoError(t, err)
 				require.True(t, proven)
 			}

@@ -90,7 +90,8 @@ type Options struct {
 	Dev bool
 }
 
-// Service implements the identity service on one member.
+// Service issues and verifies tokens on one member, and executes the calls that change users, roles, orgs, projects and
+// quotas.
 type Service struct {
 	opts      Options
 	hostKey   ed25519.PrivateKey
@@ -170,7 +171,7 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 	return err
 }
 
-// ring creates the signing keys if there are none.
+// ring stores a keyring with new signing keys if the store has none.
 func (s *Service) ring(tx *store.Tx) error {
 	ring, err := keyring.Load(tx)
 	if err != nil || ring != nil {

@@ -57,7 +57,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scopeOf returns the requested scope. It checks only the form of the IDs.
+// scopeOf returns the tenant to which the requested token is to be limited. It checks only the form of the IDs.
 func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
@@ -252,7 +252,8 @@ func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.
 	return u, nil
 }
 
-// allows reports whether an authenticated principal may get the requested token.
+// allows reports whether an authenticated principal may get the requested token: it is neither disabled nor expired,
+// and is of the requested kind.
 func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 	kind := token.User
 	if u.Account != nil {

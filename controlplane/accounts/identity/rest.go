@@ -90,7 +90,8 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 // legacyRequest holds the older form of a request for a token.
 type legacyRequest struct{ principal, kind, scope string }
 
-// mergeInto copies the older fields into the fields that the newer form left empty.
+// mergeInto copies the older fields to those fields of q that the newer form left empty. It returns InvalidArgument if
+// there is no user name, or the kind is unknown.
 func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	if q.User == "" {
 		q.User = cloud.UserID(o.principal)
@@ -191,8 +192,8 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// withErrorCode sets the response's error code to the operation's own. Errors that are neither the request's fault nor
-// due to an unreachable backend become internal errors (part 7.3 of the wire contract).
+// withErrorCode sets the error code of the response to code, which belongs to the operation. Errors that are neither
+// the request's fault nor due to an unreachable backend become internal errors (part 7.3 of the wire contract).
 func withErrorCode(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)

@@ -282,7 +282,7 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 // TestIsolatedMemberAcceptsNoTokens checks that a member without a connection to the others accepts tokens for
 // staleness (900 ms), and then returns Unavailable.
 func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the timeout of Verify passes at once
+	synctest.Test(t, func(t *testing.T) { // so that the timeout of Verify takes no real time
 		w := newWorld(t)
 		w.user("ada", member)
 		wire := &partitionedProposer{Direct: w.direct}

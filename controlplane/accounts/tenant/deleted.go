@@ -106,8 +106,8 @@ func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 // pruneAtOnce is the maximum number of IDs that one transaction of PruneDeleted makes free.
 const pruneAtOnce = 500
 
-// PruneDeleted frees the IDs whose reservation has expired, and those beyond MaxReserved that a version without
-// reservations left. It is a leader task.
+// PruneDeleted ends the reservation of project IDs after ReserveFor, and of those beyond MaxReserved, which a version
+// without reservations can have left. It is a leader task.
 func PruneDeleted(ctx context.Context, s *store.Store) error {
 	for more := true; more; {
 		if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {

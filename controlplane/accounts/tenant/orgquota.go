@@ -44,7 +44,7 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It keeps no
+// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It stores no
 // usage record for kinds that the quota does not limit, so that creating VMs in its projects does not contend for that
 // record.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {

@@ -61,7 +61,7 @@ var dimensions = []dimension{
 	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
 }
 
-// String lists the amounts that are not 0.
+// String returns the amounts that are not 0, such as "2 vcpus, 1 vms".
 func (a Amount) String() string {
 	var parts []string
 	for _, d := range dimensions {
@@ -75,7 +75,7 @@ func (a Amount) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Plus returns the sum of a and b.
+// Plus returns a + b for each quantity.
 func (a Amount) Plus(b Amount) Amount {
 	for _, d := range dimensions {
 		*d.of(&a) += *d.of(&b)
@@ -83,7 +83,7 @@ func (a Amount) Plus(b Amount) Amount {
 	return a
 }
 
-// Minus returns a less b, with each amount at least 0.
+// Minus returns a − b for each quantity, with 0 in place of negative results.
 func (a Amount) Minus(b Amount) Amount {
 	for _, d := range dimensions {
 		n := d.of(&a)

@@ -17,7 +17,8 @@
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
 //     not conflict. If there is no such record yet, the usage is counted from the objects themselves. An org has such a
 //     record for a kind that its quota limits; if there is none yet, the usage of its projects is summed.
-//   - Usage counts the requested amounts: a stopped VM keeps its room on its host, so it counts like a running one.
+//   - Usage counts the requested amounts: a stopped VM still occupies its part of a host, so it counts like a running
+//     one.
 //
 // Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
 // project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
@@ -55,8 +56,8 @@ type Project struct {
 }
 
 var (
-	// Orgs and Projects are exported for reading and listing; only this package changes them. They include deleted
-	// ones.
+	// Orgs and Projects are the tables of orgs and projects, including deleted ones. Other packages may read them; only
+	// this package changes them.
 	Orgs     = store.NewTable[Org]("org")
 	Projects = store.NewTable[Project]("project")
 )

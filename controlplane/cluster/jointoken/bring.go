@@ -62,7 +62,7 @@ func ReadToken(path string) (token, pin string, err error) {
 }
 
 // Bring exchanges the token in a file for the cluster key, at one of the members' ports for agents (host:port), and
-// writes the key to the file to, mode 0600, before it returns. It retries until a member responds. An error is
+// writes it with mode 0600 to the file named by the parameter to. It retries until a member responds. An error is
 // permanent: the token is refused, no member belongs to the token's cluster, or the directory cannot be written.
 func Bring(ctx context.Context, members []string, tokenFile, to string, log *slog.Logger) error {
 	token, pin, err := ReadToken(tokenFile)

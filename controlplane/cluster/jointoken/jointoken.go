@@ -7,12 +7,12 @@
 // secret, so a token is equally valuable: it is valid for an hour by default and a day at most, it works once, and its
 // use is recorded in the audit log and in the log of the member that serves the call.
 //
-// The first key that uses a token owns it. That key may repeat the request until the token expires, since a response
-// can be lost. The joining process stores the key on disk before the first request, and deletes it when it has the
-// cluster key.
+// A token is bound to the first key with which it is used. The process with that key may repeat the request until the
+// token expires, because a response can be lost. The joining process stores the key on disk before the first request,
+// and deletes it when it has the cluster key.
 //
-// The package knows neither members nor hosts. Tokens for hosts are in another table, and none of them gives access to
-// the cluster key.
+// The package does not depend on the records of members or hosts. Tokens for hosts are in another table, and none of
+// them gives access to the cluster key.
 package jointoken
 
 import (
@@ -42,7 +42,7 @@ const (
 	// tokenTTL is the default validity of a token, maxTTL the longest one.
 	tokenTTL = time.Hour
 	maxTTL   = 24 * time.Hour
-	// maxTokens limits the number of unexpired tokens.
+	// maxTokens is the maximum number of unexpired tokens.
 	maxTokens = 100
 	// maxText is the maximum length of a token, in bytes.
 	maxText = 512
@@ -52,7 +52,7 @@ const (
 type invitation struct {
 	Secret  [32]byte // SHA-256 of the secret
 	Expires cloud.Time
-	// Key is the hash of the public key that used the token; empty before.
+	// Key is the hash of the public key with which the token was used, or nil if it was not used yet.
 	Key []byte
 }
 

@@ -145,7 +145,7 @@ func TestBring(t *testing.T) {
 	info, err := left[0].Info()
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode())
-	w.pass(time.Second) // the audit is ordered by time
+	w.pass(time.Second) // audit records are ordered by time, so the two uses need different times
 	require.NoError(t, w.secondNewcomer())
 
 	// Each use of a token has an audit record with the token's ID as principal and the client's address.

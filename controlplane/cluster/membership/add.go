@@ -144,7 +144,7 @@ func newID() uint64 {
 
 var addCommand = leader.NewCommand("member.add", leader.Repeatable, (*Service).addOnLeader)
 
-// addOnLeader implements Add on the leader: it writes the entry.
+// addOnLeader implements Add on the leader: it stores the record of the new member, or returns the existing one.
 func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)

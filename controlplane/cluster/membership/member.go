@@ -25,8 +25,8 @@
 //     from all groups before a process with a new directory may join.
 //
 // The first members are those of the `--cluster` list; their records are written first. Agents, the command line and
-// the transport between members read addresses from here. The package knows the groups by number and name, but not
-// their contents.
+// the transport between members read addresses from here. The package uses the numbers and names of the groups, and
+// does not depend on their contents.
 package membership
 
 import (
@@ -44,7 +44,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of entries whose process has not joined yet.
+// Limits of entries, the records of members whose process has not joined yet.
 const (
 	// MaxWaiting is the maximum number of such entries. Entries that were added without a credential have a separate
 	// limit of the same size.
@@ -60,16 +60,16 @@ const (
 	ReasonExists       = "MEMBER_EXISTS"      // the ID exists with another address
 	ReasonAddressTaken = "PEER_URL_EXISTS"    // another member has the address
 	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the ID belonged to a member that was removed
-	ReasonNotFound     = "MEMBER_NOT_FOUND"   // no such member
+	ReasonNotFound     = "MEMBER_NOT_FOUND"   // there is no member with the ID
 	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // the member is already a voter
 	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or its log has not caught up
 	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // no quorum of the remaining members is reachable
 	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would remain, or fewer than three without a credential
 	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // there are MaxWaiting waiting entries already
 	ReasonBusy         = "CHANGE_UNDER_WAY"   // the group changes its members, or this member is leaving
-	ReasonIsLearner    = "TARGET_IS_LEARNER"  // leadership cannot go to a learner
-	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
-	ReasonWiped        = "MEMBER_WIPED"       // the cluster knows the member by another data directory
+	ReasonIsLearner    = "TARGET_IS_LEARNER"  // a learner cannot become leader
+	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not become leader
+	ReasonWiped        = "MEMBER_WIPED"       // the member joined with another data directory
 	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not present its certificate at the address
 	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
@@ -77,7 +77,7 @@ const (
 // Role is the current or desired role of a member.
 type Role string
 
-// The roles.
+// Roles of a member in the raft groups:
 const (
 	Voter   Role = "VOTER"
 	Learner Role = "LEARNER"
@@ -100,7 +100,7 @@ const (
 	Leaving State = "LEAVING"
 )
 
-// Member is one member's record.
+// Member is the record of one member. While it is Waiting, it is called an entry.
 type Member struct {
 	ID   uint64
 	Name string
@@ -200,7 +200,7 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Service implements the membership service of one member.
+// Service lists and changes the members of the cluster, and serves the calls of joining processes, on one member.
 type Service struct {
 	opts Options
 	// wake makes Run call Reconcile at once. unknownMembers is the queue of UnknownMember.

@@ -367,8 +367,8 @@ func TestNoVoteAtAWrongAddress(t *testing.T) {
 	require.Equal(t, Voting, w.state(4))
 }
 
-// TestRemovalWithoutACredential checks that a caller without a credential can remove neither a voter of a cluster of
-// one to three, nor an entry that an operator added or is replacing.
+// TestRemovalWithoutACredential checks that a caller without a credential can remove neither a voter of a cluster with
+// one to three voters, nor an entry that an operator added or is replacing.
 func TestRemovalWithoutACredential(t *testing.T) {
 	remove := func(w *world, id uint64) error {
 		return w.in(func() error { _, err := w.s.RemoveOpen(t.Context(), id); return err })

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// ReconcileEvery is the interval of Reconcile.
+// ReconcileEvery is the interval at which Run calls Reconcile.
 const ReconcileEvery = 500 * time.Millisecond
 
 // Reconcile makes, for each member, the next change to the raft groups that the member's record requires. It is a

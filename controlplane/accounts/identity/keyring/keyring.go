@@ -82,7 +82,7 @@ func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	return Key{ID: id, Use: Staged, Public: public, Sealed: key.Seal(sealedName(id), private.Seed()), CreatedAt: now, Since: now}, nil
 }
 
-// New returns a ring with a primary and a staged key.
+// New returns a ring with two new keys, one primary and one staged.
 func New(key *clusterkey.Key, now cloud.Time) (*Ring, error) {
 	first, err := generate(key, now)
 	if err != nil {

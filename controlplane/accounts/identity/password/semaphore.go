@@ -32,7 +32,7 @@ const (
 	// maxNameShare is the maximum number of requests for one name that wait for a slot or have one in each of the ranks
 	// familiar and known, so that an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
-	// hashWait is how long a request waits for a slot.
+	// hashWait is how long a request waits for a slot before it is refused.
 	hashWait = 10 * time.Second
 	// maxPause is the longest time for which a slot stays occupied after the hashing. The pause is proportional to the
 	// wall time of the hashing, which is longer than its CPU time on a busy host.
@@ -110,7 +110,7 @@ func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 		if t.abandon(w) {
 			return err
 		}
-		t.release() // the slot was granted at the same moment
+		t.release() // the request got a slot at the same moment
 		return err
 	}
 	began := t.now()

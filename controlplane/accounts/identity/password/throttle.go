@@ -81,7 +81,7 @@ func newThrottle[K comparable](most int, window int64) *throttle[K] {
 	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-// allow reports whether a key has fewer than most misses in its current window.
+// allow reports whether a key has had fewer than t.most wrong passwords in its current window.
 func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -9,18 +9,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Grant is a role to be given to a user, or to be taken away.
+// Grant contains the arguments of Bind, which gives a role to a user, and of Unbind, which removes it.
 type Grant struct {
 	User    cloud.UserID
 	Binding cloud.Binding
-	// By is the principal who gives the role or takes it away.
+	// By is the principal who gives or removes the role.
 	By string
 	// Always is set if the caller is system:admin, whose grants are effective without an invitation.
 	Always bool
 }
 
 const (
-	// maxPerOrg bounds the roles that one user has in one org and its projects.
+	// maxPerOrg is the maximum number of roles that one user can have in one org and its projects.
 	maxPerOrg = 64
 	// maxBindings is the number of roles in all orgs with which a user can accept no more invitations. The limit does
 	// not apply to roles given by the home org or by system:admin, so accepted invitations of other orgs cannot block
@@ -98,7 +98,7 @@ func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 }
 
 // belongsTo reports whether org is the user's home org or, for a service account, the org of its project. Such an org
-// gives and takes roles within itself without an invitation.
+// gives and removes roles in it and its projects without an invitation.
 func (u *User) belongsTo(org cloud.OrgID) bool {
 	switch {
 	case u == nil || org == "":
@@ -145,7 +145,8 @@ func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	return n
 }
 
-// effective returns the roles whose org and project exist. A role in an earlier incarnation of its project is left out.
+// effective returns the roles whose org and project exist. It omits roles in an earlier, deleted project with the same
+// ID.
 func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
 	for _, b := range all {
 		now := b
@@ -160,8 +161,8 @@ func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err 
 	return found, nil
 }
 
-// Unbind takes a role away, or withdraws the invitation to it. It does nothing if the user has neither. Unless the
-// caller is system:admin, the result does not reveal whether the user exists.
+// Unbind removes a role from a user, or deletes the invitation to it. It does nothing if the user has neither. Unless
+// the caller is system:admin, the result does not reveal whether the user exists.
 func Unbind(tx *store.Tx, g Grant) error {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return err

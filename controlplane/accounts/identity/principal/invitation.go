@@ -88,7 +88,7 @@ func invite(tx *store.Tx, g Grant) error {
 	return rec.save(tx)
 }
 
-// find returns the index of the invitation to a role; -1 for none.
+// find returns the index in r.Open of the invitation to a role, or -1 if there is none.
 func (r *Invitations) find(b cloud.Binding) int {
 	return slices.IndexFunc(r.Open, func(i Invitation) bool { return b.Same(i.Binding) })
 }

@@ -59,7 +59,7 @@ type User struct {
 	// Home is the user's home org. It is valid only if HomeSettled is set; use HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
-	// Defaults are the tenants of calls that name no tenant.
+	// Defaults are the org and the projects of the user's calls that name none.
 	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
 	// Identities are external identities, which are credentials like the password.
@@ -77,7 +77,7 @@ type User struct {
 	Since cloud.Time
 }
 
-// Users holds all principals.
+// Users is the table of all principals: user/<id>.
 var Users = store.NewTable[User]("user")
 
 var (
@@ -234,7 +234,8 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	})
 }
 
-// Delete removes a user with its credentials and roles.
+// Delete removes a user with its credentials and roles, and hides the open invitations to its name. It returns
+// FailedPrecondition for Admin and for a service account.
 func Delete(tx *store.Tx, id cloud.UserID) error {
 	u, err := Change(tx, id, func(u *User) error {
 		if u.ID == Admin {
@@ -311,7 +312,7 @@ func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	})
 }
 
-// Linked returns the user linked with an external identity, or "".
+// Linked returns the ID of the user with whom an external identity is linked, or "".
 func Linked(r store.Reader, i Identity) (cloud.UserID, error) {
 	id, err := linked.Get(r, i.key()...)
 	if err != nil || id == nil {

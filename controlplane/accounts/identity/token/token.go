@@ -53,13 +53,13 @@ const (
 // and Verify removes it.
 type Claims struct {
 	jwt.Claims
-	// Cluster is the cluster's ID.
+	// Cluster is the ID of the cluster that issued the token.
 	Cluster string `json:"cluster"`
 	Kind    string `json:"kind"`
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be empty.
 	Scope string `json:"scope"`
 	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
-	// makes and checks it. The token is valid for no other incarnation. Empty in tokens of versions without
+	// makes and checks it. The token is valid for no other incarnation. It is empty in tokens of versions without
 	// incarnations.
 	Incarnation string `json:"incarnation,omitempty"`
 
