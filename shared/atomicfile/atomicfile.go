@@ -1,9 +1,9 @@
 // Package atomicfile replaces files so that readers, and the state after a crash or a power failure, have either the
 // complete old content or the complete new content.
 //
-// A write goes to a temporary file in the directory of the target, which is synced and renamed over the target; then
-// the directory is synced. Package renameio does this except for the last step. A write that returns an error leaves no
-// temporary file. A process that is killed while it writes leaves one.
+// The content is written to a temporary file in the directory of the target. The file is synced and renamed to the
+// target, and then the directory is synced. Package renameio executes all steps but the last. A write that returns an
+// error leaves no temporary file. A process that is killed while it writes leaves one.
 //
 // # Decisions
 //
@@ -91,8 +91,8 @@ func SyncDir(dir string) error {
 var temporary = regexp.MustCompile(`^\..+[0-9]{13,19}$`)
 
 // RemoveLeftovers removes the temporary files that killed processes left in dir. A directory that does not exist is no
-// error. The caller makes sure that no process is writing in dir, and that dir belongs to the program: any regular file
-// whose name looks like that of a temporary file is removed.
+// error. The caller must ensure that no process is writing in dir, and that dir belongs to the program: every regular
+// file whose name matches temporary is removed.
 func RemoveLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

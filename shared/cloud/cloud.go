@@ -1,9 +1,9 @@
 // Package cloud defines Trivet's domain: virtual machines, images, nodes, tenants and callers, with the rules that
 // apply to them in every component. New readers should start here.
 //
-// The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It knows neither the
-// wire format (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. The numbers of
-// enumerations are those of the wire contract (protos/vmcontroller/v1).
+// The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It does not depend on
+// the wire format, to which package convert translates, or on how records are stored. Timestamps are Unix milliseconds.
+// The numbers of enumerations are those of the wire contract (protos/vmcontroller/v1).
 package cloud
 
 import (

@@ -96,7 +96,7 @@ func (vm *VM) setDesired(w Desired) {
 }
 
 // enter changes the VM's state and sets the state's deadline. It sets STARTING in place of STOPPED if a start was
-// requested meanwhile, and in place of ERROR if the VM restarts by its policy.
+// requested during the stop, and in place of ERROR if the VM restarts by its policy.
 func (vm *VM) enter(to State, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:

@@ -1,7 +1,7 @@
 // Package convert translates between the domain types (package cloud) and the protobuf messages, one file per noun. A
 // test visits every field by reflection, so that it fails if a field is added on one side only.
 //
-// The package applies no defaults and checks only that a value has a counterpart on the other side.
+// The package applies no defaults. Its only check is that a number of an enumeration has a counterpart in the domain.
 package convert
 
 import (

@@ -61,7 +61,8 @@ func NewAuthority(cluster string, seed []byte) (*Authority, error) {
 	return &Authority{cluster: cluster, key: key, cert: cert}, nil
 }
 
-// Certificate returns the authority's self-signed certificate, with which clients and servers verify the others.
+// Certificate returns the authority's self-signed certificate, with which clients and servers verify the certificates
+// that it signed.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
 // Cluster returns the ID of the cluster whose authority this is.

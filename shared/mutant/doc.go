@@ -67,7 +67,7 @@ const (
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
 	StartTwice        = "start-twice"         // a requested start of a VM is executed twice: nodeagent/machine
 	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
-	ApplyForeign      = "apply-foreign"       // another cluster's desired state is applied at any age: nodeagent/machine
+	ApplyForeign      = "apply-foreign"       // the desired state of a restored cluster is applied to a VM although it is older than the VM: nodeagent/machine
 	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
 	DeliverIncomplete = "deliver-incomplete"  // a snapshot of the desired state is applied before all its messages have arrived: nodeagent/uplink
 	OwnClock          = "own-clock"           // a member with a wrong clock uses its own time: controlplane/engine/clock

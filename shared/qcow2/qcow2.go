@@ -2,8 +2,8 @@
 // untrusted.
 //
 // The control plane validates images that tenants upload, and the agent validates its own copy before QEMU opens it:
-// [Inspect] accepts only a stand-alone image in which every pointer lies inside the file. The agent makes a VM's disks
-// with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
+// [Inspect] accepts only a stand-alone image in which every pointer lies inside the file. The agent creates a VM's
+// disks with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
 // descriptors.
 //
 // The layout follows QEMU's docs/interop/qcow2.txt. The package imports of Trivet only shared/mutant, opens no files

@@ -4,7 +4,7 @@
 // # Decisions
 //
 //   - A configuration is a struct with yaml tags. Its method BindFlags defines flags that set its fields. An
-//     environment variable takes the same text as the flag, so that no setting is described twice.
+//     environment variable has the same syntax as the flag, because the flag parses its value.
 //   - Load decodes YAML structs itself and leaves values to package yaml. The strict mode of that package names the Go
 //     types of a program instead of keys, and gives no path for a value that does not fit. koanf decodes by way of
 //     map[string]any, which has no line numbers.

@@ -14,10 +14,10 @@
 //   - A read has no record, unless it was refused. A call that commits in several steps has one record per step, all
 //     with the same request ID.
 //   - No record contains a password, a secret, a token or a body: only the call's IDs and names.
-//   - Records are kept for Keep. In each class of records, each org or principal has a limited number (see limits) and
-//     only replaces its own oldest records: no tenant can evict the records of others, and ordinary traffic does not evict
-//     records of changes to roles or to the cluster. The leader counts and removes records (Prune); between two runs
-//     the write budget (package budget) bounds the number of new records.
+//   - Records are stored for Keep. In each class of records, each org or principal has a limited number (see limits)
+//     and only replaces its own oldest records: no tenant can evict the records of others, and ordinary traffic does
+//     not evict records of changes to roles or to the cluster. The leader counts and removes records (Prune); between
+//     two runs the write budget (package budget) bounds the number of new records.
 //
 // Keys: audit/<time, newest first>/<request id>; the time is MaxInt64 minus the time, as 16 hexadecimal digits.
 package audit
@@ -76,7 +76,7 @@ func Of(c *cloud.Caller) Record {
 	return r
 }
 
-// clean truncates the texts that a caller chose, and makes them valid UTF-8.
+// clean truncates the texts that a caller chose to maxText bytes, and replaces invalid UTF-8 in them.
 func (r *Record) clean() {
 	for _, text := range []*string{&r.Principal, &r.Method, &r.Target, &r.Message, &r.Address, &r.RequestID} {
 		*text = truncate(strings.ToValidUTF8(*text, "�"))

@@ -157,8 +157,7 @@ func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, ou
 }
 
 // TestTenantEvictsOnlyItsOwnRecords lets an org produce as many audit records of every class as it can. Prune must
-// remove only older records of that org, and keep those of other orgs, of the cloud, and of what operators did to that
-// org.
+// remove only older records of that org, and none of other orgs, of the cloud, and of what operators did to that org.
 func TestTenantEvictsOnlyItsOwnRecords(t *testing.T) {
 	const identity, vms = "/identity.v1.IdentityService/", "/vmcontroller.v1.VmService/"
 	now := time.UnixMilli(1_800_000_000_000)

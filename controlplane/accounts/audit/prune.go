@@ -30,19 +30,19 @@ const (
 	classes
 )
 
-// limit holds the numbers of records of a class that are kept.
+// limit holds the maximum numbers of records of a class. Prune removes the oldest records beyond them.
 type limit struct {
 	// each is the limit of one share of the class. What a share is depends on the class; see Record.shares.
 	each int
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. In classes shared by principal it is the limit of the whole
-	// class without service accounts, for which total applies per org.
+	// total is the limit of all shares of an org together. In classes shared by principal it is the limit of all shares
+	// of the class, except those of service accounts, for which total applies per org.
 	total int
 }
 
-// limits holds the limit of each class. A record takes about 300 bytes.
+// limits holds the limit of each class. A record has about 300 bytes.
 var limits = [classes]limit{
 	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
 	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// recordDelays makes a member note the delays of its responses instead of waiting, with a clock that stands still. The
-// returned function returns the delays since its last call.
+// recordDelays replaces the clock of a member's response delays by a stopped one, and its waits by a list. The returned
+// function returns the delays since its last call.
 func recordDelays(s *Service) func() []time.Duration {
 	var all []time.Duration
 	at := time.Now()

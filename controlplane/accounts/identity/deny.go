@@ -11,13 +11,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// denial is the record of a revoked token: denied/<token ID>. It is kept until the token has expired on every member's
-// clock.
+// denial is the record of a revoked token: denied/<token ID>. It is removed when the token has expired by every
+// member's clock.
 type denial struct {
 	Token string
 	Until cloud.Time
 	// User is the token's principal, whose denials are limited by maxDenials. It is empty if the principal is unknown
-	// (an administrator revoked a token by its ID) or not counted (tokens made with the cluster key), and in records of
+	// (an administrator revoked a token by its ID) or not counted (tokens signed with the host key), and in records of
 	// former versions.
 	User cloud.UserID `cbor:",omitempty"`
 	// Org is the org of a service account, whose denials are limited by maxOrgDenials. It is empty for users.

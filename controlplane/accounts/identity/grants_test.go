@@ -290,7 +290,7 @@ func TestInvitationsDoNotCountForLimits(t *testing.T) {
 }
 
 // TestRolesAreBoundedPerOrg checks that a user can have at most maxPerOrg roles of one org, that a user with
-// maxBindings roles can accept no invitation, and that these limits do not keep the home org from giving a role.
+// maxBindings roles can accept no invitation, and that the home org can give a role in spite of these limits.
 func TestRolesAreBoundedPerOrg(t *testing.T) {
 	w, _ := newTwoOrgs(t)
 	give := func(org string, n int) (err error) {

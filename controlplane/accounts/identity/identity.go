@@ -20,12 +20,12 @@
 //   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
 //     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
 //     wire contract issues the token nevertheless.
-//   - A member whose clock is more than MaxSkew from the others' issues and accepts no tokens, because it cannot check
-//     their dates.
+//   - A member whose clock differs by more than MaxSkew from the other members' clocks issues and accepts no tokens,
+//     because it cannot check their dates.
 //   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
 //     and subject prefix, so that programs that trust this service as OpenID provider reject it.
 //   - The administrator's tokens can also be signed by the host key, which is derived from the cluster key. So a holder
-//     of the cluster key can make one without a running member: `trivet-controlplane admin-token`.
+//     of the cluster key can create one without a running member: `trivet-controlplane admin-token`.
 //   - Any caller may register a name over REST (part 4.6 of the wire contract); the name gives no access. The number of
 //     names without a credential is limited, and so is the rate of registration.
 package identity

@@ -138,8 +138,8 @@ func (w *world) token(s *Service, ask tokenRequest) string {
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
 // TestTokenNeedsACorrectPassword requests tokens with correct, wrong and missing passwords, and for names that do not
-// exist. Only a correct password may give an authenticated token. WhoAmI must report nothing but the claimed name for
-// the others.
+// exist. Only a correct password may give an authenticated token. For an unauthenticated token, WhoAmI must report only
+// the claimed name.
 func TestTokenNeedsACorrectPassword(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)

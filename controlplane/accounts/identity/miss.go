@@ -31,8 +31,9 @@ func newMissReads() *missReads {
 	return &missReads{limit: rate.NewLimiter(missesPerSecond, missBurst), turn: make(chan struct{}, 1)}
 }
 
-// wait calls barrier, unless another call of wait has begun a successful barrier since this one was made. The calls of
-// barrier are rate-limited. wait returns Unavailable if the limit allows none before the deadline of ctx.
+// wait returns when a call of barrier that began after the call of wait has succeeded: its own, or one of a concurrent
+// call of wait. Calls of barrier are rate-limited. It returns Unavailable if the limit allows none before the deadline
+// of ctx.
 func (m *missReads) wait(ctx context.Context, barrier func(context.Context) error) error {
 	asked := time.Now()
 	select {

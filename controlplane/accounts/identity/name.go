@@ -60,7 +60,7 @@ func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, e
 }
 
 // dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
-// since, so that registering a name cannot keep an administrator from creating the user.
+// since, so that an administrator can create the user although somebody registered the name.
 func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	u, err := principal.Users.Get(tx, string(id))
 	if err != nil || u == nil || !u.Unused() {

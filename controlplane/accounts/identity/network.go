@@ -58,9 +58,9 @@ func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network 
 
 var rememberNetworkCommand = newCommand("remember-network", leader.Repeatable, (*Service).rememberNetworkOnLeader)
 
-// rememberNetworkOnLeader stores a network of a user. If maxNetworks are stored, it drops the oldest.
+// rememberNetworkOnLeader stores a network of a user. If maxNetworks are stored already, it removes the oldest.
 func (*Service) rememberNetworkOnLeader(tx *store.Tx, q newNetwork) (none, error) {
-	// Store nothing for a user who was deleted meanwhile.
+	// Store nothing for a user who was deleted after the login began.
 	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
 		return none{}, err
 	}

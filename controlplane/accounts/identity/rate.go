@@ -18,7 +18,7 @@ const (
 	tokenBurst = 120
 	// tokenEvery is the interval at which one more token can be issued or revoked after the burst.
 	tokenEvery = time.Second
-	// maxRates is the maximum number of principals for which one member keeps a rate limiter.
+	// maxRates is the maximum number of principals for which one member has a rate limiter.
 	maxRates = 10_000
 )
 
@@ -48,8 +48,8 @@ func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 }
 
 // evict removes a rate limiter to make room for another: of 16 arbitrary ones, that of the principal who has used the
-// least of its burst. A principal whose limiter was removed may use a full burst again, so this choice gives away the
-// least.
+// least of its burst. A principal without a limiter may use a full burst again, so this choice allows the fewest
+// additional tokens.
 func (p *principalRates) evict(now time.Time) {
 	var least cloud.UserID
 	most, sampled := -1.0, 0

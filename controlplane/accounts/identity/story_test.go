@@ -118,8 +118,8 @@ func TestServiceAccounts(t *testing.T) {
 }
 
 // TestServiceAccountCannotGrantAccess checks that a service account with the role project:admin is refused every call
-// that gives access beyond the life of the account, or that takes access away from others. A user with that role may
-// make these calls.
+// that gives access beyond the life of the account, or that removes access of others. A user with that role may make
+// these calls.
 func TestServiceAccountCannotGrantAccess(t *testing.T) {
 	w := newWorld(t)
 	admin := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
@@ -279,7 +279,7 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Direct.ReadIndex(ctx)
 }
 
-// TestIsolatedMemberAcceptsNoTokens checks that a member without a connection to the others accepts tokens for
+// TestIsolatedMemberAcceptsNoTokens checks that a member without a connection to the other members accepts tokens for
 // staleness (900 ms), and then returns Unavailable.
 func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that the timeout of Verify takes no real time
@@ -363,9 +363,9 @@ func (w *world) rawResponse(t *testing.T, s *Service) string {
 	return server.URL
 }
 
-// TestExternalVerifierDuringRotation verifies tokens with an OpenID client library that knows only the discovery
-// document. While the signing keys are rotated under load, neither the library nor another member may refuse a valid
-// token.
+// TestExternalVerifierDuringRotation verifies tokens with an OpenID client library that is configured only with the URL
+// of the discovery document. While the signing keys are rotated under load, neither the library nor another member may
+// refuse a valid token.
 func TestExternalVerifierDuringRotation(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)

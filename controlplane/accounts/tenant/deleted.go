@@ -103,7 +103,7 @@ func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 	return max(now, p.Incarnation+1, cloud.Incarnation(p.DeletedAt)+1), store.ForgetPlace(tx, store.InProject(t.Project))
 }
 
-// pruneAtOnce is the maximum number of IDs that one transaction of PruneDeleted makes free.
+// pruneAtOnce is the maximum number of records that one transaction of PruneDeleted changes.
 const pruneAtOnce = 500
 
 // PruneDeleted ends the reservation of project IDs after ReserveFor, and of those beyond MaxReserved, which a version

@@ -71,7 +71,7 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	return nil
 }
 
-// giveToOrg subtracts less from the usage of an org. If no usage is recorded, it writes nothing.
+// giveToOrg subtracts less from the usage of an org. If the org has no usage record of the kind, it writes nothing.
 func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	used, err := orgUsages.Get(tx, string(id), string(kind))
 	if err != nil || used == nil {
@@ -123,7 +123,7 @@ func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum
 	return sum, nil
 }
 
-// OrgUsed returns the recorded usage of an org's projects together, and the number of projects.
+// OrgUsed returns the usage of all projects of an org together, from the usage records, and the number of projects.
 func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	for _, kind := range orgKinds {
 		used, err := orgUsageOf(r, id, kind, nil)

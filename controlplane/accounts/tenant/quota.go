@@ -180,7 +180,7 @@ func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amou
 	return *used, nil
 }
 
-// Used returns the recorded usage of a project.
+// Used returns the usage of a project, from its usage records.
 func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	for _, kind := range kinds {
 		used, err := usages.Get(r, string(id), string(kind))

@@ -31,9 +31,9 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
 }
 
-// before returns a member's record before a change, or ReasonNotFound. The member that received the call uses it to
-// refuse a change that was made earlier. The leader cannot refuse such a change, because a command is repeated if the
-// leader is lost after it made the change and before it responded.
+// before returns the present record of a member that is to be changed, or ReasonNotFound. The member that received the
+// call uses it to refuse a change that was made earlier. The leader cannot refuse such a change, because a command is
+// repeated if the leader is lost after it made the change and before it responded.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -272,8 +272,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}
 	return struct{}{}, err
 }
 
-// of returns, from the list of members, the one that the request changes. It returns ReasonNotFound, or
-// ReasonAddressTaken if another member has the raft address.
+// of returns the member that the request changes, from the list all. It returns ReasonNotFound, or ReasonAddressTaken
+// if another member has the raft address.
 func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	m := find(all, q.ID)
 	if m == nil {
@@ -358,7 +358,7 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 	}
 }
 
-// gonePause is the interval at which awaitGone asks the leader of the first raft group whether it has removed a member.
+// gonePause is the interval at which awaitGone requests the status of the first raft group from its leader.
 const gonePause = 50 * time.Millisecond
 
 // awaitGone waits until the first raft group has removed a member, and returns the other members. It returns

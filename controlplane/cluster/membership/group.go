@@ -172,8 +172,8 @@ func (s *Service) verifyChange(ctx context.Context, c consensus.Change, force bo
 	return nil
 }
 
-// change makes the change c in every group, in the order of Options.Groups. A group in which it was made before stays
-// as it is.
+// change executes the membership change c in every group, in the order of Options.Groups. It does nothing in a group in
+// which c was executed before.
 func (s *Service) change(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Force: force}); err != nil {

@@ -6,12 +6,12 @@
 // continues where the last one stopped. Before a change begins in any group, all groups check it.
 //
 // Guarantees:
-//   - A new entry has no effect until a process proves that it is the member. Its proof is the certificate
-//     member/<id>, which only a holder of the cluster key can make, and it sends the ID of its data directory. Only
-//     then is it added to the groups, as a learner bound to that directory. A caller that can add entries without a
+//   - A new entry has no effect until a process proves that it is the member. The proof is the certificate member/<id>,
+//     which only a holder of the cluster key can create. The process also sends the ID of its data directory. Only then
+//     is the member added to the groups, as a learner bound to that directory. A caller that can add entries without a
 //     credential can therefore add at most 8 entries for 10 minutes. They affect no quorum, log or traffic.
-//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address
-//     comes from the entry that added it, so before the promotion the leader dials the address and checks the
+//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address is
+//     that of the entry, which may be wrong, so before the promotion the leader dials the address and checks the
 //     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which counts for no
 //     quorum.
 //   - The address of a member that has joined changes only after the leader has dialled the new address and the

@@ -217,7 +217,7 @@ func (w *world) refused(err error, reason string) {
 	require.Equal(w.t, reason, f.Reason, "%v", f)
 }
 
-// in runs f while Run makes the changes for which f waits, and returns the error of f.
+// in calls f while Run is running, which makes the changes for which f waits. It returns the error of f.
 func (w *world) in(f func() error) error {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})

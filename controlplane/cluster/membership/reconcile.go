@@ -152,7 +152,7 @@ func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	return nil
 }
 
-// advance makes the change c in all groups, and then sets the member's state to then.
+// advance executes the membership change c in all groups, and then sets the member's state to the argument then.
 func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, then State) error {
 	if err := s.verifyChange(ctx, c, false); err != nil {
 		return err

@@ -6,7 +6,7 @@
 // tokens. Decisions:
 //   - A staged key becomes the primary only after MaxAge, when every client that caches the published keys for at most
 //     MaxAge has it. So no client refuses a token because of an unknown key.
-//   - A secondary key is kept until the last token that it can have signed has expired.
+//   - A secondary key is deleted when the last token that it can have signed has expired.
 //   - The keys rotate automatically when the primary is RotateAfter old.
 //   - A revoked key is deleted at once, which invalidates every token that it signed.
 package keyring
@@ -122,8 +122,8 @@ func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// Rotate makes the staged key the primary, and stages a new one. life is the longest lifetime of a token. Unless force
-// is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
+// Rotate makes the staged key the primary, the primary secondary, and generates a new staged key. life is the longest
+// lifetime of a token. Unless force is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
 func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, force bool) error {
 	staged := r.Of(Staged)
 	if staged == nil {

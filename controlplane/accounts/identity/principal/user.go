@@ -72,7 +72,7 @@ type User struct {
 	// Epoch counts the events that invalidate all tokens of the principal. A token contains the epoch of its issue, and
 	// is valid only while Epoch is the same.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no
+	// Since invalidates tokens signed with the host key, which contain no epoch: those signed before this time are no
 	// longer valid.
 	Since cloud.Time
 }

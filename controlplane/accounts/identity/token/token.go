@@ -59,7 +59,7 @@ type Claims struct {
 	// Scope is system, org:<org>, or project:<org>/<project>; the org may be empty.
 	Scope string `json:"scope"`
 	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
-	// makes and checks it. The token is valid for no other incarnation. It is empty in tokens of versions without
+	// computes and checks it. The token is valid for no other incarnation. It is empty in tokens of versions without
 	// incarnations.
 	Incarnation string `json:"incarnation,omitempty"`
 
@@ -67,8 +67,8 @@ type Claims struct {
 	// Epoch is principal.User.Epoch at the time of issue. It counts the events that invalidate the principal's tokens,
 	// so a token is refused when it differs from the principal's present epoch.
 	Epoch uint64 `json:"epoch,omitempty"`
-	// At is when the token was made, in Unix milliseconds: "iat" is too coarse to order a token relative to a password
-	// change.
+	// At is when the token was issued, in Unix milliseconds: "iat" is too coarse to order a token relative to a
+	// password change.
 	At cloud.Time `json:"at"`
 }
 
