@@ -226,9 +226,9 @@ func (vm *VM) events(o Observation) []Event {
 	return nil
 }
 
-// offEvents returns the events for a VM without a process. For a VM in ERROR there is one only if the VM was running or
-// stopping in the last report, which means that a stop finished after its deadline. A VM that failed or died stays in
-// ERROR, so that its owner can read the error.
+// offEvents returns the events for a VM without a process. For a VM in ERROR there is one only if its creation finished
+// after the deadline (no start was executed yet), or its stop did (it was running or stopping in the last report). A VM
+// that failed or died stays in ERROR, so that its owner can read the error.
 func (vm *VM) offEvents(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}

@@ -25,8 +25,8 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 	const (
 		cluster  = uint64(1) << CreateClusterBits
 		l2Span   = cluster / 8 * cluster
-		reftable = 1 * cluster // cluster 1
-		refblock = 2 * cluster // cluster 2: 32768 counts of 16 bits, far more than the clusters used here
+		reftable = 1 * cluster // the refcount table is cluster 1 of the file
+		refblock = 2 * cluster // the refcount block is cluster 2: 32768 counts of 16 bits, far more than there are clusters
 		l1       = 3 * cluster
 	)
 	entries := (virtualSize + l2Span - 1) / l2Span

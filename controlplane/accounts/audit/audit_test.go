@@ -90,8 +90,8 @@ func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	require.EqualValues(t, 500, of, "each is counted")
 }
 
-// TestNotesOfAnOrgAreBounded has 500 principals of one org make refused calls within a second, more than are recorded
-// for one org. The calls of another org and of an operator must still be recorded.
+// TestNotesOfAnOrgAreBounded queues the refused calls of 500 principals of one org within a second, more than are
+// written for one org. The calls of another org and of an operator must be written too.
 func TestNotesOfAnOrgAreBounded(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)

@@ -140,7 +140,7 @@ func (s *Service) Run(ctx context.Context) {
 			s.flush(ctx, lastTime)
 			return
 		}
-		// Notes that arrive in the meantime are written together.
+		// Wait, so that the notes of the next noteEvery are written together.
 		select {
 		case <-time.After(noteEvery):
 		case <-ctx.Done():

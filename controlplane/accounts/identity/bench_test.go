@@ -80,7 +80,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// unauthenticatedTokens returns unauthenticatedTokens tokens with the claims of the token like, each with another ID.
+// unauthenticatedTokens returns valid tokens with the claims of the token like, each with another ID. Their number is
+// the constant of the same name.
 func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	ring, err := w.first.Keys(w.t.Context())
 	require.NoError(w.t, err)

@@ -153,7 +153,7 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	return true, nil
 }
 
-// remove deletes a denial with its index entries, and subtracts it from the number of its org.
+// remove deletes a denial with its index entries, and decrements the number of denials of its org.
 func (d *denial) remove(tx *store.Tx) error {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)

@@ -10,8 +10,8 @@
 //     (ReserveFor, MaxReserved) and is free for every org after that.
 //   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
 //     incarnation of their project, so those of an earlier incarnation do not match the new one.
-//   - A limit that is not set limits nothing, and 0 allows none. A limit below the present usage removes nothing; only
-//     increases are refused.
+//   - A quantity without a limit is unlimited, and a limit of 0 allows none of it. A limit below the present usage
+//     removes nothing; only increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
 //     creating more projects. The number of an org's projects is always limited.
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do

@@ -46,10 +46,10 @@ import (
 
 // Limits of entries, the records of members whose process has not joined yet.
 const (
-	// MaxWaiting is the maximum number of such entries. Entries that were added without a credential have a separate
-	// limit of the same size.
+	// MaxWaiting is the maximum number of entries whose process has not joined. Entries that were added without a
+	// credential have a separate limit of the same size.
 	MaxWaiting = 8
-	// WaitingTime is the age at which such an entry is deleted.
+	// WaitingTime is the age at which an entry is deleted if its process has not joined.
 	WaitingTime = 10 * time.Minute
 	// MaxID is the largest ID that this package generates: every JSON reader represents it exactly.
 	MaxID = 1<<53 - 1
@@ -74,7 +74,7 @@ const (
 	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
 
-// Role is the current or desired role of a member.
+// Role is what a member is, or is to become, in the raft groups: a voter or a learner.
 type Role string
 
 // Roles of a member in the raft groups:
@@ -150,7 +150,7 @@ type tombstone struct {
 	At   cloud.Time
 }
 
-// Group is a raft group that members belong to.
+// Group identifies a raft group, of which all members become voters or learners.
 type Group struct {
 	ID         uint64
 	Name       string
@@ -243,7 +243,7 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	return s.first(), nil // no records have been written yet
 }
 
-// first returns Options.First, with role and state of voters.
+// first returns the members in Options.First, with the role and the state of voters.
 func (s *Service) first() []Member {
 	members := slices.Clone(s.opts.First)
 	for i := range members {

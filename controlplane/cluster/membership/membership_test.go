@@ -488,8 +488,8 @@ func TestChangeIsVerifiedInAllGroups(t *testing.T) {
 	require.Equal(t, Voting, w.state(3))
 }
 
-// TestNewLeaderContinues has the leader lost after the group kv has removed a member and before system has. The next
-// leader must complete the removal.
+// TestNewLeaderContinues simulates the loss of the leader after the group kv has removed a member and before system
+// has. The next leader must complete the removal.
 func TestNewLeaderContinues(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	lost := errors.New("leader lost")

@@ -103,7 +103,7 @@ func (d *Hasher) Hash(ctx context.Context, id cloud.UserID, password string) (Ha
 // returns Unavailable if too many passwords are being tried.
 func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
-		return false, nil // no password: no hashing slot is needed
+		return false, nil // an empty password is wrong without being hashed
 	}
 	a := attempt{id, Network(address)}
 	if !d.misses.allow(a, now()) {
@@ -136,7 +136,7 @@ func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password str
 	}
 	var right bool
 	err = d.semaphore.do(ctx, r, func() {
-		// Check again: further attempts may have failed while this one waited.
+		// Check the limits again, because other attempts may have failed while this one waited for a slot.
 		at := now()
 		if !allowed(at) {
 			return
