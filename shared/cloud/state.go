@@ -1,6 +1,6 @@
 package cloud
 
-// State is a VM's state as recorded by the control plane. The states are those of the wire contract.
+// State is the state of a VM in the control plane's records. The states are those of the wire contract.
 type State uint8
 
 const (
@@ -32,13 +32,13 @@ func (s State) Variant() string {
 type Event uint8
 
 const (
-	// Caused by a call.
+	// Events that a call to the API causes:
 	StartRequested Event = iota
 	StopRequested
 	PowerOffRequested
 	DeleteRequested
 	ForceDeleteRequested
-	// Reported by the host.
+	// Events that a report of the VM's host causes:
 	Built
 	BuildFailed
 	Up
@@ -46,7 +46,7 @@ const (
 	GuestOff
 	Died
 	Off
-	// Caused by the leader.
+	// The event that the leader causes after VM.Deadline:
 	TimedOut
 )
 
