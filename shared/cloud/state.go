@@ -56,8 +56,8 @@ func (e Event) String() string {
 }
 
 // next is the VM life cycle: a missing entry is a refused transition. life.go implements the effects of each transition;
-// its method enter continues at once from STOPPED or ERROR to STARTING if the VM is to run. A call that only changes what the VM should do later (start in CREATING, for example) leaves the state as
-// it is.
+// its method enter continues at once from STOPPED or ERROR to STARTING if the VM is to run. A call that only changes what
+// the VM should do later (start in CREATING, for example) leaves the state as it is.
 var next = map[State]map[Event]State{
 	Pending: {
 		StartRequested: Pending, StopRequested: Pending, PowerOffRequested: Pending,

@@ -575,9 +575,9 @@ func (dead) HandleNonMember(string, func(context.Context, uint64, []byte) ([]byt
 func (dead) Members() map[uint64]string                                                    { return nil }
 func (dead) SetMembers(map[uint64]string, []uint64) error                                  { return nil }
 
-// TestLeaderTransfersBeforeItsRemoval removes a leader that has received messages from no other voter, to which it
+// TestRemovalOfLeaderWithoutTransferTarget removes a leader that has received messages from no other voter, to which it
 // could transfer the leadership. It must be removed from both groups without a transfer.
-func TestLeaderTransfersBeforeItsRemoval(t *testing.T) {
+func TestRemovalOfLeaderWithoutTransferTarget(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for _, g := range w.groups {
 		g.Leader = 1
