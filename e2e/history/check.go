@@ -18,8 +18,8 @@ import (
 type Wallet struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	// Journal holds all transactions in order. It must be read when no call can take effect any more. The field Totals of
-	// the transactions must be zero.
+	// Journal holds all transactions in order. It must be read when no call can take effect any more. The field Totals
+	// of the transactions must be zero.
 	Journal []ledger.Transaction
 	Ops     []Op
 	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is the time by which a

@@ -291,8 +291,8 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 		c.say("VM %s is created (%s)", vm.Name, vm.ID)
 	}
 	if vm.State == "Running" {
-		// After `make down`, the API reports the VM as running until the node agent has reported that it ended. Wait until
-		// the API reports another state or the VM's process exists.
+		// After `make down`, the API reports the VM as running until the node agent has reported that it ended. Wait
+		// until the API reports another state or the VM's process exists.
 		if err := lab.Until(ctx, "VM "+vmName+" is as recorded", func(ctx context.Context) error {
 			if err := rest.Call(ctx, "GET", "/api/v1/vms/"+vm.ID, nil, vm); err != nil || vm.State != "Running" {
 				return err
