@@ -126,8 +126,8 @@ func scopes(asked []string) []string {
 	return append([]string{oidc.ScopeOpenID}, asked...)
 }
 
-// safe returns an error unless address is an https URL, or an http URL on loopback. what names the address in the
-// error.
+// safe returns an error unless address is an https URL, or an http URL on loopback. The argument what is the name of
+// the address in the error.
 func safe(what, address string) error {
 	u, err := url.Parse(address)
 	if err == nil && u.Host != "" && u.User == nil {

@@ -133,8 +133,8 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith returns a connection that uses token, or no token if it is empty. told describes another secret in the
-// requests, such as "the password", for the error if it would be sent in plaintext; empty if there is none.
+// ConnectWith returns a connection that uses token, or no token if it is empty. The argument told describes another
+// secret in the requests, such as "the password", for the error if it would be sent in plaintext; empty for none.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {

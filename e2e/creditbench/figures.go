@@ -29,8 +29,8 @@ const (
 )
 
 // line is a line of a printed table. It shows a metric of a row, which is a measurement that yields several metrics,
-// for kind and for peer. what is the description; if it begins with "… ", it is printed after that of the last line
-// without "… ".
+// for kind and for peer. The field what is its description; if that begins with "… ", it is printed after the
+// description of the last line without "… ".
 type line struct {
 	part, row, metric, kind, peer, what, unit string
 	target                                    verdict.Target
