@@ -101,7 +101,7 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}
 	switch {
 	case f.image != "" && len(disks) == 0:
-		disks = []disk{{id: "disk0", image: f.image}} // without a size, it gets the size of the image
+		disks = []disk{{id: "disk0", image: f.image}} // findImages sets its size, which depends on the image
 	case f.image != "" && disks[0].image != "":
 		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
 	case f.image != "":
