@@ -100,7 +100,7 @@ func (w *world) fill() {
 	require.NoError(t, err)
 }
 
-// keptReservation is the ID of a reservation that fill commits.
+// keptReservation is the ID of the reservation that fill creates and commits, and that checkChanges commits again.
 const keptReservation = "0b0f6a3e-3f5c-4c0e-9a53-0d6a5a1f9f11"
 
 func (w *world) etcd(ctx context.Context) *clientv3.Client {

@@ -38,7 +38,7 @@ type Login struct {
 	// Org and Project are the tenant to which the token is limited; empty for no limit.
 	Org     string `yaml:"org,omitempty"`
 	Project string `yaml:"project,omitempty"`
-	// Token is empty after a logout.
+	// Token is the saved token; empty after a logout.
 	Token     Secret    `yaml:"token,omitempty"`
 	ExpiresAt time.Time `yaml:"expires_at,omitempty"`
 	// TLS is set if the endpoints use TLS. CA is the certificate authority that signed their certificates, in PEM;
@@ -92,8 +92,8 @@ func ReadSecret(path string, in io.Reader) (Secret, error) {
 	return Secret(s), nil
 }
 
-// SecretFile is a new file with mode 0600. Create it before requesting a secret that is returned only once, so that the
-// secret is not lost if the file cannot be created.
+// SecretFile is a new file for one secret, with mode 0600. It is created before the command requests a secret that is
+// returned only once, so that the secret is not lost if the file cannot be created.
 type SecretFile struct{ f *os.File }
 
 // NewSecretFile creates an empty file with mode 0600. It returns an error if the file exists.

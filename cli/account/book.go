@@ -136,7 +136,7 @@ func Update(ctx context.Context, path string, change func(*Book) error) error {
 	return nil
 }
 
-// save replaces the file atomically, with mode 0600.
+// save writes b to the file at path, which it replaces atomically, with mode 0600.
 func (b *Book) save(path string) error {
 	text, err := yaml.Marshal(b)
 	if err != nil {

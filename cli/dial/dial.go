@@ -169,7 +169,7 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != again, Err: err}
 }
 
-// NewStream opens a stream to the first endpoint that can be reached.
+// NewStream opens a stream to the first endpoint that can be reached, starting with the current one. It does not retry.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	m, err := c.ready(ctx)
 	if err != nil {

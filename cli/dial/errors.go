@@ -23,7 +23,7 @@ func (e *Unreachable) Error() string {
 	return "no endpoint can be reached: " + strings.Join(each, "; ")
 }
 
-// GRPCStatus returns UNAVAILABLE.
+// GRPCStatus returns a status with the code UNAVAILABLE, so that status.Code works with this error.
 func (e *Unreachable) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
 // Unavailable is the error for a call to which an endpoint returned UNAVAILABLE, or whose connection broke before the
@@ -39,5 +39,5 @@ func (e *Unavailable) Error() string {
 	return fmt.Sprintf("%s: %s", e.Endpoint, status.Convert(e.Err).Message())
 }
 
-// Unwrap returns the gRPC status error.
+// Unwrap returns the gRPC status error of the call.
 func (e *Unavailable) Unwrap() error { return e.Err }

@@ -38,7 +38,7 @@ func roleNames() (names []string) {
 	return names
 }
 
-// projectRoleNames returns the names of the roles that are given in a project.
+// projectRoleNames returns the names of those roles that users are given in a project, not in an org or the cloud.
 func projectRoleNames() (names []string) {
 	for _, r := range roleTable {
 		if r.reach == inProject {
@@ -108,7 +108,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	}
 	c.Flags().StringVar(&user, "user", "", "ID of the user")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("user")
@@ -212,7 +212,7 @@ neither the flags nor the login name an org or project, list all roles, which re
 	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
 	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
 	c.Flags().StringVar(&role, "role", "", "list only this role")
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c

@@ -49,7 +49,7 @@ is limited to the org and project of --org and --project.`,
 	PasswordFileFlag(c, &passwordFile)
 	c.Flags().StringVar(&file, "file", "", "write the token to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")
-	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("file") // its only error is for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, _ []string) (err error) {
 		if ttl < 0 || ttl%time.Second != 0 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
@@ -216,7 +216,7 @@ later are not affected. Requires the role system:admin, unless USER is yourself.
 
 func tokenFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "file", "", "file with the token, - for standard input")
-	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("file") // its only error is for an unknown flag
 }
 
 // readToken reads a token from a file or, if file is empty, returns the token that other commands would use. It returns

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// maxBody is the maximum size of a response of the provider in bytes.
+	// maxBody is the maximum size in bytes of a response of the provider; a longer one is an error.
 	maxBody = 1 << 20
 	// request is the timeout of one HTTP request to the provider.
 	request = 15 * time.Second

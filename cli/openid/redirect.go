@@ -18,7 +18,7 @@ type redirect struct {
 	came   chan came
 }
 
-// came is the result of a redirect: an authorization code or an error.
+// came is the result of the first redirect with the right state: an authorization code or an error.
 type came struct {
 	code string
 	err  error
@@ -32,7 +32,7 @@ func listen(l net.Listener, state string) *redirect {
 	}
 	go func() {
 		defer close(r.done)
-		_ = r.server.Serve(l) // returns when the server is closed
+		_ = r.server.Serve(l) // its error only reports that the server was closed
 	}()
 	return r
 }

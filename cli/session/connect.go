@@ -181,7 +181,8 @@ func (s *Session) Token() (account.Secret, error) {
 	return token, nil
 }
 
-// ConnectFor returns a connection that uses the saved login l. If --endpoint is given, it must name endpoints of l.
+// ConnectFor returns a connection that uses the token and endpoints of the saved login l. If --endpoint is given, it
+// uses those endpoints, which must be endpoints of l.
 func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	endpoints, secure := l.Endpoints, false
 	if len(s.flags.endpoints) > 0 {

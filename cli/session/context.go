@@ -34,7 +34,7 @@ func (s *Session) env(name string) string {
 	return s.Env(name)
 }
 
-// Book returns the saved logins and the path of their file.
+// Book loads the saved logins. It also returns the path of their file.
 func (s *Session) Book() (path string, b *account.Book, err error) {
 	if path, err = account.Path(s.Env); err != nil {
 		return "", nil, err
@@ -43,7 +43,7 @@ func (s *Session) Book() (path string, b *account.Book, err error) {
 	return path, b, err
 }
 
-// NoContext returns the error for a context that does not exist.
+// NoContext returns the error for a context that does not exist, with a hint how to list and create contexts.
 func NoContext(name string) error {
 	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
 }

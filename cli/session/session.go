@@ -183,7 +183,7 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 	}
 	var usage *Usage
 	if !s.began || errors.As(err, &usage) {
-		// cobra prints its suggestions on indented lines.
+		// An error of cobra may have several lines, with suggestions that are indented by tabs.
 		text := strings.ReplaceAll(err.Error(), "\t", "  ")
 		for line := range strings.SplitSeq(text, "\n") {
 			if line != "" {

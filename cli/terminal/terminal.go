@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLine is the maximum length of an answer in bytes.
+// maxLine is the maximum length of an answer in bytes; Ask returns an error for a longer one.
 const maxLine = 4096
 
 // Is reports whether f is a terminal.

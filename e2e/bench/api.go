@@ -46,10 +46,10 @@ const (
 	getAtMost, listAtMost, stoppedAtMost = 20, 100, 1.2
 )
 
-// project holds the VMs of one tenant.
+// project is one project of the benchmark, with its VMs and with clients that act as its user.
 type project struct {
 	name  string
-	rest  [3]*lab.REST // one per member
+	rest  [3]*lab.REST // one client per member, in order of id
 	vms   []string
 	pages []string // a request path, with page token, for each full page of the project's VM list
 }

@@ -76,7 +76,7 @@ func (c *trivet) close() error {
 		if c.dir.Running(c.agent.Name) != 0 {
 			errs = append(errs, c.dir.Stop(c.agent.Name, 12*time.Second))
 		}
-		// Not the context of the run, which may have ended.
+		// The context of the run may have ended: use a new one.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		_, err := c.agent.EndGuests(ctx)

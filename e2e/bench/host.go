@@ -188,7 +188,7 @@ func (f *fleet) close() error {
 		_ = l.Close()
 	}
 	err := unix.Unmount(f.dir, unix.MNT_DETACH)
-	if errors.Is(err, unix.EINVAL) { // it was not mounted yet
+	if errors.Is(err, unix.EINVAL) { // startFleet failed before it mounted f.dir
 		return nil
 	}
 	return err

@@ -41,7 +41,7 @@ import (
 // runWithin is the timeout of a complete run, which takes about 12 minutes on two otherwise idle cores.
 const runWithin = 25 * time.Minute
 
-// parts lists the measurements in the order in which they run.
+// parts lists the measurements that -run can select, in the order in which they run.
 var parts = []struct {
 	name string
 	run  func(context.Context, *bench) error

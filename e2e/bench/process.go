@@ -29,7 +29,7 @@ func cpuOf(pids ...int) float64 {
 			continue
 		}
 		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		for _, i := range []int{11, 12} { // utime, stime
+		for _, i := range []int{11, 12} { // indexes of utime and stime after the process name
 			n, _ := strconv.ParseUint(fields[i], 10, 64)
 			ticks += n
 		}
@@ -86,7 +86,7 @@ func machine(ctx context.Context, dir string) string {
 	return usage.Machine(dir, first("qemu-system-x86_64", "--version"), "libvirt "+first("virsh", "--version"))
 }
 
-// end kills a process that this program started and waits for it.
+// end kills a process that this program has started, and waits until it has ended.
 func end(cmd *exec.Cmd) {
 	_ = cmd.Process.Signal(syscall.SIGKILL)
 	_ = cmd.Wait() // its error only reports the SIGKILL

@@ -185,7 +185,7 @@ func (s *starter) byHand(argv []string) []string {
 // time from the request to the guest's banner, and the CPU time that QEMU had used when the banner was seen.
 type took struct{ answer, banner, cpu time.Duration }
 
-// cpuTime returns the CPU time that a process has used.
+// cpuTime returns the CPU time that a process has used, or 0 if there is no such process.
 func cpuTime(pid int) time.Duration { return time.Duration(cpuOf(pid) * float64(time.Second)) }
 
 // ours starts the VM through the API, measures the start, and forces the VM off when its banner was seen.

@@ -23,8 +23,8 @@ var partNames = []string{"pairs", "trio", "verify"}
 // Names of the metrics of a row, with the unit of each.
 const (
 	rate = "rate" // successful pairs or verified tokens per second
-	p50  = "p50"  // ms
-	p99  = "p99"  // ms
+	p50  = "p50"  // median latency in ms
+	p99  = "p99"  // 99th percentile of the latency in ms
 	cpu  = "cpu"  // CPU time of the servers in µs per pair
 )
 

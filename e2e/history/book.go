@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Sweeper is the author (By) of the transactions that expire reservations.
+// Sweeper is the value of Transaction.By for transactions with which the control plane expires reservations.
 const Sweeper = "system:expiry"
 
 // effect describes the transactions that one call or one expiry appended to the journal: those after position from, up

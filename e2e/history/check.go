@@ -28,7 +28,7 @@ type Wallet struct {
 	Tolerance time.Duration
 }
 
-// Summary holds statistics of a check.
+// Summary holds statistics about a history that Check has checked.
 type Summary struct {
 	// Known and Unknown count the calls with and without a response. Refused counts the calls whose response is a
 	// refusal. Late counts the effects for which no call had a successful response.
@@ -143,7 +143,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 		if o.Return == Never {
 			s.Unknown++
 			if c.did == nil {
-				continue // it took no effect and had no response
+				continue // the call had neither an effect nor a response
 			}
 			late[c.did] = true
 		} else {

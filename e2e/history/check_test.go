@@ -183,7 +183,7 @@ func TestAnswerOfRepeatedRelease(t *testing.T) {
 	require.NoError(t, err)
 
 	late := &s.w.Ops[len(s.w.Ops)-2]
-	late.Call = 6 // the read saw the effect of the release before the release was called
+	late.Call = 6 // the release now begins after the end of the read that shows its effect
 	late.Return = 7
 	_, err = s.w.Check(time.Minute)
 	var v *Violation

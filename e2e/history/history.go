@@ -27,7 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 )
 
-// Kind is the kind of a call.
+// Kind is the kind of a call on a wallet.
 type Kind uint8
 
 const (
@@ -70,7 +70,7 @@ type Op struct {
 	Name string
 	// Amount is the amount of a top-up, reservation or commit. A commit must name an amount other than 0.
 	Amount int64
-	// TTL is the lifetime of a reservation in seconds.
+	// TTL is the time in seconds after which the reservation expires, for the kind Reserve.
 	TTL int64
 	// Call and Return are the times, by one monotonic clock, when the call began and when its response arrived. Return
 	// is Never if the outcome is unknown; the fields below then have no meaning.

@@ -10,8 +10,8 @@ import (
 // Names of the metrics that most rows have, with the unit of each.
 const (
 	rate  = "rate"  // successful requests per second
-	p50   = "p50"   // ms
-	p99   = "p99"   // ms
+	p50   = "p50"   // median latency in ms
+	p99   = "p99"   // 99th percentile of the latency in ms
 	cpu   = "cpu"   // CPU time of the three servers together, in µs per request
 	bytes = "bytes" // bytes that the three servers write to disk, per request; shown only for rows with many requests
 )

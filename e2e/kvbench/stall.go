@@ -24,7 +24,7 @@ const (
 	stallFor = 2 * time.Second
 	// imageBytes is the size of the file system that holds a member's data.
 	imageBytes = 1 << 30
-	leaseTTL   = 5 // seconds
+	leaseTTL   = 5 // TTL of each lease in seconds
 	leases     = 60
 )
 
@@ -38,7 +38,7 @@ func mountImages(ctx context.Context, t *turn) (undo func() error, err error) {
 		defer cancel()
 		var errs []error
 		for _, dir := range mounted {
-			// The last threads of a killed server may still be exiting in the kernel.
+			// Try repeatedly, because the last threads of a killed server may still be exiting in the kernel.
 			errs = append(errs, lab.Until(ctx, dir+" is unmounted", func(ctx context.Context) error { return command(ctx, "umount", dir) }))
 		}
 		return errors.Join(errs...)
@@ -200,7 +200,7 @@ func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err erro
 			return nil, fmt.Errorf("keep a lease alive: %w", err)
 		}
 		go func() {
-			for range kept { // closed when ctx or the lease ends
+			for range kept { // the channel is closed when ctx ends or the lease is lost
 			}
 		}()
 		ids = append(ids, granted.ID)

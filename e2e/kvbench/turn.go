@@ -57,7 +57,7 @@ type turn struct {
 	round   int
 	trio    *subject.Trio
 	leader  int
-	clients []*clientv3.Client // one per member, the leader's first
+	clients []*clientv3.Client // one client per member; the first is that of the leader
 }
 
 // runGroup runs all rounds of a group. If a turn fails, runGroup adds the error to b.failures and continues with the

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// Agent is a node agent on this host.
+// Agent describes a node agent that lab runs on this host.
 type Agent struct {
 	Dir Dir
 	Bin Binaries

@@ -103,7 +103,7 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 	return a, nil
 }
 
-// VM holds the fields of the API's VmResponse that the lab reads.
+// VM holds those fields of a VM in REST responses that tests and benchmarks read.
 type VM struct {
 	ID, Name, State string
 	NodeID          string `json:"node_id"`

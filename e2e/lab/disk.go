@@ -94,11 +94,11 @@ func (d *Disk) Fill(file string) error {
 // writes in flight first. In the other modes, an fdatasync that is in flight may return success although its data is
 // lost (seen with Linux 6.18).
 const (
-	ext4Shutdown     = 0x8004587d // EXT4_IOC_SHUTDOWN
-	ext4GoingDefault = 0          // EXT4_GOING_FLAGS_DEFAULT
+	ext4Shutdown     = 0x8004587d // the kernel's EXT4_IOC_SHUTDOWN
+	ext4GoingDefault = 0          // the kernel's EXT4_GOING_FLAGS_DEFAULT
 )
 
-// Fail makes all I/O on the disk fail with EIO until Repair.
+// Fail makes all I/O on the disk fail with EIO until Repair is called.
 func (d *Disk) Fail() error {
 	f, err := os.Open(d.At)
 	if err != nil {
@@ -139,9 +139,9 @@ func (d *Disk) Remove() error { return errors.Join(d.unmount(), os.Remove(d.Imag
 func (d *Disk) unmount() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	// The last threads of a killed program may still be exiting in the kernel.
+	// Try repeatedly, because the last threads of a killed program may still be exiting in the kernel.
 	return Until(ctx, d.At+" is unmounted", func(context.Context) error {
-		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted
+		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL means that nothing is mounted
 			return err
 		}
 		return nil

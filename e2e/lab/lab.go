@@ -1,9 +1,10 @@
-// Package lab runs a whole cloud of the real programs on one host: three control-plane members, node agents and
-// clients. `make up`, the end-to-end tests and the benchmarks are built on it.
+// Package lab runs a complete cloud of the real programs on one host: three control-plane members, node agents and
+// clients. `make up`, the end-to-end tests and the benchmarks use it.
 //
-// Every process that lab starts has its own session and a pid file, so that a later run finds the process. All files
-// are beneath one directory. The control plane runs under an unprivileged uid with that directory as its working
-// directory, and uses relative paths, so that it needs no access to the directories above.
+// Every process that lab starts has its own session and a pid file, so that it survives the program that started it and
+// a later program finds it. All files are beneath one directory. The control plane runs under an unprivileged uid with
+// that directory as its working directory, and uses relative paths, so that it needs no access to the directories
+// above.
 package lab
 
 import (
@@ -33,20 +34,21 @@ func (d Dir) Path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
 
-// Program describes one process of the cloud.
+// Program describes one process of the cloud, for Dir.Start.
 type Program struct {
 	// Name identifies the program within a Dir, and is the base name of its pid file and log file.
 	Name string
-	// Binary is the path of the executable, Args its arguments.
+	// Binary is the path of the executable; Args holds its arguments.
 	Binary string
 	Args   []string
-	// Work is the working directory.
+	// Work is the working directory of the process.
 	Work string
-	// UID is the uid and gid of the process; 0 keeps those of the starter.
+	// UID is the uid and gid of the process; with 0, it has those of the process that calls Start.
 	UID int
-	// Net is the path of the network namespace that the process joins; empty keeps the starter's.
+	// Net is the path of the network namespace that the process joins; if it is empty, the process has that of the
+	// process that calls Start.
 	Net string
-	// Env is added to an environment of PATH and GOTRACEBACK.
+	// Env holds environment variables, as NAME=VALUE, that the process gets besides PATH and GOTRACEBACK.
 	Env []string
 	// Ended, if not nil, is called with the exit code (-1 after a signal) when the process has ended. It is not called
 	// if the process that called Start has ended before.
@@ -55,7 +57,7 @@ type Program struct {
 
 func (d Dir) pidFile(name string) string { return d.Path("pid", name) }
 
-// LogFile returns the path of the file that a program's output goes to.
+// LogFile returns the path of the file to which the standard output and error of a program are written.
 func (d Dir) LogFile(name string) string { return d.Path("log", name) }
 
 // Running returns the pid of the program that Start started under name, or 0 if that process does not run.
@@ -69,7 +71,7 @@ func (d Dir) Running(name string) int {
 	if err != nil || pid <= 1 {
 		return 0
 	}
-	// The pid may have been reused by another process.
+	// Compare the start times too, because another process may have the same pid by now.
 	if now, state := startTime(pid); now == "" || now != start || state == "Z" {
 		return 0
 	}
@@ -122,7 +124,7 @@ func (d Dir) Start(p Program) error {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
 	go func() {
-		cmd.Wait() // we are its parent until we exit; then init is
+		cmd.Wait() // reaps the process if it ends before this program does; otherwise init reaps it
 		if p.Ended != nil {
 			p.Ended(cmd.ProcessState.ExitCode())
 		}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is the environment variable that marks a process started by Again.
+// inside is the environment variable that Again sets in the process that it starts.
 const inside = "TRIVET_LAB_INSIDE"
 
 // Inside reports whether this process was started by Again.

@@ -24,7 +24,8 @@ func In(dir string) Binaries {
 	return Binaries{filepath.Join(dir, "trivet-controlplane"), filepath.Join(dir, "trivet-nodeagent"), filepath.Join(dir, "trivet")}
 }
 
-// Trio is a control plane of three members: ids 1 to 3 on 127.0.0.1 to .3, in the network namespace of the caller.
+// Trio is a control plane of three members. By default, members 1 to 3 have the addresses 127.0.0.1 to 127.0.0.3 and
+// run in the network namespace of the process that starts them.
 type Trio struct {
 	Dir Dir
 	Bin Binaries
@@ -32,7 +33,7 @@ type Trio struct {
 	Members map[int]string
 	// Extra holds command-line flags that Start appends to those of every member.
 	Extra []string
-	// TLS is the configuration for clients of the members; nil for plaintext.
+	// TLS is the TLS configuration for clients of the members; nil if the members serve plaintext.
 	TLS *tls.Config
 	// Net, if not nil, returns the path of the network namespace in which a member runs, as Hosts.Net does. Otherwise
 	// members run in the network namespace of the process that starts them.
@@ -58,7 +59,7 @@ func (t *Trio) Name(id int) string { return fmt.Sprintf("controlplane-%d", id) }
 // KeyFile returns the path of the cluster key, which all members share.
 func (t *Trio) KeyFile() string { return t.Dir.Path("cluster.key") }
 
-// ImportDir returns the directory that every member imports images from.
+// ImportDir returns the directory from which every member may import image files.
 func (t *Trio) ImportDir() string { return t.Dir.Path("import") }
 
 // Prepare creates what must exist before a member starts: the cluster key, the import directory and the members' data
@@ -102,7 +103,7 @@ func (t *Trio) Start(id int) error {
 	if err != nil {
 		return err
 	}
-	// The unprivileged member may not be able to reach the binary by its path: run a copy beneath the working
+	// The member's unprivileged uid may not be able to reach the binary by its path. Run a copy beneath the working
 	// directory.
 	local := t.Dir.Path("bin", filepath.Base(binary))
 	if err := place(binary, local); err != nil {
@@ -148,7 +149,7 @@ func place(from, to string) error {
 	return os.Rename(to+".new", to)
 }
 
-// StartAll starts every member that does not run.
+// StartAll starts every member that does not run, and returns without waiting until they serve; see Ready.
 func (t *Trio) StartAll() error {
 	for id := range t.Members {
 		if t.Dir.Running(t.Name(id)) == 0 {
@@ -213,7 +214,8 @@ func (t *Trio) StopAll() error {
 	return errors.Join(errs...)
 }
 
-// AdminToken returns the administrator's token, which one of the members writes to its data directory.
+// AdminToken returns the administrator's token, which one of the members writes to its data directory when a new
+// cluster starts. It returns an error if no member has written it yet.
 func (t *Trio) AdminToken() (string, error) {
 	for id := range t.Members {
 		if text, err := os.ReadFile(filepath.Join(t.data(id), "admin.token")); err == nil {

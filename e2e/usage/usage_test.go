@@ -53,7 +53,7 @@ func TestUsageOfThisProcess(t *testing.T) {
 	m, err := MemoryOf(os.Getpid())
 	require.NoError(t, err)
 	require.Greater(t, m.Resident, m.Anonymous)
-	_, err = Of(os.Getpid(), 1<<22+1) // above the kernel's highest pid
+	_, err = Of(os.Getpid(), 1<<22+1) // higher than the kernel's highest possible pid
 	require.ErrorContains(t, err, "read CPU time")
 }
 

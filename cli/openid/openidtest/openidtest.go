@@ -162,5 +162,5 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
+	_ = json.NewEncoder(w).Encode(v) // fails if the client has disconnected, which does not matter
 }

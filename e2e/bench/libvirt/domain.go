@@ -23,7 +23,7 @@ type Domain struct {
 	Disk, Base string
 	// Serial is the file that receives the output of the serial port.
 	Serial string
-	// Ports is the number of PCIe root ports.
+	// Ports is the number of PCIe root ports, to which the devices are attached.
 	Ports int
 	// TBSizeMiB is the size limit of TCG's cache of translated code (translation blocks).
 	TBSizeMiB int
@@ -86,6 +86,6 @@ func (d Domain) XML() string {
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a Builder returns no error
+	_ = xml.EscapeText(&b, []byte(s)) // its only error would be that of the Builder, which returns none
 	return b.String()
 }

@@ -25,7 +25,7 @@ import (
 // answerWithin is the timeout for dialing a connection, and that for one request and its response with the body.
 const answerWithin = 10 * time.Second
 
-// Call is one request.
+// Call is one HTTP request that Run sends.
 type Call struct {
 	// Kind is the name under which Result collects the latencies and failures of similar requests.
 	Kind string
@@ -39,7 +39,7 @@ type Call struct {
 
 // Options configures a run; all fields are required.
 type Options struct {
-	Targets []string // host:port
+	Targets []string // the host:port of each server
 	// Conns is the number of connections to each target.
 	Conns int
 	// Rate is the number of requests per second to all targets together. Calls are sent in order: Calls[i] is due

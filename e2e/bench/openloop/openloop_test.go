@@ -30,7 +30,7 @@ func TestCallsReuseConnections(t *testing.T) {
 	addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		conns.Store(r.RemoteAddr, true)
 		asked.Add(1)
-		fmt.Fprint(w, strings.Repeat("x", 5000)) // chunked
+		fmt.Fprint(w, strings.Repeat("x", 5000)) // so long that the response is chunked
 	})
 	var calls []Call
 	for i := range 100 {

@@ -34,7 +34,7 @@ const (
 type Bank struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC
-	asks  []creditv1.CreditServiceClient // one per connection
+	asks  []creditv1.CreditServiceClient // one client per connection
 }
 
 // Start starts n members (1 or 3) with their files beneath dir and the programs in bin, and waits until they serve.

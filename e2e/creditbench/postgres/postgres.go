@@ -220,7 +220,7 @@ func (b *Bank) Usage() (usage.Sample, error) {
 	return usage.Tree(pid)
 }
 
-// Close stops the server with its fast shutdown (SIGINT), which disconnects clients.
+// Close stops the server with PostgreSQL's fast shutdown (SIGINT), which does not wait for clients to disconnect.
 func (b *Bank) Close() error {
 	b.hangUp()
 	if b.dir.Running(name) == 0 {

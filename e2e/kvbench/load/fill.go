@@ -57,7 +57,7 @@ func (f Fill) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Value returns n random bytes.
+// Value returns a value of n bytes from random.
 func Value(random *rand.Rand, n int) string {
 	b := make([]byte, (n+7)/8*8)
 	for i := 0; i < len(b); i += 8 {

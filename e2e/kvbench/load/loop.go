@@ -55,7 +55,7 @@ func (all Answers) Within(from, until time.Time) (some Answers) {
 	return some
 }
 
-// LongestGap returns the longest time between from and until in which no request succeeded.
+// LongestGap returns the longest time, within the time between from and until, in which no request succeeded.
 func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	moments := []time.Time{from, until}
 	for _, a := range all {

@@ -58,7 +58,7 @@ func (l *last) Write(p []byte) (int, error) {
 // Summary is one report of the tool on a group of requests.
 type Summary struct {
 	Took    time.Duration
-	Rate    float64 // successes per second
+	Rate    float64 // successful requests per second
 	Slowest time.Duration
 	// quantiles maps a percentage, such as 99, to the latency; see Quantile.
 	quantiles map[float64]time.Duration

@@ -74,7 +74,7 @@ func (t *Trio) PIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// tail returns the last 2 KiB of a member's output.
+// tail returns the last 2 KiB of a member's output, or the text of the error if it cannot be read.
 func (t *Trio) tail(id int) string {
 	f, err := os.Open(t.LogFile(id))
 	if err != nil {
@@ -92,7 +92,7 @@ func (t *Trio) tail(id int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Start starts all members.
+// Start starts all members and returns without waiting until they serve; see Await.
 func (t *Trio) Start() error {
 	for id := 1; id <= Members; id++ {
 		if err := t.run(id); err != nil {
