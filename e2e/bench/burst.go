@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// many is the number of VMs that are created at once; burstRounds is the number of rounds of that.
+	// many is the number of VMs that are created at once in a round; burstRounds is the number of rounds.
 	many, burstRounds = 20, 3
 	// settle is the pause between the boot of the guests and the measurement of the idle agent, which lasts idleFor.
 	settle, idleFor = 15 * time.Second, time.Minute

@@ -190,8 +190,8 @@ func TestAnswerOfRepeatedRelease(t *testing.T) {
 	require.ErrorAs(t, err, &v)
 }
 
-// TestImpossibleHistories changes one response or transaction of a linearizable history, and checks that Check returns
-// a Violation for each such change.
+// TestImpossibleHistories makes a linearizable history wrong in one of several ways, such as a stale read, and checks
+// that Check returns a *Violation for each.
 func TestImpossibleHistories(t *testing.T) {
 	done := func(k Kind) func(*Op) bool { return func(o *Op) bool { return o.Kind == k && o.Refused == Done } }
 	for name, lie := range map[string]func(t *testing.T, s *scribe){
