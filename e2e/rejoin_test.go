@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// made creates a VM. If run is set, it starts the VM, waits for its guest, and returns the PID of its QEMU. Otherwise it
-// waits until the VM is built.
+// made creates a VM. If run is set, it starts the VM, waits for its guest, and returns the PID of its QEMU. Otherwise
+// it waits until the VM is built.
 func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, image string, run bool) (id string, pid uint32) {
 	var vm lab.VM
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms", body(name, image), &vm))
