@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A token is replaced adminTokenRenew before the end of its lifetime.
+// Lifetime of the administrator's token in the data directory. It is replaced adminTokenRenew before it expires.
 const (
 	adminTokenLife  = 30 * 24 * time.Hour
 	adminTokenRenew = 24 * time.Hour
 )
 
-// runAdminToken keeps a valid token of the administrator in the data directory until ctx ends. Users who can read the
-// directory may use the token. valid returns an error unless a token is valid: a change of the administrator's password
-// revokes older tokens.
+// runAdminToken writes an administrator's token to the data directory and renews it until ctx ends. Users who can read
+// the directory may use the token. valid returns an error unless the token that it gets is valid; a token becomes
+// invalid early when the administrator's password is changed.
 func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
 	path := filepath.Join(dir, layout.AdminTokenFile)
 	for {
@@ -42,8 +42,9 @@ func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid f
 	}
 }
 
-// renewAdminToken writes a new token unless the old one is valid for at least another day. The age of the token is that
-// of the file. If valid returns another error than Unauthenticated, for example without a leader, the old token stays.
+// renewAdminToken writes a new token unless the old one is valid for at least another day. The age of a token is taken
+// from its file's modification time. If valid returns another error than Unauthenticated, for example because there is
+// no leader, the old token stays.
 func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -66,7 +67,7 @@ func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, vali
 	return nil
 }
 
-// tokenValidator returns a function that returns an error unless a token is valid.
+// tokenValidator returns a function that returns nil if its token is valid, and the error of the verifier otherwise.
 func tokenValidator(v auth.Verifier) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		_, err := v.Verify(ctx, token)

@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The token in the data directory is renewed a day before it expires, and not earlier.
+// TestAdminTokenIsRenewed checks that the administrator's token in the data directory is replaced a day before it
+// expires or when it is no longer valid, and not otherwise.
 func TestAdminTokenIsRenewed(t *testing.T) {
 	key, path := clusterkey.Generate(), filepath.Join(t.TempDir(), layout.AdminTokenFile)
 	now := time.Now()
@@ -41,7 +42,7 @@ func TestAdminTokenIsRenewed(t *testing.T) {
 	valid = func(context.Context, string) error { return fault.New(fault.Unauthenticated, "no longer valid") }
 	renew(now.Add(time.Second))
 	require.NotEqual(t, second, read(), "the administrator's password was changed")
-	require.NoError(t, os.WriteFile(path, nil, 0o600)) // a crash left it empty
+	require.NoError(t, os.WriteFile(path, nil, 0o600)) // as after a crash while the file was written
 	renew(now)
 	require.NotEmpty(t, read())
 }

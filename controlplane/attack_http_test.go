@@ -20,8 +20,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// TestHTTPAttacks sends requests to a running member that browsers, smugglers of requests and forgers of proxies send.
-// Every request is refused, and no key is written.
+// TestHTTPAttacks sends requests to a running member as hostile web pages, request smugglers and senders of forged
+// proxy headers send them. Every request must be refused, and no key may be written.
 func TestHTTPAttacks(t *testing.T) {
 	m := startMember(t)
 	kvPort, identityPort := m.config.Ports.KV, m.config.Ports.Identity
@@ -37,7 +37,7 @@ func TestHTTPAttacks(t *testing.T) {
 		name    string
 		port    uint16
 		request string
-		// want are the statuses that are right. 0 is a connection that closes without an answer.
+		// want lists the allowed HTTP statuses. 0 means that the connection is closed without a response.
 		want []int
 	}{
 		{"the Host of a web page", kvPort, put + "Host: evil.example\r\n" + length + "\r\n" + body, []int{403}},
@@ -69,8 +69,8 @@ func TestHTTPAttacks(t *testing.T) {
 			require.Contains(t, c.want, rawStatus(t, m.config.Address(c.port), c.request))
 		})
 	}
-	// No refused request wrote a key. Nor do lists show the records of the platform, such as users and signing keys: they are
-	// in another engine.
+	// No refused request may have written a key. Lists of keys must not show the platform's records, such as users and
+	// signing keys, because these are in another engine.
 	for _, query := range []string{"", "?prefix=", "?prefix=%00", "?prefix=%ff", "?prefix=system", "?prefix=%2f"} {
 		listed, err := http.Get("http://" + m.config.Address(kvPort) + "/api/v1/kv" + query)
 		require.NoError(t, err)
@@ -86,13 +86,14 @@ func TestHTTPAttacks(t *testing.T) {
 	}
 }
 
-// rawStatus sends bytes as they are and returns the status of the answer, or 0 for a connection that was closed.
+// rawStatus sends the request unchanged over TCP and returns the status of the response, or 0 if the connection was
+// closed without one.
 func rawStatus(t *testing.T, address, request string) int {
 	conn, err := net.Dial("tcp", address)
 	require.NoError(t, err)
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(callTime)))
-	// The server may answer and close before it has read everything.
+	// Ignore the write error: the server may respond and close the connection before it has read everything.
 	_, _ = io.WriteString(conn, request)
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -103,8 +104,8 @@ func rawStatus(t *testing.T, address, request string) int {
 	return answer.StatusCode
 }
 
-// TestSlowHeaders opens connections whose requests never become complete. The member closes each of them, and answers
-// others meanwhile.
+// TestSlowHeaders opens connections whose request headers never become complete. The member must close each of them,
+// and must respond to other requests meanwhile.
 func TestSlowHeaders(t *testing.T) {
 	m := startMember(t)
 	listenAddress := m.config.Address(m.config.Ports.KV)
@@ -125,8 +126,8 @@ func TestSlowHeaders(t *testing.T) {
 	}
 }
 
-// TestSlowBodies sends requests whose bodies never become complete. The server, whose time limits this test makes a hundred
-// times shorter, closes each of the connections and answers others meanwhile.
+// TestSlowBodies sends requests whose bodies never become complete to a server with a hundredth of the usual time
+// limits. The server must close each of the connections, and must respond to other requests meanwhile.
 func TestSlowBodies(t *testing.T) {
 	listeners := &listenerSet{log: slog.New(slog.DiscardHandler)}
 	server := listeners.newHTTPServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -164,8 +165,8 @@ func TestSlowBodies(t *testing.T) {
 	}
 }
 
-// TestRapidResets opens streams and cancels them at once, over and over. The member goes on answering on other
-// connections; it may close the attacker's.
+// TestRapidResets opens 20,000 streams on one connection and cancels each at once. The member must still serve calls on
+// other connections; it may close the attacker's.
 func TestRapidResets(t *testing.T) {
 	m := startMember(t)
 	conn, err := net.Dial("tcp", m.config.Address(m.config.Ports.GRPC))
@@ -193,7 +194,7 @@ func TestRapidResets(t *testing.T) {
 			framer.WriteRSTStream(stream, http2.ErrCodeCancel),
 		)
 		if err != nil {
-			break // the member closed the connection
+			break // the member may close the connection
 		}
 	}
 	_ = out.Flush()

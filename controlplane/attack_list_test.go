@@ -14,8 +14,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// TestHostilePages calls every method that lists by pages with sizes out of range and with page tokens that the list did
-// not give: one of another list, the same one after a change of one character, and one under another filter. All are
+// TestHostilePages calls every method that lists by pages with page sizes out of range and with page tokens that the
+// list did not return: invalid ones, one of another list, and a changed one. Every call must fail with
 // INVALID_ARGUMENT.
 func TestHostilePages(t *testing.T) {
 	h := startMember(t)
@@ -63,7 +63,7 @@ func TestHostilePages(t *testing.T) {
 				ask("page_size", size)
 			}
 			for _, token := range []string{"A", "../..", all, changed} {
-				// The list for the whole cloud did return a page token.
+				// For this method the token all is valid, because the list of the entire cloud has returned it.
 				if e.name != identityService+"ListAuditRecords" || token != all {
 					ask("page_token", token)
 				}
@@ -75,7 +75,7 @@ func TestHostilePages(t *testing.T) {
 	require.ErrorContains(t, err, "page_token", "a token of one org's records for those of another")
 }
 
-// hasPages reports whether a method's request has the fields of a list by pages.
+// hasPages reports whether a method's request has the fields page_size and page_token.
 func hasPages(t *testing.T, method string) bool {
 	service, name := splitMethod(method)
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + name))

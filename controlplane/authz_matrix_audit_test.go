@@ -17,8 +17,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// The audit has a record of every refused call: the method, the principal if it was authenticated, and the address. The
-// credentials of the caller are not in it.
+// TestRefusalsAreAudited makes calls that are refused. The audit must have a record of each, with the method, the
+// address, and the principal if the caller was authenticated, but without the caller's credentials.
 func TestRefusalsAreAudited(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -45,10 +45,10 @@ func TestRefusalsAreAudited(t *testing.T) {
 	for _, want := range []*identityv1.AuditRecord{
 		{Method: vms + "DeleteVm", Outcome: "PERMISSION_DENIED", Principal: "view", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
 		{Method: vms + "GetVm", Outcome: "PERMISSION_DENIED", Principal: "stranger", Proof: "password", Target: "vm_id=" + h.resources["vm"]},
-		// With an expired token on gRPC and without one on REST: the principal is unknown.
+		// The call with an expired token on gRPC and the one without a token on REST: their principal is unknown.
 		{Method: vms + "GetVm", Outcome: "UNAUTHENTICATED"},
 		{Method: credits + "TopUpWallet", Outcome: "PERMISSION_DENIED", Proof: "none", Target: "claims=sys"},
-		// One record covers the attempts with two names within a second.
+		// IssueToken has one record for all failed attempts within a second.
 		{Method: identityService + "IssueToken", Outcome: "UNAUTHENTICATED", Proof: "none", Target: "username="},
 	} {
 		var found *identityv1.AuditRecord
@@ -70,7 +70,7 @@ func TestRefusalsAreAudited(t *testing.T) {
 	h.checkAuditHasNoSecrets(tokens)
 }
 
-// checkAuditHasNoSecrets fails if a record of the audit contains a password, a token or a key.
+// checkAuditHasNoSecrets fails the test if an audit record contains a password, a token or a key.
 func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	secrets := []string{secret, wrongSecret, h.resources["key"], h.resources["ticket"], "eyJ"}
 	for _, token := range tokens.tokens {
@@ -99,7 +99,7 @@ func (h *testMember) checkAuditHasNoSecrets(tokens *tokenCache) {
 	h.t.Logf("%d records of the audit, without a secret", records)
 }
 
-// waitFor calls so until it returns true. It fails after startTime.
+// waitFor calls the function so every 10 ms until it returns true. It fails the test after startTime.
 func (h *testMember) waitFor(so func() bool) {
 	h.t.Helper()
 	end := time.Now().Add(startTime)

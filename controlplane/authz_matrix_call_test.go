@@ -30,32 +30,33 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// authClass is the way in which an endpoint authorizes callers.
+// authClass is the mechanism by which an endpoint authorizes callers.
 type authClass string
 
 const (
-	ruled authClass = "rule" // by auth.Rules
+	ruled authClass = "rule" // by the rule in auth.Rules
 	open  authClass = "open" // all callers are allowed, for the reason in openReason
 	etcd  authClass = "etcd" // by etcd's Auth
-	hosts authClass = "host" // by the certificate of a host
-	peers authClass = "peer" // by the certificate of a member
+	hosts authClass = "host" // by a host's client certificate
+	peers authClass = "peer" // by a member's client certificate
 )
 
-// endpoint is a gRPC method or a REST endpoint of a listener.
+// endpoint is a gRPC method or a REST route of a listener.
 type endpoint struct {
 	listener boundListener
 	class    authClass
-	// access is the line of authorizedCallers, which listEndpoints sets.
+	// access is the endpoint's line in authorizedCallers. listEndpoints sets it.
 	access access
-	// name is a full gRPC method name, or the listener, the HTTP method and the path.
+	// name is the full name of a gRPC method, or, for REST, the listener, the HTTP method and the path.
 	name string
-	// row is the name of the endpoint's row: name, preceded by the listener if callers authenticate with certificates.
+	// row is the name of the endpoint's row in the authorization matrix: name, preceded by the listener if callers
+	// authenticate with certificates.
 	row string
-	// ruleMethod is the method whose rule applies.
+	// ruleMethod is the gRPC method whose rule in auth.Rules applies to the endpoint.
 	ruleMethod auth.Method
-	// openReason is the reason why an open endpoint needs no credential.
+	// openReason is the reason why an endpoint of the class open requires no credential.
 	openReason string
-	// method and path are those of HTTP, empty for gRPC.
+	// method and path are the HTTP method and path of a REST route, empty for gRPC.
 	method, path string
 	info         grpc.MethodInfo
 }
@@ -63,14 +64,15 @@ type endpoint struct {
 // byCertificate lists the listeners whose callers authenticate with certificates.
 var byCertificate = map[string]authClass{"agents": hosts, "peers": peers}
 
-// standard lists the services that gRPC defines, with the reason why they are open.
+// standard lists the services that gRPC itself defines, with the reason why they are open to all callers.
 var standard = map[string]string{
 	"grpc.health.v1.Health":                    "says whether the port serves",
 	"grpc.reflection.v1.ServerReflection":      "describes the methods",
 	"grpc.reflection.v1alpha.ServerReflection": "describes the methods",
 }
 
-// endpoints lists the endpoints of a listener. The class is empty if none applies.
+// endpoints lists the endpoints of a listener. It leaves class empty if it cannot tell how an endpoint authorizes
+// callers.
 func (d boundListener) endpoints() (all []endpoint, err error) {
 	if d.grpc != nil {
 		for service, info := range d.grpc.GetServiceInfo() {
@@ -123,20 +125,20 @@ func (d boundListener) endpoints() (all []endpoint, err error) {
 	return all, nil
 }
 
-// call is a call of an endpoint.
+// call is one call of an endpoint, with its token and request.
 type call struct {
 	endpoint
 	token string
-	// conn is a connection to the listener, for gRPC.
+	// conn is a connection to the listener, for gRPC calls.
 	conn *grpc.ClientConn
-	// drain makes invoke read a stream to its end.
+	// drain makes invoke read a stream until it ends, instead of only its first response.
 	drain bool
-	// path is that of the request over HTTP. body is its JSON, for gRPC too.
+	// path is the path of an HTTP request. body is the request as JSON, for HTTP and for gRPC.
 	path, body string
 }
 
-// outcome makes a call and returns its gRPC code, or its HTTP status and error code, and the error message. It fails if the
-// message contains the token.
+// outcome makes a call and returns its outcome: the gRPC code, or the HTTP status and error code. It also returns the
+// error message, and fails the test if the message contains the token.
 func (h *testMember) outcome(v call) (result, message string) {
 	if v.method != "" {
 		result, message = h.rest(v)
@@ -190,13 +192,14 @@ func (h *testMember) rpc(v call) (result, message string) {
 	return c, err.Error()
 }
 
-// splitMethod splits the full name of a gRPC method.
+// splitMethod splits the full name of a gRPC method, such as /a.B/C, into a.B and C.
 func splitMethod(name string) (service, method string) {
 	service, method, _ = strings.Cut(strings.TrimPrefix(name, "/"), "/")
 	return service, method
 }
 
-// invoke calls a gRPC method and reads the first response.
+// invoke calls the gRPC method v.name and reads the first response, or all if v.drain is set. It returns the error of
+// the call.
 func (h *testMember) invoke(v call) error {
 	service, method := splitMethod(v.name)
 	found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service + "." + method))
@@ -204,7 +207,7 @@ func (h *testMember) invoke(v call) error {
 	d := found.(protoreflect.MethodDescriptor)
 	in, out := dynamicpb.NewMessage(d.Input()), dynamicpb.NewMessage(d.Output())
 	require.NoError(h.t, protojson.Unmarshal([]byte(v.body), in), v.name)
-	// Canceling the context ends streams without an end.
+	// Streams without an end are ended by canceling the context.
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
 	if v.token != "" {
@@ -217,7 +220,7 @@ func (h *testMember) invoke(v call) error {
 	if err != nil {
 		return err
 	}
-	// RecvMsg returns the error of a stream that was refused.
+	// Ignore io.EOF here: RecvMsg returns the error of a stream that was refused.
 	if err := s.SendMsg(in); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -233,32 +236,32 @@ func (h *testMember) invoke(v call) error {
 			return err
 		}
 	}
-	// etcd refuses a watch in a response of the stream.
+	// etcd refuses a watch by a field in the response, not by an error of the stream.
 	if f := d.Output().Fields().ByName("cancel_reason"); f != nil && out.Get(f).String() != "" {
 		return status.Error(codes.PermissionDenied, out.Get(f).String())
 	}
 	return nil
 }
 
-// placeholder matches $name, and $no-name for a resource that does not exist.
+// placeholder matches $name, and $no-name, which stands for a resource that does not exist.
 var placeholder = regexp.MustCompile(`\$(no-)?([a-z]+)`)
 
-// placeholderMode is the way in which fillPlaceholders replaces placeholders.
+// placeholderMode selects how fillPlaceholders replaces placeholders.
 type placeholderMode uint8
 
 const (
 	fillAsWritten       placeholderMode = iota
-	fillAllWithExisting                 // $no-name, too, is the ID of an existing resource of project web
-	fillAllWithMissing                  // $name, too, is an ID that does not exist
+	fillAllWithExisting                 // $no-name, too, becomes the ID of an existing resource of project web
+	fillAllWithMissing                  // $name, too, becomes an ID that does not exist
 )
 
 // missingID is an ID that no resource has.
 const missingID = "6f1c6a52-0d0e-4f6b-9c39-3c1d3b6f2a11"
 
-// tenantResources are the placeholders of resources whose existence other tenants must not learn.
+// tenantResources lists the placeholders of resources of which other tenants must not learn whether they exist.
 var tenantResources = []string{"vm", "image", "reservation", "account"}
 
-// fillPlaceholders replaces the placeholders in a request.
+// fillPlaceholders replaces the placeholders in a path or body by IDs, new names or random UUIDs.
 func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		found := placeholder.FindStringSubmatch(p)
@@ -276,7 +279,7 @@ func (h *testMember) fillPlaceholders(text string, how placeholderMode) string {
 	})
 }
 
-// withoutTenantFields returns a request without the fields that name a tenant.
+// withoutTenantFields returns the request body without the fields org_id and project_id.
 func withoutTenantFields(h *testMember, body string) string {
 	if body == "" {
 		return ""

@@ -12,14 +12,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// authorizedCallers is written by hand and independent of package auth. No flag rewrites it.
+// authorizedCallers states who may call each endpoint. It is written by hand, independently of package auth. No flag
+// rewrites it.
 //
 //go:embed testdata/authorized_callers.txt
 var authorizedCallers string
 
 const callersFile = "testdata/authorized_callers.txt"
 
-// about is what an endpoint's calls are about, which decides where a role of the caller counts.
+// about is the kind of thing that an endpoint's calls act on. It determines in which tenant the caller must have a
+// role.
 type about string
 
 const (
@@ -30,7 +32,7 @@ const (
 	aboutNothing about = "-"
 )
 
-// The callers of an endpoint other than holders of a role.
+// Callers in authorizedCallers that are not holders of a role:
 const (
 	callerAuthenticated = "authenticated"
 	callerEverybody     = "everybody"
@@ -42,26 +44,27 @@ const (
 	callerJoinToken     = "join-token"
 )
 
-// access is a line of the file of authorized callers.
+// access is the content of one line of authorizedCallers: what the endpoint is about and who may call it.
 type access struct {
 	about   about
 	callers []string
 }
 
-// allows reports whether the line names a kind of caller.
+// allows reports whether the line contains this kind of caller.
 func (a access) allows(caller string) bool { return slices.Contains(a.callers, caller) }
 
-// allowsRole reports whether an authenticated principal with a role may call the endpoint.
+// allowsRole reports whether an authenticated principal with the given role may call the endpoint.
 func (a access) allowsRole(role cloud.Role) bool {
 	return a.allows(callerAuthenticated) || a.allows(string(role))
 }
 
-// byRole reports whether the endpoint is for holders of roles, or for all authenticated principals.
+// byRole reports whether the endpoint is authorized by roles, or open to all authenticated principals.
 func (a access) byRole() bool {
 	return a.about != aboutNothing
 }
 
-// parseAccess parses the file of authorized callers. Its endpoints are the names of rows.
+// parseAccess parses authorizedCallers and returns its lines by endpoint. An endpoint has the name of its row
+// (endpoint.row).
 func parseAccess(text string) (map[string]access, error) {
 	all := map[string]access{}
 	callers := []string{
@@ -108,9 +111,9 @@ func TestParseAccess(t *testing.T) {
 	}
 }
 
-// A role that is added to a line of the file of authorized callers, or removed from it, changes the expected outcome in
-// a column of the matrix. A rule of package auth with a role too many or too few is therefore noticed, for every
-// endpoint and every role.
+// TestEveryRoleOfTheMatrixCounts adds each role to, or removes it from, each line of authorizedCallers. Each such
+// change must change the expected outcome in at least one column. Otherwise the matrix would not notice a rule of
+// package auth with a role too many or too few.
 func TestEveryRoleOfTheMatrixCounts(t *testing.T) {
 	all, err := parseAccess(authorizedCallers)
 	require.NoError(t, err)

@@ -18,16 +18,17 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// onLoopback lists the methods of etcd's API, other than those of keys, that callers on loopback may call without a
-// credential.
+// onLoopback lists the methods of etcd's API, besides those for keys, leases and watches, that callers on loopback may
+// call without a credential.
 var onLoopback = []string{
 	etcdCluster + "MemberList", etcdMaintenance + "Status", etcdMaintenance + "Alarm", etcdMaintenance + "Defragment",
 	etcdMaintenance + "Hash", etcdMaintenance + "HashKV",
 	etcdAuth + "Authenticate", etcdAuth + "AuthStatus", etcdAuth + "UserGet", etcdAuth + "UserList", etcdAuth + "RoleGet", etcdAuth + "RoleList",
 }
 
-// Before etcd's Auth is enabled, callers on loopback may use keys without a credential. Methods that change the cluster
-// or access require a token of the administrator, on every port that serves etcd's API.
+// TestAdministrationRequiresACredential calls etcd's API before etcd's Auth is enabled. Callers on loopback must be
+// able to use keys without a credential. Methods that change the cluster or access must require an administrator's
+// token, on every port that serves etcd's API.
 func TestAdministrationRequiresACredential(t *testing.T) {
 	h := startMember(t)
 	h.resources["peer"] = "https://" + h.config.Address(h.config.Ports.Peers)
@@ -54,7 +55,7 @@ func TestAdministrationRequiresACredential(t *testing.T) {
 			}
 			require.Equal(t, "PERMISSION_DENIED", got, "%s at %s: %s", r.name, d.name, message)
 			if r.name == etcdAuth+"AuthEnable" {
-				continue // it would change the result of the calls that follow
+				continue // it would change the outcome of the calls after it
 			}
 			v.token = h.hostToken(web, time.Now(), time.Hour)
 			got, _ = h.outcome(v)
@@ -64,8 +65,8 @@ func TestAdministrationRequiresACredential(t *testing.T) {
 	require.Positive(t, ports)
 }
 
-// Every change of the members is recorded in the audit, by whichever API it is made, and refused changes too. The
-// record has the principal or, for a caller without a credential, the address.
+// TestMembershipChangesAreAudited changes the members by every API. The audit must have a record of each change and of
+// each refused one, with the principal or, for a caller without a credential, only the address.
 func TestMembershipChangesAreAudited(t *testing.T) {
 	h := startMember(t)
 	cluster, operator := etcdpb.NewClusterClient(h.public), operatorv1.NewOperatorServiceClient(h.public)

@@ -42,43 +42,45 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// callTime is the limit of a call in these tests, and startTime the limit until a member works.
+// callTime is the timeout of a call in these tests, startTime that of waiting for an event, such as the start of a
+// member.
 const (
 	callTime  = 20 * time.Second
 	startTime = time.Minute
 )
 
-// The tenants. The requests are about resources of web. shop is another project of the same org, lab one of another org.
+// Tenants of the tests. The requests act on resources of web. shop is another project of the same org, lab a project of
+// another org.
 var (
 	web  = cloud.Tenant{Org: "acme", Project: "web"}
 	shop = cloud.Tenant{Org: "acme", Project: "shop"}
 	lab  = cloud.Tenant{Org: "rival", Project: "lab"}
 )
 
-// secret is the password of all users, wrongSecret a wrong one.
+// secret is the password of all users, wrongSecret one that no user has.
 const (
 	secret      = "correct-horse-7b1e"
 	wrongSecret = "wrong-horse-93ac"
 )
 
-// testMember is a member that runs in this process, with all its listeners.
+// testMember is a member that runs in the process of the test, with all its listeners.
 type testMember struct {
 	t         *testing.T
 	config    config.Config
 	key       *clusterkey.Key
 	authority *mtls.Authority
-	// public is a connection to the gRPC port, without a token.
+	// public is a connection to the gRPC port that sends no token.
 	public *grpc.ClientConn
-	// resources maps the names of placeholders to IDs.
+	// resources maps the names of placeholders to the IDs of resources.
 	resources map[string]string
-	// host is the certificate of a host that has joined, outsider that of a host of another cluster.
+	// host is the certificate of a host that has joined the cluster, outsider that of a host of another cluster.
 	host, outsider mtls.Source
 
 	mu        sync.Mutex
 	listeners []boundListener
 }
 
-// startMember starts a member and waits until its administrator can make calls.
+// startMember starts a member and waits until its administrator exists and can make calls.
 func startMember(t *testing.T) *testMember {
 	h := &testMember{t: t, key: clusterkey.Generate(), resources: map[string]string{}}
 	h.config = h.newConfig()
@@ -92,7 +94,7 @@ func startMember(t *testing.T) *testMember {
 	}()
 	t.Cleanup(func() { stop(); require.NoError(t, <-ended) })
 	h.public = h.dial(h.config.Address(h.config.Ports.GRPC), insecure.NewCredentials())
-	// The first task of the leader creates the administrator. Tasks begin after every listener is open.
+	// The first task of the leader creates the administrator. It runs only after all listeners were opened.
 	admin := identityv1.NewIdentityServiceClient(h.public)
 	h.waitFor(func() bool {
 		_, err := admin.WhoAmI(h.adminContext(), &identityv1.WhoAmIRequest{})
@@ -102,7 +104,7 @@ func startMember(t *testing.T) *testMember {
 	return h
 }
 
-// newConfig returns the configuration of a member on a random loopback address, with every kind of listener.
+// newConfig returns the configuration of a member on a random loopback address, with every kind of listener enabled.
 func (h *testMember) newConfig() config.Config {
 	c := config.Default()
 	var part [3]byte
@@ -140,14 +142,14 @@ func (h *testMember) dial(address string, c credentials.TransportCredentials) *g
 	return conn
 }
 
-// callContext returns the context of a call, which ends after callTime.
+// callContext returns a context for one call, with the timeout callTime.
 func (h *testMember) callContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	h.t.Cleanup(cancel)
 	return ctx
 }
 
-// contextWithToken returns the context of a call with a bearer token.
+// contextWithToken returns a context for one call that sends the given bearer token.
 func (h *testMember) contextWithToken(token string) context.Context {
 	return metadata.AppendToOutgoingContext(h.callContext(), "authorization", "Bearer "+token)
 }
@@ -158,12 +160,12 @@ func (h *testMember) hostToken(scope cloud.Tenant, at time.Time, ttl time.Durati
 	return text
 }
 
-// adminToken returns a token of the administrator that is scoped to the cloud.
+// adminToken returns an administrator's token that is not limited to a tenant.
 func (h *testMember) adminToken() string { return h.hostToken(cloud.Tenant{}, time.Now(), time.Hour) }
 
 func (h *testMember) adminContext() context.Context { return h.contextWithToken(h.adminToken()) }
 
-// mustCall makes a call as the administrator that must succeed.
+// mustCall makes a call as the administrator and fails the test if the call fails.
 func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.CallOption) (A, error), q Q) A {
 	h.t.Helper()
 	a, err := call(h.adminContext(), q)
@@ -171,7 +173,8 @@ func mustCall[Q, A any](h *testMember, call func(context.Context, Q, ...grpc.Cal
 	return a
 }
 
-// createResources creates the tenants, the users, and one resource of each kind in project web.
+// createResources creates the tenants, their users, and one resource of each kind in project web. It stores their IDs
+// in h.resources.
 func (h *testMember) createResources() {
 	h.resources["org"], h.resources["project"], h.resources["secret"] = string(web.Org), string(web.Project), secret
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -200,7 +203,7 @@ func (h *testMember) createResources() {
 	held := mustCall(h, purse.CreateReservation, &creditv1.CreateReservationRequest{OrgId: string(web.Org), ProjectId: string(web.Project), Amount: 10, TtlSeconds: 3600})
 	h.resources["reservation"] = held.GetId()
 
-	// The default import directory is for the administrator.
+	// Only the administrator may import from the default import directory.
 	picture := filepath.Join(h.config.DataDir, layout.ImportDir, "picture.raw")
 	require.NoError(h.t, os.WriteFile(picture, bytes.Repeat([]byte{7}, 4096), 0o600))
 	image := mustCall(h, vmv1.NewImageServiceClient(h.public).CreateImage, &vmv1.CreateImageRequest{
@@ -209,7 +212,7 @@ func (h *testMember) createResources() {
 	})
 	h.resources["image"] = image.GetId()
 	h.resources["node"] = h.joinHost()
-	// Placement learns after a delay that the host is ready.
+	// The scheduler learns only after a delay that the host is ready.
 	h.waitFor(func() bool {
 		vm, err := vmv1.NewVmServiceClient(h.public).CreateVm(h.adminContext(), &vmv1.CreateVmRequest{
 			Name: "db", OrgId: string(web.Org), ProjectId: string(web.Project), Spec: &vmv1.VmSpec{
@@ -226,7 +229,7 @@ func (h *testMember) createResources() {
 	})
 }
 
-// joinHost adds a host with free capacity to the cluster and returns its ID.
+// joinHost makes a host with free capacity join the cluster, and returns its ID.
 func (h *testMember) joinHost() string {
 	made := mustCall(h, operatorv1.NewOperatorServiceClient(h.public).CreateNodeToken, &operatorv1.CreateNodeTokenRequest{})
 	_, private, err := ed25519.GenerateKey(nil)
@@ -267,12 +270,13 @@ func (h *testMember) heartbeat(id string) *vmv1.HeartbeatNodeRequest {
 	}
 }
 
-// memberTLS returns credentials for a port with a member's certificate. own, if not nil, is the caller's certificate.
+// memberTLS returns client credentials for a port whose server has a member's certificate. own, if not nil, is the
+// client's certificate.
 func (h *testMember) memberTLS(own mtls.Source) credentials.TransportCredentials {
 	return credentials.NewTLS(mtls.Client(own, h.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
-// peerCertificate returns a certificate of the member itself.
+// peerCertificate returns the source of the member's own certificate.
 func (h *testMember) peerCertificate() mtls.Source {
 	return memberCertificate(h.authority, h.config.NodeID, time.Now)
 }

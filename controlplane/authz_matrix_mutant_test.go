@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each mutant makes cells of the matrix wrong in the column that the mutated rule is about.
+// TestAuthorizationMatrixNoticesMutants turns on one mutant of the authorization rules after the other. For each, the
+// authorization matrix must have a wrong outcome in the column that the broken rule concerns.
 func TestAuthorizationMatrixNoticesMutants(t *testing.T) {
 	h := startMember(t)
 	h.createResources()

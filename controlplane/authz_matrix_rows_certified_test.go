@@ -6,7 +6,8 @@ const (
 	peerService  = "peers /peer.v1.PeerService/"
 )
 
-// certifiedRows lists the calls on the ports of hosts and members, which require a client certificate.
+// certifiedRows lists the rows of the authorization matrix for the ports for hosts and members, which require a client
+// certificate.
 var certifiedRows = []row{
 	{name: agentService + "Join", body: `{"protocol":1,"token":"$ticket","name":"rack-1","csr":"$csr"}`, allowed: "OK"},
 	{name: agentService + "Renew", body: `{}`, allowed: "INVALID_ARGUMENT"},

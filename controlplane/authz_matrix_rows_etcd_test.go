@@ -8,7 +8,8 @@ const (
 	etcdAuth        = "/etcdserverpb.Auth/"
 )
 
-// etcdRows lists the calls of etcd's API from loopback with etcd's Auth enabled. Bytes are in base64: YQ== is "a".
+// etcdRows lists the rows of the authorization matrix for etcd's API, which is called from loopback with etcd's Auth
+// enabled. Bytes are in base64: YQ== is "a".
 var etcdRows = []row{
 	{name: etcdKV + "Range", body: `{"key":"YQ=="}`, allowed: "OK"},
 	{name: etcdKV + "RangeStream", body: `{"key":"YQ=="}`, allowed: "OK"},

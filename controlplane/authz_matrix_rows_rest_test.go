@@ -1,6 +1,6 @@
 package main
 
-// The rows of HTTP, by listener.
+// This file has the rows of the HTTP endpoints, by listener.
 
 var restRows = []row{
 	{name: "vm GET /health", path: "/health", allowed: "200"},

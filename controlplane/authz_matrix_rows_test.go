@@ -1,6 +1,7 @@
 package main
 
-// The rows of gRPC methods, except for etcd's API, in the order of the .proto files. They are called in this order.
+// This file has the rows of the gRPC methods, except etcd's API, in the order of the .proto files. They are called in
+// this order.
 
 const (
 	vms       = "/vmcontroller.v1.VmService/"
@@ -10,10 +11,11 @@ const (
 	operators = "/operator.v1.OperatorService/"
 )
 
-// webRequest returns a request about project web with further fields.
+// webRequest returns a request body that names project web, with the further fields in more.
 func webRequest(more string) string { return `{"org_id":"$org","project_id":"$project"` + more + `}` }
 
-// missingVM is a request about a VM that does not exist. For callers of other tenants it names the VM that exists.
+// missingVM is a request for a VM that does not exist. In calls by other tenants, $no-vm is replaced by the VM that
+// exists.
 var missingVM = webRequest(`,"vm_id":"$no-vm"`)
 
 var computeRows = []row{
@@ -145,7 +147,8 @@ var onlyThemselves = []exception{{
 	append([]string{"billing:admin of no project"}, limitedTokens...), "PERMISSION_DENIED", "users may do this to themselves only, and it is about another",
 }}
 
-// limitedTokens are the columns with valid tokens that are limited to a project or an org.
+// limitedTokens lists the columns of the authorization matrix whose tokens are valid and limited to a project or an
+// org.
 var limitedTokens = []string{
 	"proven without role", "system:admin", "other project", "other org", "other project, by id", "other org, by id", "org:admin", "project:admin",
 	"project:member", "project:viewer", "billing:admin", "service account",

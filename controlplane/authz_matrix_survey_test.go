@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rest"
 )
 
-// listEndpoints reports endpoints without a rule, reason or row, and rows and rules without an endpoint.
+// TestListEndpointsReportsUnknownAndMissing checks that listEndpoints reports endpoints without a rule, reason, row or
+// line, and rows, lines and rules without an endpoint.
 func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	g := grpc.NewServer()
 	g.RegisterService(&grpc.ServiceDesc{
@@ -50,7 +51,7 @@ func TestListEndpointsReportsUnknownAndMissing(t *testing.T) {
 	require.NotContains(t, b.problems, "vm GET /health has no row")
 }
 
-// The expected outcomes of some well-known cells are fixed here.
+// TestExpectedOutcomes compares the function expected with hand-written outcomes for some endpoints and columns.
 func TestExpectedOutcomes(t *testing.T) {
 	lines, err := parseAccess(authorizedCallers)
 	require.NoError(t, err)

@@ -22,7 +22,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "write testdata instead of comparing with it")
 
-// matrix collects the text of the golden file and the problems that were found.
+// matrix collects the text of the golden file of the authorization matrix and the problems that were found. cells and
+// wrong count all outcomes and the unexpected ones.
 type matrix struct {
 	text         strings.Builder
 	cells, wrong int
@@ -33,9 +34,10 @@ func (b *matrix) addProblem(format string, args ...any) {
 	b.problems = append(b.problems, fmt.Sprintf(format, args...))
 }
 
-// The test calls every endpoint of every listener of a running member with every kind of token, and checks the exact
-// outcome, which follows from the hand-written testdata/authorized_callers.txt. It fails for an endpoint without a class, a
-// row or a line there, and for a row, a line or a rule without an endpoint.
+// TestAuthorizationMatrix calls every endpoint of every listener of a running member with every kind of token or
+// certificate. Each outcome must be the one that follows from the hand-written testdata/authorized_callers.txt. The
+// test also fails for an endpoint without a class, a row or a line there, and for a row, a line or a rule without an
+// endpoint.
 func TestAuthorizationMatrix(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -44,7 +46,7 @@ func TestAuthorizationMatrix(t *testing.T) {
 	all, rows := listEndpoints(b, h.listeners)
 	require.Empty(t, b.problems, "endpoints without a class or a row, or these without an endpoint")
 
-	// TestAdministrationRequiresACredential tests callers on loopback before etcd's Auth is enabled.
+	// Before etcd's Auth is enabled, etcd's API has other rules; TestAdministrationRequiresACredential tests those.
 	tokens := &tokenCache{h, map[string]string{}}
 	for _, etcdToo := range []bool{false, true} {
 		if etcdToo {
@@ -91,8 +93,8 @@ func (h *testMember) compareWithGolden(text string) {
 	require.Equal(h.t, string(want), text, "the authorization matrix has changed: check the difference, then run with -rewrite")
 }
 
-// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row or
-// rule that lacks its counterpart.
+// listEndpoints returns the endpoints by listener, and the rows by name. It adds a problem for each endpoint, row, line
+// or rule without its counterparts.
 func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpoint, rows map[string]row) {
 	rows, used, served := map[string]row{}, map[string]bool{}, map[auth.Method]bool{}
 	for _, part := range [][]row{computeRows, identityRows, creditRows, restRows, etcdRows, certifiedRows} {
@@ -159,7 +161,7 @@ func listEndpoints(b *matrix, listeners []boundListener) (all map[string][]endpo
 	return all, rows
 }
 
-// refusals returns the outcomes of an endpoint for callers that are not authorized.
+// refusals returns the outcomes of the endpoint for callers who are not authorized. row.allowed must differ from them.
 func refusals(e endpoint, r row) []string {
 	isREST := e.method != ""
 	switch {
@@ -175,15 +177,15 @@ func refusals(e endpoint, r row) []string {
 	return []string{unauthenticated[false]}
 }
 
-// callWithTokens calls endpoints of a listener with each kind of token: those of etcd's API if etcdToo, otherwise the
-// others.
+// callWithTokens calls endpoints of one listener with each kind of token: those of etcd's API if etcdToo is set, and
+// all others otherwise.
 func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endpoint, rows map[string]row, tokens *tokenCache, etcdToo bool) {
 	var conn *grpc.ClientConn
 	if d.grpc != nil {
 		conn = h.dial(d.address, insecure.NewCredentials())
 	}
 	order := slices.DeleteFunc(slices.Clone(endpoints), func(e endpoint) bool { return (e.class == etcd) != etcdToo })
-	// Some rows undo the changes of earlier rows.
+	// Call the endpoints in the order of their rows, because some rows undo changes of earlier ones.
 	slices.SortFunc(order, func(a, b endpoint) int { return rows[a.row].order - rows[b.row].order })
 	if len(order) == 0 {
 		return
@@ -200,9 +202,11 @@ func (h *testMember) callWithTokens(b *matrix, d boundListener, endpoints []endp
 	}
 }
 
-// callWithToken calls an endpoint with one kind of token, checks the outcome, and returns it.
+// callWithToken calls one endpoint with the token of column c, compares the outcome with the expected one, and returns
+// it.
 func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got string) {
-	// All projects of an org have the same access to the org's resources.
+	// theirs is set if the caller may learn which resources of project web exist. All projects of an org share the
+	// org's resources.
 	theirs := c.user.role == cloud.SystemAdmin || c.kind == roleHere || c.user.at.Org == web.Org && v.access.about == aboutOrg
 	how := fillAllWithExisting
 	if theirs {
@@ -233,7 +237,7 @@ func (h *testMember) callWithToken(b *matrix, v call, r row, c column) (got stri
 	return got
 }
 
-// fillRequest sets the path and body of a call for a column.
+// fillRequest sets the path and body of a call from the row, as column c requires.
 func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) {
 	v.path, v.body = h.fillPlaceholders(r.path, how), h.fillPlaceholders(r.body, how)
 	if c.kind == otherTenantByID || c.kind == cloudAdminNamingNone {
@@ -241,7 +245,8 @@ func (h *testMember) fillRequest(v *call, r row, c column, how placeholderMode) 
 	}
 }
 
-// withoutResourceIDs returns a message without the IDs in the request.
+// withoutResourceIDs replaces the IDs of existing resources in a message by missingID, so that messages can be
+// compared.
 func (h *testMember) withoutResourceIDs(message string) string {
 	for _, name := range tenantResources {
 		message = strings.ReplaceAll(message, h.resources[name], missingID)
@@ -249,7 +254,7 @@ func (h *testMember) withoutResourceIDs(message string) string {
 	return message
 }
 
-// writeRow writes a row of the matrix and the reasons of its exceptions.
+// writeRow writes the outcomes of one endpoint and the reasons of its exceptions to the golden file's text.
 func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	name := strings.TrimPrefix(e.name, e.listener.name+" ")
 	fmt.Fprintf(&b.text, "%-62s", name)
@@ -262,7 +267,7 @@ func (b *matrix) writeRow(e endpoint, r row, cells []string) {
 	}
 }
 
-// cellText returns the short form of an outcome in the golden file.
+// cellText returns the short form of an outcome that the golden file contains.
 func cellText(outcome string, r row, isREST bool) string {
 	switch outcome {
 	case r.allowed:
@@ -311,12 +316,12 @@ before that, callers on loopback may use keys and read without a token; changes 
 	return b.String()
 }
 
-// reenableEtcdAuth enables etcd's Auth again after AuthDisable.
+// reenableEtcdAuth enables etcd's Auth again after a call of AuthDisable.
 func reenableEtcdAuth(h *testMember) {
 	mustCall(h, etcdpb.NewAuthClient(h.public).AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
-// enableEtcdAuth creates etcd's user root and enables Auth.
+// enableEtcdAuth creates etcd's user root with the role root, and enables etcd's Auth.
 func (h *testMember) enableEtcdAuth() {
 	a := etcdpb.NewAuthClient(h.public)
 	mustCall(h, a.RoleAdd, &etcdpb.AuthRoleAddRequest{Name: "root"})
@@ -325,7 +330,8 @@ func (h *testMember) enableEtcdAuth() {
 	mustCall(h, a.AuthEnable, &etcdpb.AuthEnableRequest{})
 }
 
-// callWithCertificates calls the endpoints whose callers authenticate with certificates. Tokens give no access there.
+// callWithCertificates calls the endpoints whose callers authenticate with certificates, with each kind of certificate.
+// Tokens must give no access there.
 func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, rows map[string]row, tokens *tokenCache) {
 	sys := tokens.token(columnNamed("system:admin"), row{})
 	for _, d := range h.listeners {
@@ -359,11 +365,12 @@ func (h *testMember) callWithCertificates(b *matrix, all map[string][]endpoint, 
 	}
 }
 
-// certificates lists the kinds of certificates of callers. The outcome of a connection that TLS refuses is UNAVAILABLE.
+// certificates lists the kinds of client certificates with which endpoints are called. The outcome is UNAVAILABLE if
+// the TLS handshake fails.
 var certificates = []struct {
 	name  string
 	creds func(h *testMember) credentials.TransportCredentials
-	// token adds the token of system:admin to the calls.
+	// token makes the call send the token of system:admin as well.
 	token bool
 	want  func(kind authClass, a access, r row) string
 }{
@@ -375,8 +382,8 @@ var certificates = []struct {
 	{"a member's certificate", func(h *testMember) credentials.TransportCredentials { return h.memberTLS(h.peerCertificate()) }, false, wantFrom(callerMember)},
 }
 
-// wantFrom returns the expected outcomes of a certificate that makes its holder a kind of caller. A port refuses the
-// connections of other certificates.
+// wantFrom returns a function that returns the expected outcome with a certificate of the given kind of caller. For
+// endpoints that do not allow this kind, the outcome is UNAVAILABLE, because the port refuses the connection.
 func wantFrom(caller string) func(authClass, access, row) string {
 	return func(_ authClass, a access, r row) string {
 		if a.allows(caller) {
@@ -386,8 +393,8 @@ func wantFrom(caller string) func(authClass, access, row) string {
 	}
 }
 
-// wantWithoutCertificate returns the expected outcome of a call without a certificate. The port for members refuses the
-// connection.
+// wantWithoutCertificate returns the expected outcome of a call without a client certificate. The port for members
+// refuses such a connection.
 func wantWithoutCertificate(kind authClass, a access, r row) string {
 	switch {
 	case a.allows(callerJoinToken):

@@ -20,21 +20,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// testUser is a user with at most one role in one tenant.
+// testUser is a user with at most one role, in one tenant.
 type testUser struct {
 	name string
 	role cloud.Role
 	at   cloud.Tenant
 }
 
-// testUsers are one user for each role in project web, one without a role, and two with a role in another tenant.
+// testUsers lists one user for each role in project web, one user without a role, and two users with a role in another
+// tenant.
 var testUsers = []testUser{
 	{"sys", cloud.SystemAdmin, cloud.Tenant{}}, {"orga", cloud.OrgAdmin, web}, {"padm", cloud.ProjectAdmin, web},
 	{"memb", cloud.ProjectMember, web}, {"view", cloud.ProjectViewer, web}, {"bill", cloud.BillingAdmin, cloud.Tenant{}},
 	{name: "nobody"}, {"neighbour", cloud.ProjectAdmin, shop}, {"stranger", cloud.OrgAdmin, lab},
 }
 
-// serviceAccount is a service account of project web.
+// serviceAccount is the service account of project web.
 var serviceAccount = testUser{"robot", cloud.ProjectMember, web}
 
 func (p testUser) binding() *identityv1.Binding {
@@ -48,34 +49,34 @@ func (p testUser) binding() *identityv1.Binding {
 	return b
 }
 
-// tokenKind is the kind of token that a column uses.
+// tokenKind is the kind of token that the calls of a column send.
 type tokenKind uint8
 
 const (
 	noToken              tokenKind = iota
-	invalidToken                   // not valid: forged, expired, or not valid yet
-	unprovenToken                  // valid, but issued without authentication
-	provenWithoutRole              // valid, of a user without a role
-	otherTenant                    // of a user with a role in another tenant; the request names project web
-	otherTenantByID                // of a user with a role in another tenant; the request names no tenant
-	roleHere                       // of a user with a role in project web
-	cloudAdmin                     // of the administrator, scoped to the cloud; the request names project web
-	cloudAdminNamingNone           // of the administrator, scoped to the cloud; the request names no tenant
-	cloudBilling                   // of the holder of billing:admin, scoped to the cloud; the request names project web
+	invalidToken                   // a token that is forged, revoked, expired, or not valid yet
+	unprovenToken                  // a valid token that was issued without authentication
+	provenWithoutRole              // a valid token of a user without a role
+	otherTenant                    // a token of a user with a role in another tenant; the request names project web
+	otherTenantByID                // a token of a user with a role in another tenant; the request names no tenant
+	roleHere                       // a token of a user with a role in project web
+	cloudAdmin                     // an administrator's token for the entire cloud; the request names project web
+	cloudAdminNamingNone           // an administrator's token for the entire cloud; the request names no tenant
+	cloudBilling                   // a token of billing:admin for the entire cloud; the request names project web
 )
 
-// column is a column of the matrix: a kind of token and its holder.
+// column is a column of the authorization matrix: the calls with one kind of token of one holder.
 type column struct {
 	name, short string
 	kind        tokenKind
-	// user is the holder, for kinds that have one.
+	// user is the token's holder, for the kinds of valid tokens.
 	user testUser
-	// make returns an invalid token.
+	// make creates the token, for the kind invalidToken.
 	make func(h *testMember) string
 }
 
-// columns are the columns of the matrix. Each invalid token would be the administrator's in project web except for one
-// defect.
+// columns lists the columns of the authorization matrix. Each invalid token would be a valid administrator's token for
+// project web if it did not have exactly one defect.
 var columns = []column{
 	{name: "no token", short: "none"},
 	{name: "garbage", short: "garb", kind: invalidToken, make: func(*testMember) string { return "garbage" }},
@@ -119,13 +120,13 @@ func columnNamed(name string) column {
 	return columns[slices.IndexFunc(columns, func(c column) bool { return c.name == name })]
 }
 
-// tokenCache makes each token once and keeps it.
+// tokenCache creates each token when it is first used, and then reuses it.
 type tokenCache struct {
 	h      *testMember
 	tokens map[string]string
 }
 
-// token returns the token of a column for a row, empty for no token.
+// token returns the token with which the endpoint of row r is called for column c, or "" for no token.
 func (p *tokenCache) token(c column, r row) string {
 	scope := r.scope(web)
 	switch c.kind {
@@ -146,7 +147,8 @@ func (p *tokenCache) token(c column, r row) string {
 		case unprovenToken:
 			p.tokens[key] = p.h.unprovenToken()
 		case provenWithoutRole:
-			// IssueToken refuses a scope in which the user has no role. The token endpoint of the wire contract does not.
+			// IssueToken refuses a scope in which the user has no role. The REST token endpoint of the wire contract
+			// issues such a token.
 			p.tokens[key] = p.h.restToken(c.user.name, secret, scope)
 		default:
 			p.tokens[key] = p.h.login(c.user.name, scope)
@@ -155,7 +157,7 @@ func (p *tokenCache) token(c column, r row) string {
 	return p.tokens[key]
 }
 
-// login returns a token of IssueToken for a user or the service account.
+// login returns a token that IssueToken issues for a user's or the service account's password.
 func (h *testMember) login(user string, scope cloud.Tenant) string {
 	username, word := user, secret
 	if user == serviceAccount.name {
@@ -168,12 +170,13 @@ func (h *testMember) login(user string, scope cloud.Tenant) string {
 	return got.GetToken()
 }
 
-// unprovenToken returns the token that the token endpoint of the wire contract issues for a wrong password.
+// unprovenToken returns an unauthenticated token, which the REST token endpoint of the wire contract issues for a wrong
+// password.
 func (h *testMember) unprovenToken() string {
 	return h.restToken("sys", wrongSecret, web)
 }
 
-// restToken returns a token of the wire contract's token endpoint.
+// restToken returns a token from the REST token endpoint of the wire contract.
 func (h *testMember) restToken(user, password string, scope cloud.Tenant) string {
 	ask, err := json.Marshal(map[string]string{
 		"username": user, "password": password, "org_id": string(scope.Org), "project_id": string(scope.Project),
@@ -185,7 +188,7 @@ func (h *testMember) restToken(user, password string, scope cloud.Tenant) string
 	return answer.Data.Token
 }
 
-// primaryKeyID returns the ID of the key that signs new tokens.
+// primaryKeyID returns the ID of the key with which new tokens are signed.
 func (h *testMember) primaryKeyID() string {
 	keys := mustCall(h, identityv1.NewIdentityServiceClient(h.public).ListKeys, &identityv1.ListKeysRequest{})
 	for _, k := range keys.GetKeys() {
@@ -197,7 +200,7 @@ func (h *testMember) primaryKeyID() string {
 	return ""
 }
 
-// http calls the REST API of identity and decodes the response.
+// http calls the REST API of the identity service and decodes the JSON response into the argument into.
 func (h *testMember) http(method, path string, body []byte, into any) {
 	r, err := http.NewRequestWithContext(h.callContext(), method, "http://"+h.config.Address(h.config.Ports.Identity)+path, bytes.NewReader(body))
 	require.NoError(h.t, err)
@@ -219,7 +222,8 @@ func (h *testMember) hostKey() ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(h.key.Derive("host-token"))
 }
 
-// forgedToken describes a token of the administrator that the test signs itself.
+// forgedToken describes an administrator's token that the test signs itself, with the given algorithm, key, key ID and
+// audience.
 type forgedToken struct {
 	alg jose.SignatureAlgorithm
 	key any
@@ -235,7 +239,7 @@ func (f forgedToken) make(h *testMember) string {
 	return text
 }
 
-// unsignedToken returns a token without a signature.
+// unsignedToken returns an administrator's token with the algorithm "none" and no signature.
 func (h *testMember) unsignedToken() string {
 	claims, err := json.Marshal(h.claims(token.Audience))
 	require.NoError(h.t, err)

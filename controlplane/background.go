@@ -10,7 +10,7 @@ import (
 )
 
 // runBackground starts the loops that run until the member stops, and the tasks that run while this member is the
-// leader. Every listener is open before a task runs.
+// leader. It runs after all listeners were opened.
 func (m *member) runBackground(ctx context.Context) error {
 	tasks := &leader.Tasks{Self: m.config.NodeID, Leadership: m.system, Ready: m.records.Barrier, Log: m.log}
 	loops := []func(context.Context){
@@ -26,7 +26,7 @@ func (m *member) runBackground(ctx context.Context) error {
 	}
 	for _, engine := range m.engines {
 		loops = append(loops, m.fatal(func(ctx context.Context) error {
-			// Building the index reads every key, so it detects damage in keys that requests may not read for a long
+			// Building the key index reads every key. This detects damage in keys that requests may not read for a long
 			// time.
 			if err := engine.AwaitKeyIndex(ctx); errors.Is(err, mvcc.ErrCorrupt) {
 				return err
@@ -50,7 +50,8 @@ func (m *member) runBackground(ctx context.Context) error {
 	return nil
 }
 
-// fatal returns a loop that stops the member if f returns an error before the context ends.
+// fatal returns a background loop that runs f once. If f returns an error before ctx ends, the member stops with that
+// error.
 func (m *member) fatal(f func(context.Context) error) func(context.Context) {
 	return func(ctx context.Context) {
 		if err := f(ctx); err != nil && ctx.Err() == nil {

@@ -17,26 +17,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// backupWriter writes archives of the states of this member's groups.
+// backupWriter writes backups: archives of the state of every raft group, as stored on this member.
 type backupWriter struct {
 	c       config.Config
 	key     *clusterkey.Key
 	engines map[uint64]*mvcc.Engine
 	runner  *consensus.Runner
-	// running is a semaphore that admits one backup at a time.
+	// running is a semaphore of size 1: only one backup at a time can be written.
 	running chan struct{}
 }
 
 func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*mvcc.Engine, runner *consensus.Runner) *backupWriter {
 	a := &backupWriter{c: c, key: key, engines: engines, runner: runner, running: make(chan struct{}, 1)}
-	os.RemoveAll(a.dir()) // left by a crash
+	os.RemoveAll(a.dir()) // remove what a backup left that a crash interrupted
 	return a
 }
 
 func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, layout.BackupDir) }
 
-// write passes an archive to its argument in pieces. The archive includes every write that was acknowledged before the
-// call. The state of each group is consistent; the states of different groups are from different moments.
+// write makes a backup and passes the archive to the function write in pieces. The archive includes every write that
+// was acknowledged before the call. The state of each group is consistent in itself; the states of different groups are
+// from different moments.
 func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
 	select {
 	case a.running <- struct{}{}:
@@ -74,7 +75,7 @@ func (a *backupWriter) write(ctx context.Context, write func([]byte) error) erro
 	return out.Flush()
 }
 
-// writerFunc implements io.Writer with a function that either consumes its whole argument or returns an error.
+// writerFunc is an io.Writer. The function must either consume all of its argument or return an error.
 type writerFunc func([]byte) error
 
 func (w writerFunc) Write(p []byte) (int, error) {

@@ -25,8 +25,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// clusterKey loads the key that all members share. A single member creates the key on its first start. A member with a
-// join token gets the key from the members to join on its first start.
+// clusterKey loads the key that all members share. On its first start, a single member creates the key, and a member
+// with a join token gets the key from one of the members in c.Join.
 func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*clusterkey.Key, error) {
 	if c.ClusterKey != "" || len(c.Join) == 0 {
 		return datadir.LoadKey(c.DataDir, c.ClusterKey)
@@ -48,8 +48,8 @@ func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*cluste
 	return clusterkey.Load(own)
 }
 
-// checkKeyMatchesToken returns an error if the key, which an earlier run has stored, belongs to another cluster than
-// the join token. The check is skipped if the token file can no longer be read.
+// checkKeyMatchesToken returns an error if the key, which an earlier start has stored, belongs to another cluster than
+// the join token. If the token file can no longer be read, it checks nothing.
 func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
@@ -65,8 +65,9 @@ func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	return err
 }
 
-// resolveMemberID returns this member's ID, and whether the member joins an existing cluster. A member listed in
-// c.Cluster joins if its data directory is new and the others expect a new one, because the member was replaced.
+// resolveMemberID returns this member's ID and whether the member joins an existing cluster. A member listed in
+// c.Cluster joins if its data directory is new and the other members wait for it with a new directory, because an
+// operator has replaced it.
 func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
 	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
@@ -103,7 +104,7 @@ func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Autho
 	return id, true, nil
 }
 
-// isNewDataDir reports whether the data directory has no raft log.
+// isNewDataDir reports whether the data directory is new: it has no raft log.
 func isNewDataDir(dataDir string) (bool, error) {
 	_, err := os.Stat(filepath.Join(dataDir, layout.RaftLogDir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +113,7 @@ func isNewDataDir(dataDir string) (bool, error) {
 	return false, err
 }
 
-// firstMembers returns the records of the members of a new cluster.
+// firstMembers returns the membership records with which a new cluster starts.
 func firstMembers(c config.Config) (out []membership.Member) {
 	for id, host := range c.InitialMembers() {
 		out = append(out, membership.Member{
@@ -123,9 +124,9 @@ func firstMembers(c config.Config) (out []membership.Member) {
 	return out
 }
 
-// joinCluster sends a join request to the other members, and connects to them. It does nothing for a member that did
-// not join an existing cluster, or that knows no addresses to call. An error is permanent: the member cannot join with
-// this data directory.
+// joinCluster sends a join request to the other members and connects to them. It does nothing if this member did not
+// join an existing cluster, or if it has no addresses of other members. An error is permanent: the member cannot join
+// with this data directory.
 func (m *member) joinCluster(ctx context.Context) error {
 	if !m.host.Joined() {
 		return nil
@@ -137,7 +138,7 @@ func (m *member) joinCluster(ctx context.Context) error {
 		}
 	}
 	if len(seeds) == 0 {
-		return nil // the member joined long ago, or reads the others' addresses from its records
+		return nil // the member joined earlier and reads the others' addresses from its records
 	}
 	q := membership.JoinRequest{ID: m.config.NodeID, DirID: m.host.DirID(), ClientURLs: []string{m.config.ClientURL(m.config.Listen)}}
 	addresses, err := membership.Enter(ctx, m.mesh, seeds, q, m.log)

@@ -10,12 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// memberCertificateLife is the lifetime of the certificate that a member issues to itself. It is renewed after half of
-// it.
+// memberCertificateLife is the lifetime of the certificate that a member issues to itself. The member renews it after
+// half of this time.
 const memberCertificateLife = 30 * 24 * time.Hour
 
-// memberCertificate returns a source of this member's certificate, which it issues and renews with the cluster's
-// authority.
+// memberCertificate returns the source of this member's certificate. The source issues the certificate with the
+// cluster's authority and renews it in time.
 func memberCertificate(authority *mtls.Authority, member uint64, now func() time.Time) mtls.Source {
 	var mu sync.Mutex
 	var current *tls.Certificate
@@ -33,7 +33,8 @@ func memberCertificate(authority *mtls.Authority, member uint64, now func() time
 	}
 }
 
-// withAuthorityCertificate adds the authority's certificate to the chain, for agents that know only its hash.
+// withAuthorityCertificate returns a source that appends the authority's certificate to the chain, for agents that know
+// only the hash of that certificate.
 func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtls.Source {
 	return func() (*tls.Certificate, error) {
 		c, err := source()
@@ -44,7 +45,7 @@ func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtl
 	}
 }
 
-// withClock makes config verify certificates by the member's clock.
+// withClock makes config verify the validity of certificates by the member's clock, and returns config.
 func withClock(c *clock.Clock, config *tls.Config) *tls.Config {
 	config.Time = c.Now
 	return config

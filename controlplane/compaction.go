@@ -9,18 +9,20 @@ import (
 )
 
 const (
-	// historyAge is how long old revisions of the platform's records are kept.
+	// historyAge is how long old revisions of the platform's records can be read.
 	historyAge = 15 * time.Minute
-	// historyBytes limits the size of those old revisions, as measured by mvcc.Engine.Size. Revisions younger than
-	// historyLeast are kept beyond that limit, so a watch or a page token may always lag behind by historyLeast.
+	// historyBytes limits the size of the old revisions, measured as mvcc.Engine.Size minus SizeInUse. Revisions
+	// younger than historyLeast remain even beyond that limit, so that a watch or a page token may always be
+	// historyLeast behind.
 	historyBytes = 256 << 20
 	historyLeast = 30 * time.Second
 	// compactEvery is the time between two runs of compact.
 	compactEvery = 10 * time.Second
 )
 
-// compactor compacts revisions that are older than historyAge, and younger ones when the history is larger than
-// historyBytes. Its marks are in memory only: a new leader starts without them and keeps more history for a while.
+// compactor removes revisions that are older than historyAge, and younger ones while the history is larger than
+// historyBytes. Its marks are only in memory. A new leader starts without marks, so the history may become older than
+// historyAge then.
 type compactor struct {
 	store interface {
 		Revision() int64
@@ -35,23 +37,23 @@ type compactor struct {
 	marks []mark
 }
 
-// newCompactor returns the compactor of the platform's records.
+// newCompactor returns the compactor for the platform's records, which are in the system group.
 func (m *member) newCompactor() *compactor {
 	return &compactor{store: m.records, engine: m.engines[layout.SystemGroup], now: m.clock.Elapsed}
 }
 
-// mark is a revision at which the history can be compacted.
+// mark is a revision up to which the history can be compacted later.
 type mark struct {
 	at       time.Duration
 	revision int64
-	written  int64 // Engine.Written at that revision
+	written  int64 // Engine.Written at that revision, in bytes
 }
 
-// compact adds a mark for the present revision, and compacts the history if it is too old or too large.
+// compact adds a mark for the current revision. It compacts the history if it is too old or too large.
 func (c *compactor) compact(ctx context.Context) error {
 	now := mark{c.now(), c.store.Revision(), c.engine.Written()}
 	if n := len(c.marks); n > 0 && now.written < c.marks[n-1].written {
-		c.marks = nil // the state was replaced by a snapshot
+		c.marks = nil // the state was replaced by a snapshot, so the marks do not apply to it
 	}
 	c.marks = append(c.marks, now)
 	cut := c.cut(now)
@@ -63,9 +65,9 @@ func (c *compactor) compact(ctx context.Context) error {
 	return c.store.Compact(ctx, revision)
 }
 
-// cut returns the index of the mark to compact at, -1 for none: the newest mark older than historyAge or, while the
-// history is larger than historyBytes, the oldest mark older than historyLeast that leaves at most historyBytes (the
-// newest if none does).
+// cut returns the index of the mark up to which to compact, or -1 for none. That is the newest mark older than
+// historyAge. While the history is larger than historyBytes, it is a newer one: the oldest mark older than historyLeast
+// after which at most historyBytes were written, or the newest of these marks if there is no such mark.
 func (c *compactor) cut(now mark) int {
 	cut := -1
 	large := c.engine.Size()-c.engine.SizeInUse() > historyBytes
@@ -83,8 +85,8 @@ func (c *compactor) cut(now mark) int {
 	return cut
 }
 
-// pruneAnswers returns a task that removes expired stored responses of requests with an idempotency key, 100 per
-// transaction.
+// pruneAnswers returns a task that deletes the stored responses of requests with an idempotency key once they have
+// expired, 100 per transaction.
 func pruneAnswers(s *store.Store) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for more := true; more; {

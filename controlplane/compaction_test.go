@@ -8,13 +8,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// past is a store to which a test writes at a given rate.
+// past is the store and engine of a compactor. The test determines how much is written to it, and when.
 type past struct {
 	elapsed           time.Duration
 	revision, written int64
-	compacted         int64 // the newest revision that was compacted, and what had been written until then
+	compacted         int64 // the newest revision that was compacted
 	forgotten         int64
-	at                map[int64]int64 // bytes written until a revision
+	at                map[int64]int64 // bytes written up to each revision
 }
 
 func newPast() *past { return &past{at: map[int64]int64{}} }
@@ -28,7 +28,7 @@ func (p *past) Compact(_ context.Context, revision int64) error {
 	return nil
 }
 
-// goOn writes so many bytes a second for a while, with a look at the history every compactEvery.
+// goOn writes bytesPerSecond for the duration d, and calls compact every compactEvery.
 func (p *past) goOn(t *testing.T, c *compactor, d time.Duration, bytesPerSecond int64) {
 	for range d / compactEvery {
 		p.elapsed += compactEvery
@@ -39,7 +39,7 @@ func (p *past) goOn(t *testing.T, c *compactor, d time.Duration, bytesPerSecond 
 	}
 }
 
-// While there is little history, compaction removes what is older than the maximum age.
+// TestCompactionByAge writes little history. Compaction must remove what is older than historyAge, and nothing younger.
 func TestCompactionByAge(t *testing.T) {
 	p := newPast()
 	c := &compactor{store: p, engine: p, now: func() time.Duration { return p.elapsed }}
@@ -50,8 +50,8 @@ func TestCompactionByAge(t *testing.T) {
 	require.LessOrEqual(t, len(c.marks), 91)
 }
 
-// While there is much history, compaction removes what is beyond the maximum size, but nothing younger than half a
-// minute.
+// TestCompactionBySize writes much history. Compaction must remove what exceeds historyBytes, but nothing younger than
+// historyLeast.
 func TestCompactionBySize(t *testing.T) {
 	for _, mib := range []int64{1, 5, 19, 100} {
 		p := newPast()
@@ -71,7 +71,7 @@ func TestCompactionBySize(t *testing.T) {
 	}
 }
 
-// When a snapshot replaces the state, compaction forgets the sizes that it measured of the old state.
+// TestCompactionAfterASnapshot replaces the state by a snapshot. The compactor must drop the marks of the old state.
 func TestCompactionAfterASnapshot(t *testing.T) {
 	p := newPast()
 	c := &compactor{store: p, engine: p, now: func() time.Duration { return p.elapsed }}

@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// costs exports counters of the work that calls cause on this member. They do not depend on the speed of the machine;
-// TestCosts compares them with the expected work of each call.
+// costs exports counters of the work that calls cause on this member, such as log entries and reads. They do not depend
+// on the speed of the machine. TestCosts compares them with the expected work of each call.
 type costs struct {
 	runner     *consensus.Runner
-	engines    map[uint64]*mvcc.Engine // by group
+	engines    map[uint64]*mvcc.Engine // by raft group
 	identities *identity.Service
 }
 
-// groupCosts lists the cost counters that each raft group has.
+// groupCosts lists the counters that each raft group has: its name and how to get its value.
 var groupCosts = []struct {
 	desc  *prometheus.Desc
 	value func(consensus.Work, mvcc.Stats) int64

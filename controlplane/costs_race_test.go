@@ -2,5 +2,5 @@
 
 package main
 
-// raceEnabled reports whether the race detector is on, which changes how much is allocated.
+// raceEnabled reports whether the race detector is on. The race detector changes the number of allocations.
 const raceEnabled = true

@@ -25,8 +25,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// costCounters are the columns of testdata/costs.txt and the metrics that they are read from. A metric that each raft
-// group has counts the sum of all groups.
+// costCounters lists columns of testdata/costs.txt with the metrics that they are read from. If a metric has a value
+// for each raft group, the column has the sum.
 var costCounters = []struct{ name, metric string }{
 	{"entries", "trivet_raft_committed_index"},
 	{"bytes", "trivet_raft_proposed_bytes_total"},
@@ -39,34 +39,35 @@ var costCounters = []struct{ name, metric string }{
 }
 
 const (
-	// costSamples is how often each call is measured. Its cost is the lower quartile, because background jobs add work
-	// to some samples.
+	// costSamples is the number of samples per call. The cost is the lower quartile of the samples, because background
+	// jobs add work to some of them.
 	costSamples = 31
-	// costTolerance is how far a cost may be from the expected one.
+	// costTolerance is the largest relative difference between a cost and the expected one.
 	costTolerance = 0.05
-	// costFile holds the expected costs.
+	// costFile is the file with the expected costs.
 	costFile = "testdata/costs.txt"
 )
 
-// cost maps each counter to its rise during one call. The counter allocs counts heap allocations of the whole process,
-// including those of the client.
+// cost maps each counter to its increase during one call. The counter allocs is the number of heap allocations of the
+// process, which include those of the test's client.
 type cost map[string]int64
 
-// measuredCall is a call whose cost is measured.
+// measuredCall is a call that TestCosts makes repeatedly to measure its cost.
 type measuredCall struct {
 	name string
-	// prepare returns the call number i, which must succeed. What prepare does is not measured.
+	// prepare returns a function that makes call number i, which must succeed. The work of prepare itself is not
+	// measured.
 	prepare func(i int) func()
-	// pause is the time between two samples, for calls whose rate is limited.
+	// pause is the time to wait before each sample, for calls whose rate is limited.
 	pause time.Duration
-	// slow marks a call that is not measured with the race detector: it then takes so long that background jobs add
+	// slow marks a call that is skipped with the race detector, because it would take so long that background jobs add
 	// work to every sample.
 	slow bool
 }
 
-// TestCosts compares the cost of the commonest calls with testdata/costs.txt: log entries, bytes proposed, ReadIndex
-// calls, store reads, policy evaluations, signatures verified and allocations. None of it depends on the speed of the
-// machine. More than 5 % more or less fails: after a change that is meant, run the test with -rewrite.
+// TestCosts compares the cost of the most common calls with testdata/costs.txt: log entries, bytes proposed, ReadIndex
+// calls, store reads, policy evaluations, verified signatures and allocations. None of these depends on the speed of
+// the machine. The test fails if a cost differs by more than 5 %; after an intended change, run it with -rewrite.
 func TestCosts(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -108,7 +109,7 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// compareCost returns what is wrong with a cost, or "".
+// compareCost returns the text of the failure if the cost got differs from want by more than costTolerance, or "".
 func compareCost(want, got int64) string {
 	switch d := float64(got - want); {
 	case math.Abs(d) <= costTolerance*float64(want):
@@ -132,7 +133,7 @@ func TestCompareCost(t *testing.T) {
 	}
 }
 
-// costHeader explains the file of expected costs.
+// costHeader is the first part of the file of expected costs, which explains the columns.
 const costHeader = `Cost of one call at a member that is alone in its cluster, with both groups. Written by go test ./controlplane -run TestCosts -rewrite.
 entries: log entries; bytes: proposed; readidx: ReadIndex calls; gets, ranges: reads of the store, not from memory; keys: keys that these returned;
 policy: evaluations of the authorization policy; sigs: token signatures verified; allocs: heap allocations, those of the caller and its connection included.
@@ -184,14 +185,15 @@ func parseCosts(t *testing.T, text string) map[string]cost {
 	return out
 }
 
-// measure returns the cost of a call. It calls beat, which is not measured, so often that the host stays READY.
+// measure returns the cost of a call. It calls beat about once a second, outside of the measurement, so that the host
+// stays READY.
 func (h *testMember) measure(c measuredCall, beat func()) cost {
 	h.t.Helper()
 	samples := map[string][]int64{}
 	var beaten time.Time
 	n, took := allocations(func() { time.Sleep(idleTime) })
 	idle := float64(n) / took.Seconds()
-	// The first calls fill caches.
+	// The first three calls are not counted, because they fill caches.
 	for i := range costSamples + 3 {
 		if time.Since(beaten) > time.Second {
 			beat()
@@ -208,7 +210,7 @@ func (h *testMember) measure(c measuredCall, beat func()) cost {
 		for name, n := range after {
 			samples[name] = append(samples[name], n-before[name])
 		}
-		// Raft's clock and other background jobs allocate as long as a call takes.
+		// Subtract the allocations that raft's clock and other background jobs make in the same time.
 		samples["allocs"] = append(samples["allocs"], allocs-int64(idle*took.Seconds()))
 	}
 	out := cost{}
@@ -220,13 +222,14 @@ func (h *testMember) measure(c measuredCall, beat func()) cost {
 }
 
 const (
-	// idleTime is how long the allocations of background jobs are counted.
+	// idleTime is how long measure counts the allocations of background jobs.
 	idleTime = 300 * time.Millisecond
-	// tailTime is how long allocations are counted after the answer of a call, for the watches that it wakes.
+	// tailTime is how long allocations are still counted after the response to a call, for the watches that the call
+	// wakes.
 	tailTime = 5 * time.Millisecond
 )
 
-// allocations returns how many heap allocations the process made during f, and how long f took.
+// allocations returns how many heap allocations the process has made while f ran, and how long f took.
 func allocations(f func()) (n int64, took time.Duration) {
 	var from, to runtime.MemStats
 	runtime.ReadMemStats(&from)
@@ -237,7 +240,8 @@ func allocations(f func()) (n int64, took time.Duration) {
 	return int64(to.Mallocs - from.Mallocs), took
 }
 
-// settled returns the counters once two readings in a row agree: what a call causes after its answer has ended too.
+// settled returns the counters once two readings are equal: all work that a call has caused, even after its response,
+// is then complete.
 func (h *testMember) settled() cost {
 	h.t.Helper()
 	var last cost
@@ -250,7 +254,7 @@ func (h *testMember) settled() cost {
 	return last
 }
 
-// readCounters reads the counters from /metrics.
+// readCounters reads the counters of costCounters from /metrics.
 func (h *testMember) readCounters() cost {
 	h.t.Helper()
 	answer, err := http.Get("http://" + h.config.MetricsListen + "/metrics")
@@ -272,10 +276,10 @@ func (h *testMember) readCounters() cost {
 	return out
 }
 
-// always is the prepare function of a call that needs no preparation.
+// always returns the prepare function of a call that needs no preparation.
 func always(call func()) func(int) func() { return func(int) func() { return call } }
 
-// measuredCalls are the commonest calls.
+// measuredCalls returns the most common calls, which TestCosts measures.
 func (h *testMember) measuredCalls() []measuredCall {
 	ctx := h.t.Context()
 	token := h.hostToken(web, time.Now(), time.Hour)
@@ -310,7 +314,7 @@ func (h *testMember) measuredCalls() []measuredCall {
 		must(err)
 		return vm.GetId()
 	}
-	// report sends observations in a stream of their own and returns when the member has taken them.
+	// report sends observations in a new stream of a host, and returns when the member has processed them.
 	report := func(all ...*agentv1.VmObservation) {
 		h.t.Helper()
 		stream, err := agents.Report(ctx)
@@ -319,7 +323,7 @@ func (h *testMember) measuredCalls() []measuredCall {
 		_, err = stream.CloseAndRecv()
 		must(err)
 	}
-	// built creates a VM that its host has built.
+	// built creates a VM and reports that its host has built it.
 	built := func(name string) string {
 		id := create(name)
 		report(&agentv1.VmObservation{VmId: id, Generation: 1, Observed: agentv1.Observed_OBSERVED_BUILT})

@@ -18,7 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// vms asks the REST of VMs for the list of the token's project, with headers.
+// vms requests the list of VMs from the REST API, with a token and with headers of the form name=value. It returns the
+// HTTP status and the body.
 func (h *testMember) vms(token string, headers ...string) (code int, body string) {
 	r, err := http.NewRequestWithContext(h.callContext(), http.MethodGet, "http://"+h.config.Address(h.config.Ports.VM)+"/api/v1/vms", nil)
 	require.NoError(h.t, err)
@@ -35,8 +36,9 @@ func (h *testMember) vms(token string, headers ...string) (code int, body string
 	return got.StatusCode, string(text)
 }
 
-// The test runs a member. A role that the administrator of one org gives to users of another does not change what their
-// tokens may do. Calls name their tenant by metadata or headers, and their callers need a role in it.
+// TestRolesFromAnotherOrgGiveNoAccess lets the administrator of one org give roles to users of another. This must not
+// change what their tokens may do. Calls may name their tenant by metadata or headers, but only one in which the caller
+// has a role.
 func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 	h := startMember(t)
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -83,7 +85,7 @@ func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: "ada", Binding: viewer(shop)})
 	check()
 
-	// One token, and each call says where: by its request, its metadata, its headers.
+	// With one token, each call may name its tenant: in the request, in its metadata, or in its headers.
 	require.NoError(t, list(ada, lab))
 	require.NoError(t, list(ada, cloud.Tenant{}, "trivet-project", "lab"))
 	code, body := h.vms(ada, "Trivet-Project=shop")
@@ -97,7 +99,7 @@ func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 	code, _ = h.vms(ada, "Trivet-Project=a/b")
 	require.Equal(t, http.StatusBadRequest, code)
 
-	// A foreign project is answered like one that does not exist.
+	// A project of another org must get the same response as one that does not exist.
 	for _, ask := range []func(id string) string{
 		func(id string) string { return fmt.Sprint(list(mallory, cloud.Tenant{Project: cloud.ProjectID(id)})) },
 		func(id string) string { return fmt.Sprint(list(mallory, cloud.Tenant{}, "trivet-project", id)) },
@@ -123,7 +125,7 @@ func TestRolesFromAnotherOrgGiveNoAccess(t *testing.T) {
 		require.NotContains(t, theirs, "acme")
 		require.Equal(t, strings.ReplaceAll(none, "nix", "web"), theirs)
 	}
-	// Nor does the metadata turn a role in an org into one for the cloud.
+	// Metadata must not turn a role in an org into one for the entire cloud.
 	_, err = who.BindRole(metadata.AppendToOutgoingContext(h.contextWithToken(mallory), "trivet-org", "rival"),
 		&identityv1.BindRoleRequest{UserId: "mallory", Binding: &identityv1.Binding{Role: string(cloud.SystemAdmin)}})
 	require.Equal(t, codes.PermissionDenied, status.Code(err))

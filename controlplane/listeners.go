@@ -16,19 +16,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// boundListener describes an open listener and its servers: gRPC or HTTP, or both on a port for etcd's clients.
+// boundListener is an open listener with its servers: gRPC or HTTP, or both on a port for etcd's clients.
 type boundListener struct {
 	name, address string
 	grpc          *grpc.Server
 	http          http.Handler
 }
 
-// listenerSet is a set of listeners that close together.
+// listenerSet is a set of listeners that are closed together.
 type listenerSet struct {
 	log *slog.Logger
-	// opened, if set, is called with every listener that was opened.
+	// opened, if set, is called with each listener after it was opened.
 	opened func(boundListener)
-	// failed receives the errors of listeners that end before close.
+	// failed receives the errors of servers that end before close is called.
 	failed    chan error
 	grpc      []*grpc.Server
 	http      []*http.Server
@@ -40,8 +40,8 @@ func newListenerSet(log *slog.Logger, opened func(boundListener), failed chan er
 	return &listenerSet{log: log, opened: opened, failed: failed}
 }
 
-// serve opens a listener for a gRPC server or an HTTP handler, one of which is nil, and serves it until close. HTTP is
-// plaintext if secure is nil. A gRPC server has credentials of its own.
+// serve opens a listener for a gRPC server g or an HTTP handler h, one of which is nil, and serves it until close is
+// called. HTTP is plaintext if secure is nil. A gRPC server has its own credentials, so secure does not apply to it.
 func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -62,39 +62,40 @@ func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler
 	return nil
 }
 
-// newHTTPServer returns a server with the limits of every HTTP port: a header must arrive within 10 s, the whole
-// request within 30 s, and a response takes at most 2 minutes.
+// newHTTPServer returns a server with the time limits of every HTTP port: the header of a request must arrive within 10
+// s, the entire request within 30 s, and the response may take up to 2 minutes.
 func (l *listenerSet) newHTTPServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
-		// The longest wait of a REST call is stopping a VM: 30 s and a margin.
+		// The longest wait of a REST call is the stop of a VM: 30 s plus a margin.
 		WriteTimeout: 2 * time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(l.log.Handler(), slog.LevelDebug),
 	}
 }
 
-// notifyOpened calls opened.
+// notifyOpened calls l.opened if it is set.
 func (l *listenerSet) notifyOpened(d boundListener) {
 	if l.opened != nil {
 		l.opened(d)
 	}
 }
 
-// reportEnd sends err to failed unless it means that the server was stopped.
+// reportEnd sends the error with which the server called name ended to l.failed, unless the server was stopped on
+// purpose.
 func (l *listenerSet) reportEnd(name string, err error) {
 	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 		l.failed <- fmt.Errorf("serve %s: %w", name, err)
 	}
 }
 
-// close refuses new requests, waits up to drain for those under way, and then cancels them. It returns after every
-// server has stopped.
+// close refuses new requests, waits up to drain until running requests have ended, and then cancels the rest. It
+// returns when every server has stopped.
 func (l *listenerSet) close(drain time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()
 	var stopped sync.WaitGroup
 	for _, s := range l.splitters {
-		s.Close() // Serve returns the same error
+		s.Close() // Serve returns the same error, which is reported
 	}
 	for _, s := range l.http {
 		stopped.Go(func() {

@@ -23,14 +23,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// etcdOverhead is the number of bytes by which a message may exceed the limit of a request that writes, as in etcd.
+// etcdOverhead is how many bytes a gRPC message may be longer than the limit of a request that writes. etcd has the
+// same value.
 const etcdOverhead = 512 << 10
 
-// etcdStreams limits the open calls of one connection to the etcd port. etcd has no such limit; its clients carry any
-// number of watches over one stream.
+// etcdStreams is the most open calls of one connection to a port for etcd's clients. etcd has no such limit; its
+// clients send all their watches over one stream.
 const etcdStreams = 4096
 
-// serveEtcd opens a listener that serves gRPC and HTTP/1 on one port, as etcd does.
+// serveEtcd opens a listener that serves gRPC and HTTP/1 on the same port, as etcd does.
 func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Server, keys *kv.Service, counted *grpcprom.ServerMetrics, metrics http.Handler) error {
 	config, err := etcdTLS(c)
 	if err != nil {
@@ -63,7 +64,7 @@ func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 	return nil
 }
 
-// ignoreClosed returns err, or nil if err means that the listener was closed.
+// ignoreClosed returns nil if err means that the listener was closed, and err otherwise.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -71,12 +72,12 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// etcdTLS returns the TLS configuration of the ports for etcd's clients, nil for plaintext.
+// etcdTLS returns the TLS configuration of the ports for etcd's clients, or nil if they are plaintext.
 func etcdTLS(c config.KV) (*tls.Config, error) {
 	if c.EtcdCert == "" {
 		return nil, nil
 	}
-	// The files are read for each connection, so that a renewed certificate takes effect at once.
+	// Read the files for each connection, so that a renewed certificate takes effect at once.
 	load := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(c.EtcdCert, c.EtcdKey)
 		return &pair, err

@@ -9,7 +9,8 @@
 //   - servers.go: gRPC and REST servers and their listeners
 //   - background.go: leader tasks and loops
 //
-// supervisor.go stops the process when its disk fails. timerslack.go lets timers be late, which saves CPU time. bootstrap.go determines this member's ID and cluster.
+// supervisor.go stops the process when its disk fails. timerslack.go lets timers fire late, which saves CPU time.
+// bootstrap.go determines this member's ID and cluster.
 package main
 
 import (
@@ -29,7 +30,7 @@ import (
 
 func main() {
 	setTimerSlack()
-	// Only the member's user may read its files. Some libraries create files with mode 0644.
+	// Only the user of this process may read the member's files. Some libraries create files with mode 0644.
 	syscall.Umask(0o077)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -68,7 +69,7 @@ func command() *cobra.Command {
 	return root
 }
 
-// version returns the version of the module from the build information, or "devel".
+// version returns the version of this module from the build information, or "devel" if there is none.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// metrics holds the Prometheus metrics of a member.
+// metrics holds the Prometheus registry of a member and the metrics of its servers.
 type metrics struct {
 	registry *prometheus.Registry
 	grpc     *grpcprom.ServerMetrics
@@ -33,7 +33,7 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register adds the metrics of the parts of a member.
+// register adds the metrics of the member's clock, disk space, raft groups, engines, key-value store and certificate.
 func (m *metrics) register(of *member) {
 	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
 		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys))
@@ -42,13 +42,14 @@ func (m *metrics) register(of *member) {
 	}
 }
 
-// collector exports the state of raft and of the storage engines.
+// collector exports the state of the raft groups and of their storage engines.
 type collector struct {
 	runner  *consensus.Runner
 	engines map[uint64]*mvcc.Engine
 }
 
-// gauges lists the metrics of collector. Each has a value for every group, from raft (group) or the engine (state).
+// gauges lists the metrics of collector. Each has one value per raft group, computed from raft's status (group) or the
+// engine's statistics (state).
 var gauges = []struct {
 	desc  *prometheus.Desc
 	group func(consensus.GroupStatus) float64
@@ -100,13 +101,14 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// routedHandler is a handler that lists its routes, as rest.Server does, for the authorization matrix.
+// routedHandler is a handler with a list of its routes, as rest.Server has one. The authorization test calls each route
+// in the list.
 type routedHandler struct {
 	http.Handler
 	routes []rest.Route
 }
 
-// Routes returns the method and path of every endpoint.
+// Routes returns the method and path of every endpoint of the handler.
 func (r routedHandler) Routes() []rest.Route { return r.routes }
 
 func metricsHandler(registry *prometheus.Registry) routedHandler {
@@ -115,8 +117,8 @@ func metricsHandler(registry *prometheus.Registry) routedHandler {
 	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics serves /metrics to callers on loopback, and passes all other requests to other. It refuses requests from
-// web pages, also after DNS rebinding: see rest.CheckPage.
+// localMetrics serves /metrics to callers on loopback, and forwards all other requests to the handler other. It refuses
+// requests from web pages, including those by DNS rebinding (rest.CheckPage).
 func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {

@@ -13,7 +13,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// user creates a user with a role.
+// user creates a user with a password and the role in b.
 func (h *testMember) user(name string, b *identityv1.Binding) {
 	h.t.Helper()
 	who := identityv1.NewIdentityServiceClient(h.public)
@@ -22,7 +22,8 @@ func (h *testMember) user(name string, b *identityv1.Binding) {
 	mustCall(h, who.BindRole, &identityv1.BindRoleRequest{UserId: name, Binding: b})
 }
 
-// as returns the context of a call by a user whose token is scoped to an org and, when not empty, a project.
+// as returns the context of a call by a user whose token is scoped to an org and, unless project is empty, to a
+// project.
 func (h *testMember) as(name, org, project string) context.Context {
 	h.t.Helper()
 	out, err := identityv1.NewIdentityServiceClient(h.public).IssueToken(h.callContext(),
@@ -31,8 +32,9 @@ func (h *testMember) as(name, org, project string) context.Context {
 	return h.contextWithToken(out.GetToken())
 }
 
-// The org:admin of one org attacks a running member: with VMs in a project without a quota, with too many projects, by
-// taking a project ID that another org wants, and with what a deleted project leaves.
+// TestOrgAdminCannotExceedTheOrgQuota lets the org:admin of one org attack a running member: with VMs in a project
+// without a quota, with too many projects, with a project ID that another org needs, and with roles and wallets of a
+// deleted project. Each attack must fail.
 func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 	h := startMember(t)
 	who, credit := identityv1.NewIdentityServiceClient(h.public), creditv1.NewCreditServiceClient(h.public)
@@ -64,7 +66,7 @@ func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 
 	mustCall(h, who.SetQuota, &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{Vms: new(uint64(1)), Projects: new(uint64(2))}})
 	require.NoError(t, project("mallory", "evil", "evil-unlimited"))
-	// The member learns a moment later that the host is ready.
+	// The scheduler learns only after a delay that the host is ready.
 	h.waitFor(func() bool { return create("first") == nil })
 	refused(create("second"), codes.ResourceExhausted, "the quota of org evil (shared by its projects) allows 1 vms")
 	_, err := who.SetQuota(h.as("mallory", "evil", ""), &identityv1.SetQuotaRequest{OrgId: "evil", Quota: &identityv1.Quota{}})
@@ -76,16 +78,17 @@ func TestOrgAdminCannotExceedTheOrgQuota(t *testing.T) {
 	require.NoError(t, err)
 	refused(project("root", "acme", "acme-production"), codes.AlreadyExists, "reserved")
 
-	// A project that does not exist gets no wallet.
+	// A project that does not exist must not get a wallet.
 	_, err = credit.CreateWallet(h.adminContext(), &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "nope"})
 	refused(err, codes.NotFound, "no project nope")
 
-	// ada's roles in the first project p do not apply in the second one.
+	// A project p is deleted and created again. The roles and tokens that ada had in the first one must not apply to
+	// the second one.
 	require.NoError(t, project("root", "acme", "p"))
 	h.user("ada", &identityv1.Binding{Role: "project:admin", OrgId: "acme", ProjectId: "p"})
 	mustCall(h, credit.CreateWallet, &creditv1.CreateWalletRequest{OrgId: "acme", ProjectId: "p", InitialBalance: 100})
 	wallet := &creditv1.GetWalletRequest{OrgId: "acme", ProjectId: "p"}
-	// One token of each scope; contexts would end.
+	// Tokens of three scopes. Contexts are made per call, because they have a timeout.
 	scoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()
 	unscoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "ada", Password: secret}).GetToken()
 	rootScoped := mustCall(h, who.IssueToken, &identityv1.IssueTokenRequest{Username: "root", Password: secret, OrgId: "acme", ProjectId: "p"}).GetToken()

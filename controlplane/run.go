@@ -31,34 +31,35 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// member is one member of the control plane. The builders that run lists fill the fields from the bottom layer up: each
-// builder uses only what the builders before it have set, and registers with onStop how its part is stopped.
+// member is one member of the control plane. Its fields are set by the builders, the functions that run lists. Each
+// builder uses only what earlier builders have set, and calls onStop with the function that stops its part.
 type member struct {
 	config config.Config
 	log    *slog.Logger
 	disk   *supervisor
-	// opened, if set, is called with every listener that was opened.
+	// opened, if set, is called with each listener after it was opened. Tests use it to learn the addresses.
 	opened func(boundListener)
-	// stops holds the functions that onStop registered, stopErr the error of transferring the leadership.
+	// stops holds the functions that were passed to onStop. stopErr is the error of transferring the leadership when
+	// the member stopped.
 	stops   []func()
 	stopErr error
 
-	// Set by claimDataDir.
+	// Fields that claimDataDir sets:
 	key         *clusterkey.Key
 	authority   *mtls.Authority
-	joins       bool // the member joins a cluster, or did when its data directory was new
+	joins       bool // whether the member joins, or at its first start joined, an existing cluster
 	clock       *clock.Clock
 	certificate mtls.Source
 	tenantTLS   *tenantTLS
 	metrics     *metrics
 
-	// Set by openState.
+	// Fields that openState sets:
 	engines   map[uint64]*mvcc.Engine
 	machines  map[uint64]*store.StateMachine
 	leaseFeed *kv.LeaseFeed
 	files     *image.Files
 
-	// Set by startConsensus.
+	// Fields that startConsensus sets:
 	mesh   *transport.Transport
 	space  *diskspace.Monitor
 	host   *consensus.Host
@@ -66,13 +67,13 @@ type member struct {
 	system *store.Group
 	kvLead *store.Group
 
-	// Set by openRecords.
+	// Fields that openRecords sets:
 	budgets     *budget.Budget
 	records     *store.Store
 	commands    *leader.Commands
 	memberships *membership.Service
 
-	// Set by the builders of the services.
+	// Fields that the builders of the services set:
 	audits     *audit.Service
 	identities *identity.Service
 	images     *image.Service
@@ -83,35 +84,35 @@ type member struct {
 	joinTokens *jointoken.Service
 	kvRaft     *kv.Raft
 	keys       *kv.Service
-	etcd       *etcdrpc.Server // on the port that all gRPC services share
-	etcdPorts  *etcdrpc.Server // on the ports for etcd's clients
+	etcd       *etcdrpc.Server // serves etcd's API on the port that all gRPC services share
+	etcdPorts  *etcdrpc.Server // serves etcd's API on the ports for etcd's clients
 	backups    *backupWriter
 	services   []service
 
-	// Set by servePeers and serveClients.
+	// Fields that servePeers and serveClients set:
 	peers     *listenerSet
 	listeners *listenerSet
 }
 
-// run runs a member until ctx ends or the member cannot continue. It stops what it started in reverse order before it
-// returns. If the disk has failed it does not return; see supervisor. opened, if set, is called with every listener
-// that was opened.
+// run runs a member until ctx ends or the member cannot continue. Before it returns, it stops what it has started, in
+// reverse order. If the disk has failed it never returns; the supervisor ends the process. opened, if set, is called
+// with each listener after it was opened.
 func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
 	m := &member{config: c, log: newLog(c), disk: disk, opened: opened}
 	defer func() { err = errors.Join(err, m.stop()) }()
 	for _, build := range []func(context.Context) error{
-		m.claimDataDir,   // the lock, the cluster key, this member's ID and certificates
-		m.openState,      // a storage engine for each raft group, and the image files
-		m.startConsensus, // the transport between members, and raft
-		m.openRecords,    // the platform's records, leader commands, and the list of members
+		m.claimDataDir,   // locks the data directory; loads the cluster key, this member's ID and certificates
+		m.openState,      // opens a storage engine for each raft group, and the image files
+		m.startConsensus, // starts the transport between members, and raft
+		m.openRecords,    // opens the platform's records, leader commands, and the list of members
 		m.newAccounts,
 		m.newCompute,
 		m.newKV,
 		m.newCluster,
 		m.listServices,
-		m.servePeers,    // from here on the member takes part in raft
-		m.serveClients,  // agents, tenants and operators
-		m.runBackground, // leader tasks and the services' loops
+		m.servePeers,    // from now on the member takes part in raft
+		m.serveClients,  // opens the ports for agents, tenants and operators
+		m.runBackground, // starts the tasks of the leader and the services' loops
 	} {
 		if err := build(ctx); err != nil {
 			return err
@@ -121,10 +122,12 @@ func run(ctx context.Context, c config.Config, disk *supervisor, opened func(bou
 	return m.wait(ctx)
 }
 
-// onStop registers f to be called when the member stops, before the functions that were registered earlier.
+// onStop registers a function that is called when the member stops. Functions are called in the reverse order of their
+// registration.
 func (m *member) onStop(f func()) { m.stops = append(m.stops, f) }
 
-// stop calls the registered functions, the last one first. It returns the error of transferring the leadership.
+// stop calls the functions that were passed to onStop, the last one first. It returns the error of transferring the
+// leadership.
 func (m *member) stop() error {
 	for _, f := range slices.Backward(m.stops) {
 		f()
@@ -132,7 +135,7 @@ func (m *member) stop() error {
 	return m.stopErr
 }
 
-// logStart logs the address of the member, and settings that are unsafe outside of tests.
+// logStart logs the address of the member and the settings that are unsafe outside of tests.
 func (m *member) logStart() {
 	if m.config.Dev {
 		m.log.Warn("DEV: every caller who can reach this address is the administrator of project default")
@@ -144,7 +147,7 @@ func (m *member) logStart() {
 	m.log.Info("serving", "member", m.config.NodeID, "address", m.config.Listen, "cluster", m.authority.Cluster(), "version", version())
 }
 
-// wait returns nil when ctx ends, or the error because of which the member cannot continue.
+// wait waits until ctx ends and returns nil, or returns the error because of which the member cannot continue.
 func (m *member) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -159,7 +162,8 @@ func (m *member) wait(ctx context.Context) error {
 	}
 }
 
-// newLog returns the logger of the process. It writes JSON under systemd unless the configuration names a format.
+// newLog returns the logger of the process. It writes JSON if the configuration requires it, or by default under
+// systemd.
 func newLog(c config.Config) *slog.Logger {
 	json := c.LogFormat == "json" || c.LogFormat == "auto" && os.Getenv("JOURNAL_STREAM") != ""
 	if json {

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// scrub deletes compacted revisions from the engines in small steps, until ctx ends.
+// scrub deletes compacted revisions from the engines' files every five seconds, in steps of 1000, until ctx ends.
 func scrub(ctx context.Context, engines map[uint64]*mvcc.Engine, log *slog.Logger) {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()

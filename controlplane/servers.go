@@ -26,18 +26,18 @@ import (
 )
 
 const (
-	// stopTime limits the transfer of leadership when the member stops.
+	// stopTime is the time limit of transferring the leadership to another member when this member stops.
 	stopTime = 3 * time.Second
-	// drainTime is how long requests may take to end when the member stops. Streams of tenants have no end of their
-	// own.
+	// drainTime is the time that running requests have to end when the member stops. Streams of tenants do not end by
+	// themselves, so they are canceled after it.
 	drainTime = 2 * time.Second
 )
 
-// servePeers starts to exchange messages with other members, so that raft can elect leaders.
+// servePeers starts the exchange of messages with the other members, so that raft can elect leaders.
 func (m *member) servePeers(context.Context) error {
 	m.mesh.Attach(m.runner, m.commands, m.files)
-	// Messages are exchanged until the leadership is transferred, after everything that later builders started has
-	// ended.
+	// Continue to exchange messages until the leadership was transferred. That happens after everything that later
+	// builders have started was stopped.
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { m.mesh.Run(ctx) })
@@ -70,8 +70,8 @@ func (m *member) serveClients(context.Context) error {
 	m.onStop(kvREST.Close)
 	m.listeners = newListenerSet(m.log, m.opened, make(chan error, 16))
 	m.onStop(func() { m.listeners.close(drainTime) })
-	// Agents' streams have no end of their own, and agents connect to another member at once, so these listeners are
-	// not drained.
+	// Close these listeners without waiting: agents' streams do not end by themselves, and agents connect to another
+	// member at once.
 	agentListeners := newListenerSet(m.log, m.opened, m.listeners.failed)
 	m.onStop(func() { agentListeners.close(0) })
 
@@ -108,8 +108,8 @@ func (m *member) serveClients(context.Context) error {
 	return nil
 }
 
-// newAgentServer builds the gRPC server for agents of hosts, which authenticate with certificates. Only the methods for
-// joining accept callers without a certificate.
+// newAgentServer creates the gRPC server for the agents of hosts. Agents authenticate with client certificates; callers
+// without one may call only the two methods for joining.
 func (m *member) newAgentServer() *grpc.Server {
 	server, _ := rpc.New(rpc.Options{
 		Credentials: m.nodes.Credentials(withClock(m.clock, mtls.ServerOptional(withAuthorityCertificate(m.certificate, m.authority),
@@ -125,8 +125,8 @@ func (m *member) newAgentServer() *grpc.Server {
 	return server.Server
 }
 
-// newTenantServers builds the gRPC server of all services, and one for the credit service alone. Callers authenticate
-// with tokens. Both servers share one limit of streams per caller.
+// newTenantServers creates two gRPC servers: public has the methods of all services, creditOnly those of the credit
+// service. Callers authenticate with tokens. Both servers share one limit of streams per caller.
 func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	options := rpc.Options{
 		Credentials: m.tenantTLS.grpc(), Verifier: m.identities, Log: m.log, Metrics: m.metrics.grpc, Audit: m.audits, Public: true,
@@ -151,7 +151,7 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	return server.Server, creditServer.Server
 }
 
-// newREST builds the server of a REST API.
+// newREST returns the HTTP handler of a REST API of the platform.
 func (m *member) newREST(api *restAPI) http.Handler {
 	options := api.options
 	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
@@ -164,7 +164,7 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	return server
 }
 
-// newKVREST builds the REST API of the key-value store, whose members forward requests to each other.
+// newKVREST returns the REST API of the key-value store. Members forward such requests to each other.
 func (m *member) newKVREST() *restapi.Server {
 	c := &m.config
 	return restapi.New(restapi.Options{
@@ -174,7 +174,8 @@ func (m *member) newKVREST() *restapi.Server {
 	})
 }
 
-// ready returns nil if the member can serve requests about the platform's records.
+// ready returns nil if the member can serve requests that need the platform's records, and otherwise the reason that
+// /ready reports.
 func (m *member) ready(context.Context) error {
 	if leaderID, _ := m.system.Leader(); leaderID == 0 {
 		return errors.New("no leader: fewer than a majority of the members can be reached")

@@ -38,51 +38,51 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service holds what a service adds to the servers and to the background work of a member. All fields are optional.
+// service holds what one service adds to the servers and to the background work of a member. All fields are optional.
 type service struct {
-	// rpc registers the service on the gRPC port that all services share.
+	// rpc registers the service's methods on the gRPC port that all services share.
 	rpc func(grpc.ServiceRegistrar)
-	// agentRPC registers what the service offers to agents of hosts and to joining members, on the port for agents.
+	// agentRPC registers the service's methods for agents of hosts and for joining members, on the port for agents.
 	agentRPC func(grpc.ServiceRegistrar)
-	// rest is the service's REST API.
+	// rest describes the service's REST API, which has its own port.
 	rest *restAPI
-	// tasks run on the leader only, each in its own loop.
+	// tasks run only on the leader, each in its own loop.
 	tasks []leader.Task
 	// run lists functions that run on every member until their context ends.
 	run []func(context.Context)
 }
 
-// restAPI is a REST API on a port of its own.
+// restAPI is a REST API that is served on its own port.
 type restAPI struct {
-	// name names the listener, and the API in metrics and logs.
+	// name is the name of the listener, and the name of the API in metrics and logs.
 	name string
 	port uint16
-	// options holds the settings in which the API differs from the others.
+	// options holds the settings that differ between the REST APIs. newREST sets the others.
 	options rest.Options
 	routes  func(*rest.Server)
-	// metrics makes the port serve /metrics to callers on loopback.
+	// metrics is set for the API whose port also serves /metrics to callers on loopback.
 	metrics bool
 }
 
 // listServices lists the services of a member. To add a service, create it in the builder of its layer and list it
-// here. The listeners of REST APIs open in this order.
+// here. The listeners of REST APIs are opened in this order.
 func (m *member) listServices(context.Context) error {
 	ports := m.config.Ports
 	tenantREST := func(s fault.Service) rest.Options {
 		return rest.Options{Service: s, Verifier: m.identities, Audit: m.audits}
 	}
 	m.services = []service{
-		{ // the platform's records
+		{ // cleanup of the platform's records
 			tasks: []leader.Task{
 				{Name: "forget answers", Every: time.Minute, Run: pruneAnswers(m.records)},
 				{Name: "compact", Every: compactEvery, Run: m.newCompactor().compact},
 			},
 		},
-		{ // members
+		{ // the members of the cluster
 			tasks: []leader.Task{{Name: "reconcile members", Every: membership.ReconcileEvery, Run: m.memberships.Run}},
 			run:   []func(context.Context){m.memberships.ResolveUnknownMembers, m.fatal(m.followMembers), m.fatal(m.joinCluster)},
 		},
-		{ // identity
+		{ // users, orgs, projects and tokens
 			rpc: m.identities.Register,
 			rest: &restAPI{
 				name: "identity", port: ports.Identity, options: rest.Options{Service: fault.Identity, Hosts: m.config.CredentialFreeHosts()},
@@ -93,27 +93,27 @@ func (m *member) listServices(context.Context) error {
 				{Name: "tend keys", Every: time.Minute, Run: m.identities.Tend},
 			},
 		},
-		{ // audit
+		{ // the audit
 			tasks: []leader.Task{{Name: "prune the audit", Every: audit.PruneEvery, Run: m.audits.Prune}},
 			run:   []func(context.Context){m.audits.Run},
 		},
-		{ // tenants
+		{ // IDs of deleted projects
 			tasks: []leader.Task{{Name: "free IDs of deleted projects", Every: time.Hour, Run: m.pruneDeletedProjects}},
 		},
-		{ // credit
+		{ // credit of projects
 			rpc:   m.credits.Register,
 			rest:  &restAPI{name: "credit", port: ports.Credit, options: tenantREST(fault.Credit), routes: m.credits.Routes},
 			tasks: []leader.Task{{Name: "expire reservations", Every: credit.SweepEvery, Run: m.credits.Sweep}},
 		},
-		{ // billing
+		{ // charging of projects for their VMs
 			tasks: []leader.Task{{Name: "bill", Every: m.bills.Every(), Run: m.bills.Run}},
 		},
-		{ // images
+		{ // disk images
 			rpc:   m.images.Register,
 			tasks: []leader.Task{{Name: "settle images", Every: image.SettleEvery, Run: m.images.Settle}},
 			run:   []func(context.Context){m.images.Run},
 		},
-		{ // hosts
+		{ // hosts, and tokens with which they join
 			rpc: m.nodes.Register, agentRPC: m.nodes.RegisterAgents,
 			tasks: []leader.Task{
 				{Name: "follow nodes", Every: time.Second, Run: m.nodes.Follow},
@@ -121,7 +121,7 @@ func (m *member) listServices(context.Context) error {
 			},
 			run: []func(context.Context){m.nodes.Guard},
 		},
-		{ // VMs
+		{ // virtual machines
 			rpc:  m.vms.Register,
 			rest: &restAPI{name: "vm", port: ports.VM, options: tenantREST(fault.VM), routes: m.vms.Routes, metrics: true},
 			tasks: []leader.Task{
@@ -130,11 +130,11 @@ func (m *member) listServices(context.Context) error {
 			},
 		},
 		{rpc: volume.Register},
-		{ // keys; their REST API has a server of its own
+		{ // the key-value store, whose REST API has its own server
 			rpc: m.etcd.Register,
 			run: []func(context.Context){m.keys.Run, m.etcd.Run, m.etcdPorts.Run},
 		},
-		{ // tokens for members that join
+		{ // join tokens for members
 			agentRPC: m.joinTokens.Register,
 			tasks:    []leader.Task{{Name: "expire invitations", Every: 10 * time.Minute, Run: m.joinTokens.Expire}},
 		},
@@ -143,7 +143,7 @@ func (m *member) listServices(context.Context) error {
 	return nil
 }
 
-// newAccounts builds the audit and identity services.
+// newAccounts creates the audit and identity services.
 func (m *member) newAccounts(context.Context) error {
 	m.audits = audit.New(audit.Options{Store: m.records, Commands: m.commands, Log: m.log.With("service", "audit")})
 	m.identities = identity.New(identity.Options{
@@ -154,7 +154,8 @@ func (m *member) newAccounts(context.Context) error {
 	return nil
 }
 
-// newCompute builds images, hosts and VMs, and the credit and billing of VMs, which depend on each other.
+// newCompute creates the services for images, hosts and VMs, and those for credit and billing, because they depend on
+// each other.
 func (m *member) newCompute(context.Context) error {
 	m.images = image.New(image.Options{
 		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.Count, Peers: m.mesh,
@@ -178,7 +179,7 @@ func (m *member) newCompute(context.Context) error {
 	return nil
 }
 
-// newBilling builds the service that charges projects for their VMs. It charges nothing unless billing is enabled.
+// newBilling creates the service that charges projects for their VMs. It charges nothing unless billing is enabled.
 func newBilling(b config.Billing, records *store.Store, credits *credit.Service, log *slog.Logger) *billing.Service {
 	log = log.With("service", "billing")
 	if b.Enabled && b.TestHour != 0 {
@@ -187,7 +188,8 @@ func newBilling(b config.Billing, records *store.Store, credits *credit.Service,
 	return billing.New(billing.Options{Store: records, Credits: credits, Log: log, Rules: b.Rules()})
 }
 
-// newKV builds the key-value store and the two servers of etcd's API.
+// newKV creates the key-value store and the two servers of etcd's API: one for the port that all services share, and
+// one for the ports for etcd's clients.
 func (m *member) newKV(context.Context) error {
 	c := &m.config
 	m.kvRaft = kv.NewRaft(m.runner, layout.KVGroup, c.NodeID, m.kvLead)
@@ -210,14 +212,14 @@ func (m *member) newKV(context.Context) error {
 	return nil
 }
 
-// newCluster builds the services for operators: join tokens for members, and backups.
+// newCluster creates the services for operators: join tokens for members, and backups.
 func (m *member) newCluster(context.Context) error {
 	m.joinTokens = jointoken.New(jointoken.Options{Store: m.records, Commands: m.commands, Key: m.key, Log: m.log})
 	m.backups = newBackupWriter(m.config, m.key, m.engines, m.runner)
 	return nil
 }
 
-// registerOperator registers the service for operators.
+// registerOperator registers the OperatorService on a gRPC server.
 func (m *member) registerOperator(s grpc.ServiceRegistrar) {
 	operator.Register(s, operator.Options{
 		Version: version(), Cluster: m.authority.Cluster(), Members: m.memberships, Runner: m.runner, Commands: m.commands,
@@ -226,7 +228,7 @@ func (m *member) registerOperator(s grpc.ServiceRegistrar) {
 	})
 }
 
-// operatorGroups returns the raft groups in the form that package operator uses.
+// operatorGroups returns the name and revision of each raft group, by group ID, as package operator requires them.
 func operatorGroups(engines map[uint64]*mvcc.Engine) map[uint64]operator.Group {
 	out := map[uint64]operator.Group{}
 	for _, g := range layout.Groups() {
@@ -235,8 +237,8 @@ func operatorGroups(engines map[uint64]*mvcc.Engine) map[uint64]operator.Group {
 	return out
 }
 
-// followMembers connects to members as they are added, and disconnects from those that are removed. It returns when ctx
-// ends or on an error.
+// followMembers connects to members that are added to the cluster, and disconnects from those that are removed. It
+// returns when ctx ends or on an error.
 func (m *member) followMembers(ctx context.Context) error {
 	if err := m.memberships.Follow(ctx); err != nil {
 		return fmt.Errorf("follow the members: %w", err)
@@ -244,12 +246,12 @@ func (m *member) followMembers(ctx context.Context) error {
 	return nil
 }
 
-// pruneDeletedProjects makes the IDs of projects available again some time after their deletion.
+// pruneDeletedProjects makes the IDs of deleted projects available for new ones, some time after the deletion.
 func (m *member) pruneDeletedProjects(ctx context.Context) error {
 	return tenant.PruneDeleted(ctx, m.records)
 }
 
-// snapshotMembers returns the members in the form that snapshot files of etcd contain.
+// snapshotMembers returns the members of the cluster as they are written into etcd snapshot files.
 func (m *member) snapshotMembers(ctx context.Context) ([]snapfile.Member, error) {
 	all, err := m.memberships.List(ctx, true)
 	if err != nil {
@@ -266,7 +268,7 @@ func (m *member) snapshotMembers(ctx context.Context) ([]snapfile.Member, error)
 	return out, nil
 }
 
-// importDirs returns the directories that images are imported from. Unless they are configured it creates the default
+// importDirs returns the directories from which images may be imported. If none are configured, it creates the default
 // one.
 func importDirs(c config.Config) []image.ImportDir {
 	if len(c.Images.ImportDirs) > 0 {
@@ -277,7 +279,7 @@ func importDirs(c config.Config) []image.ImportDir {
 	return []image.ImportDir{{Path: dir}}
 }
 
-// walletProject implements credit.Lookup with the records of package tenant.
+// walletProject looks up a project for package credit in the records of package tenant. It implements credit.Lookup.
 func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	p, err := tenant.Projects.Get(r, string(id))
 	if err != nil || p == nil {

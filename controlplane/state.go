@@ -23,13 +23,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/transport"
 )
 
-// electionTicks is the number of ticks without a message from the leader after which a member starts an election.
+// electionTicks is the number of ticks without a message from the leader after which a member may start an election.
 const electionTicks = 10
 
-// recordCacheBytes is the size of the cache of the platform's records that were read last.
+// recordCacheBytes is the size of the cache for the values of the platform's records that were read most recently.
 const recordCacheBytes = 16 << 20
 
-// claimDataDir locks the data directory and determines this member's ID and cluster.
+// claimDataDir locks the data directory and loads what identifies this member: its ID, its cluster's key and its
+// certificates.
 func (m *member) claimDataDir(ctx context.Context) error {
 	c := &m.config
 	unlock, err := datadir.Lock(c.DataDir)
@@ -59,7 +60,7 @@ func (m *member) claimDataDir(ctx context.Context) error {
 	return nil
 }
 
-// openState opens the storage engine of each raft group, and the directory of image files.
+// openState opens the storage engine of each raft group, and the directory with the image files.
 func (m *member) openState(context.Context) (err error) {
 	m.engines, m.machines, m.leaseFeed = map[uint64]*mvcc.Engine{}, map[uint64]*store.StateMachine{}, &kv.LeaseFeed{}
 	for _, g := range layout.Groups() {
@@ -74,8 +75,8 @@ func (m *member) openState(context.Context) (err error) {
 			return err
 		}
 		m.onStop(func() { engine.Close() })
-		// Writes of the key-value store are never proposed again under the same ID: clients get an error that the
-		// outcome of the write is unknown.
+		// NoIDs is set for the key-value store because its writes are never proposed again under the same ID. Instead,
+		// clients get the error that the outcome of the write is unknown.
 		machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: g.ID == layout.KVGroup})
 		m.onStop(machine.Close)
 		m.engines[g.ID], m.machines[g.ID] = engine, machine
@@ -84,14 +85,14 @@ func (m *member) openState(context.Context) (err error) {
 	return err
 }
 
-// startConsensus starts raft for each group. Messages to and from other members wait until servePeers.
+// startConsensus starts raft for each group. Messages to and from other members are exchanged only after servePeers.
 func (m *member) startConsensus(context.Context) (err error) {
 	c := &m.config
 	members, firstIDs := c.InitialMembers(), c.MemberIDs()
 	if m.joins {
 		members, firstIDs = config.Members{}, nil
 	}
-	// The callbacks run after servePeers, when the fields are set.
+	// The two callbacks are called only after servePeers, when the fields that they use are set.
 	if m.mesh, err = transport.New(transport.Options{
 		Self: c.NodeID, Members: members.Addresses(c.Ports.Peers), Certificate: m.certificate, Authority: m.authority, Log: m.log, Now: m.clock.Now,
 		UnknownMember: func(id uint64) { m.memberships.UnknownMember(id) }, Removed: func() { m.runner.Removed() },
@@ -124,7 +125,8 @@ func (m *member) startConsensus(context.Context) (err error) {
 	return nil
 }
 
-// openRecords builds the store of the platform's records, the commands that run on the leader, and the list of members.
+// openRecords creates the store of the platform's records, the commands that run on the leader, and the list of
+// members.
 func (m *member) openRecords(context.Context) error {
 	c := &m.config
 	m.budgets = budget.New(c.Limits.Limits, m.clock.Elapsed)
@@ -148,8 +150,8 @@ func (m *member) openRecords(context.Context) error {
 	return nil
 }
 
-// admissionGate refuses commands of callers that exceed their rate limit, and tenants' changes while the disk of a
-// member is nearly full.
+// admissionGate returns a leader.Gate that refuses commands of callers who exceed their rate limit, and tenants'
+// changes while a member's disk is nearly full.
 func admissionGate(budgets *budget.Budget, space *diskspace.Monitor) leader.Gate {
 	return func(ctx context.Context) error {
 		if err := space.Admit(ctx); err != nil {

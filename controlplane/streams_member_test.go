@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// watchers are many WatchVm streams of one tenant, of which each has had its first event.
+// watchers are WatchVm streams of one tenant on the same VM. Each has received its first event.
 type watchers struct {
 	h       *testMember
 	tenant  cloud.Tenant
@@ -33,7 +33,7 @@ type watchers struct {
 	streams []grpc.ServerStreamingClient[vmv1.VmEvent]
 }
 
-// fat are 60 labels, or metadata, of 1 KiB.
+// fat returns 60 labels, or metadata pairs, with values of 1 KiB, the largest size, and the label mark.
 func fat(mark int) map[string]string {
 	m := map[string]string{"mark": fmt.Sprint(mark)}
 	for i := range 60 {
@@ -42,7 +42,8 @@ func fat(mark int) map[string]string {
 	return m
 }
 
-// newWatchers makes a project with a VM as large as can be, and service accounts of it.
+// newWatchers creates a project with the largest possible VM, and the given number of service accounts with their
+// tokens.
 func newWatchers(h *testMember, t cloud.Tenant, accounts int) *watchers {
 	who := identityv1.NewIdentityServiceClient(h.public)
 	mustCall(h, who.CreateProject, &identityv1.CreateProjectRequest{Id: string(t.Project), OrgId: string(t.Org)})
@@ -68,7 +69,8 @@ func newWatchers(h *testMember, t cloud.Tenant, accounts int) *watchers {
 	return w
 }
 
-// open opens n streams with a token and waits for the first event of each. Those that are refused are counted by code.
+// open opens n streams with a token and waits for the first event of each. It returns how many streams ended with each
+// code; OK means that a stream is open.
 func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, token string, n int) map[codes.Code]int {
 	vms := vmv1.NewVmServiceClient(conn)
 	ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
@@ -87,24 +89,25 @@ func (w *watchers) open(ctx context.Context, conn *grpc.ClientConn, token string
 	return got
 }
 
-// update changes the VM.
+// update changes the VM's labels and metadata, which sends every watcher an event of the largest size with this mark.
 func (w *watchers) update(mark int) {
 	mustCall(w.h, vmv1.NewVmServiceClient(w.h.public).UpdateVm, &vmv1.UpdateVmRequest{
 		OrgId: string(w.tenant.Org), ProjectId: string(w.tenant.Project), VmId: w.vm, Labels: fat(mark), Metadata: fat(mark),
 	})
 }
 
-// dial connects to the member.
+// dial connects to the member's gRPC port.
 func (w *watchers) dial() *grpc.ClientConn {
 	conn, err := grpc.NewClient(w.h.config.Address(w.h.config.Ports.GRPC), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// The client takes no more than half of an event of its own accord: the rest stays with the member.
+		// The window is smaller than half an event, so that the rest of an unread event stays in the member's memory.
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
 	require.NoError(w.h.t, err)
 	w.h.t.Cleanup(func() { conn.Close() })
 	return conn
 }
 
-// read reads a stream up to the event of the last mark, and fails unless every event comes once and in order.
+// read reads a stream up to the event with the mark last. It returns an error unless each event arrives once and in
+// order.
 func (w *watchers) read(s grpc.ServerStreamingClient[vmv1.VmEvent], last int) error {
 	for next := 1; next <= last; next++ {
 		e, err := s.Recv()
@@ -118,7 +121,7 @@ func (w *watchers) read(s grpc.ServerStreamingClient[vmv1.VmEvent], last int) er
 	return nil
 }
 
-// heapInUse returns the bytes of heap and stacks in use after a garbage collection.
+// heapInUse returns the bytes of heap and stacks that are in use after a garbage collection.
 func heapInUse() uint64 {
 	runtime.GC()
 	runtime.GC()
@@ -127,9 +130,10 @@ func heapInUse() uint64 {
 	return m.HeapInuse + m.StackInuse
 }
 
-// Two orgs open as many watches as they may on the largest of VMs, read next to none of them, and change the VMs all
-// the time. The member and the clients of this test, which are one process, need less than 256 MiB more; those that
-// read miss nothing, and nothing is left when the streams have ended.
+// TestWatchesOfSlowClientsUseBoundedMemory opens as many watches of two orgs as are allowed, on VMs of the largest
+// size, reads few of them, and changes the VMs all the time. The process, which contains the member and the clients,
+// must need less than 256 MiB more. Clients that read must get every event, and the memory must be free again after the
+// streams have ended.
 func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 	h := startMember(t)
 	h.createResources()
@@ -142,7 +146,7 @@ func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 	ctx, cancelWatches := context.WithCancel(context.Background())
 	defer cancelWatches()
 	for _, w := range all {
-		// One principal reaches its own limit, then others that of the project.
+		// One principal reaches its own limit. Other principals then reach the limit of the project.
 		const each = rpc.MaxPrincipalStreams
 		slow := w.dial()
 		require.Equal(t, map[codes.Code]int{codes.OK: readers}, w.open(ctx, w.dial(), w.tokens[0], readers))
@@ -177,7 +181,7 @@ func TestWatchesOfSlowClientsUseBoundedMemory(t *testing.T) {
 		require.NoError(t, <-missed)
 	}
 
-	// The others continue from their revision or must start over, because their stream or connection was closed.
+	// The other streams either continue from their revision, or have ended because their client was too slow.
 	for _, w := range all {
 		for _, s := range w.streams[readers : 10*readers] {
 			switch err := w.read(s, updates); status.Code(err) {

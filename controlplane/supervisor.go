@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// leadershipTransferTime limits the transfer of leadership by a member whose disk has failed.
+// leadershipTransferTime is the time limit of transferring the leadership when the disk of this member has failed.
 const leadershipTransferTime = time.Second
 
-// supervisor implements the file system of a member, and stops the member when the disk fails. After a failure the
-// process exits without closing its parts in order, because their writes block. See package failstop.
+// supervisor is the file system that a member writes through, and stops the member when its disk fails. After a failure
+// the process exits without stopping its parts in order, because their writes block (package failstop).
 type supervisor struct {
 	*failstop.FS
 	dir          string
-	singleMember bool // no other member has the data
+	singleMember bool // set if no other member has a copy of the data
 
 	mu     sync.Mutex
 	id     uint64
@@ -44,22 +44,22 @@ func newSupervisor(c config.Config) *supervisor {
 	}
 }
 
-// setMember sets the member's ID, and its runner once it takes part in raft.
+// setMember sets this member's ID, and the runner once the member takes part in raft.
 func (s *supervisor) setMember(id uint64, r *consensus.Runner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.id, s.runner = id, r
 }
 
-// member returns what setMember has set.
+// member returns the ID and the runner that setMember has set.
 func (s *supervisor) member() (uint64, *consensus.Runner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.id, s.runner
 }
 
-// supervise calls run and returns its error, or an error as soon as the disk fails. In the second case run has not
-// returned, and the process must exit.
+// supervise calls run and returns the error of run. If the disk fails, supervise returns an error at once; run may not
+// have returned then, so the process must exit.
 func (s *supervisor) supervise(run func(*supervisor) error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- run(s) }()
@@ -72,8 +72,8 @@ func (s *supervisor) supervise(run func(*supervisor) error) error {
 	}
 }
 
-// transferLeadership transfers the leadership of the groups that this member leads, so that the others need not wait
-// for an election timeout. The transfer needs no disk on this member.
+// transferLeadership transfers the leadership of the groups that this member leads to other members, so that they need
+// not wait for an election timeout. The transfer does not use this member's disk.
 func (s *supervisor) transferLeadership() {
 	id, runner := s.member()
 	if runner == nil {
@@ -84,14 +84,15 @@ func (s *supervisor) transferLeadership() {
 	var work sync.WaitGroup
 	for group := range layout.Names() {
 		if runner.Leader(group).Leader == id {
-			// The error is ignored: there may be no other member.
+			// Ignore the error: there may be no other member.
 			work.Go(func() { _ = runner.TransferLeader(ctx, group, 0) })
 		}
 	}
 	work.Wait()
 }
 
-// explain returns an error with advice for operators if the disk has failed or its data is damaged, and err otherwise.
+// explain returns an error with advice for operators if the disk has failed or its data is damaged. Otherwise it
+// returns err.
 func (s *supervisor) explain(err error) error {
 	var failure *failstop.Error
 	switch {
@@ -113,7 +114,8 @@ func (s *supervisor) explain(err error) error {
 		dir, failure, s.recoveryAdvice())
 }
 
-// recoveryAdvice returns what to do if the files of the member are lost or damaged.
+// recoveryAdvice returns, for an error message, what an operator must do if the files of this member are lost or
+// damaged.
 func (s *supervisor) recoveryAdvice() string {
 	if s.singleMember {
 		return "restore a backup: trivet-controlplane restore"

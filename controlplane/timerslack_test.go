@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// setTimerSlack executes the program again in the same process, with the same arguments, and every thread has the slack.
+// TestTimerSlack runs setTimerSlack in a child process. The program must be executed again in the same process with the
+// same arguments, and its threads must have the timer slack of 1 ms.
 func TestTimerSlack(t *testing.T) {
 	const child = "TRIVET_TEST_TIMER_SLACK"
 	if os.Getenv(child) != "" {

@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// warnAboutPlaintext logs which ports are plaintext.
+// warnAboutPlaintext logs which of the ports for tenants and etcd's clients are plaintext: as an error if other hosts
+// can reach them.
 func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
 	case c.PlaintextBeyondLoopback():
@@ -34,21 +35,23 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	}
 }
 
-// tenantTLS holds the TLS configurations of tenants' ports. All fields are nil if the ports are plaintext.
+// tenantTLS holds the TLS configurations of the ports for tenants. All fields are nil if these ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is for REST APIs. kvREST is for the key-value REST API, to which other members forward requests.
+	// rest is the configuration of REST APIs. kvREST is that of the key-value REST API, to which other members forward
+	// requests.
 	rest, kvREST *tls.Config
-	// forwardClient is for requests that this member forwards to another member's key-value REST API.
+	// forwardClient is for requests that this member forwards to the key-value REST API of another member.
 	forwardClient *tls.Config
 }
 
-// forwardProtocol is the ALPN protocol that members offer when they forward a request to another member's key-value
-// REST. It selects mutual TLS with the cluster's own certificates, so that the names in the tenants' certificate do not
-// matter.
+// forwardProtocol is the ALPN protocol that members offer when they forward a request to the key-value REST API of
+// another member. It selects mutual TLS with certificates of the cluster's own authority. The names in the tenants'
+// certificate then do not matter.
 const forwardProtocol = "trivet-forward"
 
-// openTLS reads the certificate of tenants' ports if one is configured.
+// openTLS returns the TLS configurations of the ports for tenants, with the configured certificate. Without one, it
+// returns an empty tenantTLS.
 //
 // REST over TLS is limited to HTTP/1.1, so that it behaves as in plaintext. gRPC negotiates HTTP/2 itself.
 func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *slog.Logger) (*tenantTLS, error) {
@@ -73,7 +76,7 @@ func openTLS(c config.Config, own mtls.Source, authority *mtls.Authority, log *s
 	return t, nil
 }
 
-// grpc returns the credentials of a gRPC port, nil for plaintext. Call it for each server.
+// grpc returns new credentials for a gRPC port, or nil for plaintext. Call it once for each server.
 func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	if t.pair == nil {
 		return nil
@@ -81,8 +84,9 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload reloads the certificate files when they change, until ctx ends. SIGHUP makes it check the files at once.
-// Without files SIGHUP is ignored, except with dev, where SIGHUP ends the process when the terminal closes.
+// runReload reloads the certificate files when they change, until ctx ends. On SIGHUP it checks the files at once. If
+// there are no files, it ignores SIGHUP; but if dev is set as well, SIGHUP ends the process, for example when the
+// terminal is closed.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
 		return
@@ -97,10 +101,10 @@ func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	<-ctx.Done()
 }
 
-// clientURLRetryPause is the time between two attempts of updateClientURL.
+// clientURLRetryPause is the time between two calls of updateClientURL.
 const clientURLRetryPause = 2 * time.Second
 
-// runClientURLUpdate calls updateClientURL until it succeeds, for which the cluster needs a leader.
+// runClientURLUpdate calls updateClientURL until it succeeds. It fails while the cluster has no leader.
 func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -119,7 +123,7 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 }
 
 // updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS
-// was turned on or off. It does not change URLs that an operator has set.
+// was turned on or off. It does not change other URLs, which an operator has set.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c

@@ -48,7 +48,8 @@ func TestURLsFollowTLS(t *testing.T) {
 	require.Equal(t, "https://127.0.0.1:50051", firstMembers(c)[0].ClientURLs[0])
 }
 
-// runTenantCert runs tenant-cert, and says where its files are.
+// runTenantCert runs the command tenant-cert with a new cluster key and returns the directory with its files, and the
+// key.
 func runTenantCert(t *testing.T, hosts string) (dir string, key *clusterkey.Key) {
 	dir = t.TempDir()
 	key, err := clusterkey.LoadOrMake(filepath.Join(dir, "cluster.key"))
@@ -72,7 +73,8 @@ func tenantCAPool(t *testing.T, dir string) *x509.CertPool {
 	return pool
 }
 
-// serveTenantTLS is a member's key-value REST and a gRPC port, over TLS.
+// serveTenantTLS serves the ports for the key-value REST API and for gRPC over TLS, with a new tenants' certificate.
+// keys and rpcs are their addresses.
 func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtls.Authority) {
 	dir, key := runTenantCert(t, "127.0.0.1")
 	authority, err := key.Authority()
@@ -104,8 +106,9 @@ func serveTenantTLS(t *testing.T) (keys, rpcs string, dir string, authority *mtl
 	return keys, rpcs, dir, authority
 }
 
-// Members forward requests with mutual TLS and the cluster's certificates, on the same port that serves tenants with
-// the tenants' certificate.
+// TestForwardsRequireAMemberCertificate checks that members forward requests with mutual TLS and the cluster's
+// certificates, on the same port that serves tenants with the tenants' certificate. No other certificate may be
+// accepted for forwarding.
 func TestForwardsRequireAMemberCertificate(t *testing.T) {
 	keys, _, dir, authority := serveTenantTLS(t)
 	get := func(config *tls.Config) (string, error) {
@@ -152,7 +155,7 @@ func TestForwardsRequireAMemberCertificate(t *testing.T) {
 		_, err := get(config)
 		require.Error(t, err, name)
 	}
-	// A member does not take what tenants are shown for a member.
+	// A member that forwards a request must not accept the tenants' certificate as that of another member.
 	lost := forwards(memberCertificate(authority, 2, time.Now), authority)
 	lost.NextProtos = []string{"http/1.1"}
 	_, err = get(lost)

@@ -193,7 +193,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 	// While member 1 is down, no other voter may be removed.
 	_, err = w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: 3, Force: true})
-	require.ErrorContains(t, err, "too few")
+	require.ErrorContains(t, err, "less than a quorum")
 
 	w.trio.Members = map[int]string{1: "127.0.0.1"} // start member 1 with the flags of its first start
 	require.NoError(t, w.trio.Start(1))

@@ -234,7 +234,7 @@ func TestTLSIsTurnedOn(t *testing.T) {
 	restart(follower)
 	require.NoError(t, lab.Until(ctx, "the member says why", func(ctx context.Context) error {
 		a, err := w.rest(follower, "").Do(ctx, kvPort, http.MethodPut, "/api/v1/kv/a", map[string]string{"value": "2"})
-		if err == nil && !strings.Contains(a.Error.Message, "it does not speak TLS") {
+		if err == nil && !strings.Contains(a.Error.Message, "it does not use TLS") {
 			err = errors.New(a.Raw)
 		}
 		return err

@@ -22,7 +22,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// asAgent, set in the environment, makes the test program run as the agent.
+// asAgent is the environment variable that makes the test program run as the agent.
 const asAgent = "TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig is a host with a fake control plane.
+// rig is a host with a fake control plane, on which a test starts and stops the agent's program.
 type rig struct {
 	*testing.T
 	*controlPlane
@@ -107,7 +107,7 @@ func (r *rig) start() {
 	require.NoError(r, r.process.Start())
 }
 
-// kill sends a signal to the agent and waits until it has ended.
+// kill sends a signal to the agent, waits until it has ended, and returns the error of its Wait.
 func (r *rig) kill(signal syscall.Signal) error {
 	_ = r.process.Process.Signal(signal)
 	err := r.process.Wait()
@@ -152,14 +152,15 @@ func started(w *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return next(w, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_ON; w.Starts++ })
 }
 
-// alive reports whether a process runs. A zombie does not.
+// alive reports whether the process pid exists and is not a zombie.
 func alive(pid uint32) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// The agent's life cycle with a fake control plane and real QEMU: join, build, start, kill -9 of the agent and of a
-// QEMU, a regular stop, destroy.
+// TestAgent runs the agent's program with a fake control plane and real QEMU: the agent joins, builds two VMs, starts
+// them and destroys them. It checks that guests survive a kill -9 and a regular stop of the agent, and that the end of
+// a QEMU is reported.
 func TestAgent(t *testing.T) {
 	r := newRig(t)
 	r.start()
@@ -204,7 +205,7 @@ func TestAgent(t *testing.T) {
 	require.Equal(t, []string{a.GetVmId(), b.GetVmId()}, r.present)
 	require.Contains(t, r.get("/metrics"), `trivet_agent_launches_total{result="ok"} 0`)
 
-	// kill -9 of a QEMU whose parent is no longer the agent.
+	// A kill -9 of a QEMU is reported as failed, although this agent is not its parent.
 	require.NoError(t, syscall.Kill(int(pidA), syscall.SIGKILL))
 	o := r.sees(a, agentv1.Observed_OBSERVED_ENDED)
 	require.Equal(t, agentv1.Exit_EXIT_FAILED, o.GetExit())
@@ -213,7 +214,8 @@ func TestAgent(t *testing.T) {
 	r.assign(a)
 	require.NotEqual(t, pidA, r.sees(a, agentv1.Observed_OBSERVED_RUNNING).GetPid())
 
-	// A regular stop leaves guests running. Meanwhile the control plane wants one of them destroyed.
+	// A regular stop leaves guests running. While no agent runs, the desired state of one becomes DESTROYED; the next
+	// agent destroys it.
 	require.NoError(t, r.kill(syscall.SIGTERM))
 	require.True(t, alive(pidB))
 	b = next(b, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
@@ -241,7 +243,8 @@ func TestAgent(t *testing.T) {
 	require.NoError(t, r.kill(syscall.SIGTERM))
 }
 
-// Invalid arguments end the agent at once with an error of one sentence.
+// TestRefusals checks that the agent with invalid arguments ends at once with exit code 2 and an error on its standard
+// error.
 func TestRefusals(t *testing.T) {
 	for _, args := range [][]string{{}, {"--controlplane", "a", "--accel", "fast"}, {"--config", "/nowhere"}} {
 		cmd := exec.Command(os.Args[0], args...)
@@ -253,7 +256,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The agent refuses a data directory of another format version and does not change it.
+// TestFormat checks that claim refuses a data directory of another format version, and one that another agent uses.
 func TestFormat(t *testing.T) {
 	dir := t.TempDir()
 	release, err := claim(dir)

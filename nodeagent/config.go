@@ -20,35 +20,36 @@ import (
 	"github.com/trivet-cloud/trivet/shared/settings"
 )
 
-// Config holds the operator's settings. The file's keys are the yaml tags. Every setting also has a flag (with dashes)
-// and an environment variable (TRIVET_ and capitals). A flag overrides the environment, which overrides the file.
+// Config holds the operator's settings. The keys of the configuration file are the yaml tags. Every setting also has a
+// flag, whose name has dashes, and an environment variable, whose name is TRIVET_ and the key in capitals. A flag
+// overrides the environment, which overrides the file.
 type Config struct {
 	// ControlPlane lists members' addresses, host or host:port; the default port is 7443. One reachable member is
 	// enough.
 	ControlPlane []string `yaml:"controlplane"`
-	// JoinToken is the token of `trivet node token`, or the path of a file that holds it. It is needed for the first
+	// JoinToken is the token of `trivet node token`, or the path of a file that contains it. It is needed for the first
 	// join only.
 	JoinToken string `yaml:"join_token"`
-	// LeaveCluster is the id of a cluster that this host leaves for that of the join token. It has no effect once the
-	// host has left that cluster.
+	// LeaveCluster is the id of a cluster that this host leaves in order to join the cluster of the join token. It has
+	// no effect after the host has left the cluster LeaveCluster.
 	LeaveCluster string `yaml:"leave_cluster"`
 	DataDir      string `yaml:"data_dir"`
 	// Name is the name of this host; empty means its host name.
 	Name string `yaml:"name"`
 	// Accel is auto, kvm or tcg.
 	Accel facts.Mode `yaml:"accel"`
-	// AllowTCG makes a host without hardware KVM accept guests, which then run 10 to 50 times slower.
+	// AllowTCG makes a host without hardware KVM accept guests. They then run 10 to 50 times slower.
 	AllowTCG   bool       `yaml:"allow_tcg"`
 	Overcommit Overcommit `yaml:"overcommit"`
 	Reserve    Reserve    `yaml:"reserve"`
-	// UIDRange is first-last: the QEMU of each VM runs with a uid of its own in this range.
+	// UIDRange is a range of uids as first-last. The QEMU of each VM runs with its own uid of this range.
 	UIDRange string `yaml:"uid_range"`
 	// Cgroup is the parent of the guests' control groups, relative to the cgroup mounts.
 	Cgroup string `yaml:"cgroup"`
 	// MetricsListen is the address that serves /metrics and /health; empty disables both.
 	MetricsListen string `yaml:"metrics_listen"`
-	// MetricsHosts are host names accepted in requests for /metrics and /health, besides localhost, Name, this
-	// machine's host name, and any IP address.
+	// MetricsHosts are further host names that requests for /metrics and /health may have in their Host header. An IP
+	// address, localhost, Name and this machine's host name are always accepted.
 	MetricsHosts []string `yaml:"metrics_hosts"`
 	// LogFormat is json or text; empty means json under systemd and text elsewhere.
 	LogFormat string            `yaml:"log_format"`
@@ -64,7 +65,7 @@ type Overcommit struct {
 	Storage float64 `yaml:"storage"`
 }
 
-// Reserve holds the resources that the host keeps for itself.
+// Reserve holds the amounts of the host's resources that guests may not use.
 type Reserve struct {
 	VCPUs      uint32 `yaml:"vcpus"`
 	MemoryMiB  uint64 `yaml:"memory_mib"`
@@ -80,7 +81,8 @@ func Default() Config {
 	}
 }
 
-// setting is one field with a flag and an environment variable that set it from text.
+// setting is one field of Config that a flag and an environment variable can set. The function set parses text into the
+// field.
 type setting struct {
 	name, usage string
 	set         func(c *Config, text string) error
@@ -162,7 +164,7 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 type flagValue struct {
 	setting
 	c    *Config
-	text string // as last set
+	text string // the argument of the last Set
 }
 
 func (v *flagValue) Set(text string) error {
@@ -173,8 +175,8 @@ func (v *flagValue) Set(text string) error {
 func (v *flagValue) String() string { return v.text }
 func (v *flagValue) Type() string   { return "" }
 
-// load merges defaults, file, environment and flags, and validates the result. It prints usage to out; if usage was
-// requested, it returns pflag.ErrHelp.
+// load returns the settings from defaults, file, environment and flags, after validation. If args request the usage, it
+// prints that to out and returns pflag.ErrHelp.
 func load(args []string, env func(string) (string, bool), out io.Writer) (Config, error) {
 	flags := pflag.NewFlagSet("trivet-nodeagent", pflag.ContinueOnError)
 	flags.SetOutput(out)
@@ -262,11 +264,11 @@ func (c *Config) Validate() error {
 	if all == nil {
 		all = map[string]string{}
 	}
-	all[accelLabel] = string(facts.KVM) // as describe adds it
+	all[accelLabel] = string(facts.KVM) // describe adds this label too
 	return cloud.CheckNodeLabels("labels", all)
 }
 
-// withPort returns an address as host:port, with the default port if addr has none.
+// withPort returns addr as host:port, with uplink.DefaultPort if addr has no port.
 func withPort(addr string) (string, error) {
 	if host, port, err := net.SplitHostPort(addr); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || host == "" {
@@ -291,7 +293,7 @@ func (c *Config) metricsHosts() []string {
 	return names
 }
 
-// uids returns the range of the guests' uids, both ends included.
+// uids returns the first and the last uid of UIDRange, or an error if it is not a valid range.
 func (c *Config) uids() (first, last int, err error) {
 	from, to, ok := strings.Cut(c.UIDRange, "-")
 	a, errA := strconv.ParseUint(from, 10, 31)
@@ -303,7 +305,7 @@ func (c *Config) uids() (first, last int, err error) {
 	return int(a), int(b), nil
 }
 
-// token returns the join token: the setting itself, or the content of the file that it names.
+// token returns the join token: JoinToken itself, or the content of the file whose path JoinToken is.
 func (c *Config) token() (string, error) {
 	if c.JoinToken == "" {
 		return "", errors.New("join_token is not set")

@@ -6,7 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/docs/docstest"
 )
 
-// docs/configuration.md has a row for each key, with its flag, environment variable and default.
+// TestConfigurationPage checks that docs/configuration.md has a row for each setting, with its flag, environment
+// variable and default.
 func TestConfigurationPage(t *testing.T) {
 	var flags []docstest.Flag[Config]
 	for _, s := range configSettings {

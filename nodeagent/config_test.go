@@ -26,7 +26,8 @@ func configFile(t *testing.T, text string) string {
 	return path
 }
 
-// Each of file, environment and flags can set every key, and the later one in this list takes precedence.
+// TestPrecedence checks that the file, the environment and the flags each set values, and that a flag overrides the
+// environment, which overrides the file.
 func TestPrecedence(t *testing.T) {
 	file := configFile(t, `
 controlplane: [10.0.0.1, "cp2.example:9999", "[fd00::1]:7443", "fd00::2"]
@@ -101,7 +102,8 @@ func TestBadConfig(t *testing.T) {
 	require.True(t, errors.Is(err, pflag.ErrHelp))
 }
 
-// A field of the file without a flag and variable would be missing from two of the three sources.
+// TestEveryFieldIsASetting checks that every field of Config has a setting, and every setting a field. A field without
+// a setting could not be set by a flag or an environment variable.
 func TestEveryFieldIsASetting(t *testing.T) {
 	var walk func(reflect.Type, string)
 	names := map[string]bool{}

@@ -26,10 +26,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// within limits every wait. It passes only if a test fails.
+// within is the longest time that a test waits for something. It elapses only if the test fails.
 const within = 60 * time.Second
 
-// controlPlane is a fake control plane: one member that always leads, and whose records the test sets.
+// controlPlane is a fake control plane of one member, which always leads. The test sets the desired state of its VMs.
 type controlPlane struct {
 	agentv1.UnimplementedAgentServiceServer
 	vmv1.UnimplementedNodeServiceServer
@@ -39,16 +39,16 @@ type controlPlane struct {
 	authority *mtls.Authority
 	image     []byte
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	revision int64
 	vms      map[string]*agentv1.AssignedVm
-	present  []string // as the last watch said
+	present  []string // present VMs in the agent's last WatchRequest
 	watch    chan *agentv1.WatchResponse
 	seen     map[string]*agentv1.VmObservation
 	beat     *vmv1.HeartbeatNodeRequest
 	facts    *agentv1.NodeFacts
 	console  bytes.Buffer
-	moved    chan struct{} // closed and replaced with each change of the above
+	moved    chan struct{} // closed and replaced by each call of change
 }
 
 func newControlPlane(t *testing.T, image []byte) *controlPlane {
@@ -89,7 +89,7 @@ func (c *controlPlane) Join(_ context.Context, r *agentv1.JoinRequest) (*agentv1
 	}, nil
 }
 
-// change calls f, which may change the fields that mu guards, and wakes all waiters.
+// change calls f, which may change the fields that mu guards, and then wakes all callers of until.
 func (c *controlPlane) change(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +98,8 @@ func (c *controlPlane) change(f func()) {
 	c.moved = make(chan struct{})
 }
 
-// until waits until ok returns true. ok may read the fields that mu guards.
+// until waits until ok returns true. ok may read the fields that mu guards. what describes the awaited state in the
+// failure message.
 func (c *controlPlane) until(what string, ok func() bool) {
 	c.t.Helper()
 	deadline := time.After(within)
@@ -119,7 +120,7 @@ func (c *controlPlane) until(what string, ok func() bool) {
 	}
 }
 
-// assign changes a VM's record and notifies the agent if it is connected.
+// assign makes vm the desired state of its VM, and sends it to the agent if the agent is connected.
 func (c *controlPlane) assign(vm *agentv1.AssignedVm) {
 	c.change(func() {
 		c.revision++
@@ -128,7 +129,7 @@ func (c *controlPlane) assign(vm *agentv1.AssignedVm) {
 	})
 }
 
-// tell sends a delta. The caller must hold mu.
+// tell sends m to the agent as the next message of its watch, if the agent is connected. The caller must hold mu.
 func (c *controlPlane) tell(m *agentv1.WatchResponse) {
 	m.Term, m.Revision, m.Complete = 1, c.revision, true
 	if c.watch != nil {
@@ -208,7 +209,7 @@ func (c *controlPlane) sum() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// sees waits for an observation of the newest desired state.
+// sees waits until the agent has reported vm at level for vm's generation, and returns that observation.
 func (c *controlPlane) sees(vm *agentv1.AssignedVm, level agentv1.Observed) *agentv1.VmObservation {
 	c.t.Helper()
 	var o *agentv1.VmObservation

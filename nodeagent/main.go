@@ -25,11 +25,11 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qemu"
 )
 
-// launchGuest is the first argument with which this program acts as the launcher of a QEMU.
+// launchGuest is the first argument that makes this program act as the launcher of one QEMU.
 const launchGuest = "launch-guest"
 
-// stopWithin is the maximum duration of an orderly stop. The program then exits; every part can recover operations that
-// were in progress, as after a crash.
+// stopWithin is the maximum duration of an orderly stop. After it the program exits. The next start recovers operations
+// that were in progress, as after a crash.
 const stopWithin = 9 * time.Second
 
 func main() {
@@ -65,7 +65,8 @@ func start(args []string) int {
 	return 0
 }
 
-// logger returns a logger that writes JSON under systemd, which sets JOURNAL_STREAM, and text elsewhere.
+// logger returns a logger that writes in the given format, json or text. If format is empty, it writes JSON under
+// systemd, which sets JOURNAL_STREAM, and text elsewhere.
 func logger(format string, out io.Writer) *slog.Logger {
 	if _, journal := os.LookupEnv("JOURNAL_STREAM"); format == "json" || format == "" && journal {
 		return slog.New(slog.NewJSONHandler(out, nil))

@@ -8,10 +8,11 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// accelLabel is the label that tells placement which accelerator guests use here.
+// accelLabel is the node label whose value is the accelerator of this host's guests, kvm or tcg. Placement can select
+// hosts by it.
 const accelLabel = "trivet/accel"
 
-// node describes this host to the control plane.
+// node holds what the agent reports to the control plane about this host.
 type node struct {
 	host        facts.Host
 	allocatable facts.Resources
@@ -19,7 +20,7 @@ type node struct {
 	ready       bool
 }
 
-// describe returns the node for a configuration and the properties of the host.
+// describe returns the node of a host with these settings, properties and accelerator.
 func describe(c Config, host facts.Host, accel facts.Accelerator) *node {
 	n := &node{
 		host: host, labels: maps.Clone(c.Labels), ready: accel.Kind == facts.KVM || c.AllowTCG,
@@ -43,8 +44,8 @@ func (n *node) facts() *agentv1.NodeFacts {
 	}
 }
 
-// heartbeat returns a heartbeat request without the node's id. It omits volume drivers and storage classes until
-// volumes are supported.
+// heartbeat returns the host's state for a heartbeat, without the node's id. It omits volume drivers and storage
+// classes, because the agent does not support volumes yet.
 func (n *node) heartbeat() *vmv1.HeartbeatNodeRequest {
 	state := vmv1.NodeState_NODE_STATE_NOT_READY
 	if n.ready {

@@ -32,17 +32,18 @@ import (
 )
 
 const (
-	// formatVersion is the format of the data directory; an agent refuses to start on any other.
+	// formatVersion is the format of the data directory. The agent refuses to start if the directory has another
+	// format.
 	formatVersion = "1"
-	// adoptWithin is the maximum time that the start waits for the first observation of all VMs. Then it continues
-	// without the rest.
+	// adoptWithin is how long the agent waits at its start for the first observation of all VMs. After that it starts
+	// although some VMs are not observed yet.
 	adoptWithin = 5 * time.Second
 	// launches and builds are the maximum numbers of concurrent launches and builds. A build mostly waits for an image,
 	// and package disk fetches four images at a time.
 	launches, builds = 8, 16
 	measureEvery     = 10 * time.Second
 	pruneEvery       = 10 * time.Minute
-	// pruneAbove is the usage of the file system, in percent, above which unused images are removed.
+	// pruneAbove is the usage of the data directory's file system, in percent, above which unused images are removed.
 	pruneAbove = 85
 )
 
@@ -72,8 +73,7 @@ func run(ctx context.Context, c Config, log *slog.Logger) error {
 		log.Warn("this host runs no guests: KVM does not work here, and allow_tcg is not set")
 	}
 
-	// The link, the loop and the machines refer to each other. None of these callbacks is called before all of them
-	// exist.
+	// link, loop and machines refer to each other. None of the callbacks below is called before all three are set.
 	var loop *reconcile.Loop
 	var machines *machine.MachineSet
 	var assigned atomic.Pointer[uplink.Assignment]
@@ -208,7 +208,7 @@ func adopt(ctx context.Context, machines *machine.MachineSet, loop *reconcile.Lo
 	return ctx.Err()
 }
 
-// every calls f once per interval until ctx ends.
+// every calls f at intervals of pause until ctx ends, and returns the error of ctx.
 func every(ctx context.Context, pause time.Duration, f func()) error {
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
@@ -222,7 +222,8 @@ func every(ctx context.Context, pause time.Duration, f func()) error {
 	}
 }
 
-// prune removes unused images if the disk is fuller than pruneAbove. Until then they are kept for later VMs.
+// prune removes the images that neither a disk of this host nor assigned uses, if more than pruneAbove percent of dir's
+// file system are used. Below that, images stay for later VMs. It removes nothing if assigned is nil.
 func prune(dir string, images *disk.Images, machines *machine.MachineSet, assigned *uplink.Assignment) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
@@ -265,7 +266,7 @@ func serve(ctx context.Context, addr string, h http.Handler) error {
 	return nil
 }
 
-// sources returns the functions that supply the figures of /metrics.
+// sources returns the functions that supply the values of /metrics.
 func sources(link *uplink.Link, machines *machine.MachineSet) metrics.Sources {
 	return metrics.Sources{
 		Version: version(),

@@ -1,4 +1,5 @@
-// Package protos holds the contracts. Its tests check that they are documented.
+// Package protos contains the protobuf contracts of Trivet's APIs. Its tests check that RPCs and HTTP paths are
+// documented.
 package protos
 
 import (
@@ -14,7 +15,7 @@ import (
 
 var rpcLine = regexp.MustCompile(`^\s*rpc (\w+)\(`)
 
-// Every RPC has a comment that begins with its name.
+// TestEveryRPCHasAComment checks that every RPC has a comment that begins with the name of the RPC.
 func TestEveryRPCHasAComment(t *testing.T) {
 	files, err := fs.Glob(os.DirFS("."), "*/v1/*.proto")
 	require.NoError(t, err)
@@ -39,8 +40,9 @@ func TestEveryRPCHasAComment(t *testing.T) {
 
 var routeLine = regexp.MustCompile(`(?m)^(?:GET|POST|PUT|DELETE) (/\S+)`)
 
-// Every HTTP path that a member serves is in docs/api.md. The paths are listed in testdata/authorization_matrix.txt,
-// which TestAuthorizationMatrix of package controlplane writes and checks.
+// TestEveryPathIsInTheAPIPage checks that docs/api.md contains every HTTP path that a member serves. It takes the paths
+// from testdata/authorization_matrix.txt of package controlplane, which TestAuthorizationMatrix there writes and
+// checks.
 func TestEveryPathIsInTheAPIPage(t *testing.T) {
 	table, err := os.ReadFile("../controlplane/testdata/authorization_matrix.txt")
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package shared holds what both binaries must agree on. This file checks the imports of the whole module: what its
-// tables do not list is not allowed.
+// Package shared checks, in this file, the imports of all packages of the module. An import that its tables do not list
+// is an error. The folders below it contain the packages that both programs use.
 package shared
 
 import (
@@ -23,6 +23,10 @@ const module = "github.com/trivet-cloud/trivet/"
 
 // layers are the folders of controlplane, from the bottom up. A package may import packages of lower layers without an
 // entry in inside. Folders in one row must not import each other.
+//
+// For example, controlplane/compute/vm may import everything in engine, edge, records and accounts (lower layers), of
+// its own layer compute/image, compute/node and compute/schedule (inside), and shared/… and protos/… (outside). It may
+// not import money or kv. Its files rpc*.go and rest*.go may not import records/store.
 var layers = [][]string{
 	{"engine", "edge"},
 	{"records"},
@@ -33,9 +37,9 @@ var layers = [][]string{
 	{"kv"},
 }
 
-// outside lists what the packages of a layer may import from the other folders of the module.
+// outside lists, for each layer of controlplane, the packages outside of controlplane that its packages may import.
 var outside = map[string][]string{
-	"engine":   {"shared/mutant", "shared/mtls", "shared/atomicfile"}, // and nothing that knows the cloud
+	"engine":   {"shared/mutant", "shared/mtls", "shared/atomicfile"}, // and no package of Trivet's domain
 	"edge":     {"shared/…"},
 	"records":  {"shared/…", "protos/peer/v1"},
 	"accounts": {"shared/…", "protos/…"},
@@ -45,7 +49,8 @@ var outside = map[string][]string{
 	"kv":       {"shared/…", "protos/…"},
 }
 
-// inside lists which packages of its own layer a package may import. A package without an entry imports none.
+// inside lists, for each package of controlplane, the packages of its own layer that it may import. A package without
+// an entry may import none.
 var inside = map[string][]string{
 	"engine/consensus":          {"engine/consensus/…"},
 	"engine/consensus/raftlog":  {"engine/consensus/raftconf", "engine/consensus/internal/codec"},
@@ -83,7 +88,7 @@ var inside = map[string][]string{
 	"kv/watch":   {"kv/translate"},
 }
 
-// pure lists packages that must not import packages of lower layers either, except those listed.
+// pure lists packages that may import only the given packages of lower layers, which for most is none.
 var pure = map[string][]string{
 	"compute/schedule":               {},
 	"money/credit/ledger":            {},
@@ -98,8 +103,8 @@ var pure = map[string][]string{
 	"kv/watch":                       {"engine/mvcc", "engine/mvcc/watch"},
 }
 
-// others lists what the packages outside of the layers may import of the module. A value that ends in /… includes
-// everything below it.
+// others lists, for each package outside of the layers, the packages of the module that it may import. A value that
+// ends in /… includes all packages below it.
 var others = map[string][]string{
 	"shared/atomicfile":        {},
 	"shared/fault":             {},
@@ -114,7 +119,7 @@ var others = map[string][]string{
 
 	"controlplane": {"controlplane/…", "shared/…"},
 	"controlplane/config": {"controlplane/accounts/identity/oidc", "controlplane/compute/image", "controlplane/kv", "controlplane/kv/users",
-		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of their settings
+		"controlplane/money/billing", "controlplane/records/budget", "shared/cloud", "shared/settings"}, // for the types and defaults of these packages' settings
 	"controlplane/offline": {"controlplane/config", "controlplane/engine/…", "controlplane/records/store", "controlplane/accounts/identity",
 		"controlplane/accounts/identity/token", "shared/cloud", "shared/atomicfile"},
 	"controlplane/sim":       {"controlplane/…", "shared/…", "protos/…"},
@@ -150,7 +155,7 @@ var others = map[string][]string{
 	"e2e/kvbench":         {"e2e/…", "protos/…", "shared/…"},
 	"e2e/up":              {"e2e/lab", "protos/…"},
 	"e2e": {"e2e/…", "protos/…", "images/guest", "shared/…", "controlplane/engine/clusterkey",
-		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to look for secrets in what a member has written
+		"controlplane/edge/rpc/rpctest", "controlplane/engine/mvcc", "controlplane/records/store", "controlplane/accounts/identity/keyring"}, // to search the files of a member for secrets
 
 	"e2e/creditbench":          {"e2e/…"},
 	"e2e/creditbench/books":    {},
@@ -158,8 +163,8 @@ var others = map[string][]string{
 	"e2e/creditbench/postgres": {"e2e/…"},
 }
 
-// inTests lists what the test files of a package may import beyond what the package may import, messages (protos), and
-// fixtures of what it may import; see allowedInTests.
+// inTests lists, for each package, what its test files may import in addition to what allowedInTests allows all test
+// files.
 var inTests = map[string][]string{
 	"cli":                     {"controlplane/money/credit/ledger", "controlplane/money/credit/ledger/ledgertest"},
 	"controlplane/config":     {"docs/docstest"},
@@ -170,7 +175,7 @@ var inTests = map[string][]string{
 	"e2e/history":             {"shared/fault"},
 }
 
-// allowed returns what a package may import of the module, and whether the package has a place in the tables.
+// allowed returns the packages of the module that a package may import, and whether the package is in the tables.
 func allowed(pkg string) (imports []string, listed bool) {
 	in, isControlplane := strings.CutPrefix(pkg, "controlplane/")
 	layer, _, _ := strings.Cut(in, "/")
@@ -198,8 +203,9 @@ func allowed(pkg string) (imports []string, listed bool) {
 	return imports, true
 }
 
-// allowedInTests reports whether the test files of a package that may import imports may also import a package. A fixture
-// is a package in the directory of the package that it is for, with a name that ends in test.
+// allowedInTests reports whether the test files of pkg may import the package imported: pkg itself, all that pkg may
+// import, the fixtures of these, an entry in inTests, and the messages (protos). A fixture is a package with a name
+// that ends in test, in the directory of the package that it is for.
 func allowedInTests(pkg string, imports []string, imported string) bool {
 	parent, name := path.Split(imported)
 	parent = strings.TrimSuffix(parent, "/")
@@ -250,10 +256,11 @@ func covers(allowed, imported string) bool {
 	return allowed == imported
 }
 
-// Files that translate messages call the service, and do not use its records.
+// TestHandlersDoNotUseTheStore checks that files that translate messages (rest*.go and rpc*.go of controlplane) do not
+// import the store, because they must call the service instead.
 func TestHandlersDoNotUseTheStore(t *testing.T) {
 	handlers := regexp.MustCompile(`^(rest|rpc).*\.go$`)
-	packages := []string{"controlplane/kv/etcdrpc", "controlplane/kv/restapi"} // these consist of such files
+	packages := []string{"controlplane/kv/etcdrpc", "controlplane/kv/restapi"} // all files of these packages translate messages
 	checked := 0
 	walk(t, func(pkg string, p *build.Package) {
 		if !strings.HasPrefix(pkg, "controlplane/") {
@@ -272,7 +279,8 @@ func TestHandlersDoNotUseTheStore(t *testing.T) {
 	require.Greater(t, checked, 20, "the files were not found")
 }
 
-// No package has an init function: main states what a program does at its start.
+// TestNoInitFunctions checks that no package has an init function, so that main alone determines what a program does at
+// its start.
 func TestNoInitFunctions(t *testing.T) {
 	walk(t, func(pkg string, p *build.Package) {
 		if strings.HasPrefix(pkg, "protos/") {
@@ -308,8 +316,8 @@ func TestNoUtilityPackages(t *testing.T) {
 	})
 }
 
-// walk visits every package of the module, also those that consist of tests: once as it is in a normal build, and once
-// with the build tags of tests, if the package has files then.
+// walk calls visit for every package of the module, also for those with only test files: once with the files of a
+// normal build, and once with those of the build tags mutant and long.
 func walk(t *testing.T, visit func(pkg string, p *build.Package)) {
 	t.Helper()
 	root, err := filepath.Abs("..")
@@ -322,7 +330,7 @@ func walk(t *testing.T, visit func(pkg string, p *build.Package)) {
 			return filepath.SkipDir
 		}
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil && dir != root {
-			return filepath.SkipDir // a module of its own
+			return filepath.SkipDir // a separate module
 		}
 		pkg, err := filepath.Rel(root, dir)
 		require.NoError(t, err)

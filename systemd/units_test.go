@@ -1,5 +1,5 @@
 // Package systemd_test checks the unit files of this directory with systemd's own tools where they are installed, and
-// checks settings that those tools do not judge, such as that stopping the agent keeps its guests running.
+// checks settings that those tools do not check, for example that a stop of the agent does not end its guests.
 package systemd_test
 
 import (
@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tool returns the path of one of systemd's programs. Without it the test is skipped, or fails if CI is true.
+// tool returns the path of the systemd program name. If that is not installed, the test is skipped, or fails if CI is
+// true.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -25,7 +26,7 @@ func tool(t *testing.T, name string) string {
 	return path
 }
 
-// units lists the unit files.
+// units returns the names of the four unit files in this directory.
 func units(t *testing.T) []string {
 	t.Helper()
 	services, err := filepath.Glob("*.service")
@@ -45,7 +46,8 @@ func write(t *testing.T, mode os.FileMode, text string, path ...string) string {
 	return file
 }
 
-// root creates a directory tree with the units, the targets that they refer to, and empty programs.
+// root creates a directory tree for systemd's tools and returns its path. It contains the units as changed by change,
+// the targets that they refer to, and empty programs.
 func root(t *testing.T, change func(unit, text string) string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -66,11 +68,11 @@ func root(t *testing.T, change func(unit, text string) string) string {
 
 func asIs(_, text string) string { return text }
 
-// verify returns the output of systemd-analyze verify.
+// verify returns the output of systemd-analyze verify for the units in root; "" means that they are correct.
 func verify(t *testing.T, root string) string {
 	t.Helper()
 	cmd := exec.Command(tool(t, "systemd-analyze"), append([]string{"verify", "--man=no", "--generators=no", "--root=" + root}, units(t)...)...)
-	// What verify sees must not depend on who runs it.
+	// The result must not depend on the environment of the user who runs the test.
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -83,7 +85,8 @@ func TestSystemdAcceptsTheUnits(t *testing.T) {
 	require.Empty(t, verify(t, root(t, asIs)))
 }
 
-// TestSystemdReportsInvalidUnits checks that the check above can fail.
+// TestSystemdReportsInvalidUnits checks that verify reports errors: an unknown key, an invalid value, a missing
+// program, a missing unit and an unknown system call group.
 func TestSystemdReportsInvalidUnits(t *testing.T) {
 	for want, change := range map[string]func(unit, text string) string{
 		"Unknown key": func(_, text string) string { return strings.ReplaceAll(text, "KillMode=", "KilMode=") },
@@ -102,9 +105,11 @@ func TestSystemdReportsInvalidUnits(t *testing.T) {
 	}
 }
 
-// TestControlPlaneExposure checks systemd's rating of the privileges that the control plane keeps: 0 is none, 10 is all.
+// TestControlPlaneExposure checks that systemd rates the privileges of the control plane's unit at most 2.0, on a scale
+// from 0 (none) to 10 (all).
 func TestControlPlaneExposure(t *testing.T) {
-	// It listens on the network and may use the system calls of an ordinary service.
+	// The rating is above 0 because the service listens on the network and may use the system calls of an ordinary
+	// service.
 	const threshold = "20" // in tenths
 	cmd := exec.Command(tool(t, "systemd-analyze"), "security", "--no-pager", "--offline=true", "--threshold="+threshold,
 		"--root="+root(t, asIs), "trivet-controlplane.service")
@@ -112,7 +117,7 @@ func TestControlPlaneExposure(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-// settings returns the values of a unit's keys, in order.
+// settings returns the values of each key in the file unit, in their order in the file.
 func settings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
 	f, err := os.Open(unit)
@@ -138,7 +143,8 @@ func TestSettingsOfUnits(t *testing.T) {
 			"ExecStart":  "/usr/bin/trivet-controlplane --config /etc/trivet/controlplane.yaml",
 			"ExecReload": "/bin/kill -HUP $MAINPID", "Environment": "GOMEMLIMIT=2GiB",
 		},
-		// Stopping it ends the agent alone, and its guests' groups are another unit's.
+		// A stop of this unit must end only the agent's process. The control groups of the guests belong to another
+		// unit.
 		"trivet-nodeagent.service": {
 			"KillMode": "process", "Requires": "trivet-guests.service", "NoNewPrivileges": "yes", "LimitCORE": "0",
 			"Environment": "TRIVET_CGROUP=trivet.slice/trivet-guests.service", "ProtectControlGroups": "no",
@@ -160,7 +166,8 @@ func TestSettingsOfUnits(t *testing.T) {
 	require.Contains(t, strings.Fields(agent["After"][0]), "trivet-guests.service")
 }
 
-// TestEachCapabilityHasAReason checks that the unit grants exactly these capabilities and gives a reason for each.
+// TestEachCapabilityHasAReason checks that the agent's unit grants exactly the capabilities listed here, and that a
+// comment in the unit gives a reason for each.
 func TestEachCapabilityHasAReason(t *testing.T) {
 	text, err := os.ReadFile("trivet-nodeagent.service")
 	require.NoError(t, err)

@@ -9,25 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/billing"
 )
 
-// Billing configures what VMs cost. Use the same values on all members: only the leader's are in effect.
+// Billing configures what VMs cost. Use the same values on all members; those of the leader apply.
 type Billing struct {
-	// Enabled charges projects for their VMs by the hour: creating a VM reserves credit. VMs that exist when billing is
-	// enabled are charged from then on.
+	// Enabled makes projects pay for their VMs by the hour from their credit. Creating a VM then reserves credit. VMs
+	// that exist when billing is enabled are charged from then on.
 	Enabled bool           `yaml:"enabled"`
 	Prices  billing.Prices `yaml:"prices"`
-	// OnEmpty is the policy for running VMs whose hours cannot be paid. With keep, the default, they run on and their hours
-	// are still counted. With stop they are stopped. Both policies refuse new VMs.
+	// OnEmpty is the policy for running VMs whose next hour the project cannot pay. With keep, the default, they
+	// continue to run and their hours are still counted. With stop they are stopped. Both policies refuse new VMs.
 	OnEmpty billing.Policy `yaml:"on_empty"`
-	// TestHour is the length of a billed hour in tests, 1s to 1h. 0 means an hour.
+	// TestHour is the length of a billed hour in tests, from 1s to 1h. 0 means one hour.
 	TestHour time.Duration `yaml:"test_hour"`
 }
 
-// Rules returns the configuration in the form that package billing uses.
+// Rules returns the settings as billing.Rules, which package billing uses.
 func (b *Billing) Rules() billing.Rules {
 	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
 }
 
-// validate returns an error that names the first setting that is out of range.
+// validate returns an error that names the first setting of Billing that is out of range.
 func (b *Billing) validate() error {
 	rules := b.Rules()
 	if err := rules.Check(); err != nil {
@@ -36,7 +36,7 @@ func (b *Billing) validate() error {
 	return nil
 }
 
-// flags adds the flags of billing to f.
+// flags adds a flag for each setting in Billing to f.
 func (b *Billing) flags(f *pflag.FlagSet) {
 	f.BoolVar(&b.Enabled, "billing-enabled", b.Enabled, "charge projects for their VMs by the hour")
 	f.Int64Var(&b.Prices.VCPUHour, "billing-vcpu-hour", b.Prices.VCPUHour, "credit for an hour of a vCPU of a running VM")

@@ -1,10 +1,9 @@
-// Package config holds the configuration of a member. Load reads it from a YAML file, from environment variables and
-// from flags, Config.Validate and Config.ValidateTLS check it, and the other methods of Config derive addresses and
-// URLs.
+// Package config holds the configuration of a member. Load reads it from a YAML file, environment variables and flags.
+// Config.Validate and Config.ValidateTLS check it. The other methods of Config derive addresses and URLs from it.
 //
-// Each flag, such as --kv-etcd-listen, has an environment variable, TRIVET_KV_ETCD_LISTEN, and a key in the file, for
-// which see the structs. identity.providers has only the key. Package config starts nothing and opens no file but the
-// configuration file.
+// The flag --kv-etcd-listen, for example, has the environment variable TRIVET_KV_ETCD_LISTEN and a key in the file,
+// which the tags of the structs state. identity.providers has only the key. Package config starts nothing and opens no
+// file but the configuration file.
 package config
 
 import (
@@ -21,72 +20,76 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// Config is the configuration of a member. A flag takes precedence over an environment variable, which takes precedence
-// over the file, which takes precedence over Default.
+// Config is the configuration of a member. Of several sources of a setting the first one applies: flag, environment
+// variable, file, Default.
 type Config struct {
-	// NodeID is this member's ID. 0 means 1, or with Join the ID of the member that was added with this address.
+	// NodeID is this member's ID. 0 means 1 or, with Join, the ID under which a member with this address was added to
+	// the cluster.
 	NodeID uint64 `yaml:"node_id"`
-	// Listen is the IP address on which the member serves all Ports.
+	// Listen is the IP address on which the member serves all of its Ports.
 	Listen string `yaml:"listen"`
-	// DataDir is the directory of everything that the member must keep across restarts.
+	// DataDir is the directory for all data that must survive restarts.
 	DataDir string `yaml:"data_dir"`
-	// Cluster lists the addresses of all members of a new cluster, this one included. It is empty for a single member.
+	// Cluster lists the addresses of all members of a new cluster, including this one. It is empty for a cluster of one
+	// member.
 	Cluster Members `yaml:"cluster"`
-	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. It excludes
-	// Cluster. It has an effect only until the member has joined.
+	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. Join and Cluster
+	// exclude each other. After the member has joined, Join has no effect.
 	Join []string `yaml:"join"`
-	// ClusterKey is the file with the key that all members share. It is required with Cluster, and with Join unless
-	// JoinToken is set.
+	// ClusterKey is the path of the file with the key that all members share. It is required with Cluster, and with
+	// Join unless JoinToken is set.
 	ClusterKey string `yaml:"cluster_key"`
-	// JoinToken is a file with a token by which a joining member gets the cluster key. It is needed once. The setting
-	// is never the token itself, because every user of the host can read command lines.
+	// JoinToken is the path of a file with a token by which a joining member gets the cluster key. It is needed once.
+	// The setting is never the token itself, because every user of the host can read command lines.
 	JoinToken string `yaml:"join_token"`
-	// Dev gives every caller the rights of an administrator in the project default. It requires a single member on
-	// loopback.
+	// Dev gives every caller the rights of an administrator in the project named default. It is allowed only for a
+	// single member on a loopback address.
 	Dev bool `yaml:"dev"`
-	// MetricsListen is the host:port that serves /metrics to all callers. The VM port serves it to callers on loopback.
+	// MetricsListen is a host:port at which every caller can read /metrics. The VM port serves /metrics only to callers
+	// on loopback.
 	MetricsListen string `yaml:"metrics_listen"`
 	Ports         Ports  `yaml:"ports"`
 	Images        Images `yaml:"images"`
 	KV            KV     `yaml:"kv"`
-	// Identity configures tokens and external identity providers.
+	// Identity configures ID tokens and external identity providers.
 	Identity Identity `yaml:"identity"`
 	Billing  Billing  `yaml:"billing"`
-	// Limits are the rate limits of tenants' changes.
+	// Limits configures the rate limits of tenants' changes, and the disk space that they must leave free.
 	Limits Limits `yaml:"limits"`
-	// REST configures the endpoints that need no credential.
+	// REST configures the REST endpoints that need no credential.
 	REST REST `yaml:"rest"`
-	// TLS is the certificate of tenants' ports.
+	// TLS is the certificate of the ports for tenants.
 	TLS TLS `yaml:"tls"`
-	// InsecurePlaintext allows plaintext on tenants' ports beyond loopback.
+	// InsecurePlaintext allows the ports for tenants to be plaintext on addresses that other hosts can reach.
 	InsecurePlaintext bool `yaml:"insecure_plaintext"`
-	// Tick is the unit of raft's timers. The election timeout is 10 to 20 ticks.
+	// Tick is the unit of raft's timers. The election timeout is a random time of 10 to 20 ticks.
 	Tick time.Duration `yaml:"tick"`
-	// LogFormat is text, json, or auto, which means json under systemd and text otherwise.
+	// LogFormat is text, json or auto. auto means json under systemd and text otherwise.
 	LogFormat string `yaml:"log_format"`
 }
 
-// Ports are the TCP ports of a member. All members use the same ones.
+// Ports are the TCP ports of a member. All members must use the same ports.
 type Ports struct {
 	KV       uint16 `yaml:"kv"`
 	Identity uint16 `yaml:"identity"`
 	VM       uint16 `yaml:"vm"`
 	GRPC     uint16 `yaml:"grpc"`
-	// Credit serves the REST API of credit. CreditGRPC serves credit.v1 alone, and GRPC serves it with the others.
+	// Credit serves the REST API of credit. CreditGRPC serves only credit.v1; GRPC serves credit.v1 and all other
+	// services.
 	Credit     uint16 `yaml:"credit"`
 	CreditGRPC uint16 `yaml:"credit_grpc"`
 	Agents     uint16 `yaml:"agents"`
 	Peers      uint16 `yaml:"peers"`
 }
 
-// Images configures the import of images.
+// Images configures from where images are imported.
 type Images struct {
-	// ImportDirs lists the directories of file:// sources. Empty means the directory import in DataDir, which only
-	// system:admin may use.
+	// ImportDirs lists the directories from which file:// sources may import images. If it is empty, that is the
+	// directory import in DataDir, which only system:admin may use.
 	ImportDirs []image.ImportDir `yaml:"import_dirs"`
 }
 
-// Default returns the configuration of a cloud of one member on 127.0.0.1.
+// Default returns the default configuration: a cluster of one member on 127.0.0.1.
 func Default() Config {
 	return Config{
 		NodeID: 1, Listen: "127.0.0.1", DataDir: "trivet-data", Tick: 100 * time.Millisecond, LogFormat: "auto",
@@ -132,7 +135,7 @@ func (c *Config) Validate() error {
 	return c.validateCluster()
 }
 
-// validateCluster checks the settings by which a member creates or joins a cluster.
+// validateCluster checks the settings with which a member creates or joins a cluster.
 func (c *Config) validateCluster() error {
 	if len(c.Cluster) > 0 && len(c.Join) > 0 {
 		return errors.New("cluster is for the first start of a cluster, join for a member that is added to one: give one of them")

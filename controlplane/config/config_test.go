@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// environment returns a function like os.LookupEnv for variables of the form NAME=value.
+// environment returns a function like os.LookupEnv for the variables in pairs, which have the form NAME=value.
 func environment(pairs ...string) func(string) (string, bool) {
 	return func(name string) (string, bool) {
 		for _, pair := range pairs {
@@ -27,7 +27,8 @@ func environment(pairs ...string) func(string) (string, bool) {
 	}
 }
 
-// Flags override environment variables, which override the file, which overrides the defaults.
+// TestPrecedence checks that flags override environment variables, which override the file, which overrides the
+// defaults.
 func TestPrecedence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(`
@@ -54,7 +55,8 @@ images:
 	require.Equal(t, want, c)
 }
 
-// Lists can be set in the file, in the environment and by flags. A source replaces the whole list.
+// TestLists checks that lists can be set in the file, in the environment and by flags, and that a source replaces the
+// entire list. Only --import-dir appends to the list of the file.
 func TestLists(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("kv: {etcd_listen: ['127.0.0.1:1'], open: true}\nrest: {open: [kv]}\n"), 0o600))
@@ -144,7 +146,8 @@ func TestBadConfigurations(t *testing.T) {
 	require.NoError(t, (&Config{}).flagsRoundTrip())
 }
 
-// flagsRoundTrip sets every flag to what it prints as its default.
+// flagsRoundTrip sets every flag to the text that it prints as its default, and returns an error if a flag does not
+// accept that text.
 func (c *Config) flagsRoundTrip() error {
 	*c = Default()
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -167,7 +170,8 @@ func TestMembersFlag(t *testing.T) {
 	}
 }
 
-// Only a member that joins may have no ID. The default ID of the others is 1.
+// TestJoinConfig checks the settings of a member that joins. Only such a member may have no ID; the default ID of
+// others is 1.
 func TestJoinConfig(t *testing.T) {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	parsed := Default()
@@ -183,7 +187,7 @@ func TestJoinConfig(t *testing.T) {
 	require.ErrorContains(t, c.Validate(), "give one of them")
 	c.ClusterKey = ""
 	require.NoError(t, c.Validate())
-	c.JoinToken = "" // a data directory that has the key needs none
+	c.JoinToken = "" // a data directory that contains the key needs no token
 	require.NoError(t, c.Validate())
 	c.Join, c.JoinToken, c.NodeID = nil, "t", 4
 	require.ErrorContains(t, c.Validate(), "say with join")

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// BindFlags adds the flags of all settings but identity.providers, which has none, to f. The defaults of the flags are
-// the values in c, and parsing f writes to c.
+// BindFlags adds a flag to f for each setting except identity.providers. The defaults of the flags are the values in c,
+// and parsing f writes to c.
 func (c *Config) BindFlags(f *pflag.FlagSet) {
 	c.Billing.flags(f)
 	c.Limits.flags(f)
@@ -41,7 +41,7 @@ func (c *Config) BindFlags(f *pflag.FlagSet) {
 	f.Var(&importDirs{c}, "import-dir", "directory that images are imported from, as PATH or PATH=ORG,ORG; repeatable")
 }
 
-// importDirs is the flag of Images.ImportDirs. Each occurrence of the flag appends a directory.
+// importDirs is the flag value of Images.ImportDirs. Each occurrence of the flag appends one directory.
 type importDirs struct{ c *Config }
 
 var _ pflag.SliceValue = (*importDirs)(nil)
@@ -75,7 +75,7 @@ func (d *importDirs) Replace(texts []string) error {
 	return nil
 }
 
-// GetSlice implements pflag.SliceValue. It returns texts from which Set makes the same directories.
+// GetSlice implements pflag.SliceValue. It returns texts that Set parses to the present directories.
 func (d *importDirs) GetSlice() (texts []string) {
 	for _, dir := range d.c.Images.ImportDirs {
 		separator, text := "=", dir.Path

@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/accounts/identity/oidc"
 )
 
-// Identity configures tokens and external identity providers.
+// Identity configures ID tokens and external identity providers.
 type Identity struct {
-	// Issuer is the issuer URL of ID tokens, under which verifiers find the signing keys. It should name all members,
-	// for example by a load balancer. Empty means each member's own address.
+	// Issuer is the issuer URL of ID tokens. Verifiers find the signing keys under it, so it should lead to any of the
+	// members, for example through a load balancer. Empty means the address of each member itself.
 	Issuer string `yaml:"issuer"`
-	// Providers are the OpenID providers whose users may log in after they were linked with users of Trivet.
+	// Providers lists OpenID providers. Their users may log in once an operator has linked them with users of Trivet.
 	Providers []oidc.Provider `yaml:"providers"`
 }
 
@@ -40,8 +40,8 @@ func (i *Identity) validate() error {
 	return nil
 }
 
-// CredentialFreeHosts returns the host names that requests may use at endpoints that need no credential: REST.Hosts and
-// the host of Issuer.
+// CredentialFreeHosts returns the host names that requests may use at REST endpoints that need no credential:
+// REST.Hosts and the host of Identity.Issuer.
 func (c *Config) CredentialFreeHosts() []string {
 	if u, err := url.Parse(c.Identity.Issuer); err == nil && u.Hostname() != "" {
 		return append(slices.Clone(c.REST.Hosts), u.Hostname())

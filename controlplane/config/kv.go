@@ -12,56 +12,56 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// KV configures the key-value store.
+// KV configures the key-value store and its etcd API.
 type KV struct {
-	// Open lets every caller who can reach the gRPC port read and write keys. Requests that change members or access still
-	// need a credential.
+	// Open lets every caller who can reach the gRPC port read and write keys without a credential. Requests that change
+	// members or users still need one.
 	Open bool `yaml:"open"`
-	// EtcdListen lists host:port of the listeners for etcd's clients, which serve what an etcd serves: gRPC, /health,
+	// EtcdListen lists addresses (host:port) that serve what an etcd server serves, for etcd's clients: gRPC, /health,
 	// /version and /metrics.
 	EtcdListen []string `yaml:"etcd_listen"`
-	// EtcdCert and EtcdKey are the files of the certificate of EtcdListen. Without them EtcdListen is plaintext.
+	// EtcdCert and EtcdKey are the paths of the certificate and key for EtcdListen. If they are empty, EtcdListen is
+	// plaintext.
 	EtcdCert string `yaml:"etcd_cert"`
 	EtcdKey  string `yaml:"etcd_key"`
-	// EtcdClientCA is the CA file for client certificates on those ports; clients must present one. Until Auth is
-	// enabled every holder of such a certificate may change the members, so issue them to operators only. Once Auth is
-	// enabled, the common name is the user of a client without a token.
+	// EtcdClientCA is the path of the CA certificates for clients of EtcdListen, which must then present a certificate.
+	// Until etcd's Auth is enabled, every holder of such a certificate may change the members, so issue them to
+	// operators only. Once Auth is enabled, the common name is the user of a client without a token.
 	EtcdClientCA string `yaml:"etcd_client_ca"`
-	// EtcdTrustLoopback lets every process of this host change the members and etcd's users through EtcdListen without a
-	// credential until Auth is enabled, as etcd does. It is for test suites of etcd: any local process can take the cluster
-	// down. EtcdListen must be on loopback.
+	// EtcdTrustLoopback lets every process of this host change the members and etcd's users through EtcdListen without
+	// a credential until etcd's Auth is enabled, as etcd does. It is for etcd's test suites, because any local process
+	// could stop the cluster. EtcdListen must be on loopback.
 	EtcdTrustLoopback bool `yaml:"etcd_trust_loopback"`
-	// Quota is the largest size of the keyspace with its history in bytes. A negative value means no limit.
+	// Quota is the most bytes that the keys with their history may use. A negative value means no limit.
 	Quota int64 `yaml:"quota"`
-	// CompactAge is how long history is kept. 0 means until a client compacts it, as in etcd.
+	// CompactAge is how long old revisions are available. 0 means until a client compacts them, as in etcd.
 	CompactAge time.Duration `yaml:"compact_age"`
-	// CorruptCheck is the pause between two comparisons of the members' keyspaces, each of which reads all keys. 0 means
-	// never.
+	// CorruptCheck is the pause between two comparisons of all members' keys and values. Each comparison reads all
+	// keys. 0 means that they are never compared.
 	CorruptCheck time.Duration `yaml:"corrupt_check"`
-	// StrictReconfig refuses to add or remove members for etcd's clients unless all other members were heard from within
-	// the last five seconds.
+	// StrictReconfig refuses requests of etcd's clients to add or remove members unless this member has received
+	// messages from all other members within the last five seconds.
 	StrictReconfig bool `yaml:"strict_reconfig"`
-	// MaxRequestBytes is the largest size of a request that writes. MaxTxnOps is the largest number of operations of a
-	// transaction.
+	// MaxRequestBytes is the largest request that writes, in bytes. MaxTxnOps is the most operations in a transaction.
 	MaxRequestBytes int `yaml:"max_request_bytes"`
 	MaxTxnOps       int `yaml:"max_txn_ops"`
-	// WatchProgress is the time between progress notifications to watches that requested them.
+	// WatchProgress is the interval of progress notifications to watches that requested them.
 	WatchProgress time.Duration `yaml:"watch_progress"`
-	// TokenTTL is the lifetime of a token of etcd's Auth.
+	// TokenTTL is the lifetime of a token that etcd's Auth issues.
 	TokenTTL time.Duration `yaml:"token_ttl"`
-	// BcryptCost is the bcrypt cost of passwords of etcd's Auth.
+	// BcryptCost is the bcrypt cost with which passwords of etcd's users are hashed.
 	BcryptCost int `yaml:"bcrypt_cost"`
 }
 
-// Upper limits of settings of KV.
+// Upper limits of the settings MaxRequestBytes and MaxTxnOps:
 const (
-	// maxRequestBytes is the size that fits into one entry of the raft log. The size of a value is limited to 1.5 MiB
-	// regardless.
+	// maxRequestBytes is the largest request that fits into one entry of the raft log. The size of a value is limited
+	// to 1.5 MiB in any case.
 	maxRequestBytes = 7 << 20
 	maxTxnOps       = 10_000
 )
 
-// validate returns an error that names the first setting that is out of range or contradicts another.
+// validate returns an error that names the first setting of KV that is out of range or contradicts another.
 func (k *KV) validate() error {
 	for _, address := range k.EtcdListen {
 		if _, _, err := net.SplitHostPort(address); err != nil {
@@ -94,7 +94,7 @@ func (k *KV) validate() error {
 	return nil
 }
 
-// flags adds the flags of the key-value store to f.
+// flags adds a flag for each setting in KV to f.
 func (k *KV) flags(f *pflag.FlagSet) {
 	f.BoolVar(&k.Open, "kv-open", k.Open, "let everybody who reaches the gRPC port read and write keys")
 	f.StringSliceVar(&k.EtcdListen, "kv-etcd-listen", k.EtcdListen, "host:port that serves what an etcd serves, for its clients; repeatable")

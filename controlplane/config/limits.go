@@ -6,19 +6,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// Limits bounds what tenants may write. Use the same values on all members: only the leader's are in effect.
+// Limits limits what tenants may write. Use the same values on all members; those of the leader apply, except
+// DiskReserve, which each member applies to its own disk.
 type Limits struct {
 	// Limits are the rate limits of each project: calls_per_second, calls_burst, bytes_per_second and bytes_burst.
 	budget.Limits `yaml:",inline"`
-	// DiskReserve is the free space in bytes of the data directory's file system below which tenants' changes are refused.
-	// 0 means a twentieth of the file system, at least 512 MiB (but never more than a quarter of it) and at most 4 GiB.
-	// A negative value means no reserve.
+	// DiskReserve is the free space, in bytes, of the data directory's file system below which tenants' changes are
+	// refused. 0 means a twentieth of the file system, at least 512 MiB and at most 4 GiB, but never more than a
+	// quarter of it. A negative value means no reserve.
 	DiskReserve int64 `yaml:"disk_reserve"`
 }
 
 func (l *Limits) validate() error { return l.Limits.Validate() }
 
-// flags adds the flags of the limits to f.
+// flags adds the flags of the settings in Limits to f.
 func (l *Limits) flags(f *pflag.FlagSet) {
 	f.IntVar(&l.CallsPerSecond, "limits-calls-per-second", l.CallsPerSecond, "changes that a project may make in the long run; 0: no limit. An org has four times as many for all its projects together")
 	f.IntVar(&l.CallsBurst, "limits-calls-burst", l.CallsBurst, "changes that a project may make at once after an idle time")

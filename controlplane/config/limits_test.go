@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// The configuration file sets a limit, a flag overrides the file, and a limit that neither sets keeps its default.
+// TestLimitsConfiguration checks that the file sets a limit, that a flag overrides the file, and that a limit that
+// neither sets has its default.
 func TestLimitsConfiguration(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("limits: {calls_per_second: 7, bytes_per_second: 0, disk_reserve: 1073741824}\n"), 0o600))

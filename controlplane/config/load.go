@@ -6,9 +6,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/settings"
 )
 
-// Load returns the configuration from a file, from environment variables and from the flags that were set, in ascending
-// precedence. file may be empty. Unknown keys in the file are an error; environment variables that start with TRIVET_ and
-// name no setting are ignored, because the trivet command has its own.
+// Load returns the configuration. Flags that were set take precedence over environment variables, which take precedence
+// over the file; file may be empty. Unknown keys in the file are an error. Environment variables that start with
+// TRIVET_ and name no setting are ignored, because the trivet command has its own.
 func Load(file string, lookupEnv func(name string) (string, bool), flags *pflag.FlagSet) (Config, error) {
 	c := Default()
 	c.NodeID = 0

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// InitialMembers returns Cluster or, if it is empty, this member alone.
+// InitialMembers returns the members in Cluster or, if Cluster is empty, this member alone.
 func (c *Config) InitialMembers() Members {
 	if len(c.Cluster) > 0 {
 		return c.Cluster
@@ -19,20 +19,20 @@ func (c *Config) InitialMembers() Members {
 	return Members{c.NodeID: c.Listen}
 }
 
-// MemberIDs returns the IDs of InitialMembers in ascending order.
+// MemberIDs returns the IDs of the members in InitialMembers, in ascending order.
 func (c *Config) MemberIDs() []uint64 { return slices.Sorted(maps.Keys(c.InitialMembers())) }
 
-// Address returns host:port of one of this member's ports.
+// Address returns the host:port on which this member serves a port.
 func (c *Config) Address(port uint16) string {
 	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
 }
 
-// ClientURL returns the URL of the gRPC port of the member at a host. All members use the same ports.
+// ClientURL returns the URL of the gRPC port of the member at the address host. All members use the same ports.
 func (c *Config) ClientURL(host string) string {
 	return c.TLS.Scheme() + "://" + net.JoinHostPort(host, strconv.Itoa(int(c.Ports.GRPC)))
 }
 
-// SeedAddresses returns host:port of the peer ports of the other members in Join and Cluster.
+// SeedAddresses returns the host:port of the peer ports of the members listed in Join and Cluster, without this member.
 func (c *Config) SeedAddresses() []string {
 	var out []string
 	port := strconv.Itoa(int(c.Ports.Peers))
@@ -50,7 +50,8 @@ func (c *Config) SeedAddresses() []string {
 	return out
 }
 
-// AgentAddresses returns host:port of the agent ports of the members in Join, which accept join tokens.
+// AgentAddresses returns the host:port of the agent ports of the members listed in Join. These ports accept join
+// tokens.
 func (c *Config) AgentAddresses() (out []string) {
 	for _, host := range c.Join {
 		if h, _, err := net.SplitHostPort(host); err == nil {
@@ -61,7 +62,7 @@ func (c *Config) AgentAddresses() (out []string) {
 	return out
 }
 
-// Addresses returns host:port of every member by member ID.
+// Addresses returns host:port for each member, with the given port, by member ID.
 func (m Members) Addresses(port uint16) map[uint64]string {
 	out := make(map[uint64]string, len(m))
 	for id, host := range m {
@@ -70,12 +71,12 @@ func (m Members) Addresses(port uint16) map[uint64]string {
 	return out
 }
 
-// Members maps member IDs to IP addresses. As a flag it is written 1=10.0.0.1,2=10.0.0.2.
+// Members maps member IDs to IP addresses. As a flag it is written as 1=10.0.0.1,2=10.0.0.2.
 type Members map[uint64]string
 
 var _ pflag.Value = (*Members)(nil)
 
-// Set implements pflag.Value.
+// Set implements pflag.Value. It replaces m by the members in text.
 func (m *Members) Set(text string) error {
 	out := Members{}
 	for _, pair := range strings.Split(text, ",") {

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/docs/docstest"
 )
 
-// docs/configuration.md has a row for each key, with its flag, environment variable and default.
+// TestConfigurationPage checks that docs/configuration.md has a row for each key, with its flag, environment variable
+// and default.
 func TestConfigurationPage(t *testing.T) {
 	bound := func(c *config.Config) *pflag.FlagSet {
 		f := pflag.NewFlagSet("", pflag.ContinueOnError)

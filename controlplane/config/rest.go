@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// REST configures the endpoints that need no credential.
+// REST configures the REST endpoints that need no credential.
 type REST struct {
-	// Open lists the services that answer callers beyond loopback without a credential: kv, and identity for its users
-	// and projects.
+	// Open lists the services whose REST API serves callers on other hosts without a credential: kv, and identity for
+	// its users and projects.
 	Open []string `yaml:"open"`
-	// Hosts lists host names that requests without a credential may use over plaintext, in addition to IP addresses,
-	// localhost and the host of the issuer. Requests with other names are refused, because a web page may have bound such
-	// a name to this address (DNS rebinding).
+	// Hosts lists further host names that requests without a credential may use over plaintext. IP addresses, localhost
+	// and the host of the issuer are always allowed. Other names are refused, because a web page may have made such a
+	// name resolve to this address (DNS rebinding).
 	Hosts []string `yaml:"hosts"`
 }
 
-// openable lists the values that Open may have.
+// openable lists the services that may be in REST.Open.
 var openable = []string{"kv", "identity"}
 
 func (r *REST) validate() error {

@@ -7,19 +7,20 @@ import (
 	"slices"
 )
 
-// TLS is the certificate of tenants' ports, REST and gRPC. The ports of members and agents use certificates of the
-// cluster's own authority, and the ports for etcd's clients use kv.etcd_cert.
+// TLS is the certificate of the REST and gRPC ports for tenants. The ports for members and agents use certificates of
+// the cluster's own authority, and the ports for etcd's clients use kv.etcd_cert.
 type TLS struct {
-	// Cert is the file with the certificate and its intermediate certificates. Key is the file with its private key, which
-	// only its owner may read. Both are set or neither is. The member reads the files again when they change.
+	// Cert is the path of the certificate, followed by its intermediate certificates. Key is the path of the private
+	// key, which only its owner may read. Either both are set or none. The member reads the files again when they
+	// change.
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
 }
 
-// Enabled reports whether tenants' ports serve TLS.
+// Enabled reports whether the ports for tenants use TLS.
 func (t TLS) Enabled() bool { return t.Cert != "" }
 
-// Scheme returns the scheme of the URLs of tenants' ports: https or http.
+// Scheme returns the URL scheme of the ports for tenants: https or http.
 func (t TLS) Scheme() string {
 	if t.Enabled() {
 		return "https"
@@ -27,7 +28,8 @@ func (t TLS) Scheme() string {
 	return "http"
 }
 
-// ValidateTLS returns an error if tokens and passwords would cross a network in plaintext, unless InsecurePlaintext is set.
+// ValidateTLS returns an error if tokens and passwords would be sent over a network in plaintext. With
+// InsecurePlaintext it allows this.
 func (c *Config) ValidateTLS() error {
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		return errors.New("tls: cert and key go together")
@@ -46,12 +48,13 @@ func (c *Config) ValidateTLS() error {
 	return nil
 }
 
-// PlaintextBeyondLoopback reports whether tenants' ports are plaintext on an address that other hosts can reach.
+// PlaintextBeyondLoopback reports whether the ports for tenants are plaintext on an address that other hosts can reach.
 func (c *Config) PlaintextBeyondLoopback() bool {
 	return !c.TLS.Enabled() && !net.ParseIP(c.Listen).IsLoopback()
 }
 
-// PlaintextAddress returns the first address of EtcdListen that is plaintext and that other hosts can reach, or "".
+// PlaintextAddress returns the first address of EtcdListen that other hosts can reach in plaintext, or "" if there is
+// none.
 func (k *KV) PlaintextAddress() string {
 	if i := slices.IndexFunc(k.EtcdListen, func(a string) bool { return !loopback(a) }); i >= 0 && k.EtcdCert == "" {
 		return k.EtcdListen[i]
@@ -59,7 +62,7 @@ func (k *KV) PlaintextAddress() string {
 	return ""
 }
 
-// loopback reports whether host:port can be reached from this host only.
+// loopback reports whether address, a host:port, can be reached only from this host.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An address beyond loopback requires a certificate or insecure_plaintext.
+// TestPlaintextBeyondLoopbackIsRefused checks that addresses that other hosts can reach require a certificate or
+// insecure_plaintext.
 func TestPlaintextBeyondLoopbackIsRefused(t *testing.T) {
 	const refused = "--insecure-plaintext to do it all the same"
 	for name, c := range map[string]struct {
@@ -64,7 +65,7 @@ func TestTLSFromFileEnvironmentAndFlags(t *testing.T) {
 	require.False(t, c.InsecurePlaintext)
 }
 
-// The URL of the issuer has the scheme that tenants' ports serve.
+// TestIssuerURLFollowsTLS checks that the issuer URL has the same scheme as the ports for tenants.
 func TestIssuerURLFollowsTLS(t *testing.T) {
 	c := Default()
 	require.Equal(t, "http://127.0.0.1:8083", c.IssuerURL())

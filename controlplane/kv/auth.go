@@ -11,7 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// administer executes an Auth request that changes the records. The caller needs the role root.
+// administer executes an Auth request that changes users, roles or whether Auth is enabled. The function change returns
+// the steps to propose. While Auth is enabled, the caller needs the role root. header is the revision for the
+// response's header.
 func administer[Q, A any](
 	ctx context.Context, s *Service, r Q, change func(*users.State, Q) ([]command.Step, A, error),
 ) (response A, header int64, err error) {
@@ -37,7 +39,7 @@ func administer[Q, A any](
 	return response, 0, clientError(ctx, err)
 }
 
-// linearizablePolicy returns the policy as of everything acknowledged before the call.
+// linearizablePolicy returns a policy that includes every change acknowledged before the call.
 func (s *Service) linearizablePolicy(ctx context.Context) (*policy, error) {
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return nil, clientError(ctx, err)
@@ -45,7 +47,8 @@ func (s *Service) linearizablePolicy(ctx context.Context) (*policy, error) {
 	return s.localPolicy()
 }
 
-// inspect serves a read-only Auth request, as of everything acknowledged before the call.
+// inspect serves a read-only Auth request that c permits. The users and roles that query reads include every change
+// acknowledged before the call.
 func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.State) (A, error)) (response A, err error) {
 	p, err := s.linearizablePolicy(ctx)
 	if err != nil {
@@ -57,7 +60,7 @@ func inspect[A any](ctx context.Context, s *Service, c check, query func(*users.
 	return query(p.users)
 }
 
-// Limits of the password hashing that a client can cause, which is slow on purpose: maxHashing passwords are hashed at
+// Limits of the password hashing that clients can cause, which is slow on purpose: maxHashing passwords are hashed at
 // once, and up to maxQueue more requests wait for at most hashTimeout.
 const (
 	maxHashing  = 4
@@ -65,8 +68,8 @@ const (
 	hashTimeout = 10 * time.Second
 )
 
-// hash runs f, which hashes a password, within the limits above. It fails with ErrGRPCRequestTooManyRequests if the
-// queue is full or the wait exceeds hashTimeout.
+// hash runs f, which computes a slow password hash. At most maxHashing calls run f at the same time. hash fails with
+// ErrGRPCRequestTooManyRequests if maxQueue calls are waiting already, or after it has waited for hashTimeout.
 func (s *Service) hash(ctx context.Context, f func() error) error {
 	select {
 	case s.queue <- struct{}{}:
@@ -106,7 +109,8 @@ func (s *Service) Authenticate(ctx context.Context, r *pb.AuthenticateRequest) (
 	return out, nil
 }
 
-// AuthEnable enables Auth.
+// AuthEnable enables etcd's Auth: from then on, requests need a user with permission. The user root must exist and have
+// the role root.
 func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.AuthEnableResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).Enable)
 	if err != nil {
@@ -116,7 +120,7 @@ func (s *Service) AuthEnable(ctx context.Context, r *pb.AuthEnableRequest) (*pb.
 	return out, nil
 }
 
-// AuthDisable disables Auth.
+// AuthDisable disables etcd's Auth, so that every caller may do everything. All tokens become permanently invalid.
 func (s *Service) AuthDisable(ctx context.Context, r *pb.AuthDisableRequest) (*pb.AuthDisableResponse, error) {
 	out, revision, err := administer(ctx, s, r, (*users.State).Disable)
 	if err != nil {
@@ -126,7 +130,7 @@ func (s *Service) AuthDisable(ctx context.Context, r *pb.AuthDisableRequest) (*p
 	return out, nil
 }
 
-// AuthStatus reports whether Auth is enabled.
+// AuthStatus returns whether Auth is enabled, and the auth revision.
 func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.AuthStatusResponse, error) {
 	out, err := inspect(ctx, s, nil, func(u *users.State) (*pb.AuthStatusResponse, error) { return u.Status(r) })
 	if err != nil {
@@ -136,15 +140,15 @@ func (s *Service) AuthStatus(ctx context.Context, r *pb.AuthStatusRequest) (*pb.
 	return out, nil
 }
 
-// AuthEnabled reports whether Auth is enabled, according to this member's records.
+// AuthEnabled reports whether Auth is enabled, according to this member's local data, which may be outdated.
 func (s *Service) AuthEnabled() bool {
 	p, err := s.currentPolicy()
-	return err != nil || p.users.Enabled() // if the records cannot be read, assume that Auth is enabled
+	return err != nil || p.users.Enabled() // if Auth's settings cannot be read, assume that Auth is enabled
 }
 
 // UserAdd adds a user.
 func (s *Service) UserAdd(ctx context.Context, r *pb.AuthUserAddRequest) (*pb.AuthUserAddResponse, error) {
-	if err := s.authorize(ctx, mustBeAdmin); err != nil { // before the slow hash
+	if err := s.authorize(ctx, mustBeAdmin); err != nil { // checked before the slow hash
 		return nil, clientError(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashAdd(r, s.opts.BcryptCost) }); err != nil {
@@ -170,7 +174,7 @@ func (s *Service) UserDelete(ctx context.Context, r *pb.AuthUserDeleteRequest) (
 
 // UserChangePassword changes a user's password.
 func (s *Service) UserChangePassword(ctx context.Context, r *pb.AuthUserChangePasswordRequest) (*pb.AuthUserChangePasswordResponse, error) {
-	if err := s.authorize(ctx, mustBeAdmin); err != nil { // before the slow hash
+	if err := s.authorize(ctx, mustBeAdmin); err != nil { // checked before the slow hash
 		return nil, clientError(ctx, err)
 	}
 	if err := s.hash(ctx, func() error { return users.HashChange(r, s.opts.BcryptCost) }); err != nil {

@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// TestAuthAdministration enables Auth and checks that the service applies it. The rules are tested in package users.
+// TestAuthAdministration enables Auth and checks that the service then requires a user with permission for each
+// request, until Auth is disabled. The rules of permissions are tested in package users.
 func TestAuthAdministration(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
@@ -92,7 +93,8 @@ func TestLeasePermissions(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 	_, err = w.LeaseGrant(u, &pb.LeaseGrantRequest{ID: 8, TTL: 60})
 	require.NoError(t, err)
-	// A key that was attached through another member, and that this member has not applied yet, counts.
+	// The revocation must also be refused because of a key that was attached through another member and that this
+	// member has not applied yet.
 	w.raft.BeforeNextReadIndex(func() {
 		_, err := w.Put(root, &pb.PutRequest{Key: []byte("b"), Lease: 8})
 		require.NoError(t, err)
@@ -105,7 +107,8 @@ func TestLeasePermissions(t *testing.T) {
 	require.Equal(t, rpctypes.ErrGRPCUserEmpty, err)
 }
 
-// TestPermissionRevokedDuringWrite revokes a role between the permission check of a put and its commit. The put is refused.
+// TestPermissionRevokedDuringWrite checks that a put is refused if the user's role is revoked between the permission
+// check of the put and its commit.
 func TestPermissionRevokedDuringWrite(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
@@ -151,7 +154,7 @@ func TestPermissionRevokedDuringWrite(t *testing.T) {
 }
 
 // TestKeyAttachedDuringRevoke attaches a key to a lease between the permission check of a revocation and its commit.
-// The revocation succeeds only if the caller may write that key too.
+// The revocation must succeed only if the caller may write that key, too.
 func TestKeyAttachedDuringRevoke(t *testing.T) {
 	ctx := t.Context()
 	root, u := As(ctx, users.Root), As(ctx, "u")
@@ -208,8 +211,8 @@ func TestKeyAttachedDuringRevoke(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestWatchOnStreamOpenedBeforeAuth checks that a stream opened while Auth was disabled needs a user for new watches
-// once Auth is enabled, although no other call has loaded the new records.
+// TestWatchOnStreamOpenedBeforeAuth checks that a stream that was opened while Auth was disabled needs a user for new
+// watches once Auth is enabled, even if no other request has loaded the new records.
 func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range []func() error{
@@ -265,8 +268,8 @@ func TestWatchOnStreamOpenedBeforeAuth(t *testing.T) {
 	require.Contains(t, refused.CancelReason, "user name is empty")
 }
 
-// TestPasswordHashingIsLimited checks that the requests that wait for a hash are limited in number and in time, because
-// unauthenticated callers can cause hashes.
+// TestPasswordHashingIsLimited checks that the requests that wait for a password hash are limited in number and in
+// time, because unauthenticated callers can cause hashes.
 func TestPasswordHashingIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Options{Leases: &LeaseFeed{}})

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// benchWorld returns a service whose store has the given number of keys.
+// benchWorld returns a service with an in-memory engine that has the given number of keys.
 func benchWorld(b *testing.B, keys int) *Service {
 	feed := &LeaseFeed{}
 	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed, KeyIndex: true})
@@ -34,7 +34,7 @@ func benchWorld(b *testing.B, keys int) *Service {
 	return s
 }
 
-// The benchmarks measure the service without consensus and transport.
+// The benchmarks measure requests to the service without raft and gRPC.
 
 func BenchmarkRangeOfOne(b *testing.B) {
 	s := benchWorld(b, 10_000)

@@ -22,9 +22,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// cluster holds three members in one process that use real consensus.
+// cluster holds three members in one process that use package consensus, without a network.
 type cluster struct {
-	corrupting atomic.Uint64 // ID of the member that applies "wrong" where "sound" was committed
+	corrupting atomic.Uint64 // ID of the member that applies the value "wrong" where "sound" was committed
 	members    map[uint64]*member
 	ready      chan struct{}
 }
@@ -74,7 +74,8 @@ func (s *member) HandleDirect(name string, f func(ctx context.Context, from uint
 	s.calls[name] = f
 }
 
-// corruptingMachine wraps a state machine. On the member cluster.corrupting it applies changed commands.
+// corruptingMachine wraps a state machine. On the member with the ID cluster.corrupting it changes commands before it
+// applies them.
 type corruptingMachine struct {
 	consensus.StateMachine
 	cluster *cluster
@@ -139,7 +140,7 @@ func newCluster(t *testing.T, change ...func(*Options)) *cluster {
 	return w
 }
 
-// leader waits for a leader, and returns it and the other members.
+// leader waits until a leader is known, and returns it and the other members.
 func (w *cluster) leader(t *testing.T) (leaderMember *member, others []*member) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -155,7 +156,8 @@ func (w *cluster) leader(t *testing.T) (leaderMember *member, others []*member) 
 	return leaderMember, others
 }
 
-// TestWritesAreReadableOnAllMembers writes through each member in turn and reads every write through all members.
+// TestWritesAreReadableOnAllMembers writes through each member in turn and checks that every write is readable on all
+// members at once.
 func TestWritesAreReadableOnAllMembers(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t)

@@ -8,7 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// ageCompactor determines which revisions are older than age, from samples of the current revision.
+// ageCompactor stores samples of the current revision over time, to find the newest revision that is at least age old.
 type ageCompactor struct {
 	age     time.Duration
 	samples []revisionSample
@@ -19,8 +19,8 @@ type revisionSample struct {
 	revision int64
 }
 
-// due records that revision is current at now. It returns the newest recorded revision that was current at least age
-// ago, or 0 if there is none that was not returned before.
+// due adds the sample that revision is current at the time now. It returns the newest sampled revision that is at least
+// age old, or 0 if no sample has become that old since the last call.
 func (a *ageCompactor) due(now time.Duration, revision int64) (old int64) {
 	a.samples = append(a.samples, revisionSample{now, revision})
 	last := -1
@@ -33,8 +33,9 @@ func (a *ageCompactor) due(now time.Duration, revision int64) (old int64) {
 	return old
 }
 
-// compactByAge compacts history that is older than Options.CompactAge while this member leads. The recorded ages are
-// lost with leadership, so a new leader keeps more history for a while, as in etcd.
+// compactByAge compacts history that is older than Options.CompactAge while this member leads, until ctx ends. The
+// samples of revisions are lost with leadership, so a new leader compacts nothing until it has led for CompactAge, as
+// in etcd.
 func (s *Service) compactByAge(ctx context.Context) {
 	const samplesPerAge = 10
 	tick := time.NewTicker(max(s.opts.CompactAge/samplesPerAge, time.Second))

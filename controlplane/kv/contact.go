@@ -18,26 +18,27 @@ import (
 type Contacts struct {
 	Leader uint64
 	Voters []uint64
-	// ContactTimes maps each other member to how long the leader has received messages from it without interruption.
-	// The time counts from the start of the leader's term, with a precision of ContactInterval. Members without contact
-	// are absent.
+	// ContactTimes holds, for each member except the leader, for how long the leader has received messages from it
+	// without interruption, but at most since the start of the leader's term. The precision is ContactInterval. Members
+	// that send the leader no messages are absent.
 	ContactTimes map[uint64]time.Duration `cbor:"Heard"`
 }
 
-// ContactInterval is the interval at which the leader records which members it is in contact with.
+// ContactInterval is the interval at which the leader updates which members it is in contact with.
 const ContactInterval = 250 * time.Millisecond
 
-// contactCommand is the name of the request for the leader's Contacts.
+// contactCommand is the name under which members request the leader's Contacts.
 const contactCommand = "kv.contacts"
 
-// contacts records since when the leader has been in contact with each member.
+// contacts holds since when the leader has been in contact with each other member, in the leader's current term.
 type contacts struct {
 	mu    sync.Mutex
 	term  uint64
 	since map[uint64]time.Duration
 }
 
-// update updates the record from the group's status at the time now.
+// update applies g, the group's status at the time now. It removes members without contact, and everything if self does
+// not lead or the term has changed.
 func (c *contacts) update(now time.Duration, self uint64, g *consensus.GroupStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,7 +56,8 @@ func (c *contacts) update(now time.Duration, self uint64, g *consensus.GroupStat
 	}
 }
 
-// trackContacts updates the contacts regularly while this member leads, until ctx ends.
+// trackContacts updates s.contacts every ContactInterval and at each change of leader, while this member leads, until
+// ctx ends.
 func (s *Service) trackContacts(ctx context.Context) {
 	tick := time.NewTicker(ContactInterval)
 	defer tick.Stop()
@@ -75,7 +77,8 @@ func (s *Service) trackContacts(ctx context.Context) {
 	}
 }
 
-// Contacts returns the leader's contacts. It fails with ErrGRPCNoLeader, or if the request to the leader fails.
+// Contacts returns for how long the leader has been in contact with each member. It fails with ErrGRPCNoLeader if no
+// leader is known, and fails if the request to the leader fails.
 func (s *Service) Contacts(ctx context.Context) (out Contacts, err error) {
 	leader := s.Leader()
 	switch {

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// TestContactTimes checks that the contact time of a member restarts after an interruption, and that all restart in a
-// new term.
+// TestContactTimes checks that the contact time of a member restarts after an interruption, and that all contact times
+// restart in a new term.
 func TestContactTimes(t *testing.T) {
 	var c contacts
 	update := func(now time.Duration, leader, term uint64, heard ...uint64) map[uint64]time.Duration {
@@ -30,7 +30,8 @@ func TestContactTimes(t *testing.T) {
 	require.Equal(t, map[uint64]time.Duration{2: 60, 3: 60}, update(60, 1, 7, 2, 3))
 }
 
-// TestContactsOnAllMembers checks that every member returns the contacts of the leader.
+// TestContactsOnAllMembers checks that every member returns the contacts of the leader, or ErrGRPCNoLeader if no leader
+// is known.
 func TestContactsOnAllMembers(t *testing.T) {
 	w := newCluster(t, noComparison)
 	leaderMember, others := w.leader(t)

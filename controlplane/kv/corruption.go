@@ -17,34 +17,36 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The leader detects members that hold different data, as etcd does with --corrupt-check-time and
+// The leader detects members whose data differs, as etcd does with --corrupt-check-time and
 // --compact-hash-check-enabled: it compares the hashes of all members and raises the alarm CORRUPT for each member
 // whose hash differs from the majority's. Without a majority it raises the alarm for member 0, which means all members.
 // Nothing is repaired.
 //
-// Two kinds of hashes are compared. Hashes that members remember from compactions are cheap, and are compared every
-// minute. A hash of the current keyspace needs a full read on every member; these are compared about every
-// Options.CorruptCheck, and seldom enough to take no more than about a fiftieth of the time, however large the keyspace
-// is.
+// Two kinds of hashes are compared. Hashes that members stored at compactions are cheap, and are compared every minute.
+// A hash of the current keyspace needs a full read on every member. These hashes are compared about every
+// Options.CorruptCheck, or less often for a large keyspace, so that hashing takes at most about a fiftieth of the time.
 
-// DefaultCorruptCheck is the pause between two comparisons of the whole keyspace.
+// DefaultCorruptCheck is the default of Options.CorruptCheck, the pause between two comparisons of the current keyspace
+// on all members.
 const DefaultCorruptCheck = 10 * time.Minute
 
 const (
 	compactionHashInterval = time.Minute
-	// hashPauseFactor is the pause after a hash, as a multiple of the time that the hash took, before jitter.
+	// hashPauseFactor is the minimum pause between two hashes of the keyspace, as a multiple of the time that the last
+	// hash took. Jitter then changes the pause by up to 25 %.
 	hashPauseFactor = 50
-	// damageInterval is the interval at which the engine's count of damaged data is polled.
+	// damageInterval is the interval at which watchDamage reads the engine's count of data with wrong checksums.
 	damageInterval = time.Second
 )
 
-// hashCommand is the name of the request for a member's hash.
+// hashCommand is the name under which the leader requests a hash from a member.
 const hashCommand = "kv.hash"
 
-// hashRequest is the leader's request for a hash.
+// hashRequest is the leader's request to a member for a hash of its keyspace.
 type hashRequest struct {
 	Revision int64
-	// Remembered requests the hash remembered from a compaction at Revision, and no other.
+	// If Remembered is set, the member only returns a hash that it stored when it compacted at Revision, and computes
+	// none.
 	Remembered bool
 }
 
@@ -52,14 +54,16 @@ type hashRequest struct {
 type hashResponse struct {
 	Hash            uint32
 	CompactRevision int64 `cbor:"Floor"`
-	// Unknown means that no such hash is remembered, or that the revision was compacted.
+	// Unknown means that the member stored no hash for a compaction at Revision, or that Revision was compacted.
 	Unknown bool
-	// Behind means that the member executed everything the leader had acknowledged, and did not reach the revision.
+	// Behind means that the member has executed everything that the leader had acknowledged, but its revision is lower
+	// than the requested one. Its data therefore differs.
 	Behind bool
 }
 
-// findDiffering returns the members whose data differs from the majority's, or member 0 (all members) if no majority
-// has the same data. Members without a response are not compared; all reports whether every member could be compared.
+// findDiffering returns the IDs of the members whose data differs from the majority's, or ID 0 (all members) if no
+// majority has the same data. members is the number of members. Members without a response are not compared; all
+// reports whether every member could be compared.
 func findDiffering(self uint64, responses map[uint64]hashResponse, members int) (differing []uint64, all bool) {
 	byHash := map[hashResponse][]uint64{}
 	compared := 0
@@ -90,7 +94,8 @@ func findDiffering(self uint64, responses map[uint64]hashResponse, members int) 
 	return []uint64{0}, all
 }
 
-// hashKeys hashes the keyspace. If it finds damaged data, it raises this member's CORRUPT alarm.
+// hashKeys hashes the keyspace up to revision; 0 means the current revision. If the engine finds damaged data, hashKeys
+// raises this member's CORRUPT alarm.
 func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, error) {
 	began := time.Now()
 	h, err := s.opts.Engine.HashKV(ctx, revision)
@@ -101,7 +106,8 @@ func (s *Service) hashKeys(ctx context.Context, revision int64) (mvcc.Hash, erro
 	return h, err
 }
 
-// serveHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time.
+// serveHash computes the response to the leader's hash request. Only one hash of the keyspace is computed at a time: a
+// concurrent request for another fails.
 func (s *Service) serveHash(ctx context.Context, request hashRequest) (hashResponse, error) {
 	if request.Remembered {
 		h, ok := s.opts.Engine.CompactionHash(request.Revision)
@@ -138,8 +144,8 @@ func (s *Service) handleHash() {
 	})
 }
 
-// compare requests a hash from all other members, compares them with mine, and raises the alarm for members that
-// differ. all reports whether every member could be compared.
+// compare sends request to all other members, and compares their hashes with mine, the hash of this member. It raises
+// the alarm CORRUPT for each member that differs. all reports whether every member could be compared.
 func (s *Service) compare(ctx context.Context, request hashRequest, mine mvcc.Hash, timeout time.Duration) (all bool, err error) {
 	g, err := s.opts.Consensus.Status(ctx)
 	if err != nil {
@@ -188,7 +194,7 @@ func (s *Service) compare(ctx context.Context, request hashRequest, mine mvcc.Ha
 	return all, err
 }
 
-// compareKeyspace compares the current keyspace of all members, and returns how long hashing it took on this member.
+// compareKeyspace compares the current keyspace of all members. It returns how long this member took to hash its own.
 func (s *Service) compareKeyspace(ctx context.Context) (took time.Duration, err error) {
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return 0, err
@@ -199,13 +205,14 @@ func (s *Service) compareKeyspace(ctx context.Context) (took time.Duration, err 
 	if err != nil {
 		return took, err
 	}
-	const slower = 10 // how many times slower than this member another one may be
+	const slower = 10 // how many times slower than this member another member may hash
 	_, err = s.compare(ctx, hashRequest{Revision: mine.Revision}, mine, s.requestTimeout()+slower*took)
 	return took, err
 }
 
-// compareCompactionHashes compares hashes of compactions, from the newest on, until all members could be compared. It
-// returns the revision up to which nothing is left to compare; checked is the result of the previous call.
+// compareCompactionHashes compares the hashes that members stored at compactions, newest first, until it finds a
+// compaction for which every member could be compared. It returns the revision of that compaction, or checked if there
+// is none. checked is the result of the previous call: compactions up to that revision are not compared again.
 func (s *Service) compareCompactionHashes(ctx context.Context, checked int64) (int64, error) {
 	for _, mine := range s.opts.Engine.CompactionHashes() {
 		if mine.Revision <= checked {
@@ -222,7 +229,7 @@ func (s *Service) compareCompactionHashes(ctx context.Context, checked int64) (i
 	return checked, nil
 }
 
-// compareHashes compares members' data regularly while this member leads, until ctx ends.
+// compareHashes compares the data of all members regularly while this member leads, until ctx ends.
 func (s *Service) compareHashes(ctx context.Context) {
 	interval := cmp.Or(s.opts.CorruptCheck, DefaultCorruptCheck)
 	tick := time.NewTicker(min(compactionHashInterval, interval))
@@ -255,8 +262,8 @@ func (s *Service) compareHashes(ctx context.Context) {
 	}
 }
 
-// watchDamage raises this member's alarm when its engine has found data with a wrong checksum. After the alarm is
-// disarmed, further damage raises it again.
+// watchDamage raises this member's CORRUPT alarm when its engine has found data with a wrong checksum. After the alarm
+// is disarmed, further damage raises it again.
 func (s *Service) watchDamage(ctx context.Context) {
 	tick := time.NewTicker(damageInterval)
 	defer tick.Stop()

@@ -108,8 +108,8 @@ func TestCompareKeyspaceRaisesCorrupt(t *testing.T) {
 	}
 }
 
-// TestCompareCompactionHashesFindsOldDifference checks that the hashes remembered from a compaction reveal a difference
-// before it, although the current data of all members is equal.
+// TestCompareCompactionHashesFindsOldDifference checks that the hashes stored at a compaction reveal a difference in
+// revisions before it, although the current data of all members is equal.
 func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	ctx := t.Context()
 	w := newCluster(t, noComparison)
@@ -122,7 +122,7 @@ func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 			require.Eventually(t, func() bool { _, ok := s.opts.Engine.CompactionHash(revision); return ok }, 20*time.Second, time.Millisecond)
 		}
 	}
-	leaderMember.putSound(t) // 2
+	leaderMember.putSound(t) // revision 2
 	compact(2)
 	checked, err := leaderMember.compareCompactionHashes(ctx, 0)
 	require.NoError(t, err)
@@ -130,11 +130,11 @@ func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	require.Empty(t, leaderMember.corruptAlarms(t))
 
 	w.corrupting.Store(others[0].id)
-	leaderMember.putSound(t) // 3
+	leaderMember.putSound(t) // revision 3
 	require.Eventually(t, func() bool { return others[0].opts.Engine.Revision() == 3 }, 20*time.Second, time.Millisecond)
 	w.corrupting.Store(0)
-	leaderMember.putSound(t) // 4
-	leaderMember.putSound(t) // 5
+	leaderMember.putSound(t) // revision 4
+	leaderMember.putSound(t) // revision 5
 	compact(4)
 	checked, err = leaderMember.compareCompactionHashes(ctx, checked)
 	require.NoError(t, err)
@@ -148,7 +148,7 @@ func TestCompareCompactionHashesFindsOldDifference(t *testing.T) {
 	require.Empty(t, leaderMember.corruptAlarms(t), "the current data of all members is equal")
 }
 
-// TestLeaderComparesPeriodically checks that the leader compares hashes without a request.
+// TestLeaderComparesPeriodically checks that the leader compares the members' data by itself and finds a difference.
 func TestLeaderComparesPeriodically(t *testing.T) {
 	w := newCluster(t, func(o *Options) { o.CorruptCheck = 10 * time.Millisecond })
 	leaderMember, others := w.leader(t)
@@ -170,8 +170,8 @@ func TestUnreachableMemberRaisesNoAlarm(t *testing.T) {
 	require.Empty(t, leaderMember.corruptAlarms(t))
 }
 
-// TestDamagedFilesRaiseCorrupt checks that a member raises its own alarm when a read or a hash finds a wrong checksum,
-// and that the alarm refuses writes.
+// TestDamagedFilesRaiseCorrupt checks that a member raises its own CORRUPT alarm when a read or a hash finds a wrong
+// checksum, and that writes are refused while the alarm is active.
 func TestDamagedFilesRaiseCorrupt(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)

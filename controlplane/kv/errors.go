@@ -15,8 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// clientErrors maps errors of lower layers to etcd's client errors; the first match applies. Errors that are not in the
-// table are internal, and are logged by the RPC layer.
+// clientErrors maps errors of the packages that the Service uses to etcd's client errors; the first match applies.
+// clientError also converts context errors, consensus.NotLeaderError and fault.Fault. All other errors are internal,
+// and the RPC layer logs them.
 var clientErrors = []struct{ is, as error }{
 	{consensus.ErrOverloaded, rpctypes.ErrGRPCRequestTooManyRequests},
 	{consensus.ErrTooLarge, rpctypes.ErrGRPCRequestTooLarge},
@@ -37,8 +38,8 @@ var clientErrors = []struct{ is, as error }{
 	{mvcc.ErrClosed, rpctypes.ErrGRPCStopped},
 }
 
-// clientError converts an error to the error that the client gets. Errors that already are a gRPC status, and internal
-// errors, are returned unchanged.
+// clientError converts err to the gRPC error that the client receives. Errors that already are a gRPC status, and
+// internal errors, are returned unchanged.
 func clientError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -67,8 +68,8 @@ func clientError(ctx context.Context, err error) error {
 	return err
 }
 
-// refusalErrors maps refusals of commands that changed nothing to client errors. RefusedEpoch is handled before this
-// table is used.
+// refusalErrors maps the engine's refusals of commands, which then change nothing, to client errors. RefusedEpoch is
+// not in the table, because callers propose again after it.
 var refusalErrors = map[command.Refusal]error{
 	command.RefusedCompacted:     rpctypes.ErrGRPCCompacted,
 	command.RefusedFuture:        rpctypes.ErrGRPCFutureRev,
@@ -78,7 +79,7 @@ var refusalErrors = map[command.Refusal]error{
 	command.RefusedKeyNotFound:   rpctypes.ErrGRPCKeyNotFound,
 }
 
-// refusalError returns the client error for a result, or nil if the command was not refused.
+// refusalError returns the client error for the result of a refused command, or nil if the command was not refused.
 func refusalError(r *command.Result) error {
 	if r.Refused == command.RefusedNot {
 		return nil

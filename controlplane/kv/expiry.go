@@ -14,14 +14,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// LeaseFeed passes the engine's lease changes to the Service, which is created after the engine.
+// LeaseFeed forwards lease changes from the engine to the Service, which is created after the engine.
 type LeaseFeed struct {
 	mu     sync.Mutex
 	expiry *leaseExpiry
 	clock  func() time.Duration
 }
 
-// Changed handles a lease change; set it as the engine's OnLeases.
+// Changed forwards granted and revoked leases to the Service's lease expiry. It is the callback for the engine's
+// OnLeases.
 func (f *LeaseFeed) Changed(c mvcc.LeaseChanges) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -37,18 +38,19 @@ func (f *LeaseFeed) attach(expiry *leaseExpiry, clock func() time.Duration) {
 	f.expiry, f.clock = expiry, clock
 }
 
-// leaseExpiry holds the state of lease expiry during this member's term as leader.
+// leaseExpiry schedules the expiry of all leases while this member is the leader.
 type leaseExpiry struct {
-	wake chan struct{} // capacity 1: the next lease may expire earlier than expected, or all leases have changed
+	wake chan struct{} // capacity 1; receives a value when leases have changed and expireLeasesOnce must check them
 
 	mu      sync.Mutex
-	term    uint64         // 0: this member does not expire leases
-	lessor  *lessor.Lessor // nil: the leases have not been read yet
+	term    uint64         // the leader's term; 0 while this member does not expire leases
+	lessor  *lessor.Lessor // nil until the leases have been read from the engine
 	pending []mvcc.LeaseChanges
-	stale   bool // the state was replaced: the leases must be read again
+	stale   bool // the leases must be read again from the engine
 }
 
-// observe applies granted and revoked leases.
+// observe applies granted and revoked leases to the expiry times. Until start has read the leases, observe stores the
+// changes for start.
 func (e *leaseExpiry) observe(c mvcc.LeaseChanges, now time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -80,7 +82,8 @@ func (e *leaseExpiry) apply(c mvcc.LeaseChanges, now time.Duration) {
 	}
 }
 
-// start starts lease expiry for a term. read returns all leases; changes that arrive during read are applied after it.
+// start begins lease expiry for a term. read returns all leases of the engine; changes observed during read are applied
+// after it.
 func (e *leaseExpiry) start(term uint64, read func() ([]command.Lease, error), clock func() time.Duration) error {
 	e.mu.Lock()
 	e.term, e.lessor, e.pending, e.stale = term, nil, nil, false
@@ -104,7 +107,7 @@ func (e *leaseExpiry) start(term uint64, read func() ([]command.Lease, error), c
 	return nil
 }
 
-// stop stops lease expiry for the term.
+// stop ends lease expiry for the term. Calls of renew that wait for a revocation then return ErrNotLeader.
 func (e *leaseExpiry) stop() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -114,12 +117,13 @@ func (e *leaseExpiry) stop() {
 	e.term, e.lessor, e.pending = 0, nil, nil
 }
 
-// renew renews a lease for the leader of a term. If the lease has expired, renew waits until it is revoked.
+// renew renews a lease, or returns ErrNotLeader if this member does not expire leases in the term. If the lease has
+// expired, renew waits until the lease is revoked, and responds that it was not found.
 func (e *leaseExpiry) renew(ctx context.Context, id int64, term uint64, now time.Duration) (leaseResponse, error) {
 	e.mu.Lock()
 	if e.lessor == nil || e.term != term {
 		e.mu.Unlock()
-		return leaseResponse{}, leader.ErrNotLeader // or lease expiry has not started yet
+		return leaseResponse{}, leader.ErrNotLeader // another term, or lease expiry has not started yet
 	}
 	ttl, removed, ok := e.lessor.Renew(id, now)
 	e.mu.Unlock()
@@ -142,7 +146,8 @@ func (e *leaseExpiry) renew(ctx context.Context, id int64, term uint64, now time
 	return leaseResponse{}, nil
 }
 
-// remaining returns how long a lease has to live.
+// remaining returns the remaining and the granted TTL of a lease, or ErrNotLeader if this member does not expire leases
+// in the term.
 func (e *leaseExpiry) remaining(id int64, term uint64, now time.Duration) (leaseResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -153,8 +158,8 @@ func (e *leaseExpiry) remaining(id int64, term uint64, now time.Duration) (lease
 	return leaseResponse{Found: ok, TTL: int64(left / time.Second), Granted: l.TTL}, nil
 }
 
-// expired returns up to limit expired leases, and how long to wait until the next one expires. It returns fresh=false
-// if the leases must be read again.
+// expired returns the IDs of up to limit expired leases, and how long to wait until the next lease expires, at most 1
+// h. fresh is false if the leases must be read again; the other results are then unset.
 func (e *leaseExpiry) expired(now time.Duration, limit int) (ids []int64, wait time.Duration, fresh bool) {
 	const idle = time.Hour
 	e.mu.Lock()
@@ -180,11 +185,11 @@ func (e *leaseExpiry) count() int {
 	return e.lessor.Len()
 }
 
-// errDeposed is returned when the records name another member, or a later term, as the one that expires leases.
+// errDeposed means that the lessor record names another member or a later term, so this member must not expire leases.
 var errDeposed = errors.New("another member is the leader")
 
-// expireLeases revokes expired leases for one term in which this member leads, until ctx ends with the term. After an
-// error it pauses and returns, so that leader.While calls it again.
+// expireLeases revokes expired leases while this member leads in the term, until ctx ends with the term. After an error
+// it pauses for a tenth of the election timeout and returns, so that leader.While calls it again.
 func (s *Service) expireLeases(ctx context.Context, term uint64) {
 	if err := s.expireLeasesOnce(ctx, term); err != nil && ctx.Err() == nil {
 		s.opts.Log.Warn("expire leases", "term", term, "err", err)
@@ -195,7 +200,8 @@ func (s *Service) expireLeases(ctx context.Context, term uint64) {
 	}
 }
 
-// expireLeasesOnce runs expireLeases once. It returns nil when ctx has ended or the leases must be read again.
+// expireLeasesOnce revokes expired leases until an error. It returns nil when ctx has ended or the leases must be read
+// again.
 func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	if err := s.recordLessorTerm(ctx, term); err != nil {
 		if ctx.Err() != nil {
@@ -214,11 +220,11 @@ func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	}
 	s.opts.Log.Info("lease expiry started", "term", term, "leases", s.lessor.count())
 	for ctx.Err() == nil {
-		// etcd revokes as many leases concurrently.
+		// As in etcd, up to 16 leases are revoked concurrently.
 		const concurrent = 16
 		ids, wait, fresh := s.lessor.expired(s.opts.Clock(), concurrent)
 		if !fresh {
-			return nil // the caller reads the leases again
+			return nil // leader.While calls expireLeases again, which reads the leases again
 		}
 		if len(ids) > 0 {
 			if err := s.revokeAll(ctx, term, ids); err != nil {
@@ -237,8 +243,8 @@ func (s *Service) expireLeasesOnce(ctx context.Context, term uint64) error {
 	return nil
 }
 
-// recordLessorTerm writes this member's term into the records, so that the engine refuses lease revocations that an
-// earlier leader still has in flight.
+// recordLessorTerm writes this member's ID and term into the lessor record. This increments the epoch, so that the
+// engine refuses lease revocations that an earlier leader still has in flight.
 func (s *Service) recordLessorTerm(ctx context.Context, term uint64) error {
 	if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
 		return err
@@ -262,7 +268,7 @@ func (s *Service) recordLessorTerm(ctx context.Context, term uint64) error {
 	return ctx.Err()
 }
 
-// revokeAll revokes leases concurrently. If a revocation fails, expired returns that lease again later.
+// revokeAll revokes leases concurrently. If a revocation fails, leaseExpiry.expired returns that lease again later.
 func (s *Service) revokeAll(ctx context.Context, term uint64, ids []int64) error {
 	mine := lessorRecord{term: term, member: s.opts.Self}
 	errs := make([]error, len(ids))
@@ -306,8 +312,8 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 			}
 			continue
 		case command.RefusedLeaseNotFound:
-			// The lease was revoked by another caller. The feed reports that, unless it did so before the leases were
-			// read.
+			// Another caller revoked the lease. LeaseFeed reports the revocation, unless it did so before the leases
+			// were read.
 			s.lessor.remove(id)
 		case command.RefusedNot:
 			s.counters.expired.Add(1)
@@ -316,7 +322,7 @@ func (s *Service) revokeExpired(ctx context.Context, mine lessorRecord, id int64
 	}
 }
 
-// remove removes a lease that does not exist in the engine.
+// remove removes a lease that the engine does not have any more from the lessor.
 func (e *leaseExpiry) remove(id int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,19 +1,20 @@
 // Package kv implements the tenants' keyspace: etcd's v3 API over one raft group, served by gRPC (package etcdrpc) and
 // by REST (package restapi).
 //
-// A Service takes etcd's requests and returns etcd's responses and errors (rpctypes), so that unmodified etcd clients
+// A Service accepts etcd's requests and returns etcd's responses and errors (rpctypes), so that unmodified etcd clients
 // work. A write becomes a program that the raft group commits and every member executes (packages translate, command
-// and mvcc). A read uses a snapshot of the local engine, after a ReadIndex unless the client asked for a serializable
-// read. Only the leader of the group decides when leases expire (package lessor). The package must not know about
-// transports, TLS or ports. It has no storage besides the engine: the keyspace's records (users and alarms) and leases
-// are in the engine.
+// and mvcc). A read uses a snapshot of the local engine, after a ReadIndex unless the client requested a serializable
+// read. Only the leader of the group decides when leases expire (package lessor). The package must not depend on
+// transports, TLS or ports. It has no storage besides the engine, which stores keys, leases and records. Records are
+// named values outside the keyspace (users, roles, alarms, and the term of the leader that expires leases). Each change
+// of a record increments their epoch.
 //
 // # Authorization
 //
 // While etcd's Auth is disabled, every caller may do everything; the listeners restrict who can connect. Once Auth is
 // enabled, etcd's rules apply. A request is checked against this member's copy of the records, and its proposal carries
-// their epoch. If the records have changed meanwhile, the engine refuses the proposal, and the request is checked and
-// proposed again. A failed check is repeated with newer records first, if there are any.
+// their epoch. If the records have changed since the check, the engine refuses the proposal, and the request is checked
+// and proposed again. A check that fails is repeated with newer records, if there are any.
 //
 // # Decisions
 //
@@ -51,21 +52,22 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Consensus commits commands through one raft group. Its errors are those of package consensus.
+// Consensus commits commands through one raft group. Its methods return the errors of package consensus.
 type Consensus interface {
-	// Propose returns the result of a command and of its steps, after this member has executed it. With exclusive, the
-	// command does not share its raft index with other commands; see command.Command.
+	// Propose commits an encoded command and returns the result of the command and of its steps, after this member has
+	// executed it. If exclusive, the command does not share its raft index with other commands; see command.Command.
 	Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error)
-	// ReadIndex returns when this member has executed everything that was acknowledged before the call.
+	// ReadIndex waits until this member has executed everything that was acknowledged before the call.
 	ReadIndex(ctx context.Context) error
-	// Status returns the state of the group as this member knows it.
+	// Status returns the status of the group that this member last learned.
 	Status(ctx context.Context) (consensus.GroupStatus, error)
 	// Self returns this member's ID.
 	Self() uint64
 	leader.Leadership
 }
 
-// Transport sends requests to a given member; *transport.Transport implements it. Errors are the same as of leader.Caller.
+// Transport sends requests to given members and handles requests from them; *transport.Transport implements it. Direct
+// returns the same errors as leader.Caller.
 type Transport interface {
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
@@ -73,12 +75,12 @@ type Transport interface {
 
 // Limits holds the limits of requests. Zero fields mean etcd's defaults.
 type Limits struct {
-	RequestBytes int           // size of a writing transaction, and of a put's value; default 1.5 MiB
-	TxnOps       int           // operations in a transaction; default 128
+	RequestBytes int           // maximum bytes of a writing transaction, and of a put's value; default 1.5 MiB
+	TxnOps       int           // maximum operations in a transaction; default 128
 	Progress     time.Duration // interval of a watch's progress notifications; default 10 min, at least 100 ms
 }
 
-// The defaults of Limits and Options.Quota are etcd's.
+// Default values of Limits and Options.Quota, which are etcd's, and the minimum of Limits.Progress.
 const (
 	DefaultRequestBytes = 3 << 19
 	DefaultTxnOps       = 128
@@ -91,17 +93,17 @@ const (
 type Options struct {
 	Engine    *mvcc.Engine
 	Consensus Consensus
-	// Leases receives the lease changes from the engine's OnLeases.
+	// Leases forwards lease changes to the Service. Its method Changed must be the engine's OnLeases.
 	Leases *LeaseFeed
-	// Tokens issues and verifies the tokens of etcd's Auth.
+	// Tokens issues and verifies the login tokens of etcd's Auth.
 	Tokens *users.Tokens
 	// Transport may be nil in a cluster of one member.
 	Transport Transport
-	// Transfer transfers leadership of the group to a member; nil if that is not possible.
+	// Transfer transfers leadership of the group to the member whose ID is to; nil if leadership cannot be transferred.
 	Transfer func(ctx context.Context, to uint64) error
-	// Members returns the members of the cluster, for snapshot files; if nil, snapshot files list no members.
+	// Members returns the cluster's members, which snapshot files list; if nil, snapshot files list no members.
 	Members func(ctx context.Context) ([]snapfile.Member, error)
-	// Self is this member's ID, Cluster the cluster's ID.
+	// Self is this member's ID, and Cluster is the cluster's ID.
 	Self, Cluster uint64
 	// Election is the election timeout. The minimum TTL of a lease is derived from it, as in etcd.
 	Election time.Duration
@@ -109,33 +111,36 @@ type Options struct {
 	Limits Limits
 	// Quota limits the size of the keyspace, in bytes; 0 means DefaultQuota, a negative value means no limit.
 	Quota int64
-	// Full reports whether a member's disk is nearly full. Requests that add data then fail with the same error as over
-	// Quota, but no NOSPACE alarm is raised, so they succeed again as soon as there is space. Optional.
+	// Full reports whether a member's disk is nearly full; nil means that the disk is never checked. Requests that add
+	// data then fail with the same error as over Quota, but no NOSPACE alarm is raised, so they succeed again as soon
+	// as there is space.
 	Full func() bool
-	// CompactAge is how long history is kept; with 0, history is kept until a client compacts it.
+	// CompactAge is the age after which history is compacted; 0 means that history is compacted only when a client
+	// requests it.
 	CompactAge time.Duration
-	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; it is longer for a large keyspace.
-	// 0 means DefaultCorruptCheck; with a negative value, members are never compared.
+	// CorruptCheck is the pause between two comparisons of all members' keys, ±25 %; the pause is longer for a large
+	// keyspace. 0 means DefaultCorruptCheck. With a negative value, members are never compared.
 	CorruptCheck time.Duration
 	// BcryptCost is the bcrypt cost of passwords; 0 means users.DefaultCost.
 	BcryptCost int
 	Log        *slog.Logger
 	// Now returns the current time; time.Now if nil.
 	Now func() time.Time
-	// Clock is the monotonic clock for lease expiry; if nil, the time since New.
+	// Clock is the monotonic clock for lease expiry, compaction by age and pauses; if nil, it returns the time since
+	// New.
 	Clock func() time.Duration
 }
 
-// Service serves the keyspace on one member. Its Run method must be running.
+// Service serves the keyspace on one member. The caller must run its Run method.
 type Service struct {
 	opts   Options
 	watch  watch.Options
 	minTTL int64 // minimum TTL of a lease, seconds
 
 	policy   atomic.Pointer[policy]
-	loadMu   sync.Mutex    // held while a policy is loaded
-	raiseMu  sync.Mutex    // held while an alarm is raised
-	hashMu   sync.Mutex    // held while the keyspace is hashed for the leader
+	loadMu   sync.Mutex    // serializes loading a policy
+	raiseMu  sync.Mutex    // held while an alarm is raised; a concurrent call raises none
+	hashMu   sync.Mutex    // held while the keyspace is hashed for the leader; a concurrent hash request fails
 	queue    chan struct{} // semaphore: passwords being hashed or waiting to be hashed
 	hashing  chan struct{} // semaphore: passwords being hashed
 	lessor   leaseExpiry
@@ -143,7 +148,7 @@ type Service struct {
 	counters counters
 }
 
-// New creates the service.
+// New creates a Service and registers its handlers with opts.Transport.
 func New(opts Options) *Service {
 	l := &opts.Limits
 	if l.RequestBytes <= 0 {
@@ -223,10 +228,10 @@ func (s *Service) Leader() uint64 {
 // that no change is missed.
 func (s *Service) LeaderChanged() <-chan struct{} { return s.opts.Consensus.Changed() }
 
-// Limits returns the limits in force.
+// Limits returns the limits of requests, with defaults in place of zero values.
 func (s *Service) Limits() Limits { return s.opts.Limits }
 
-// Election returns the election timeout.
+// Election returns the election timeout of the raft group.
 func (s *Service) Election() time.Duration { return s.opts.Election }
 
 // Header returns a response header with the current revision.
@@ -240,7 +245,7 @@ func (s *Service) header(revision int64) *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: s.opts.Cluster, MemberId: s.opts.Self, Revision: revision, RaftTerm: term}
 }
 
-// Watch serves a watch stream; see watch.Serve.
+// Watch serves a watch stream until ctx ends or the stream fails; see watch.Serve.
 func (s *Service) Watch(ctx context.Context, receive func() (*pb.WatchRequest, error), send watch.Send) error {
 	return watch.Serve(ctx, &s.watch, receive, send)
 }

@@ -124,7 +124,7 @@ func TestTransactions(t *testing.T) {
 	nested, err := w.Txn(t.Context(), &pb.TxnRequest{Success: []*pb.RequestOp{
 		op(&pb.PutRequest{Key: []byte("x"), Value: []byte("1")}),
 		op(&pb.TxnRequest{
-			Compare: []*pb.Compare{versionIs("x", pb.Compare_EQUAL, 0)}, // compares are evaluated on the state before the transaction
+			Compare: []*pb.Compare{versionIs("x", pb.Compare_EQUAL, 0)}, // compares see the state before the transaction
 			Success: []*pb.RequestOp{op(&pb.RangeRequest{Key: []byte("x")})},
 		}),
 		op(&pb.DeleteRangeRequest{Key: []byte("lock")}),
@@ -173,7 +173,8 @@ func TestReadOnlyTxnIsNotProposed(t *testing.T) {
 	require.Equal(t, "1", string(r.Responses[0].GetResponseRange().Kvs[0].Value))
 }
 
-// TestSerializableReadWithoutLeader checks that only linearizable reads need a leader.
+// TestSerializableReadWithoutLeader checks that serializable reads succeed without a leader, and that linearizable
+// reads fail.
 func TestSerializableReadWithoutLeader(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")
@@ -212,7 +213,7 @@ func TestCompaction(t *testing.T) {
 	require.Empty(t, b.Kvs, "a failed transaction writes nothing")
 }
 
-// TestConsensusErrors checks the client errors for errors of package consensus and the engine.
+// TestConsensusErrors checks which client errors are returned for errors of package consensus and of the engine.
 func TestConsensusErrors(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct{ is, want error }{
@@ -257,7 +258,8 @@ func TestTooLargeRequests(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// TestLargestValue writes a value of exactly the size limit, with a short key and with the longest key.
+// TestLargestValue checks that a value of exactly the size limit can be written, with a short key and with the longest
+// key, and that a larger value is refused.
 func TestLargestValue(t *testing.T) {
 	w := newWorld(t)
 	for _, key := range [][]byte{[]byte("a"), make([]byte, command.MaxKeyBytes)} {
@@ -285,8 +287,8 @@ func TestWriteIsRecheckedAfterRecordsChange(t *testing.T) {
 	require.Equal(t, "1", string(got.Kvs[0].Value))
 }
 
-// TestInvalidRequestsGetStatusErrors checks that errors of invalid requests are gRPC statuses with a code other than
-// Unknown.
+// TestInvalidRequestsGetStatusErrors checks that every error for an invalid request is a gRPC status with a code other
+// than Unknown.
 func TestInvalidRequestsGetStatusErrors(t *testing.T) {
 	w := newWorld(t)
 	w.put(t, "a", "1")

@@ -48,8 +48,8 @@ func newLeaseID() int64 {
 	return int64(binary.LittleEndian.Uint64(b[:])>>11) | 1
 }
 
-// LeaseRevoke revokes a lease and deletes its keys. Under Auth the caller needs write permission on all of them. If
-// keys were attached or detached after the check, they are checked again.
+// LeaseRevoke revokes a lease and deletes its keys. Under Auth the caller needs write permission on all of them. If the
+// lease's keys change between the check and the revocation, they are checked again.
 func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*pb.LeaseRevokeResponse, error) {
 	if r.ID == 0 {
 		return nil, rpctypes.ErrGRPCLeaseNotFound
@@ -62,7 +62,7 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 	}
 	steps := []command.Step{{Kind: command.StepRevoke, Lease: r.ID}}
 	found, err := s.write(ctx, steps, 0, func(p *policy, user string) error {
-		steps[0].Value = nil // CanWriteLease calls its function neither for root nor while Auth is disabled
+		steps[0].Value = nil // CanWriteLease does not call its function for root and without Auth
 		if err := p.users.MustBeAuthenticated(user); err != nil {
 			return err
 		}
@@ -80,8 +80,8 @@ func (s *Service) LeaseRevoke(ctx context.Context, r *pb.LeaseRevokeRequest) (*p
 
 // LeaseKeepAlive renews a lease to its full TTL; the response's TTL is 0 if the lease has ended.
 func (s *Service) LeaseKeepAlive(ctx context.Context, r *pb.LeaseKeepAliveRequest) (*pb.LeaseKeepAliveResponse, error) {
-	// The header is taken before the renewal: if the response reports the lease as alive, the lease existed at its
-	// revision.
+	// The header's revision is read before the renewal: if the response reports the lease as alive, the lease existed
+	// at that revision.
 	out := &pb.LeaseKeepAliveResponse{Header: s.Header(), ID: r.ID}
 	if err := s.authorize(ctx, func(p *policy, user string) error {
 		if err := p.users.MustBeAuthenticated(user); err != nil {
@@ -145,7 +145,7 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 		return nil, clientError(ctx, err)
 	}
 	out := &pb.LeaseLeasesResponse{Header: s.header(snap.Revision())}
-	// A user must be allowed to read the keys of every lease.
+	// A caller other than an administrator needs the permission to read all keys of every lease.
 	if err := s.authorize(ctx, func(p *policy, user string) error {
 		if err := p.users.MustBeAuthenticated(user); err != nil || p.users.CanAdmin(user) == nil {
 			return err
@@ -166,19 +166,20 @@ func (s *Service) LeaseLeases(ctx context.Context, _ *pb.LeaseLeasesRequest) (*p
 	return out, nil
 }
 
-// leaseRequest is a member's request about a lease to the leader.
+// leaseRequest is a member's request to the leader to renew a lease or, without Renew, to return its TTL.
 type leaseRequest struct {
 	ID    int64
 	Renew bool
 }
 
-// leaseResponse is the leader's response; times are in seconds.
+// leaseResponse is the leader's response to a leaseRequest. Found is false if the lease has ended. TTL is the remaining
+// and Granted the full TTL, in seconds.
 type leaseResponse struct {
 	Found        bool
 	TTL, Granted int64
 }
 
-// leaseCommand is the name of the leaseRequest between members.
+// leaseCommand is the name under which members send a leaseRequest to the leader.
 const leaseCommand = "kv.lease"
 
 func (s *Service) handleLeases() {
@@ -195,8 +196,9 @@ func (s *Service) handleLeases() {
 	})
 }
 
-// callLessor sends a request to the leader, and to the next leader after a change. Both kinds of request are
-// idempotent.
+// callLessor sends a request to the leader until it succeeds, fails with a final error (see retryable), or the time
+// limit of requestTimeout has passed. After a change of leader it sends the request to the new leader. Repeating is
+// safe, because renewing and reading a lease are idempotent.
 func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseResponse, error) {
 	limit := s.requestTimeout()
 	deadline := time.Now().Add(limit)
@@ -227,7 +229,7 @@ func (s *Service) callLessor(ctx context.Context, request leaseRequest) (leaseRe
 	}
 }
 
-// requestTimeout returns the timeout of a request, as in etcd.
+// requestTimeout returns the maximum duration of a request, the same as in etcd.
 func (s *Service) requestTimeout() time.Duration { return 5*time.Second + 2*s.opts.Election }
 
 func (s *Service) callLeader(ctx context.Context, leaderID uint64, request leaseRequest) (response leaseResponse, err error) {
@@ -243,7 +245,7 @@ func (s *Service) callLeader(ctx context.Context, leaderID uint64, request lease
 	if err != nil {
 		return response, fmt.Errorf("encode %s: %w", leaseCommand, err)
 	}
-	// A leader that is partitioned away would never respond.
+	// A leader that is partitioned away would never respond, so each attempt has a timeout.
 	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.Election)
 	defer cancel()
 	responseBody, err := s.opts.Transport.Direct(ctx, leaderID, leaseCommand, body)
@@ -253,8 +255,9 @@ func (s *Service) callLeader(ctx context.Context, leaderID uint64, request lease
 	return response, cbor.Unmarshal(responseBody, &response)
 }
 
-// retryable reports whether a failed request may succeed if it is sent again. A remote member's own failure
-// (RemoteError) is final. Other errors of remote requests are retried; of local ones, only ErrNotLeader and ErrNotSent.
+// retryable reports whether a failed request may succeed if it is sent again. A RemoteError, which the remote member's
+// handler returned, is final. All other errors of a request to another member are retryable. For a request that this
+// member served itself, only ErrNotLeader and ErrNotSent are retryable.
 func retryable(err error, remote bool) bool {
 	var remoteErr *leader.RemoteError
 	if errors.As(err, &remoteErr) {
@@ -263,7 +266,7 @@ func retryable(err error, remote bool) bool {
 	return remote || errors.Is(err, leader.ErrNotLeader) || errors.Is(err, leader.ErrNotSent)
 }
 
-// serveLease serves a leaseRequest on the leader.
+// serveLease serves a leaseRequest on the leader. On other members it returns ErrNotLeader.
 func (s *Service) serveLease(ctx context.Context, request leaseRequest) (leaseResponse, error) {
 	// A renewal promises that the lease stays alive, so this member must still lead: every later leader then restarts
 	// all TTLs after this renewal.

@@ -29,7 +29,7 @@ func (w *world) putWithLease(t *testing.T, key string, lease int64) error {
 	return err
 }
 
-// waitForLessor waits until the service expires leases as the leader of term.
+// waitForLessor waits until the service expires leases as the leader of a term.
 func (w *world) waitForLessor(t *testing.T, term uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -90,7 +90,7 @@ func TestLeases(t *testing.T) {
 	require.Empty(t, r.Kvs)
 }
 
-// advanceClock moves the service's clock forward.
+// advanceClock moves the service's clock forward, and makes the service check for expired leases.
 func (w *world) advanceClock(by time.Duration) {
 	w.lessor.mu.Lock()
 	defer w.lessor.mu.Unlock()
@@ -140,13 +140,14 @@ func TestFollowerRevokesNoLeases(t *testing.T) {
 }
 
 // TestDeposedLeaderRevokesNoLeases checks that the engine refuses revocations of a leader that was paused while another
-// member became the leader. Its proposals are forwarded to the new leader (etcd#15247).
+// member became the leader. The old leader's proposals are forwarded to the new leader, so only the engine can refuse
+// them (etcd#15247).
 func TestDeposedLeaderRevokesNoLeases(t *testing.T) {
 	w := newWorld(t)
 	w.run(t)
 	w.waitForLessor(t, 2)
 	w.grant(t, 7, 60)
-	// Another member becomes the lessor while the old leader's revocation is in flight.
+	// Another member writes the lessor record while the old leader's revocation is in flight.
 	asked := make(chan struct{})
 	w.raft.BeforeNextPropose(func() {
 		p, err := w.localPolicy()
@@ -248,7 +249,8 @@ func TestRenewalDuringRevocation(t *testing.T) {
 	require.Zero(t, <-ttl)
 }
 
-// TestKeepAliveIsForwardedToLeader checks that a follower sends a renewal to the leader, and again after ErrNotLeader.
+// TestKeepAliveIsForwardedToLeader checks that a follower sends a renewal to the leader, and sends it again after
+// ErrNotLeader.
 func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	peers := &followerPeers{}
 	follower := newWorld(t, func(o *Options) { o.Transport = peers })
@@ -264,7 +266,8 @@ func TestKeepAliveIsForwardedToLeader(t *testing.T) {
 	require.Zero(t, peers.refusals, "the request is repeated after ErrNotLeader")
 }
 
-// followerPeers is a Transport whose requests reach leader. The first refusals requests fail with ErrNotLeader.
+// followerPeers is a Transport that passes requests to the handler of leader. As many requests as refusals says fail
+// with ErrNotLeader first.
 type followerPeers struct {
 	leader   leaderPeers
 	refusals int

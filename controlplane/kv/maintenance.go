@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Alarm lists, raises and clears alarms.
+// Alarm lists, raises or clears alarms, as r.Action requests.
 func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmResponse, error) {
 	switch r.Action {
 	case pb.AlarmRequest_GET:
@@ -58,7 +58,8 @@ func (s *Service) Alarm(ctx context.Context, r *pb.AlarmRequest) (*pb.AlarmRespo
 	return out, nil
 }
 
-// setAlarm raises or clears an alarm and returns the alarm, or nil if there was none to clear.
+// setAlarm raises the alarm a, or clears it if on is false. It returns a, or nil if there was no such alarm to clear or
+// its type is unknown.
 func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb.AlarmMember, error) {
 	if a.Alarm != pb.AlarmType_NOSPACE && a.Alarm != pb.AlarmType_CORRUPT {
 		return nil, nil
@@ -95,7 +96,8 @@ func (s *Service) setAlarm(ctx context.Context, a *pb.AlarmMember, on bool) (*pb
 	return nil, err
 }
 
-// raise raises an alarm of this member, unless another goroutine is raising one, and returns cause.
+// raise raises an alarm for this member, unless another goroutine is raising one. It always returns cause; a failure to
+// raise the alarm is only logged.
 func (s *Service) raise(ctx context.Context, kind pb.AlarmType, cause error) error {
 	if !s.raiseMu.TryLock() {
 		return cause
@@ -107,7 +109,8 @@ func (s *Service) raise(ctx context.Context, kind pb.AlarmType, cause error) err
 	return cause
 }
 
-// Alarms returns the active alarms according to this member's records.
+// Alarms returns the active alarms of all members according to this member's local data; nil if the data cannot be
+// read.
 func (s *Service) Alarms() []*pb.AlarmMember {
 	p, err := s.localPolicy()
 	if err != nil {
@@ -116,10 +119,10 @@ func (s *Service) Alarms() []*pb.AlarmMember {
 	return p.alarms
 }
 
-// emptyBytes is the reported size of an empty keyspace. It is not 0, because etcdctl divides by the size.
+// emptyBytes is the size that Status reports for an empty keyspace. It is not 0, because etcdctl divides by the size.
 const emptyBytes = 16 << 10
 
-// Status returns the status of this member.
+// Status returns this member's version, raft state and size of the keyspace, and the active alarms.
 func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusResponse, error) {
 	if err := s.authorize(ctx, mustBeAuthenticated); err != nil {
 		return nil, clientError(ctx, err)
@@ -143,8 +146,8 @@ func (s *Service) Status(ctx context.Context, _ *pb.StatusRequest) (*pb.StatusRe
 	return out, nil
 }
 
-// Defragment releases the space that compactions have freed on this member, and returns when done. No other request
-// waits for it.
+// Defragment releases the space that compactions have freed on this member, and returns when the space is released. No
+// other request waits for it.
 func (s *Service) Defragment(ctx context.Context, _ *pb.DefragmentRequest) (*pb.DefragmentResponse, error) {
 	if err := s.authorize(ctx, mustBeAdmin); err != nil {
 		return nil, clientError(ctx, err)
@@ -172,7 +175,7 @@ func (s *Service) HashKV(ctx context.Context, r *pb.HashKVRequest) (*pb.HashKVRe
 	if err != nil {
 		return nil, clientError(ctx, err)
 	}
-	const none = -1 // etcd's value for no compaction
+	const none = -1 // etcd's value if nothing was compacted
 	return &pb.HashKVResponse{
 		Header: s.header(h.Current), Hash: h.Hash, HashRevision: h.Revision, CompactRevision: cmp.Or(h.CompactRevision, none),
 	}, nil
@@ -190,7 +193,7 @@ func (s *Service) Hash(ctx context.Context, _ *pb.HashRequest) (*pb.HashResponse
 	return &pb.HashResponse{Header: s.header(h.Current), Hash: h.Hash}, nil
 }
 
-// MoveLeader transfers leadership to another member. Members other than the leader return ErrGRPCNotLeader.
+// MoveLeader transfers leadership to another member. If this member is not the leader, it returns ErrGRPCNotLeader.
 func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.MoveLeaderResponse, error) {
 	if err := s.authorize(ctx, mustBeAdmin); err != nil {
 		return nil, clientError(ctx, err)
@@ -213,15 +216,15 @@ func (s *Service) MoveLeader(ctx context.Context, r *pb.MoveLeaderRequest) (*pb.
 	return &pb.MoveLeaderResponse{Header: s.Header()}, nil
 }
 
-// timedOut reports whether a transfer failed because the target did not take over, rather than because it must not
-// lead.
+// timedOut reports whether a transfer of leadership failed because the target did not become the leader in time, rather
+// than because it must not lead.
 func timedOut(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == "TRANSFER_FAILED"
 }
 
 // Snapshot writes the current keyspace to a file in dir, a directory for temporary files. The caller must close the
-// result.
+// returned file.
 func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.TempFile, error) {
 	if err := s.authorize(ctx, mustBeAdmin); err != nil {
 		return nil, clientError(ctx, err)
@@ -245,8 +248,9 @@ func (s *Service) Snapshot(ctx context.Context, dir string) (*snapfile.TempFile,
 	return snapfile.Create(ctx, dir, c)
 }
 
-// snapshotContents returns what a snapshot file of snap must hold. Its keys are read while the file is written. Leases
-// are the current ones: if a lease has ended since, its keys in the file mark it as about to expire.
+// snapshotContents returns the contents of a snapshot file of snap. The keys are read from snap only while the file is
+// written. The leases are those that exist now: if a lease of snap has ended since, its keys in the file are marked as
+// about to expire.
 func snapshotContents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	p, err := loadPolicy(snap)
 	if err != nil {
@@ -283,7 +287,7 @@ func snapshotContents(snap *mvcc.Snapshot) (c snapfile.Contents, err error) {
 	return c, nil
 }
 
-// Downgrade always fails: it returns the same errors as an etcd that cannot downgrade.
+// Downgrade always fails, with the same errors as in etcd when no downgrade is possible.
 func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.DowngradeResponse, error) {
 	if err := s.authorize(ctx, mustBeAdmin); err != nil {
 		return nil, clientError(ctx, err)
@@ -294,8 +298,8 @@ func (s *Service) Downgrade(ctx context.Context, r *pb.DowngradeRequest) (*pb.Do
 	return nil, rpctypes.ErrGRPCInvalidDowngradeTargetVersion
 }
 
-// CheckKeyIndex fails while the key index is not loaded, for example shortly after a start; until then counting keys
-// reads them all.
+// CheckKeyIndex returns an error while the engine's key index is not loaded, for example shortly after a start. Without
+// the index, counting keys has to read all of them.
 func (s *Service) CheckKeyIndex() error {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -305,8 +309,9 @@ func (s *Service) CheckKeyIndex() error {
 	return nil
 }
 
-// Check reports whether this member can serve, with the rules of etcd's /health: no alarms other than those that except
-// returns true for, and a leader and a linearizable read. If serializable, a local read is enough.
+// Check returns an error if this member cannot serve requests, by the rules of etcd's /health: if an alarm is active
+// for which except returns false, no leader is known, or a linearizable read fails. If serializable, no leader is
+// needed, and a local read is enough.
 func (s *Service) Check(ctx context.Context, serializable bool, except func(pb.AlarmType) bool) error {
 	for _, a := range s.Alarms() {
 		if !except(a.Alarm) {

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// scrub removes compacted data, as the member's background task does.
+// scrub removes compacted data from the engine, as the member's background task does.
 func (w *world) scrub(t *testing.T) {
 	t.Helper()
 	for done := false; !done; {
@@ -35,8 +35,8 @@ func (w *world) alarms(t *testing.T) []*pb.AlarmMember {
 	return r.Alarms
 }
 
-// TestNoSpaceAlarm fills the store until the quota raises the alarm, checks which requests are refused then, and
-// recovers by compaction, defragmentation and disarming.
+// TestNoSpaceAlarm writes until the quota raises the alarm NOSPACE, and checks which requests are refused then. Writes
+// must succeed again after compaction, defragmentation and disarming.
 func TestNoSpaceAlarm(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, func(o *Options) { o.Quota = 256 << 10 })
@@ -72,7 +72,7 @@ func TestNoSpaceAlarm(t *testing.T) {
 	require.ErrorContains(t, w.Check(ctx, true, func(pb.AlarmType) bool { return false }), "ALARM NOSPACE")
 	require.NoError(t, w.Check(ctx, false, func(a pb.AlarmType) bool { return a == pb.AlarmType_NOSPACE }))
 
-	// Disarming without freeing space does not help.
+	// After disarming without freeing space, writes are still refused.
 	disarm := &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, MemberID: 1, Alarm: pb.AlarmType_NOSPACE}
 	_, err = w.Alarm(ctx, disarm)
 	require.NoError(t, err)
@@ -216,8 +216,8 @@ func TestSnapshot(t *testing.T) {
 	require.NoError(t, f.Close())
 }
 
-// TestSnapshotKeyOfEndedLease checks that a key in a snapshot whose lease was revoked after the engine's snapshot was
-// taken gets a lease with a TTL of one second in the file.
+// TestSnapshotKeyOfEndedLease revokes a lease after the engine's snapshot was taken. The snapshot file must then have
+// that lease with a TTL of 1 s, and its key must refer to it.
 func TestSnapshotKeyOfEndedLease(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)

@@ -12,22 +12,22 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// counters holds the service's own metrics.
+// counters holds the metrics that the Service counts itself.
 type counters struct {
 	pending atomic.Int64 // proposals in flight
 	failed  atomic.Int64 // proposals whose outcome was an error
 	expired atomic.Int64 // expired leases that this member has revoked
-	leaders atomic.Int64 // leader changes seen
+	leaders atomic.Int64 // changes of leader that this member has noticed
 	learner atomic.Bool
-	term    atomic.Uint64 // for response headers; 0 until Run
+	term    atomic.Uint64 // raft term for response headers; 0 until Run has started
 
-	compared      atomic.Int64 // comparisons of members' hashes
+	compared      atomic.Int64 // completed comparisons of all members' hashes
 	defragmenting atomic.Int64
 	hashes        prometheus.Histogram
 	defragments   prometheus.Histogram
 }
 
-// histograms creates etcd's histograms, with etcd's buckets.
+// histograms creates the histograms, with etcd's names and buckets.
 func (c *counters) histograms() {
 	c.hashes = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "etcd_mvcc_hash_rev_duration_seconds", Help: "Time to hash the keyspace up to a revision, in seconds.",
@@ -42,7 +42,7 @@ func (c *counters) histograms() {
 // learnerInterval is the interval at which the value of IsLearner is updated.
 const learnerInterval = time.Second
 
-// track counts leader changes, and polls whether this member is a learner.
+// track counts changes of leader, stores the raft term, and polls whether this member is a learner, until ctx ends.
 func (c *counters) track(ctx context.Context, a Consensus) {
 	tick := time.NewTicker(learnerInterval)
 	defer tick.Stop()
@@ -76,7 +76,7 @@ type Collector struct {
 	table []metric
 }
 
-// sample holds the values of one collection.
+// sample holds the data from which one call of Collect computes the metrics.
 type sample struct {
 	group  consensus.GroupStatus
 	engine mvcc.Stats
@@ -89,7 +89,7 @@ type metric struct {
 	value func(*sample) float64
 }
 
-// NewCollector creates a Collector. Values are read only in Collect.
+// NewCollector returns a Collector for the metrics of s. Their values are read only in Collect.
 func NewCollector(s *Service) *Collector {
 	c := &Collector{s: s}
 	add := func(name, help string, kind prometheus.ValueType, value func(*sample) float64) {
@@ -158,7 +158,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	f := sample{s: c.s, engine: c.s.opts.Engine.Stats()}
-	// On an error the group's metrics are those of a group without a leader.
+	// If Status fails, the group's metrics are those of a group without a leader.
 	f.group, _ = c.s.opts.Consensus.Status(ctx)
 	for i := range c.table {
 		g := &c.table[i]

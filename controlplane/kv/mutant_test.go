@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants breaks rules of leases, compaction, etcd's users and the corruption alarm.
+// TestMutants checks that the tests fail if a rule of leases, compaction, permissions or the CORRUPT alarm is broken on
+// purpose.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ExpireEarly, TestNewLeaderRestartsTTLs, `is not greater than`)
 	mutanttest.Notices(t, mutant.ExpireDeposed, TestDeposedLeaderRevokesNoLeases, `the old leader ended the lease`)

@@ -16,13 +16,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// Names of the records other than those of package users.
+// Names of the records (named values that the engine stores outside the keyspace) that package kv writes; package users
+// defines the other names.
 const (
-	prefixAlarm  = "alarm/" // an alarm of a member: alarm/<type>/<member>
-	recordLessor = "lessor" // the leader that expires leases: term and member
+	prefixAlarm  = "alarm/" // an active alarm of a member: alarm/<type>/<member ID>
+	recordLessor = "lessor" // raft term and ID of the leader that expires leases
 )
 
-// policy holds the decoded records of one epoch.
+// policy holds the decoded records (users, alarms and the lessor record) of one epoch. Each change of a record
+// increments the epoch.
 type policy struct {
 	epoch   int64
 	users   *users.State
@@ -32,7 +34,7 @@ type policy struct {
 	lessor  lessorRecord
 }
 
-// recordFormat is the first byte of a record's value.
+// recordFormat is the version of the records' encoding, and the first byte of each record's value.
 const recordFormat = 1
 
 var errRecord = errors.New("unknown or corrupt record")
@@ -43,7 +45,7 @@ func alarmRecord(a *pb.AlarmMember) (name, value []byte, err error) {
 	return name, value, err
 }
 
-// lessorRecord names the leader that expires leases.
+// lessorRecord is the content of the lessor record: the raft term and member ID of the leader that expires leases.
 type lessorRecord struct{ term, member uint64 }
 
 func (l lessorRecord) encode() []byte {
@@ -67,7 +69,7 @@ func (l *lessorRecord) decode(b []byte) error {
 	return nil
 }
 
-// loadPolicy decodes the records of a snapshot.
+// loadPolicy reads and decodes the records of a snapshot. It returns an error for a record that cannot be decoded.
 func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	p := &policy{epoch: snap.Epoch()}
 	var err error
@@ -97,7 +99,8 @@ func loadPolicy(snap *mvcc.Snapshot) (*policy, error) {
 	return p, nil
 }
 
-// currentPolicy returns the policy of this member's records. The records may change after the call.
+// currentPolicy returns the policy of this member's current records, from the cache if possible. The records may change
+// after the call.
 func (s *Service) currentPolicy() (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == s.opts.Engine.Epoch() {
 		return p, nil
@@ -105,14 +108,14 @@ func (s *Service) currentPolicy() (*policy, error) {
 	return s.localPolicy()
 }
 
-// localPolicy returns the policy of a new local snapshot.
+// localPolicy returns the policy of a new snapshot of this member's engine, without a ReadIndex.
 func (s *Service) localPolicy() (*policy, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
 	return s.policyAt(snap)
 }
 
-// policyAt returns the policy as of a snapshot, from the cache if possible.
+// policyAt returns the policy of a snapshot's records, from the cache if possible.
 func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 	if p := s.policy.Load(); p != nil && p.epoch == snap.Epoch() {
 		return p, nil
@@ -127,8 +130,8 @@ func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	// After a restore the epoch may be lower, so it is compared with the engine's epoch rather than with the cached
-	// one.
+	// Only a policy of the engine's current epoch replaces the cached one. Epochs are not compared by size, because a
+	// restore may lower the epoch.
 	if cached == nil || p.epoch == s.opts.Engine.Epoch() {
 		s.policy.Store(p)
 	}
@@ -137,16 +140,16 @@ func (s *Service) policyAt(snap *mvcc.Snapshot) (*policy, error) {
 
 type callerKey struct{}
 
-// As returns a context whose calls run as the named user. The caller of As must have authenticated the user. While
-// etcd's Auth is disabled, As has no effect.
+// As returns a context with which calls of a Service run as the given user of etcd's Auth. The caller of As must have
+// authenticated the user. While Auth is disabled, As has no effect.
 func As(ctx context.Context, user string) context.Context {
 	return context.WithValue(ctx, callerKey{}, user)
 }
 
 type claimKey struct{}
 
-// Begin returns the context for a stream. The stream's token is verified now, so that the stream may outlive the token.
-// An invalid token fails later, in the calls on the stream that need a user.
+// Begin verifies the token of a new stream and returns the context for the stream's calls, so that the stream may
+// outlive the token. Begin ignores an invalid token: the calls on the stream that need a user fail later.
 func (s *Service) Begin(ctx context.Context) context.Context {
 	if claim, ok, err := s.claim(ctx); ok && err == nil {
 		return context.WithValue(ctx, claimKey{}, claim)
@@ -157,7 +160,7 @@ func (s *Service) Begin(ctx context.Context) context.Context {
 // bearer is the prefix of the token in an authorization header.
 const bearer = "Bearer "
 
-// claim returns the verified content of the caller's token; ok is false if the call has no token.
+// claim returns the verified content of the caller's token; ok is false if the request has no token.
 func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err error) {
 	if claim, ok = ctx.Value(claimKey{}).(users.Claim); ok {
 		return claim, true, nil
@@ -174,7 +177,8 @@ func (s *Service) claim(ctx context.Context) (claim users.Claim, ok bool, err er
 	return claim, true, err
 }
 
-// user returns the name of the calling user; "" without a token, or while Auth is disabled.
+// user returns the name of the user who makes the request; "" without a token, or while Auth is disabled. It returns
+// errBehind for a token that is newer than p.
 func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	if !p.users.Enabled() {
 		return "", nil
@@ -192,8 +196,8 @@ func (s *Service) user(ctx context.Context, p *policy) (string, error) {
 	return p.users.Accept(claim)
 }
 
-// Caller returns the user who makes the call of ctx: "" while etcd's Auth is disabled, and for a call whose token is
-// missing or not valid.
+// Caller returns the name of the user who makes the request of ctx: "" while etcd's Auth is disabled, and if the token
+// is missing or not valid.
 func (s *Service) Caller(ctx context.Context) string {
 	p, err := s.currentPolicy()
 	if err != nil {
@@ -206,13 +210,14 @@ func (s *Service) Caller(ctx context.Context) string {
 	return user
 }
 
-// errBehind means that a token is newer than this member's records. Clients see it as an invalid token.
+// errBehind means that a token was issued at a later auth revision than that of this member's records. Clients receive
+// the error for an invalid token.
 var errBehind = fmt.Errorf("the token is newer than this member's records: %w", rpctypes.ErrGRPCInvalidAuthToken)
 
-// check returns an error if a policy forbids a user's request.
+// check is a permission check. It returns an error if the policy p forbids the request of user.
 type check func(p *policy, user string) error
 
-// authorizeWith authenticates the caller and runs c; a nil c permits every caller.
+// authorizeWith authenticates the caller and runs c with p; a nil c permits every caller.
 func (s *Service) authorizeWith(ctx context.Context, p *policy, c check) error {
 	user, err := s.user(ctx, p)
 	if err != nil || c == nil {
@@ -221,8 +226,8 @@ func (s *Service) authorizeWith(ctx context.Context, p *policy, c check) error {
 	return c(p, user)
 }
 
-// authorize runs c with the cached policy. If that fails and the records have changed, it repeats c with the newest
-// policy.
+// authorize runs c with this member's current policy. If c fails and the records have changed, it repeats c with the
+// newest policy.
 func (s *Service) authorize(ctx context.Context, c check) error {
 	p, err := s.currentPolicy()
 	if err != nil {
@@ -241,7 +246,8 @@ func (s *Service) authorize(ctx context.Context, c check) error {
 	}
 }
 
-// newerPolicy returns the newer policy for repeating a failed check, or the error to return to the client.
+// newerPolicy is called after a check with p has failed with the error cause. It returns a newer policy to repeat the
+// check with, or, if there is none, the error to return to the client.
 func (s *Service) newerPolicy(ctx context.Context, p *policy, cause error) (*policy, error) {
 	if errors.Is(cause, errBehind) {
 		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
@@ -259,7 +265,8 @@ func (s *Service) newerPolicy(ctx context.Context, p *policy, cause error) (*pol
 	return newer, nil
 }
 
-// permitRead checks a read against the policy of the snapshot that the response is read from.
+// permitRead checks a read against the policy of snap, the snapshot that the response is read from. If the check fails,
+// it is repeated once with newer records, if there are any.
 func (s *Service) permitRead(ctx context.Context, snap *mvcc.Snapshot, c check) error {
 	p, err := s.policyAt(snap)
 	if err != nil {

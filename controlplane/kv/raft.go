@@ -12,30 +12,31 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// Raft implements Consensus with one group of a Runner. The group's state machine must return command.Results.
-// Followers forward proposals to the leader.
+// Raft implements Consensus with one raft group of a consensus.Runner. The group's state machine must return a
+// command.Result for each command. Followers forward proposals to the leader.
 type Raft struct {
 	runner  *consensus.Runner
 	group   uint64
 	self    uint64
 	changes leader.Leadership
 
-	// Proposal IDs, used only for proposals with exclusive set: a random prefix for each process start, and a counter.
+	// idPrefix and idCounter form the proposal IDs, which only exclusive proposals have: a random prefix for each
+	// process start, and a counter.
 	idPrefix  [8]byte
 	idCounter atomic.Uint64
 }
 
 var _ Consensus = (*Raft)(nil)
 
-// NewRaft creates a Raft for the member self. changes reports new leaders; *store.Group implements it.
+// NewRaft creates a Raft for the member self. The parameter changes reports new leaders; *store.Group implements it.
 func NewRaft(runner *consensus.Runner, group, self uint64, changes leader.Leadership) *Raft {
 	r := &Raft{runner: runner, group: group, self: self, changes: changes}
 	rand.Read(r.idPrefix[:]) // never fails
 	return r
 }
 
-// Propose implements Consensus. It proposes once: after a refusal by the engine the caller proposes again, and that
-// proposal gets another ID.
+// Propose implements Consensus. It never proposes a command twice. A caller whose command the engine refused proposes
+// again with a new call, which gets another proposal ID.
 func (r *Raft) Propose(ctx context.Context, data []byte, exclusive bool) (command.Result, error) {
 	var id [16]byte
 	if exclusive {

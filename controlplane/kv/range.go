@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// snapshot returns a snapshot that includes everything acknowledged before the call or, if serializable, the local
-// state.
+// snapshot returns a snapshot of the local engine. It includes everything acknowledged before the call or, if
+// serializable, only what this member has executed so far.
 func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapshot, error) {
 	if !serializable {
 		if err := s.opts.Consensus.ReadIndex(ctx); err != nil {
@@ -25,7 +25,7 @@ func (s *Service) snapshot(ctx context.Context, serializable bool) (*mvcc.Snapsh
 	return s.opts.Engine.Snapshot(), nil
 }
 
-// Range reads keys.
+// Range returns the keys of a range, as of r.Revision or the current revision.
 func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if err := translate.CheckRange(r); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (s *Service) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespo
 
 func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, error) {
 	if len(r.RangeEnd) == 0 && r.Revision <= 0 && !r.KeysOnly {
-		// A single current key: Get uses the engine's filter.
+		// For one key at the snapshot's revision, Get is faster than Range, because it uses the engine's bloom filters.
 		kv, ok, err := snap.Get(r.Key)
 		if err != nil {
 			return nil, err
@@ -74,7 +74,8 @@ func readRange(snap *mvcc.Snapshot, r *pb.RangeRequest) (*pb.RangeResponse, erro
 	return translate.RangeResponse(r, &found), nil
 }
 
-// maxResponseBytes limits the size of one response: it is held in memory, and gRPC messages are limited to 2 GiB.
+// maxResponseBytes limits the size of one response, because it is built in memory, and gRPC messages are limited to 2
+// GiB.
 const maxResponseBytes = 1 << 30
 
 var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: the response is too large: set a limit, or use RangeStream")
@@ -82,8 +83,8 @@ var errResponseTooLarge = status.Error(codes.ResourceExhausted, "etcdserver: the
 // streamBytes is the approximate size of the keys and values in one message of a streamed range.
 const streamBytes = 1 << 20
 
-// RangeStream reads keys as of one revision, and sends them in several messages. Only the last message has a header,
-// the count and More.
+// RangeStream reads keys as of one revision, and sends them in several messages. Only the last message has Header,
+// Count and More.
 func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	if err := translate.CheckRangeStream(r); err != nil {
 		return err
@@ -136,7 +137,8 @@ func (s *Service) RangeStream(ctx context.Context, r *pb.RangeRequest, send func
 	}
 }
 
-// streamSorted implements RangeStream for orders other than by key. They need all keys in memory at once, as in Range.
+// streamSorted implements RangeStream for sort orders other than ascending by key. All keys must be in memory at once
+// to be sorted, as in Range.
 func (s *Service) streamSorted(ctx context.Context, snap *mvcc.Snapshot, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error {
 	all, err := readRange(snap, r)
 	if err != nil {
@@ -198,7 +200,8 @@ func (s *Service) readTxn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnRespons
 	return out, nil
 }
 
-// compare evaluates a condition on a snapshot, with the same result as in the engine's execution of a program.
+// compare evaluates a transaction's condition on a snapshot, with the same result as in the engine's execution of a
+// program.
 func compare(snap *mvcc.Snapshot, c *command.Compare) (bool, error) {
 	found, err := snap.Range(mvcc.RangeOptions{Key: c.Key, End: c.End, KeysOnly: c.Target != command.CompareValue})
 	if err != nil {

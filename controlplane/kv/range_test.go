@@ -59,7 +59,8 @@ func TestRangeStreamReadsOneRevision(t *testing.T) {
 	require.Equal(t, codes.Unimplemented, status.Code(err))
 }
 
-// TestRangeStreamSortedByValue checks that a sort target without a sort order sorts ascending, as in etcd.
+// TestRangeStreamSortedByValue checks that RangeStream sorts by a sort target without a sort order in ascending order,
+// as in etcd.
 func TestRangeStreamSortedByValue(t *testing.T) {
 	w := newWorld(t)
 	large := make([]byte, 700<<10)

@@ -11,8 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// write proposes a program that the check c permits, and repeats check and proposal when the records changed meanwhile.
-// cost is the maximum number of bytes that the program may add to the keyspace.
+// write proposes a program that the check c permits. If the records change before the program is executed, the engine
+// refuses it, and write checks and proposes it again. cost is the maximum number of bytes that the program may add to
+// the keyspace.
 func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c check) (command.Result, error) {
 	p, err := s.currentPolicy()
 	for err == nil {
@@ -41,7 +42,8 @@ func (s *Service) write(ctx context.Context, steps []command.Step, cost int64, c
 	return command.Result{}, clientError(ctx, err)
 }
 
-// propose commits a program through the raft group. It does not retry.
+// propose commits a program through the raft group, without retries. The engine refuses the program unless epoch is the
+// current epoch of the records, or 0.
 func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step) (command.Result, error) {
 	data, err := command.EncodeProgram(command.Program{Epoch: epoch, Steps: steps})
 	if err != nil {
@@ -57,7 +59,7 @@ func (s *Service) propose(ctx context.Context, epoch int64, steps []command.Step
 	return r, nil
 }
 
-// writable returns the error of an active alarm that forbids a write of this cost.
+// writable returns an error if an active alarm forbids a write that adds up to cost bytes.
 func (p *policy) writable(cost int64) error {
 	switch {
 	case p.corrupt:
@@ -73,7 +75,7 @@ func (s *Service) fits(cost int64) bool {
 	return s.opts.Quota < 0 || s.opts.Engine.Size()+cost < s.opts.Quota
 }
 
-// Put writes a key.
+// Put stores a value under a key.
 func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, error) {
 	if err := translate.CheckPut(r); err != nil {
 		return nil, err
@@ -92,7 +94,7 @@ func (s *Service) Put(ctx context.Context, r *pb.PutRequest) (*pb.PutResponse, e
 	return out, nil
 }
 
-// DeleteRange deletes keys.
+// DeleteRange deletes all keys of a range.
 func (s *Service) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error) {
 	if err := translate.CheckDelete(r); err != nil {
 		return nil, err
@@ -130,7 +132,8 @@ func (s *Service) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, e
 	return out, nil
 }
 
-// Compact discards history before a revision. With Physical it waits until this member has removed the data.
+// Compact discards history before r.Revision. If r.Physical is set, it returns only after this member has removed the
+// data.
 func (s *Service) Compact(ctx context.Context, r *pb.CompactionRequest) (*pb.CompactionResponse, error) {
 	if err := s.authorize(ctx, func(p *policy, user string) error { return p.users.CanAdmin(user) }); err != nil {
 		return nil, clientError(ctx, err)
@@ -162,7 +165,7 @@ func (s *Service) compact(ctx context.Context, revision int64) error {
 	return refusalError(&found)
 }
 
-// leaseKeys returns the keys of a lease, for permission checks.
+// leaseKeys returns the keys that are attached to a lease on this member, for permission checks.
 func (s *Service) leaseKeys(id int64) ([][]byte, error) {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()

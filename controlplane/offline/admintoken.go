@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// adminToken is the command `trivet-controlplane admin-token`, which prints a token that the cluster key signs.
+// adminToken returns the command `trivet-controlplane admin-token`, which prints an administrator's token that is
+// signed with the cluster key.
 func adminToken() *cobra.Command {
 	var file, org, project string
 	var ttl time.Duration

@@ -20,9 +20,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// ForceNewCluster makes the data directory of one member a new cluster of that member alone, with a new key. It is for
-// clusters whose majority is lost permanently. Entries that the lost members had not confirmed may become part of the
-// state. After a crash it can be called again.
+// ForceNewCluster turns the data directory of one member into a new cluster of that member alone, with the key in c. It
+// is for clusters whose majority is lost permanently. Log entries that a majority had not confirmed may become part of
+// the state. If it is interrupted by a crash, it can be called again.
 func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
@@ -49,7 +49,7 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 		if _, err := os.Stat(filepath.Join(c.DataDir, layout.NewRaftDir)); err != nil {
 			return fmt.Errorf("%s holds no member's data", c.DataDir)
 		}
-		raft = filepath.Join(c.DataDir, layout.NewRaftDir) // a crash interrupted installRaft between its renames
+		raft = filepath.Join(c.DataDir, layout.NewRaftDir) // a crash interrupted installRaft between its two renames
 		if err := os.Rename(raft, filepath.Join(c.DataDir, layout.RaftDir)); err != nil {
 			return err
 		}
@@ -64,7 +64,8 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	if err := installRaft(c.DataDir); err != nil {
 		return err
 	}
-	// The new cluster does not accept the old token. The member writes a new one when it starts.
+	// The new cluster does not accept the administrator's token of the old one. The member writes a new token when it
+	// starts.
 	if err := os.Remove(filepath.Join(c.DataDir, layout.AdminTokenFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -75,8 +76,8 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	return nil
 }
 
-// replayLogs applies every entry in the logs to the states and makes the result durable. It returns where the new raft
-// log of each group must begin.
+// replayLogs applies every entry in the raft logs to the state of its group and writes the states to disk. For each
+// group it returns the entry after which the new raft log must begin.
 func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
@@ -100,9 +101,10 @@ func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGr
 	return groups, nil
 }
 
-// hostInstructions returns a sentence for operators: how the hosts of the cluster was join the new cluster.
+// hostInstructions returns, for operators, the sentence that tells how hosts leave the cluster with the ID was and join
+// the new one.
 func hostInstructions(was uint64) string {
-	id := "and the id that their log names" // the data is older than layout.ClusterFile
+	id := "and the id that their log names" // the data directory was created before layout.ClusterFile existed
 	if was != 0 {
 		id = strconv.FormatUint(was, 10)
 	}

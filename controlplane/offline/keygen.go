@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
-// keygen is the command `trivet-controlplane keygen`, which prints a cluster key.
+// keygen returns the command `trivet-controlplane keygen`, which prints a new cluster key.
 func keygen() *cobra.Command {
 	var renew string
 	c := &cobra.Command{

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
-// run runs a subcommand and returns what it printed.
+// run runs a subcommand with the given arguments and returns what it printed.
 func run(args ...string) (string, error) {
 	var out bytes.Buffer
 	root := &cobra.Command{SilenceUsage: true, SilenceErrors: true}

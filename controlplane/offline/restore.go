@@ -24,7 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// restore is the command `trivet-controlplane restore`, which creates the data directory of a member of a new cluster.
+// restore returns the command `trivet-controlplane restore`, which creates the data directory of a member of a new
+// cluster from a backup.
 func restore() *cobra.Command {
 	var from string
 	c := config.Default()
@@ -61,13 +62,14 @@ Hosts keep running their VMs. They join the new cluster when an operator follows
 	return cmd
 }
 
-// mustID returns the ID of the cluster that restoreArchive has just recorded.
+// mustID returns the ID of the new cluster, which restoreArchive has written into the data directory.
 func mustID(c config.Config) uint64 {
 	id, _ := datadir.ClusterID(c.DataDir)
 	return id
 }
 
-// restoreArchive creates the data directory of c from an archive. It removes what it created if it fails.
+// restoreArchive creates the data directory of c from the archive at the path from. If it fails, it removes what it has
+// created.
 func restoreArchive(ctx context.Context, c config.Config, from string) (m backup.Manifest, err error) {
 	key, err := clusterkey.Load(c.ClusterKey)
 	if err != nil {
@@ -121,7 +123,7 @@ func restoreArchive(ctx context.Context, c config.Config, from string) (m backup
 		return m, err
 	}
 	if len(c.Cluster) == 0 {
-		// A single member looks for its key here.
+		// A cluster of one member loads its key from this file.
 		if err := atomicfile.WriteFile(filepath.Join(c.DataDir, layout.ClusterKeyFile), []byte(key.Encode()), 0o600); err != nil {
 			return m, err
 		}
@@ -132,8 +134,8 @@ func restoreArchive(ctx context.Context, c config.Config, from string) (m backup
 	return m, installRaft(c.DataDir)
 }
 
-// restoreStates loads the checkpoint of each group from below files into the group's engine. It returns where the raft log
-// of each group must begin.
+// restoreStates loads the checkpoint of each group from the directory files into the group's engine. For each group it
+// returns the entry after which the raft log must begin.
 func restoreStates(ctx context.Context, c config.Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		i := slices.IndexFunc(m.Groups, func(g backup.Group) bool { return g.ID == id && g.Name == name })

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// writeArchive writes an archive of empty groups that is encrypted with a key.
+// writeArchive writes a backup with the empty state of each group, encrypted with the given key, and returns its path.
 func writeArchive(t *testing.T, key *clusterkey.Key) (path string) {
 	dir := t.TempDir()
 	manifest, checkpoints := backup.Manifest{Cluster: key.ClusterID(), Made: time.Now()}, map[string]string{}
@@ -54,8 +54,9 @@ func entries(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// An archive and a renewed key make a data directory, and another renewed key makes that a new cluster. A failed restore
-// leaves nothing behind, and a new cluster can be made after a crash between the renames of the raft log.
+// TestRestoreAndForceNewCluster restores an archive with a renewed key, and then turns the result into a new cluster
+// with another renewed key. A failed restore must leave no files. ForceNewCluster must also work after a crash between
+// the two renames of the raft log.
 func TestRestoreAndForceNewCluster(t *testing.T) {
 	old := clusterkey.Generate()
 	archive := writeArchive(t, old)

@@ -15,11 +15,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// maxTenantCert is the longest lifetime of a certificate that tenant-cert makes. Clients reject longer ones from
+// maxTenantCert is the longest lifetime of a certificate that tenant-cert creates. Some clients reject longer ones from
 // any authority.
 const maxTenantCert = 825 * 24 * time.Hour
 
-// tenantCert is the command `trivet-controlplane tenant-cert`, which writes a certificate for tenants' ports.
+// tenantCert returns the command `trivet-controlplane tenant-cert`, which creates a certificate for the ports for
+// tenants, signed with the cluster key.
 func tenantCert() *cobra.Command {
 	var file, dir string
 	var hosts []string
@@ -77,8 +78,8 @@ certificate from the same files without a restart. Browsers do not support the a
 	return c
 }
 
-// replaceFile replaces the file at path atomically. The new file has the owner of the old one, because the member that reads
-// the file may run as another user than the one who renews it.
+// replaceFile replaces the file at path atomically. The new file gets the owner of the old one, because the member that
+// reads it may run as another user than the one who renews the certificate.
 func replaceFile(path string, text []byte, mode os.FileMode) error {
 	return atomicfile.Write(path, mode, func(f *os.File) error {
 		if before, err := os.Stat(path); err == nil {
@@ -91,7 +92,7 @@ func replaceFile(path string, text []byte, mode os.FileMode) error {
 	})
 }
 
-// chownLike gives f the owner of other.
+// chownLike changes the owner and group of f to those of other.
 func chownLike(f *os.File, other os.FileInfo) error {
 	s, ok := other.Sys().(*syscall.Stat_t)
 	if !ok || int(s.Uid) == os.Geteuid() {

@@ -10,7 +10,7 @@ import (
 )
 
 // CopyFiles recursively copies a directory to another file system, in the order of names. It does not sync the copies,
-// like the receiver of a network transfer.
+// so a crash may lose them like files that were just received over the network.
 func CopyFiles(from vfs.FS, fromDir string, to vfs.FS, toDir string) error {
 	if err := to.MkdirAll(toDir, 0o700); err != nil {
 		return err

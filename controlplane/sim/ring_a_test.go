@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim/steps"
 )
 
-// ringASeeds returns the default number of schedules of a run.
+// ringASeeds returns the number of seeds that TestRingA runs by default.
 func ringASeeds() uint64 {
 	switch {
 	case raceEnabled:
@@ -22,7 +22,8 @@ func ringASeeds() uint64 {
 	return 1000
 }
 
-// needed must have happened in a full run: without it the checks would have had nothing to find.
+// The variable needed lists events each of which must happen in a test run of 300 or more schedules. Without them, the
+// checks would have had nothing to find.
 var needed = []string{
 	"writes acknowledged", "notes acknowledged", "notes that share an entry", "linearizable reads", "orders answered again", "conflicts", "proposals repeated", "retries answered",
 	"outcomes unknown", "proposals forwarded", "batches watched", "watches begun again", "tables leafed through", "compactions", "scrubs",
@@ -31,8 +32,8 @@ var needed = []string{
 	"network cut from all", "network cut one way", "slow disks", "frozen members", "clock jumps",
 }
 
-// TestRingA runs schedules one after the other. With TRIVET_SIM_SEED it runs only that seed, or as many seeds from
-// there as TRIVET_SIM_SEEDS says.
+// TestRingA runs ring (a) with one seed after the other and fails at the first violated guarantee. With TRIVET_SIM_SEED
+// it runs only that seed, or as many seeds from there on as TRIVET_SIM_SEEDS says.
 func TestRingA(t *testing.T) {
 	first, one := setting(t, sim.SeedVariable)
 	count, given := setting(t, sim.SeedsVariable)
@@ -43,7 +44,7 @@ func TestRingA(t *testing.T) {
 	default:
 		count = ringASeeds()
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(400)) // a schedule leaves little behind, and there are many
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // less garbage collection: a schedule leaves little in memory
 	total := map[string]int{}
 	began := time.Now()
 	for seed := first; seed < first+count; seed++ {
@@ -65,7 +66,7 @@ func TestRingA(t *testing.T) {
 	}
 }
 
-// Two runs of a seed have the same trace.
+// TestReplay checks that two runs of ring (a) with the same seed have the same trace and the same events.
 func TestReplay(t *testing.T) {
 	seeds := uint64(20)
 	if raceEnabled || testing.Short() {
@@ -84,7 +85,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// differ returns the parts of two traces around their first difference.
+// differ returns, for each of two traces, up to 300 bytes before and after their first difference.
 func differ(a, b string) (string, string) {
 	n := 0
 	for n < min(len(a), len(b)) && a[n] == b[n] {

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim/live"
 )
 
-// happened must have happened in any run of some length.
+// The variable happened lists events each of which must happen in a test run of 30 or more seeds.
 var happened = []string{
 	"members killed", "all members killed", "members cut off", "ways between members cut", "hosts cut off",
 	"ways between host and member cut", "agents restarted", "hosts restarted", "guests that crash", "guests that power off",
@@ -18,8 +18,9 @@ var happened = []string{
 	"launches", "commits", "agent sessions", "snapshots",
 }
 
-// TestRingB runs one seed after the other for 20 seconds or for TRIVET_SIM_SECONDS. With TRIVET_SIM_SEED it begins with
-// that seed, and runs only that seed unless TRIVET_SIM_SECONDS is set.
+// TestRingB runs ring (b) with one seed after the other, for 20 seconds or for TRIVET_SIM_SECONDS, and fails at the
+// first violated guarantee. With TRIVET_SIM_SEED it begins with that seed, and runs only that seed unless
+// TRIVET_SIM_SECONDS is set.
 func TestRingB(t *testing.T) {
 	first, one := setting(t, sim.SeedVariable)
 	seconds, given := setting(t, sim.SecondsVariable)

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
-// setting is a number of the environment.
+// setting returns the number in an environment variable; given is false if the variable is empty.
 func setting(t *testing.T, variable string) (n uint64, given bool) {
 	text := os.Getenv(variable)
 	if text == "" {
@@ -23,7 +23,7 @@ func setting(t *testing.T, variable string) (n uint64, given bool) {
 	return n, true
 }
 
-// save writes a trace where the environment asks for it.
+// save writes the trace to the file that TRIVET_SIM_TRACE names, if it is set.
 func save(t *testing.T, trace string) {
 	if path := os.Getenv(sim.TraceVariable); path != "" {
 		require.NoError(t, os.WriteFile(path, []byte(trace), 0o600))

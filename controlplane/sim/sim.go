@@ -1,13 +1,13 @@
 // Package sim tests the control plane by simulation with injected faults. There are two simulations, called ring (a)
-// and ring (b). This package has the tests of both and their common types: the Trace of a run, and the Violation, the
-// error of a failed run.
+// and ring (b). This package has the tests of both and their common types: Trace, the log of a run, and Violation, the
+// error of a run in which a guarantee was violated.
 //
-//   - Ring (a), package steps: consensus, mvcc and store of three members, driven by one goroutine, on memory file
-//     systems that simulate crashes. raft's random numbers come from the seed. The same seed gives exactly the same
-//     run.
-//   - Ring (b), package live: the services of three members with their real runners, simulated hosts and agents, and
-//     tenants, on the virtual time of testing/synctest. The same seed gives the same faults at the same times, but the
-//     goroutines may be scheduled differently.
+//   - Ring (a), package steps: packages consensus, mvcc and store of three members, driven by one goroutine, on memory
+//     file systems that simulate crashes. raft's random numbers come from the seed. The same seed gives exactly the
+//     same run.
+//   - Ring (b), package live: the services of three members, run by the production code, simulated hosts and agents,
+//     and tenants, on the virtual time of testing/synctest. The same seed gives the same faults at the same times, but
+//     the goroutines may be scheduled differently.
 //
 // # To run
 //
@@ -43,10 +43,10 @@
 // actions of hosts (`h1 launches …`), the responses to tenants (`t2-9 stop … : <nil>`), faults, and the members' logs.
 package sim
 
-// The environment variables of the tests.
+// Environment variables that configure the tests.
 const (
-	SeedsVariable   = "TRIVET_SIM_SEEDS"   // number of seeds of ring (a)
-	SeedVariable    = "TRIVET_SIM_SEED"    // first seed of either ring; the only one unless a number or a time is given
-	SecondsVariable = "TRIVET_SIM_SECONDS" // how many seconds ring (b) continues with further seeds
-	TraceVariable   = "TRIVET_SIM_TRACE"   // file for the whole trace of a failure, or of a single seed
+	SeedsVariable   = "TRIVET_SIM_SEEDS"   // number of seeds that ring (a) runs
+	SeedVariable    = "TRIVET_SIM_SEED"    // first seed of either ring; the only one unless a number or time is set
+	SecondsVariable = "TRIVET_SIM_SECONDS" // how many seconds ring (b) continues to start further seeds
+	TraceVariable   = "TRIVET_SIM_TRACE"   // path of the file for the whole trace of a failed run, or of a single seed
 )

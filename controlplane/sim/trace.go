@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Trace is the log of a run. It is safe for concurrent use.
+// Trace is the log of a run, as text. It is safe for concurrent use.
 type Trace struct {
 	clock func() string
 
@@ -17,7 +17,7 @@ type Trace struct {
 // NewTrace returns an empty trace. Each line begins with the result of clock.
 func NewTrace(clock func() string) *Trace { return &Trace{clock: clock} }
 
-// Add adds a line.
+// Add formats a line as fmt.Sprintf does and adds it to the trace.
 func (t *Trace) Add(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -34,7 +34,7 @@ func (t *Trace) String() string {
 	return t.text.String()
 }
 
-// Tail returns the last lines of the trace.
+// Tail returns the last lines of the trace; lines is their number.
 func (t *Trace) Tail(lines int) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,7 +48,7 @@ func (t *Trace) Tail(lines int) string {
 
 // Violation is the error of a run in which a guarantee was violated.
 type Violation struct {
-	Ring  string // a or b
+	Ring  string // "a" or "b"
 	Seed  uint64
 	Says  string
 	Trace *Trace

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Flag is a command-line flag. Set parses text and stores it in a configuration.
+// Flag is a command-line flag of a program whose configuration is a C. Set parses text and stores the value in c.
 type Flag[C any] struct {
 	Name string
 	Set  func(c *C, text string) error
@@ -27,8 +27,8 @@ type Flag[C any] struct {
 // each key of the configuration type C, with the key's flag, environment variable and default. defaults returns the default
 // configuration. flags lists all flags that set a field of C.
 //
-// The keys are the yaml tags of C: a key in a struct is written outer.inner, a key in a list of structs outer[].inner. The
-// rows begin with the cells of row.
+// The keys are the yaml tags of C: a key in a struct is written outer.inner, a key in a list of structs outer[].inner.
+// Each row of the table begins with the four cells that the type row describes.
 func Configuration[C any](t *testing.T, page, program string, defaults func() C, flags []Flag[C]) {
 	t.Helper()
 	want := map[string]row{}
@@ -73,13 +73,13 @@ func Configuration[C any](t *testing.T, page, program string, defaults func() C,
 	}
 }
 
-// rowOf matches a row of a table whose first cell is a key.
+// rowOf matches a row of a Markdown table whose first cell is a key in backquotes.
 var rowOf = regexp.MustCompile("^\\| `([a-z0-9_.\\[\\]]+)` \\|")
 
-// row holds the first cells of a key's row.
+// row holds the first four cells of the row of a key: the key, its flag, its environment variable and its default.
 type row struct{ key, flag, env, byDefault string }
 
-// String returns the beginning of the row as the page has it. A dash stands for a cell without a value.
+// String returns the row's first four cells in Markdown. A cell without a value is written as a dash.
 func (r row) String() string {
 	dash := func(s string) string {
 		if s == "" {
@@ -100,7 +100,8 @@ func keysOf(rows map[string]row) func(yield func(string) bool) {
 	}
 }
 
-// addKeys adds a row for each key of the struct v. prefix is the path of v with a dot at its end, or empty.
+// addKeys adds a row to rows for each key of the struct v, with the default in v. prefix is the key of v with a dot at
+// its end, or empty.
 func addKeys(rows map[string]row, prefix string, v reflect.Value) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
@@ -119,7 +120,8 @@ func addKeys(rows map[string]row, prefix string, v reflect.Value) {
 	}
 }
 
-// addElementKeys adds a row for each key of a list's element type. Elements have no defaults.
+// addElementKeys adds a row to rows for each key of element, the struct type of a list's elements. The rows have no
+// defaults.
 func addElementKeys(rows map[string]row, prefix string, element reflect.Type) {
 	for i := range element.NumField() {
 		name, _, _ := strings.Cut(element.Field(i).Tag.Get("yaml"), ",")
@@ -127,7 +129,7 @@ func addElementKeys(rows map[string]row, prefix string, element reflect.Type) {
 	}
 }
 
-// text returns a value as the page writes it: in backquotes, and empty for an empty string, list or map.
+// text returns the default v as Markdown: in backquotes, or "" for an empty string, list or map.
 func text(v reflect.Value) string {
 	var s string
 	switch v.Kind() {
@@ -139,7 +141,7 @@ func text(v reflect.Value) string {
 		s = fmt.Sprint(v.Interface())
 	}
 	if d, ok := v.Interface().(time.Duration); ok {
-		// 10m0s is written 10m.
+		// 10m0s is shortened to 10m.
 		s = d.String()
 		if short, ok := strings.CutSuffix(s, "m0s"); ok {
 			s = short + "m"
@@ -151,10 +153,11 @@ func text(v reflect.Value) string {
 	return "`" + s + "`"
 }
 
-// probes are texts of which every flag accepts one that differs from its default.
+// probes are values for flags. Every flag must accept at least one of them that is not its default.
 var probes = []string{"7", "7s", "true", "false", "7=10.0.0.7", "a=b"}
 
-// keyOf sets a flag to a value that is not its default and returns the key that has changed.
+// keyOf returns the key that the flag f sets. It finds the key by setting f to one of probes and comparing the
+// configuration with the defaults.
 func keyOf[C any](t *testing.T, defaults func() C, f Flag[C]) string {
 	t.Helper()
 	for _, probe := range probes {
@@ -171,7 +174,8 @@ func keyOf[C any](t *testing.T, defaults func() C, f Flag[C]) string {
 	return ""
 }
 
-// difference returns the keys whose values differ between two structs of one type.
+// difference returns the keys whose values differ between the structs a and b, which have the same type. prefix
+// precedes each key.
 func difference(prefix string, a, b reflect.Value) (keys []string) {
 	for i := range a.NumField() {
 		name, options, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")

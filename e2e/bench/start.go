@@ -167,9 +167,9 @@ func (s *starter) disk(name string) string {
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
 // byHand returns the agent's QEMU arguments for use outside of the agent's sandbox: with the host's paths of kernel and
-// initrd, and without -S, so that QEMU starts the guest without waiting for a monitor command.
+// initrd, and without -S and -preconfig, so that QEMU starts the guest without waiting for a monitor command.
 func (s *starter) byHand(argv []string) []string {
-	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" })
+	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" || a == "-preconfig" })
 	for i, a := range out {
 		switch a {
 		case "/boot/kernel":

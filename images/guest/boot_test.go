@@ -28,7 +28,7 @@ func TestManifestDescribesTheFiles(t *testing.T) {
 		require.Equal(t, file.Bytes, n, file.Name)
 		require.Equal(t, file.SHA256, hex.EncodeToString(h.Sum(nil)), file.Name)
 	}
-	// A build of what is built touches nothing.
+	// A second build with the same inputs does not replace the files.
 	before, err := os.Stat(filepath.Join(img.dir, "manifest.json"))
 	require.NoError(t, err)
 	build(t)
@@ -37,8 +37,9 @@ func TestManifestDescribesTheFiles(t *testing.T) {
 	require.True(t, os.SameFile(before, after))
 }
 
-// TestGuestBootsFromItsDisk boots from the disk on each kind of controller and checks the banner, the data partition and
-// the power button.
+// TestGuestBootsFromItsDisk boots the guest from its disk on each kind of controller. It checks the line READY, which
+// the guest prints when it accepts commands, that the data partition is mounted, and that the power button ends the
+// guest.
 func TestGuestBootsFromItsDisk(t *testing.T) {
 	img := build(t)
 	for name, c := range map[string]struct {
@@ -57,7 +58,8 @@ func TestGuestBootsFromItsDisk(t *testing.T) {
 	}
 }
 
-// TestFullKernelBootsFromSATA does the same with Debian's full kernel, which has a driver for SATA.
+// TestFullKernelBootsFromSATA makes the checks of TestGuestBootsFromItsDisk with a disk at a SATA controller, and with
+// Debian's full kernel, because the default kernel has no driver for SATA.
 func TestFullKernelBootsFromSATA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a second image takes time")
@@ -85,8 +87,9 @@ func bootFromDisk(t *testing.T, img image, machine string, device []string, disk
 	require.Zero(t, m.count("ERROR"))
 }
 
-// TestGuestCommands boots the kernel directly and checks hotplug of a disk, durable writes, the commands, the heartbeat and
-// the power button.
+// TestGuestCommands boots the guest's kernel without its disk. It checks hotplug of a disk, that data reported as
+// written is on the disk, the guest's commands and their errors, the line UP that the guest prints repeatedly, and the
+// power button.
 func TestGuestCommands(t *testing.T) {
 	t.Parallel()
 	img := build(t)
@@ -104,7 +107,7 @@ func TestGuestCommands(t *testing.T) {
 	m.do("blockdev-add", map[string]any{"driver": "file", "node-name": "late", "filename": file})
 	m.do("device_add", map[string]any{"driver": "virtio-blk-pci", "id": "late", "drive": "late", "bus": "root1"})
 	for m.ask("disks", "DISKS") != fmt.Sprintf("disks=vda:%d", gib/SectorSize) {
-		// the answer takes its time, and the machine's deadline bounds it
+		// Repeat until the guest has found the disk. The machine's deadline ends the loop.
 	}
 
 	const off, length = 768 << 20, 192 << 10
@@ -123,7 +126,7 @@ func TestGuestCommands(t *testing.T) {
 		"dance":                "dance: unknown command",
 		"write vda":            "write: usage: write DEV SEED",
 		"sum vdz":              "sum: open /dev/vdz",
-		"sum ttyS0":            "sum:", // a device, but not for blocks
+		"sum ttyS0":            "sum:", // a character device
 		"sum vda 1":            `sum: "1" is not a multiple`,
 		"sum vda 1073741824":   "sum: vda ends at byte 1073741824",
 		"spew 1000000":         "spew:",
@@ -145,7 +148,8 @@ func TestGuestCommands(t *testing.T) {
 	require.NoError(t, m.ended())
 }
 
-// TestGuestCrashesAndReboots checks that QEMU's pvpanic device reports a panic, and that Ctrl-Alt-Del restarts the guest.
+// TestGuestCrashesAndReboots checks that QEMU reports a panic of the guest through its pvpanic device, and that the
+// guest reboots on Ctrl-Alt-Del.
 func TestGuestCrashesAndReboots(t *testing.T) {
 	img := build(t)
 	t.Run("crash", func(t *testing.T) {

@@ -45,7 +45,8 @@ func TestPatternContainsSeedAndOffset(t *testing.T) {
 	require.Equal(t, "red 3\n"+strings.Repeat(".", SectorSize-6), string(buf[:SectorSize]))
 	require.Equal(t, "red 4\n", string(buf[SectorSize:SectorSize+6]))
 
-	// Two halves are the whole, so that a range can be written in pieces.
+	// Pattern fills two halves of a range with the same data as the whole range, so that a range can be written in
+	// parts.
 	again := make([]byte, 2*SectorSize)
 	Pattern(again[:SectorSize], "red", 3*SectorSize)
 	Pattern(again[SectorSize:], "red", 4*SectorSize)

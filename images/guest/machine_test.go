@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image is a built guest with its manifest.
+// image is a built guest image: its directory and the content of its manifest.json.
 type image struct {
 	dir     string
 	Cmdline string `json:"cmdline"`
@@ -29,15 +29,15 @@ type image struct {
 	} `json:"files"`
 }
 
-// build builds the image with the default kernel in $TRIVET_GUEST_DIR, or in the repository's .build/guest without it. Later
-// runs reuse the files.
+// build builds the image with the default kernel, unless it is built already, and returns it. The directory is
+// $TRIVET_GUEST_DIR, or .build/guest of the repository if that is not set.
 func build(t *testing.T) image {
 	t.Helper()
 	return buildWith(t, "", "linux-image-cloud-amd64")
 }
 
-// buildWith builds the image with another kernel package, in a folder whose name has a suffix. If a tool is missing, it
-// skips the test, or fails it if CI is true.
+// buildWith does what build does, with another kernel package, and with suffix appended to the directory's name. If a
+// tool is missing, it skips the test, or fails it if CI is true.
 func buildWith(t *testing.T, suffix, kernel string) image {
 	t.Helper()
 	dir := os.Getenv("TRIVET_GUEST_DIR")
@@ -73,7 +73,7 @@ func lacks(t *testing.T, what string) {
 	t.Skip(what)
 }
 
-// direct returns QEMU's arguments for a direct kernel boot.
+// direct returns the QEMU arguments that boot the image's kernel and initrd directly, without a disk.
 func (img image) direct() []string {
 	return []string{
 		"-kernel", filepath.Join(img.dir, "vmlinuz"), "-initrd", filepath.Join(img.dir, "initrd.lz4"),
@@ -81,7 +81,7 @@ func (img image) direct() []string {
 	}
 }
 
-// overlay creates a 1 GiB overlay of the image's disk.
+// overlay creates a QCOW2 overlay of 1 GiB over the image's disk, and returns its path.
 func (img image) overlay(t *testing.T) string {
 	t.Helper()
 	base, err := filepath.Abs(filepath.Join(img.dir, "disk.qcow2"))
@@ -93,22 +93,23 @@ func (img image) overlay(t *testing.T) string {
 	return file
 }
 
-// machine is a running QEMU with its serial port and monitor.
+// machine is a running QEMU with connections to its serial port and its QMP monitor.
 type machine struct {
 	t      *testing.T
 	ctx    context.Context
 	cmd    *exec.Cmd
 	serial *os.File
-	lines  chan string // closed at the end of the serial port's output, that is of the process
+	lines  chan string // output of the serial port; closed when QEMU has ended
 	seen   []string
 	qmp    net.Conn
 	reply  *bufio.Reader
 }
 
-// lanes limits the machines to two at a time, because emulation uses a whole CPU each.
+// lanes limits the number of machines that run at a time to two, because the emulation of each uses a whole CPU.
 var lanes = make(chan struct{}, 2)
 
-// start runs QEMU with 192 MiB and one processor, emulated so that it behaves alike everywhere. It is gone when the test ends, however it ends.
+// start runs QEMU with 192 MiB of memory and one processor, which is emulated so that it behaves the same on all hosts.
+// QEMU is killed at the end of the test.
 func start(t *testing.T, args ...string) *machine {
 	t.Helper()
 	lanes <- struct{}{}
@@ -145,7 +146,7 @@ func start(t *testing.T, args ...string) *machine {
 		}
 	}()
 	t.Cleanup(func() {
-		_ = m.cmd.Process.Kill() // it may be gone
+		_ = m.cmd.Process.Kill() // the process may have ended already
 		for range m.lines {
 		}
 		<-read
@@ -157,7 +158,7 @@ func start(t *testing.T, args ...string) *machine {
 		}
 		_, _, _ = serialIn.Close(), serialOut.Close(), monitor.Close()
 	})
-	m.qmpRead() // the greeting
+	m.qmpRead() // reads QEMU's greeting
 	m.do("qmp_capabilities", nil)
 	return m
 }
@@ -173,7 +174,8 @@ func socketPair(t *testing.T) (net.Conn, *os.File) {
 	return conn, remote
 }
 
-// hear waits for a line of the guest that begins with words, and returns the rest of the line.
+// hear waits for a line that the guest program prints and that begins with words after Prefix. It returns the rest of
+// the line.
 func (m *machine) hear(words string) string {
 	m.t.Helper()
 	for {
@@ -192,7 +194,7 @@ func (m *machine) hear(words string) string {
 	}
 }
 
-// ready waits for the banner.
+// ready waits for the guest's line READY and returns its content.
 func (m *machine) ready() Ready {
 	m.t.Helper()
 	ready, err := ParseReady(Prefix + "READY " + m.hear("READY"))
@@ -201,21 +203,22 @@ func (m *machine) ready() Ready {
 	return ready
 }
 
-// tell sends a command line.
+// tell sends a command line to the guest's serial port.
 func (m *machine) tell(line string) {
 	m.t.Helper()
 	_, err := m.serial.WriteString(line + "\n")
 	require.NoError(m.t, err)
 }
 
-// ask sends a command line and waits for the answer that begins with words.
+// ask sends a command line to the guest and waits for a line of the guest that begins with words. It returns the rest
+// of that line.
 func (m *machine) ask(line, words string) string {
 	m.t.Helper()
 	m.tell(line)
 	return m.hear(words)
 }
 
-// ended waits until the process has ended, and returns its error.
+// ended waits until QEMU has ended, and returns the error of its Wait.
 func (m *machine) ended() error {
 	for line := range m.lines {
 		m.seen = append(m.seen, line)
@@ -223,7 +226,7 @@ func (m *machine) ended() error {
 	return m.cmd.Wait()
 }
 
-// count returns the number of the guest's lines so far that begin with words.
+// count returns how many lines that the guest program has printed so far begin with words after Prefix.
 func (m *machine) count(words string) int {
 	n := 0
 	for _, line := range m.seen {
@@ -234,7 +237,7 @@ func (m *machine) count(words string) int {
 	return n
 }
 
-// message is a message of the monitor.
+// message is a message of QEMU's monitor: an event or a reply.
 type message struct {
 	Event  string          `json:"event"`
 	Return json.RawMessage `json:"return"`
@@ -254,7 +257,7 @@ func (m *machine) qmpRead() message {
 	return msg
 }
 
-// do runs a monitor command and skips events before its response.
+// do executes a QMP command and fails the test if QEMU refuses it. It discards events that arrive before the reply.
 func (m *machine) do(command string, arguments map[string]any) {
 	m.t.Helper()
 	if arguments == nil {
@@ -275,7 +278,7 @@ func (m *machine) do(command string, arguments map[string]any) {
 	}
 }
 
-// event waits for a monitor event.
+// event waits for the QMP event with that name, and discards other messages.
 func (m *machine) event(name string) {
 	m.t.Helper()
 	for m.qmpRead().Event != name {

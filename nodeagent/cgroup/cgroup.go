@@ -1,9 +1,9 @@
-// Package cgroup puts each guest's processes into a control group of their own. The groups limit and measure resource
-// usage, and they are the one list of running guests that survives everything except a reboot of the host.
+// Package cgroup manages a control group for each guest. The groups limit and measure the resource usage of the guests'
+// processes. They are also the only list of running guests that survives everything except a reboot of the host.
 //
 // A [Tree] is a directory with one group per guest. It lies outside the agent's own group, so that stopping the agent's
-// service does not stop its guests. The package knows names, numbers of processors and bytes. It does not know VMs and
-// starts no processes: a launcher enters a group by writing to the files that [Tree.Entries] returns.
+// service does not stop its guests. The package handles names, numbers of processors and bytes. It does not depend on
+// VMs and starts no processes: a launcher enters a group by writing to the files that [Tree.Entries] returns.
 //
 // # Versions
 //
@@ -19,7 +19,7 @@
 //   - Memory has a hard limit. The caller must include the memory needed besides the guest's RAM. The kernel kills a
 //     process that exceeds the limit, and [Usage.OOMKills] counts such kills.
 //   - A process enters a group by writing "0" to its files before exec, on both versions. clone3's CLONE_INTO_CGROUP
-//     would work on version 2 only, and a launcher is needed for other reasons anyway.
+//     would work on version 2 only, and the launcher is needed for other reasons anyway.
 //   - On version 1 a guest also leaves the agent's groups in the devices controller and in systemd's own hierarchies
 //     (name=systemd, and version 2 mounted without controllers), because systemd stops a service's processes by these
 //     groups. No limits are set there.
@@ -40,11 +40,10 @@ import (
 	"syscall"
 )
 
-// Tree is the parent of all guests' groups. Its methods are safe for concurrent use, but not two calls for the same
-// group.
+// Tree is the parent of all guests' groups. Its methods may be called concurrently, except for the same group.
 type Tree struct {
 	version int               // 1 or 2
-	dirs    map[string]string // by controller; version 2 has one directory for all
+	dirs    map[string]string // directory of the tree for each controller; on version 2 all are the same
 	sys     system
 }
 
@@ -59,7 +58,7 @@ type system struct {
 const (
 	cpu, cpuacct, memory, pids = "cpu", "cpuacct", "memory", "pids"
 
-	devices, systemd, unified = "devices", "name=systemd", "unified" // entered on version 1, if mounted
+	devices, systemd, unified = "devices", "name=systemd", "unified" // on version 1 guests enter these too, if mounted
 )
 
 var (
@@ -119,13 +118,13 @@ func open(mountinfo io.Reader, root string, sys system) (*Tree, error) {
 	return t, t.apply("", treeSettings(t.version))
 }
 
-// mounts are the directories where cgroups are mounted.
+// mounts holds the mount points of the cgroup file systems.
 type mounts struct {
 	unified string
-	v1      map[string]string // by controller
+	v1      map[string]string // mount point for each controller of version 1
 }
 
-// findMounts reads /proc/self/mountinfo (proc(5)).
+// findMounts returns the cgroup mounts in r, which has the format of /proc/self/mountinfo (proc(5)).
 func findMounts(r io.Reader) (mounts, error) {
 	m := mounts{v1: map[string]string{}}
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
@@ -152,7 +151,8 @@ func findMounts(r io.Reader) (mounts, error) {
 	return m, nil
 }
 
-// createVersion2 makes the tree of version 2 and delegates the controllers to it, level by level.
+// createVersion2 makes the tree on version 2 and enables the controllers in each group from the mount point to the
+// tree.
 func (t *Tree) createVersion2(mount, root string, have []string) error {
 	dir := filepath.Join(mount, root)
 	var down []string
@@ -186,10 +186,11 @@ func (t *Tree) mkdirs(mount, root string) error {
 	return nil
 }
 
-// Version returns the cgroup version, 1 or 2.
+// Version returns the version of the cgroup file systems that the tree uses, 1 or 2.
 func (t *Tree) Version() int { return t.version }
 
-// paths returns the directories of a group, each once; for the empty name, those of the tree itself.
+// paths returns the directories of a group in all hierarchies, each once. For an empty name it returns those of the
+// tree itself.
 func (t *Tree) paths(name string) []string {
 	all := slices.Sorted(maps.Values(t.dirs))
 	for i := range all {

@@ -12,13 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeHost is a directory that looks like mounted cgroups, with the files that the kernel would create.
+// fakeHost is a directory that takes the place of the cgroup file systems. It creates the control files of a new group,
+// as the kernel would.
 type fakeHost struct {
 	t   *testing.T
 	dir string
 }
 
-// newFiles lists the files of a new directory of each hierarchy.
+// newFiles lists, for each hierarchy, the control files that a new group has.
 var newFiles = map[string][]string{
 	"unified": {"cgroup.controllers", "cgroup.subtree_control", "cgroup.procs", "cgroup.kill", "cpu.max", "cpu.weight", "cpu.stat",
 		"memory.max", "memory.stat", "memory.events", "pids.max"},
@@ -54,7 +55,7 @@ func (h *fakeHost) write(file, text string) {
 	require.NoError(h.t, os.WriteFile(filepath.Join(h.dir, file), []byte(text), 0o644))
 }
 
-// open opens a tree on the mounted hierarchies, besides one that the tree does not use.
+// open opens a tree with a mountinfo that lists all hierarchies of h, a mount of /proc, and an invalid line.
 func (h *fakeHost) open(root string) (*Tree, error) {
 	entries, err := os.ReadDir(h.dir)
 	require.NoError(h.t, err)
@@ -75,7 +76,7 @@ func (h *fakeHost) open(root string) (*Tree, error) {
 	}})
 }
 
-// dump returns every file that was written, with its content.
+// dump returns the path and content of every file that is not empty.
 func (h *fakeHost) dump() string {
 	var out strings.Builder
 	require.NoError(h.t, filepath.WalkDir(h.dir, func(path string, d fs.DirEntry, err error) error {
@@ -160,7 +161,8 @@ unified/cgroup.controllers: hugetlb
 		filepath.Join(h.dir, "unified/trivet/vm-1/cgroup.procs"),
 	}, tree.Entries("vm-1"))
 
-	// The agent was killed between entering the two hierarchies: processes of both count.
+	// A launcher that was killed between entering two hierarchies is in one of them only. Procs must return the
+	// processes of both.
 	h.write("cpu,cpuacct/trivet/vm-1/cgroup.procs", "12\n11\n")
 	h.write("memory/trivet/vm-1/cgroup.procs", "12\n")
 	procs, err := tree.Procs("vm-1")
@@ -174,7 +176,7 @@ unified/cgroup.controllers: hugetlb
 	require.NoError(t, err)
 	require.Equal(t, Usage{CPU: 2500 * time.Millisecond, Memory: 4100, OOMKills: 3}, usage)
 
-	// A group that is left in only one hierarchy is listed, and can be removed.
+	// A group that is missing in one of the hierarchies is still listed, and can be removed.
 	require.NoError(t, os.RemoveAll(filepath.Join(h.dir, "memory/trivet/vm-1")))
 	names, err := tree.List()
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// kernelTree opens a tree of the test's own in the kernel. It is removed at the test's end.
+// kernelTree opens a tree for this test in the host's real cgroup file systems, and removes it at the end of the test.
 func kernelTree(t *testing.T) *Tree {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -43,7 +43,8 @@ func skip(t *testing.T, why string) {
 	t.Skip(why)
 }
 
-// run starts a shell that enters the group and then runs script. It has exited when the test ends.
+// run starts a shell that enters the group and then runs script. It returns when the shell is in the group. The shell
+// is killed at the end of the test.
 func run(t *testing.T, tree *Tree, name, script string) *exec.Cmd {
 	t.Helper()
 	enter := ""
@@ -111,8 +112,8 @@ func TestKernelKillGivesUp(t *testing.T) {
 	require.ErrorIs(t, tree.Kill(ctx, "b"), context.Canceled)
 }
 
-// TestKernelKillVersion2 uses the real version 2 interface where it is mounted without controllers: processes and
-// killing need none.
+// TestKernelKillVersion2 checks Kill and Remove with the kernel's version 2 interface, also on a host where it is
+// mounted without controllers, because they need none.
 func TestKernelKillVersion2(t *testing.T) {
 	if os.Getuid() != 0 {
 		skip(t, "needs root")

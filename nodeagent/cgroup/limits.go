@@ -10,12 +10,12 @@ import (
 
 // Limits are the resource limits of one group.
 type Limits struct {
-	CPUs   int    // quota in processors, 1 to 1024; weight follows from it
+	CPUs   int    // quota in processors, 1 to 1024; the weight is derived from it
 	Memory uint64 // bytes, hard; at least 1 MiB
-	Tasks  int    // processes and threads; 0 is no limit. Ignored on a host without the pids controller
+	Tasks  int    // processes and threads; 0 means no limit. Ignored on a host without the pids controller
 }
 
-// The quota is given per period, in microseconds; 100 ms is the kernel's default.
+// period is the period of the processor quota, in microseconds. 100 ms is the kernel's default.
 const period = 100_000
 
 // Weights on version 2's scale, 1 to 10000; the kernel's default is 100.
@@ -30,7 +30,7 @@ type setting struct {
 	controller, file, value string
 }
 
-// treeSettings returns the settings of the tree itself.
+// treeSettings returns the settings of the tree's own group: its weight against the other groups of the host.
 func treeSettings(version int) []setting {
 	if version == 2 {
 		return []setting{{cpu, "cpu.weight", strconv.Itoa(treeWeight)}}
@@ -72,7 +72,7 @@ func (l Limits) settings(version int) ([]setting, error) {
 	}, nil
 }
 
-// apply writes settings to a group. It skips those of a controller that the host does not have.
+// apply writes settings to the control files of a group. It skips those of a controller that the host does not have.
 func (t *Tree) apply(name string, set []setting) error {
 	for _, s := range set {
 		dir, ok := t.dirs[s.controller]
@@ -86,7 +86,8 @@ func (t *Tree) apply(name string, set []setting) error {
 	return nil
 }
 
-// write writes to an existing control file. It creates none: a file that does not exist is not supported by the kernel.
+// write writes value to an existing control file. It does not create the file: if the file does not exist, the kernel
+// does not support the setting, and write returns an error.
 func write(path, value string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

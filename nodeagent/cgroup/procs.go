@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
-// pollPauses are the pauses after which a group is polled until it is empty. Only version 2 offers notifications, and
-// they are not needed there.
+// pollPauses are the pauses between checks whether a group is empty. Notifications are not used, because only version 2
+// has them.
 var pollPauses = retry.Pauses{First: time.Millisecond, Last: 50 * time.Millisecond}
 
 // Procs returns the processes of a group, sorted; none if there is no such group.
@@ -67,11 +67,12 @@ func (t *Tree) Kill(ctx context.Context, name string) error {
 	return nil
 }
 
-// signal kills the current processes of a group. It never hits another process that has reused a pid.
+// signal sends SIGKILL to the processes procs of a group. It does not kill a process outside of the group that has
+// reused a pid.
 func (t *Tree) signal(name string, procs []int) error {
 	if t.version == 2 {
 		err := write(filepath.Join(t.dirs[cpu], name, "cgroup.kill"), "1")
-		if !errors.Is(err, fs.ErrNotExist) { // kernels before 5.14
+		if !errors.Is(err, fs.ErrNotExist) { // kernels before 5.14 have no cgroup.kill
 			return err
 		}
 	}
@@ -96,8 +97,8 @@ func (t *Tree) signal(name string, procs []int) error {
 	return nil
 }
 
-// Remove removes a group without processes. It waits until the kernel has removed exited processes from the group, at
-// most until ctx ends. A group that does not exist is no error.
+// Remove removes a group, which must have no processes. It waits until the kernel has removed exited processes from the
+// group, at most until ctx ends. A group that does not exist is no error.
 func (t *Tree) Remove(ctx context.Context, name string) error {
 	if !validName.MatchString(name) {
 		return fmt.Errorf("remove cgroup: %q is not a name", name)

@@ -16,7 +16,7 @@ type Usage struct {
 	OOMKills uint64        // processes that the kernel killed for exceeding Limits.Memory
 }
 
-// Usage reads the counters of a group. The error wraps fs.ErrNotExist when there is no such group.
+// Usage returns the resource usage of a group. The error wraps fs.ErrNotExist if the group does not exist.
 func (t *Tree) Usage(name string) (Usage, error) {
 	u, err := t.usage(name)
 	if err != nil {
@@ -64,7 +64,7 @@ func (t *Tree) usage(name string) (Usage, error) {
 	return Usage{CPU: time.Duration(ns), Memory: mem["total_rss"] + mem["total_shmem"], OOMKills: oom["oom_kill"]}, nil
 }
 
-// counters parses a file with one word and one number per line. Other lines are skipped.
+// counters parses a control file with a key and a number on each line. It skips other lines.
 func (t *Tree) counters(controller, name, file string) (map[string]uint64, error) {
 	text, err := os.ReadFile(filepath.Join(t.dirs[controller], name, file))
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package console keeps the last part of what a guest writes to its serial port, and of what QEMU writes to its
+// Package console stores the last part of what a guest writes to its serial port, and of what QEMU writes to its
 // standard error. Both are bounded log files of different sizes.
 //
 // A [Log] is one file. The writing program opens it for appending and does not depend on the agent: it continues while
@@ -6,7 +6,7 @@
 // hole before the last part, so that the file keeps its length but occupies little space. An offset in the file stays
 // valid until the file reaches [Longest]; then it is cut to its last part.
 //
-// The package handles files and bytes. It knows nothing of QEMU and does not interpret the content, which guests
+// The package handles files and bytes. It does not depend on QEMU and does not interpret the content, which guests
 // control.
 //
 // # Decisions
@@ -38,7 +38,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Default number of bytes that are kept.
+// Number of bytes at the end of a log that are kept.
 const (
 	KeepConsole = 1 << 20  // of a guest's serial port
 	KeepStderr  = 64 << 10 // of QEMU's standard error
@@ -87,7 +87,7 @@ func (l *Log) Writer() (*os.File, error) {
 	return f, nil
 }
 
-// replaceFile replaces the file by a new one that holds its last part.
+// replaceFile replaces the file by a new one with the last l.keep bytes.
 func (l *Log) replaceFile() error {
 	tail, err := l.Tail(l.keep)
 	if err != nil {
@@ -100,8 +100,8 @@ func (l *Log) replaceFile() error {
 	return os.Rename(next, l.path)
 }
 
-// Trim frees the space that the file occupies beyond the part that is kept. It costs one stat if there is nothing to
-// do. A missing file is no error.
+// Trim frees the space that the file occupies before its last l.keep bytes. It costs one stat if there is nothing to
+// free. A missing file is no error.
 func (l *Log) Trim() error {
 	st, err := os.Stat(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -138,7 +138,7 @@ func (l *Log) Trim() error {
 	return nil
 }
 
-// punch punches a hole into f, from its beginning up to the offset to.
+// punch punches a hole into f, from its beginning up to the offset to. The length of f and all offsets stay the same.
 func punch(f *os.File, to int64) error {
 	const mode = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
 	for {
@@ -185,7 +185,8 @@ func allocatedBytes(st fs.FileInfo) int64 {
 	return st.Size()
 }
 
-// Tail returns the last n bytes, but not more than the kept part. The error wraps fs.ErrNotExist if there is no log.
+// Tail returns the last n bytes of the log, but not more than l.keep bytes. The error wraps fs.ErrNotExist if there is
+// no log.
 func (l *Log) Tail(n int64) ([]byte, error) {
 	f, err := os.Open(l.path)
 	if err != nil {
@@ -210,8 +211,8 @@ func (l *Log) tail(f *os.File, n int64) ([]byte, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
-	// Bytes at the beginning may have been trimmed before they were read, if the file grew meanwhile. They are zeros:
-	// drop them.
+	// Bytes at the beginning may have been trimmed before they were read, if the file grew meanwhile. They were read as
+	// zeros, so the result omits them.
 	now, err := length(f)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ func newLog(t *testing.T) (*Log, *os.File) {
 	return l, w
 }
 
-// line returns the i-th line of a log: 64 bytes that contain the line's number.
+// line returns line number n of a log: 64 bytes that contain the number.
 func line(n int) string { return fmt.Sprintf("%-63d\n", n) }
 
 // appendLines appends the lines [from, to) in several writes, as a guest would.
@@ -58,8 +58,8 @@ func TestTail(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// A guest prints 16 times the kept size. The disk usage never exceeds the kept size by much, and the end of the output
-// is kept.
+// TestTrimBoundsTheDisk writes 16 times the kept size, and calls Trim after each half of it. It checks that the file
+// never occupies much more than the kept size, and that the last output stays readable.
 func TestTrimBoundsTheDisk(t *testing.T) {
 	l, w := newLog(t)
 	const each = keep / 64 / 2
@@ -122,10 +122,10 @@ func TestFollow(t *testing.T) {
 	err = l.Follow(ctx, 5, func(c Chunk) error {
 		require.Zero(t, c.Skipped)
 		got.Write(c.Data)
-		// Each chunk that arrives makes the guest print the next one.
+		// Chunks 1 and 3 cause the next output.
 		switch step++; step {
 		case 1:
-			appendLines(t, w, 1, 1000) // longer than a chunk
+			appendLines(t, w, 1, 1000) // more than one chunk
 		case 3:
 			_, err := w.WriteString("end")
 			require.NoError(t, err)
@@ -144,8 +144,8 @@ func TestFollow(t *testing.T) {
 	require.Equal(t, want.String()+"end", got.String())
 }
 
-// A reader that stalls while the guest prints more than is kept continues with the remaining output, and gets the
-// number of skipped bytes.
+// TestFollowTooSlow checks a reader that stalls while the guest prints more than is kept: it must continue with the
+// remaining output, and get the number of skipped bytes.
 func TestFollowTooSlow(t *testing.T) {
 	l, w := newLog(t)
 	appendLines(t, w, 0, 1)
@@ -200,7 +200,8 @@ func TestFollowRemovedFile(t *testing.T) {
 	require.ErrorIs(t, l.Follow(t.Context(), 1, nil), fs.ErrNotExist)
 }
 
-// Trimming, printing and reading run concurrently: every line that a reader gets is complete and in order.
+// TestConcurrentReaders checks that every line that Follow returns is complete and in order while another goroutine
+// writes and trims the log.
 func TestConcurrentReaders(t *testing.T) {
 	l, w := newLog(t)
 	appendLines(t, w, 0, 64)
@@ -219,7 +220,7 @@ func TestConcurrentReaders(t *testing.T) {
 	end := errors.New("end")
 	err := l.Follow(t.Context(), 64, func(c Chunk) error {
 		if at == 0 {
-			// The first line depends on how far the writer was.
+			// The first line that Follow returns depends on how much was written before it started.
 			var first int64
 			_, err := fmt.Sscan(string(c.Data[:64]), &first)
 			require.NoError(t, err)
@@ -240,8 +241,9 @@ func TestConcurrentReaders(t *testing.T) {
 	<-done
 }
 
-// A file that has reached Longest is cut while a program appends to it; the program continues at its end. With support
-// of the file system no kept output is lost, without it the file is emptied.
+// TestTrimCutsLongFile checks that Trim shortens a file that has reached its longest length while a program has it open
+// for appending, and that the program then writes at the new end. No kept output may be lost if the file system
+// supports that; otherwise the file is emptied.
 func TestTrimCutsLongFile(t *testing.T) {
 	for name, collapse := range map[string]func(*os.File, int64) error{
 		"collapse": collapse,

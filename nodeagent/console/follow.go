@@ -19,7 +19,7 @@ const (
 // maxChunk is the maximum size of a Chunk, in bytes.
 const maxChunk = 32 << 10
 
-// Chunk is a part of a log, as delivered by Follow.
+// Chunk is a part of a log that Follow passes to its send function.
 type Chunk struct {
 	Data    []byte // valid until the send function returns
 	Skipped int64  // bytes before this chunk that were trimmed before they could be read
@@ -81,7 +81,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	if err != nil {
 		return Chunk{}, at, err
 	}
-	if size < at { // emptied
+	if size < at { // the file was emptied, or its beginning was removed
 		at = 0
 	}
 	var c Chunk
@@ -98,7 +98,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 		if err != nil {
 			return Chunk{}, at, err
 		}
-		// If the range was trimmed before it was read, buf holds zeros: try again.
+		// If the range was trimmed before it was read, buf contains zeros, and the loop reads from the new beginning.
 		if now-l.keep <= at {
 			c.Data = buf[:n]
 			return c, at + int64(n), nil
@@ -107,7 +107,7 @@ func (l *Log) next(f *os.File, at int64, buf []byte) (Chunk, int64, error) {
 	}
 }
 
-// replaced reports whether f was removed or replaced: it has no name any more.
+// replaced reports whether the file f was removed or replaced, so that it has no name any more.
 func replaced(f *os.File) bool {
 	st, err := f.Stat()
 	if err != nil {

@@ -4,7 +4,7 @@
 // a VM is a QCOW2 file, empty at first: an overlay over an image, or a blank disk. [Build] makes the disks. [Open]
 // opens a disk and its image for QEMU, which receives descriptors and no paths.
 //
-// The package handles files, checksums and sizes. It must not know QEMU, the control plane or the VM life cycle: a
+// The package handles files, checksums and sizes. It does not depend on QEMU, the control plane or the VM life cycle: a
 // function supplies the content of images, and the caller assigns directories to VMs.
 //
 // # Layout
@@ -52,15 +52,16 @@ var ErrRefused = errors.New("disk cannot be made")
 
 var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
-// Disk describes one disk of a VM, as requested and as made.
+// Disk describes one disk of a VM. It is the argument of Build, and the content of the disk's .json file.
 type Disk struct {
 	ID    string `json:"id"`    // 1 to 32 characters, see validID; unique in the VM
 	Size  uint64 `json:"size"`  // bytes that the guest sees
 	Image *Image `json:"image"` // backing image; nil for a blank disk
 }
 
-// Build makes the missing ones of the disks in dir, for a QEMU that runs as uid. It fetches missing images. An error
-// that wraps [ErrRefused] is final.
+// Build creates those of the given disks that dir does not contain yet. Their files belong to uid, under which the VM's
+// QEMU runs. It fetches their images if the cache does not have them. After an error that wraps [ErrRefused], another
+// attempt fails the same way.
 func Build(ctx context.Context, images *Images, dir string, uid int, disks []Disk) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make disks: %w", err)
@@ -128,7 +129,8 @@ func (d Disk) validate() error {
 	return nil
 }
 
-// matches returns nil if the disk exists as requested, and an error that wraps fs.ErrNotExist if it does not exist.
+// matches returns nil if the disk exists as requested. The error wraps fs.ErrNotExist if the disk does not exist, and
+// ErrRefused if it exists with another size or image.
 func matches(dir string, want Disk) error {
 	have, err := read(dir, want.ID)
 	if err != nil {
@@ -199,7 +201,7 @@ type Chain struct {
 	Format  qcow2.Format
 }
 
-// Open opens a disk that Build made, and its image, which must be in the cache.
+// Open opens a disk that Build created, and its image, which must be in the cache.
 func Open(images *Images, dir, id string) (Chain, error) {
 	if !validID.MatchString(id) {
 		return Chain{}, fmt.Errorf("open disk %q: its id is not one", id)
@@ -222,7 +224,7 @@ func Open(images *Images, dir, id string) (Chain, error) {
 	return c, nil
 }
 
-// Close closes the open files.
+// Close closes the files of the disk.
 func (c Chain) Close() {
 	for _, f := range []*os.File{c.Overlay, c.Base} {
 		if f != nil {

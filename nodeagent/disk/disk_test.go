@@ -23,7 +23,7 @@ const (
 	tick    = time.Millisecond
 )
 
-// memory is a growing file.
+// memory is a file in memory, which grows when data is written beyond its end.
 type memory []byte
 
 func (m *memory) WriteAt(p []byte, at int64) (int, error) {
@@ -42,7 +42,7 @@ func qcow2Image(t *testing.T, size uint64) []byte {
 	return m
 }
 
-// uid returns the user ID that owns disks: another user's if the test runs as root.
+// uid returns the uid that owns the disks: that of another user if the test runs as root, else its own.
 func uid() int {
 	if os.Getuid() == 0 {
 		return 600_123
@@ -66,7 +66,7 @@ func TestBuild(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []Disk{disks[1], disks[2], disks[0]}, list)
 
-	// After a guest has written, another build changes nothing.
+	// A second Build does not change a disk to which a guest has written.
 	mark := func() []byte {
 		data, err := os.ReadFile(filepath.Join(dir, "root.qcow2"))
 		require.NoError(t, err)
@@ -193,7 +193,8 @@ func TestBuildRefuses(t *testing.T) {
 	require.False(t, errors.Is(err, ErrRefused))
 }
 
-// QEMU can read a disk through its chain of descriptors.
+// TestQEMUReadsTheChain checks that qemu-img reads from an overlay over its image: the content of the image, then
+// zeros.
 func TestQEMUReadsTheChain(t *testing.T) {
 	if _, err := exec.LookPath("qemu-img"); err != nil {
 		if os.Getenv("CI") == "true" {

@@ -24,7 +24,7 @@ import (
 // maxFetches is the maximum number of concurrent image fetches.
 const maxFetches = 4
 
-// ErrChecksum means that the fetched content has another SHA-256 than the image. It has been deleted.
+// ErrChecksum means that the fetched content has another SHA-256 than the image. The content has been deleted.
 var ErrChecksum = errors.New("image has another checksum")
 
 var validSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -48,10 +48,11 @@ func (i Image) validate() error {
 	return nil
 }
 
-// Fetch opens an image for reading from an offset. Its context ends when no caller waits for the image any more.
+// Fetch opens the image with that SHA-256 for reading from an offset in bytes. ctx ends when no caller of
+// [Images.Ensure] waits for the image any more.
 type Fetch func(ctx context.Context, sha256 string, offset int64) (io.ReadCloser, error)
 
-// Images is a host's cache of images. Its methods are safe for concurrent use.
+// Images is the cache of image files on this host. Its methods are safe for concurrent use.
 type Images struct {
 	dir    string
 	fetch  Fetch
@@ -65,7 +66,7 @@ type Images struct {
 	flights map[string]*flight // by SHA-256
 }
 
-// flight is an image fetch in progress, shared by all callers that wait for the image.
+// flight is one fetch of an image in progress. All callers that wait for the image share it.
 type flight struct {
 	cancel  context.CancelFunc
 	waiting int           // guarded by Images.mu
@@ -111,7 +112,7 @@ func (s *Images) Ensure(ctx context.Context, img Image) error {
 		}
 		s.leave(f)
 		if errors.Is(err, context.Canceled) && ctx.Err() == nil && s.ctx.Err() == nil {
-			continue // the other callers canceled the fetch just before this one joined it
+			continue // the last other caller canceled the fetch just before this one joined it
 		}
 		if err != nil {
 			return fmt.Errorf("fetch image %s: %w", img.SHA256, err)
@@ -134,7 +135,7 @@ func (s *Images) checkCached(img Image) error {
 	return nil
 }
 
-// join returns the fetch of an image in progress, or starts one.
+// join returns the fetch in progress of an image, or starts one. It counts the caller in flight.waiting until leave.
 func (s *Images) join(img Image) (*flight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +168,9 @@ func (s *Images) leave(f *flight) {
 	}
 }
 
-// download fetches an image into its .part file, from where that ends, verifies it and renames it. Package atomicfile does not
-// fit: the next fetch continues with what an interrupted one has written.
+// download appends the missing content of an image to its .part file, verifies the SHA-256 and renames the file. It
+// does not use package atomicfile, because the next fetch must continue with the content that an interrupted one has
+// written.
 func (s *Images) download(ctx context.Context, img Image) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -207,7 +209,8 @@ func (s *Images) download(ctx context.Context, img Image) error {
 	return atomicfile.SyncDir(s.dir)
 }
 
-// resume hashes the content of a .part file and returns its length. A file longer than size is emptied.
+// resume adds the content of the .part file f to sum and returns its length. It empties a file that is longer than
+// size.
 func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -219,13 +222,13 @@ func resume(ctx context.Context, f *os.File, sum hash.Hash, size int64) (int64, 
 	return io.Copy(sum, reader{ctx, f})
 }
 
-// copy appends the missing content to the .part file, up to the image's size.
+// copy fetches the content from offset at to the image's size, appends it to the .part file f and adds it to sum.
 func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image, at int64) error {
 	r, err := s.fetch(ctx, img.SHA256, at)
 	if err != nil {
 		return err
 	}
-	// Closing the reader unblocks a Read that hangs.
+	// When ctx ends, the reader is closed, which unblocks a Read that hangs.
 	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
 	defer func() {
 		if stop() {
@@ -247,7 +250,7 @@ func (s *Images) copy(ctx context.Context, f *os.File, sum hash.Hash, img Image,
 	return nil
 }
 
-// reader returns the context's error, instead of starting another read, after its context has ended.
+// reader is an io.Reader whose Read returns the error of ctx after ctx has ended.
 type reader struct {
 	ctx context.Context
 	io.Reader
@@ -275,8 +278,8 @@ func (s *Images) Open(img Image) (*os.File, error) {
 	return f, nil
 }
 
-// virtualSize returns the size, in bytes, of the disk in a cached image. It returns ErrRefused for an image that QEMU
-// must not open.
+// virtualSize returns the size, in bytes, that a guest sees of the disk in a cached image. The error wraps ErrRefused
+// for an image that QEMU must not open.
 func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
 	if img.Format == qcow2.Raw {
 		return uint64(img.Size), nil
@@ -293,7 +296,7 @@ func (s *Images) virtualSize(ctx context.Context, img Image) (uint64, error) {
 	return info.VirtualSize, err
 }
 
-// readerAt is like reader, for random access.
+// readerAt is an io.ReaderAt whose ReadAt returns the error of ctx after ctx has ended.
 type readerAt struct {
 	ctx context.Context
 	io.ReaderAt
@@ -322,7 +325,8 @@ func (s *Images) List() ([]string, error) {
 }
 
 // Prune removes images for which keep returns false, and partial content that no fetch is using. An image that QEMU has
-// open loses only its name and stays usable. For a VM that is off, keep must return true.
+// open loses only its name and stays usable. keep must also return true for the images of VMs that are off, because no
+// process has them open.
 func (s *Images) Prune(keep func(sha256 string) bool) error {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {

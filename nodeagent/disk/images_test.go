@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// source serves images, counts the calls, and can be made to fail.
+// source supplies images to the cache and counts the fetches. wrap may replace the reader of a fetch by one that fails.
 type source struct {
 	images map[string][]byte
 	calls  atomic.Int32
@@ -49,7 +49,7 @@ func (s *source) fetch(ctx context.Context, sum string, offset int64) (io.ReadCl
 	return io.NopCloser(r), nil
 }
 
-// cut returns the first n bytes and then an error.
+// cut is a source.wrap: the reader returns the first n bytes and then an error.
 func cut(n int64) func(context.Context, io.Reader) io.ReadCloser {
 	return func(_ context.Context, r io.Reader) io.ReadCloser {
 		return io.NopCloser(io.MultiReader(io.LimitReader(r, n), broken{}))
@@ -167,7 +167,7 @@ func TestEnsureRefuses(t *testing.T) {
 
 	require.NoError(t, images.Ensure(t.Context(), img))
 	require.ErrorIs(t, images.Ensure(t.Context(), Image{SHA256: img.SHA256, Size: 2, Format: qcow2.Raw}), ErrRefused)
-	// A symbolic link or a writable file is not accepted as an image.
+	// A symbolic link or a writable file in the cache is not accepted as an image.
 	path := filepath.Join(dir, img.SHA256)
 	require.NoError(t, os.Chmod(path, 0o644))
 	require.ErrorContains(t, images.Ensure(t.Context(), img), "mode")
@@ -177,7 +177,7 @@ func TestEnsureRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "mode")
 }
 
-// hang blocks reads until it is closed.
+// hang is a reader whose Read blocks until Close.
 type hang struct{ closed chan struct{} }
 
 func (h hang) Read([]byte) (int, error) { <-h.closed; return 0, fs.ErrClosed }
@@ -208,7 +208,7 @@ func TestEnsureIsShared(t *testing.T) {
 		return images.flights[img.SHA256].waiting
 	}
 	require.Eventually(t, func() bool { return waiting() == callers+1 }, waitFor, tick)
-	// The caller that started the fetch may stop waiting; the other callers get the image.
+	// The caller that started the fetch stops waiting. The other callers must still get the image.
 	leave()
 	require.ErrorIs(t, <-gone, context.Canceled)
 	close(release)
@@ -231,9 +231,9 @@ func TestEnsureCanceledByLastCaller(t *testing.T) {
 	<-started
 	cancel()
 	require.ErrorIs(t, <-gone, context.Canceled)
-	<-h.closed // the fetch was ended, though its reader hung
+	<-h.closed // the fetch closed its reader, although Read was blocked
 
-	// The next caller does not get the cancellation of an earlier one.
+	// The cancellation is not returned to the next caller.
 	s.wrap = nil
 	require.NoError(t, images.Ensure(t.Context(), img))
 }

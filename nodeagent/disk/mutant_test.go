@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants keeps fetched bytes without comparing their SHA-256.
+// TestMutants disables the comparison of the SHA-256 after a fetch, and checks that TestEnsureVerifies then fails.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SkipImageDigest, TestEnsureVerifies, `image has another checksum`)
 }

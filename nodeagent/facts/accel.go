@@ -17,8 +17,8 @@ import (
 type Kind string
 
 const (
-	KVM Kind = "kvm" // on the processor
-	TCG Kind = "tcg" // translated, 10 to 50 times slower
+	KVM Kind = "kvm" // guest code runs directly on the processor
+	TCG Kind = "tcg" // QEMU translates guest code, which then runs 10 to 50 times slower
 )
 
 // Mode is the operator's choice for [Accel].
@@ -37,19 +37,21 @@ type Accelerator struct {
 }
 
 const (
-	guestLoops   = 1_000_000              // loops of the guest: two instructions each, under 2 ms on hardware
-	window       = 100 * time.Millisecond // duration of one window, in which hardware finishes all loops
-	windows      = 10                     // maximum number of windows, if other processes keep the guest off the processor
-	probeTimeout = 5 * time.Second        // maximum time of the probe, in case a system call hangs
+	guestLoops   = 1_000_000              // loops of the guest: two instructions each, under 2 ms for all on hardware
+	window       = 100 * time.Millisecond // duration of one run of the guest, in which hardware finishes all loops
+	windows      = 10                     // maximum number of runs, if other processes keep the processor busy
+	probeTimeout = 5 * time.Second        // maximum time of the whole probe, in case a system call hangs
 )
 
-// Accel determines how guests can be run. Auto and WantKVM run a guest with one processor and a million kernel-mode
-// loops under KVM: hardware needs about a millisecond, an interpreting KVM about a second. The probe ends after 100 ms,
-// unless the host was too busy to run the guest for half of that; then it continues, for a second at most. Accel
-// returns an error if mode is unknown, ctx ends, or mode is WantKVM and KVM does not run guests.
+// Accel determines whether QEMU should run guests with KVM or TCG on this host. For Auto and WantKVM it probes KVM: it
+// runs a guest with one processor and a million kernel-mode loops. Hardware needs about a millisecond for them, a KVM
+// that interprets guest code about a second. The probe ends after 100 ms, unless the host was too busy to run the guest
+// for half of that; then it continues, for a second at most. Accel returns an error if mode is unknown, ctx ends, or
+// mode is WantKVM and KVM does not run guests.
 //
-// All descriptors are closed again, with one exception: if the kernel does not return from an ioctl within 5 s, despite
-// a signal, the thread and its descriptors remain until it does. Auto then returns TCG, and WantKVM an error.
+// Accel closes all descriptors that it opened, with one exception: if the kernel does not return from an ioctl within 5
+// seconds, despite a signal, the probe's thread and descriptors remain until the ioctl returns. Auto then returns TCG,
+// and WantKVM an error.
 func Accel(ctx context.Context, mode Mode) (Accelerator, error) {
 	return chooseAccelerator(ctx, mode, probeKVM)
 }
@@ -145,7 +147,7 @@ type kvmRegs struct {
 
 // kvmRunPage is the beginning of struct kvm_run, which is shared with the kernel.
 type kvmRunPage struct {
-	flags      uint32 // byte 1 is immediate_exit: the next KVM_RUN returns EINTR at once
+	flags      uint32 // byte 1 is immediate_exit: if it is set, the next KVM_RUN returns EINTR at once
 	_          uint32
 	exitReason uint32
 }
@@ -161,8 +163,8 @@ func guestCode(n uint32) []byte {
 
 // guest is a virtual machine with one processor and 64 KiB of memory.
 type guest struct {
-	kvm, vm, cpu int    // -1: not open
-	mem, run     []byte // nil: not mapped
+	kvm, vm, cpu int    // file descriptors; -1 if not open
+	mem, run     []byte // mappings of the guest's memory and of kvm_run; nil if not mapped
 }
 
 func probeKVM(ctx context.Context) (time.Duration, error) { return runLoops(ctx, guestLoops) }
@@ -235,7 +237,8 @@ func (g *guest) close() {
 	}
 }
 
-// reset sets the processor's registers to run the code: ring 0, 32-bit protected mode, flat segments, no paging.
+// reset sets the registers of the guest's processor so that it runs the code at codeAt: in ring 0, 32-bit protected
+// mode, with flat segments and without paging.
 func (g *guest) reset() error {
 	var s kvmSregs
 	if err := ioctlAt(g.cpu, kvmGetSregs, unsafe.Pointer(&s)); err != nil {
@@ -258,9 +261,10 @@ func (g *guest) reset() error {
 
 var errKicked = errors.New("kicked")
 
-// spin runs the guest until it halts or has had enough processor time to show that KVM is too slow.
+// spin runs the guest until it halts, and returns how long that took. It returns an error if the guest has not halted
+// after it used at least half a window of processor time, or after all windows.
 func (g *guest) spin(ctx context.Context) (time.Duration, error) {
-	runtime.LockOSThread() // the signal goes to this thread, and its processor time is measured
+	runtime.LockOSThread() // enter sends its signal to this thread, and threadTime measures this thread
 	defer runtime.UnlockOSThread()
 	start, used := time.Now(), threadTime()
 	for range windows {
@@ -281,7 +285,8 @@ func (g *guest) spin(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("the host was too busy to run the probe for %v in %v", window/2, windows*window)
 }
 
-// enter runs the guest for one window. A second call continues where the first one stopped.
+// enter runs the guest until it halts, or for one window: then it returns errKicked, and the next call continues where
+// this one stopped.
 func (g *guest) enter(ctx context.Context) error {
 	page := (*kvmRunPage)(unsafe.Pointer(&g.run[0]))
 	atomic.StoreUint32(&page.flags, 0)
@@ -289,8 +294,8 @@ func (g *guest) enter(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, window)
 	defer cancel()
 	kicked := make(chan struct{})
-	// The flag stops a thread that is not in KVM_RUN at the moment, the signal one that is. Go's runtime uses SIGURG
-	// itself and ignores signals that it did not send.
+	// The flag immediateExit stops the thread if it is about to call KVM_RUN, the signal if it is in KVM_RUN. Go's
+	// runtime uses SIGURG itself and ignores signals that it did not send.
 	stop := context.AfterFunc(ctx, func() {
 		defer close(kicked)
 		atomic.StoreUint32(&page.flags, immediateExit)
@@ -298,7 +303,7 @@ func (g *guest) enter(ctx context.Context) error {
 	})
 	defer func() {
 		if !stop() {
-			<-kicked // before the caller unmaps the page or unlocks the thread
+			<-kicked // the callback must end before the caller unmaps the page or unlocks the thread
 		}
 	}()
 	for {
@@ -320,7 +325,7 @@ func (g *guest) enter(ctx context.Context) error {
 
 func threadTime() time.Duration {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // always available on Linux
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // this clock is always available on Linux
 	return time.Duration(ts.Nano())
 }
 

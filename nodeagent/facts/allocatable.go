@@ -5,15 +5,15 @@ import (
 	"math"
 )
 
-// Overcommit holds the factors by which placement may exceed the host's resources. A field left 0 means 1: no
-// overcommit. A factor below 1 leaves a part unused.
+// Overcommit holds the factors by which placement may exceed the host's resources. 0 means 1: no overcommit. With a
+// factor below 1, a part of the resources is never used.
 type Overcommit struct {
 	VCPUs   float64
 	Memory  float64
 	Storage float64
 }
 
-// MaxOvercommit is the largest factor that is accepted.
+// MaxOvercommit is the largest factor that [Overcommit.Validate] accepts.
 const MaxOvercommit = 1000
 
 // Validate returns an error for factors that are negative, not numbers, or above [MaxOvercommit].
@@ -22,7 +22,7 @@ func (o Overcommit) Validate() error {
 		name  string
 		value float64
 	}{{"vcpus", o.VCPUs}, {"memory", o.Memory}, {"storage", o.Storage}} {
-		if !(f.value >= 0 && f.value <= MaxOvercommit) { // false for NaN too
+		if !(f.value >= 0 && f.value <= MaxOvercommit) { // so NaN is an error too
 			return fmt.Errorf("overcommit.%s is %v, want 0 (not at all) to %d", f.name, f.value, MaxOvercommit)
 		}
 	}
@@ -30,7 +30,8 @@ func (o Overcommit) Validate() error {
 }
 
 // Allocatable returns the resources that may be placed on a host: (capacity − reserve) × overcommit for each resource,
-// rounded down. A reserve above the capacity leaves nothing. A factor that [Overcommit.Validate] rejects counts as 1.
+// rounded down. If the reserve exceeds the capacity, the result is 0. A factor that [Overcommit.Validate] rejects
+// counts as 1.
 func Allocatable(capacity, reserve Resources, over Overcommit) Resources {
 	return Resources{
 		VCPUs:      uint32(min(math.MaxUint32, allocatable(uint64(capacity.VCPUs), uint64(reserve.VCPUs), over.VCPUs))),

@@ -1,6 +1,6 @@
 // Package facts reads the properties of this host: how it can run guests, its size, and what its QEMU supports. It
-// reads them anew on each call and caches nothing. It must not know the control plane, the agent's configuration or any
-// VM; the caller decides how to use a fact (a label, NOT_READY, an argument of QEMU).
+// reads them anew on each call and caches nothing. It does not depend on the control plane, the agent's configuration
+// or any VM; the caller decides how to use a fact (a label, NOT_READY, an argument of QEMU).
 //
 // # Decisions
 //
@@ -26,14 +26,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Resources is an amount of host resources, in the units of the node's capacity on the wire.
+// Resources is an amount of host resources, in the units of NodeCapacity in vmcontroller.v1.
 type Resources struct {
 	VCPUs      uint32
 	MemoryMiB  uint64
 	StorageGiB uint64
 }
 
-// Host holds the properties of this host.
+// Host describes this host: its size, its processor architecture, its present boot and its QEMU.
 type Host struct {
 	Capacity Resources // total, including used resources
 	Arch     string    // as uname prints it, such as x86_64
@@ -45,7 +45,7 @@ type Host struct {
 type Options struct {
 	DataDir string // required: an existing directory on the file system that holds the guests' disks
 	Accel   Kind   // required: the accelerator for which CPU models are listed
-	QEMU    string // optional: the program's name or path; DefaultQEMU
+	QEMU    string // optional: name or path of the QEMU program; "" means DefaultQEMU
 }
 
 // Read returns the properties of this host. It runs QEMU twice, for a fraction of a second, and takes at most 20
@@ -115,7 +115,8 @@ func countCPUs(list string) (uint32, error) {
 	return n, nil
 }
 
-// memoryMiB returns MemTotal, rounded down to MiB. It includes memory reserved for huge pages.
+// memoryMiB returns MemTotal from the text of /proc/meminfo, in MiB, rounded down. MemTotal includes memory reserved
+// for huge pages.
 func memoryMiB(meminfo string) (uint64, error) {
 	for line := range strings.Lines(meminfo) {
 		rest, ok := strings.CutPrefix(line, "MemTotal:")
@@ -131,8 +132,8 @@ func memoryMiB(meminfo string) (uint64, error) {
 	return 0, errors.New("read memory size: no MemTotal")
 }
 
-// storageGiB returns the space of a file system that users other than root can use, rounded down. The arguments are
-// statfs's.
+// storageGiB returns the space of a file system that users other than root can use, in GiB, rounded down. As in
+// statfs(2), blocks, free and avail count blocks of size bytes, and avail omits the blocks that are reserved for root.
 func storageGiB(blocks, free, avail, size uint64) uint64 {
 	if free > avail {
 		blocks -= min(blocks, free-avail)

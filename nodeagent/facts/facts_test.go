@@ -156,7 +156,7 @@ func TestMode(t *testing.T) {
 					defer cancel()
 				}
 				got, err := chooseAccelerator(ctx, tc.mode, tc.probe)
-				time.Sleep(2 * time.Hour) // even the stuck one comes back in the end
+				time.Sleep(2 * time.Hour) // after an hour the goroutine of the stuck probe returns, too
 				require.Equal(t, tc.want, got)
 				if tc.says == "" {
 					require.NoError(t, err)
@@ -168,7 +168,7 @@ func TestMode(t *testing.T) {
 	}
 }
 
-// held lists the open files and memory mappings of the process that a probe could leak.
+// held returns the open files and memory mappings of this process that a probe could leak.
 func held(t *testing.T) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -181,7 +181,7 @@ func held(t *testing.T) (out []string) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
 	for line := range strings.Lines(string(maps)) {
-		if strings.Contains(line, "kvm") || strings.Contains(line, "/dev/zero") { // shared anonymous memory shows as the latter
+		if strings.Contains(line, "kvm") || strings.Contains(line, "/dev/zero") { // /dev/zero: shared anonymous memory
 			out = append(out, line)
 		}
 	}
@@ -189,8 +189,8 @@ func held(t *testing.T) (out []string) {
 	return out
 }
 
-// The real probe, whatever its result: the result is the same in both modes, a canceled context stops the probe, and it
-// leaks nothing.
+// TestProbe checks the real probe of this host, whatever its result: the result must be the same for Auto and WantKVM,
+// a canceled context must stop the probe, and no files or mappings may be left open.
 func TestProbe(t *testing.T) {
 	before := held(t)
 	auto, err := Accel(t.Context(), Auto)
@@ -206,13 +206,14 @@ func TestProbe(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = Accel(ctx, Auto)
-	if err != nil { // a fast host may have been done before it looked
+	if err != nil { // on a fast host the probe may finish before it checks the context
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	require.Equal(t, before, held(t))
 }
 
-// Even a KVM that interprets runs a short loop to its end, so the successful path is tested on every host with KVM.
+// TestGuestHalts checks that a guest with 1000 loops halts and that its time is returned. Even a KVM that interprets
+// guest code finishes so few loops, so the successful path is tested on every host with /dev/kvm.
 func TestGuestHalts(t *testing.T) {
 	before := held(t)
 	took, err := runLoops(t.Context(), 1000)
@@ -286,7 +287,7 @@ func TestReadRefuses(t *testing.T) {
 			case strings.Contains(tc.says, "deadline"):
 				ctx, cancel = context.WithTimeout(ctx, 200*time.Millisecond)
 			case strings.Contains(tc.says, "greet"):
-				// Two shells must start within this time, also on a slow machine.
+				// Within this time two shells must start, even on a slow machine.
 				ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
 			}
 			defer cancel()

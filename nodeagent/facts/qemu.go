@@ -26,17 +26,17 @@ const (
 	DefaultQEMU = "qemu-system-x86_64"
 
 	machineAlias = "q35"            // alias of the newest machine type, which guests get
-	maxOutput    = 64 << 10         // bytes of QEMU's output that are kept
+	maxOutput    = 64 << 10         // bytes of QEMU's output that are stored; the rest is discarded
 	qmpTimeout   = 10 * time.Second // for each of the two runs of QEMU
 )
 
-// QEMU describes the program that runs guests here, and its features.
+// QEMU describes the QEMU program of this host and what it supports.
 type QEMU struct {
 	Path    string // absolute
 	Version string // such as 7.2.22, without the distribution's suffix
 	Machine string // the versioned machine type of the alias q35, such as pc-q35-7.2
 
-	// CPUModels are the models that run with all their features under the accelerator, sorted.
+	// CPUModels are the sorted names of the CPU models of which the accelerator supports every feature.
 	CPUModels []string
 }
 
@@ -68,7 +68,7 @@ func version(ctx context.Context, path string) (string, error) {
 	cmd := command(ctx, path, "--version")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil { // instead of the signal that killed the process
+		if ctx.Err() != nil { // ctx's error replaces that of the signal that killed the process
 			err = ctx.Err()
 		}
 		return "", err
@@ -87,7 +87,8 @@ func parseVersion(out string) (string, error) {
 	return m[1], nil
 }
 
-// inspect queries a QEMU process without a machine. Its monitor is a socket pair, so that there is no socket file.
+// inspect starts a QEMU without a machine, and sets q.Machine and q.CPUModels from its machine types and its CPU models
+// under accel. The QMP monitor is one end of a socket pair, so that there is no socket file.
 func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, qmpTimeout)
 	defer cancel()
@@ -113,7 +114,7 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			cancel() // kills it
+			cancel() // kills the process
 		}
 		if waitErr := cmd.Wait(); err == nil && waitErr != nil {
 			err = waitErr
@@ -143,8 +144,8 @@ func (q *QEMU) inspect(ctx context.Context, accel Kind) (err error) {
 	return monitor.Quit()
 }
 
-// resolve returns the versioned machine type of an alias. VMs are recorded with the versioned type, because the meaning
-// of the alias changes with an upgrade of QEMU.
+// resolve returns the versioned machine type that alias names. The agent stores the versioned type of each VM, because
+// the meaning of the alias changes with an upgrade of QEMU.
 func resolve(machines []raw.MachineInfo, alias string) (string, error) {
 	for _, m := range machines {
 		if m.Alias != nil && *m.Alias == alias {
@@ -167,8 +168,9 @@ func supportedModels(models []raw.CPUDefinitionInfo) []string {
 	return slices.Compact(names)
 }
 
-// command returns a command of this host with an environment and a process group of its own. When ctx ends, the whole
-// group is killed. Wait then returns within a second, even if another process still holds the output open.
+// command returns a command that runs path with a fixed, minimal environment and in its own process group. When ctx
+// ends, the whole group is killed. Wait then returns within a second, even if another process still holds the output
+// open.
 func command(ctx context.Context, path string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
@@ -199,7 +201,8 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, far, nil
 }
 
-// head keeps the first maxOutput bytes written to it. The buffer is not embedded, because its ReadFrom has no limit.
+// head is an io.Writer that stores the first maxOutput bytes and discards the rest. The buffer is not embedded, because
+// its ReadFrom has no limit.
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {

@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// launchWithin bounds a launch on a loaded host.
+	// launchWithin is the maximum time of a launch, also on a loaded host.
 	launchWithin = 90 * time.Second
-	// launchGrace is how long a launch in progress may continue when the agent stops. An interrupted launch counts as failed.
+	// launchGrace is how long a launch in progress may continue when the agent stops, because an interrupted launch
+	// counts as failed.
 	launchGrace = 5 * time.Second
 )
 
-// act executes an action.
+// act executes the action a towards the desired state want.
 func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error {
 	if a != Build && a != Start && a != Relaunch {
 		var cancel context.CancelFunc
@@ -36,7 +37,7 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	case Start:
 		r := v.record
 		r.StartsDone = want.GetStarts()
-		// Reboots and resets requested before this start are done by it.
+		// The start also fulfils the reboots and resets that were requested before it.
 		r.RebootsBegun, r.RebootsDone, r.ResetsDone = want.GetReboots(), want.GetReboots(), want.GetResets()
 		return v.start(ctx, want, r)
 	case Relaunch:
@@ -81,7 +82,7 @@ func (v *VM) act(ctx context.Context, a Action, want *agentv1.AssignedVm) error 
 	return fmt.Errorf("no such action: %d", a)
 }
 
-// write syncs r to disk, then sets v.record. A record without a cluster gets the host's.
+// write writes r to its file and syncs it, then sets v.record. If r has no cluster, write sets it to the host's.
 func (v *VM) write(r Record) error {
 	if r.Cluster == "" {
 		r.Cluster = v.set.o.Cluster()
@@ -110,7 +111,8 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 	if err := v.set.check(want); err != nil {
 		return err
 	}
-	if err := v.write(v.record); err != nil { // Written first, so that List finds the VM before it has any file.
+	// The record is written first, so that List finds the VM before any other file of it exists.
+	if err := v.write(v.record); err != nil {
 		return err
 	}
 	var err error
@@ -128,7 +130,7 @@ func (v *VM) makeDisks(ctx context.Context, want *agentv1.AssignedVm) error {
 	return v.write(r)
 }
 
-// fetchImages fetches the images that this host lacks.
+// fetchImages downloads those images of an assigned VM that this host does not have.
 func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	for _, img := range images(want) {
 		if err := v.set.o.Images.Ensure(ctx, img); err != nil {
@@ -138,8 +140,8 @@ func (v *VM) fetchImages(ctx context.Context, want *agentv1.AssignedVm) error {
 	return nil
 }
 
-// start records a start, then launches QEMU. A failure is recorded as the start's exit, and the start is not repeated. It
-// is repeated only if the first record could not be written.
+// start records a start, then launches QEMU. A failure is recorded as the start's exit, and the start is not repeated.
+// The start is repeated only if the first write of the record failed.
 func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) error {
 	r.Live, r.End, r.Mark = true, End{}, r.startMark()
 	if err := v.write(r); err != nil {
@@ -155,11 +157,14 @@ func (v *VM) start(ctx context.Context, want *agentv1.AssignedVm, r Record) erro
 	}
 	v.set.counts.launchFailures.Add(1)
 	r.Live, r.End = false, End{Exit: cloud.ExitFailed, Error: brief(err)}
-	v.record = r // Even if it cannot be written. After a restart, the agent finds a start without a process.
+	// v.record is set even if the write below fails. After a restart, the agent then finds a recorded start without a
+	// process.
+	v.record = r
 	return fmt.Errorf("%w: %w", errEnded, errors.Join(err, v.write(r)))
 }
 
-// errEnded is wrapped by a failure that is recorded as the exit of a start, so that the step is not repeated.
+// errEnded is wrapped by the error of a start whose failure is recorded as its exit. Such an error is not reported as
+// that of the last step.
 var errEnded = errors.New("the start failed")
 
 // launchContext returns a context that ends after launchWithin, or launchGrace after ctx has ended.
@@ -221,7 +226,8 @@ func (v *VM) powerOff(ctx context.Context) error {
 	return v.set.o.Cgroups.Remove(ctx, string(v.id))
 }
 
-// reset changes the record by note, then resets the guest. A Paused guest is Waiting afterwards, and then resumed.
+// reset writes the record as changed by note, then resets the guest. A Paused guest is Waiting after the reset, so that
+// NextAction resumes it.
 func (v *VM) reset(ctx context.Context, note func(*Record)) error {
 	r := v.record
 	note(&r)

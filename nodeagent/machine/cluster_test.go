@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// The host's cluster was recreated from a backup whose records count fewer starts. The guest keeps running and is
-// reported as it is, also by the next agent; it follows its desired state and can be started again. A guest without a
-// record runs until it ends.
+// TestAnotherCluster moves the host to a cluster that was restored from a backup with fewer starts of a VM. The VM's
+// guest must continue and be reported as running, also by the next agent, and it must be possible to stop and start it.
+// A guest whose VM the new cluster does not have must keep running.
 func TestAnotherCluster(t *testing.T) {
 	l := newLab(t)
 	known, young := l.blank(1), on(l.blank(2))
@@ -56,7 +56,7 @@ func TestAnotherCluster(t *testing.T) {
 	require.NotEqual(t, pids[0], l.sees(known, cloud.ObservedRunning).PID)
 	require.NoError(t, syscall.Kill(int(pids[1]), 0), "the process still runs")
 
-	// The cause of a guest's end while no agent ran is reported although the counters were adopted.
+	// After AdoptCounters, a guest that ends while no agent runs is still reported with the cause.
 	l.stop()
 	l.cluster = "13"
 	l.start()

@@ -32,7 +32,7 @@ import (
 
 const launcherCommand = "launch-guest"
 
-// TestMain makes the test program its own launcher, as the agent's program is.
+// TestMain runs the launcher of QEMU instead of the tests if the first argument requests it, as the agent's main does.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		qemu.LauncherMain()
@@ -40,17 +40,18 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within limits every wait. It passes only if a test fails.
+// within is the longest time that a test waits for something. It elapses only if the test fails.
 const within = 60 * time.Second
 
-// lab is a host with real QEMU. The end of the test removes everything that it leaves.
+// lab is a host on which a test runs the agent's machines and loop with real QEMU. At the end of the test, all
+// processes, control groups and files are removed.
 type lab struct {
 	*testing.T
 	dir     string
 	program string
-	cluster string // that the host is in; set while no agent runs
+	cluster string // id of the host's cluster; changed only while no agent runs
 	tree    *cgroup.Tree
-	image   []byte // that the control plane holds: package qemu's boot sector
+	image   []byte // the only image that fetch provides: package qemu's boot sector
 
 	fetchErr atomic.Pointer[error]
 
@@ -60,7 +61,7 @@ type lab struct {
 
 	mu    sync.Mutex
 	seen  map[cloud.VMID]cloud.Observation
-	moved chan struct{} // closed and replaced with each report
+	moved chan struct{} // closed and replaced by each report
 }
 
 var labs atomic.Int64
@@ -161,7 +162,8 @@ func (l *lab) report(o cloud.Observation) {
 	l.moved = make(chan struct{})
 }
 
-// until waits for a report of the VM that ok accepts.
+// until waits until ok accepts the last report of the VM, and returns that report. what describes it in the failure
+// message.
 func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool) cloud.Observation {
 	l.Helper()
 	deadline := time.After(within)
@@ -180,7 +182,7 @@ func (l *lab) until(id cloud.VMID, what string, ok func(cloud.Observation) bool)
 	}
 }
 
-// sees waits until the VM is reported in that state for the generation of want.
+// sees waits until the VM is reported at level for the generation of want, and returns that report.
 func (l *lab) sees(want *agentv1.AssignedVm, level cloud.Observed) cloud.Observation {
 	l.Helper()
 	return l.until(cloud.VMID(want.GetVmId()), fmt.Sprintf("level %d of generation %d", level, want.GetGeneration()), func(o cloud.Observation) bool {
@@ -201,7 +203,7 @@ func (l *lab) vm(n int) *agentv1.AssignedVm {
 	}
 }
 
-// blank returns the assignment of a VM without an image, which never gets beyond its firmware.
+// blank returns the assignment of a VM without an image: its firmware runs, but finds nothing to boot.
 func (l *lab) blank(n int) *agentv1.AssignedVm {
 	want := l.vm(n)
 	want.Disks[0].Image = nil
@@ -233,7 +235,7 @@ func destroyed(want *agentv1.AssignedVm) *agentv1.AssignedVm {
 	return with(want, func(w *agentv1.AssignedVm) { w.Power = agentv1.Power_POWER_DESTROYED })
 }
 
-// assign makes these the host's only assignments.
+// assign makes wants the only assignments of the host.
 func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	all := map[cloud.VMID]*agentv1.AssignedVm{}
 	for _, w := range wants {
@@ -242,7 +244,7 @@ func (l *lab) assign(wants ...*agentv1.AssignedVm) {
 	l.loop.Assign(all, nil, false)
 }
 
-// says waits until the guest's console contains a text n times.
+// says waits until the console log of the VM id contains text at least as many times as times says.
 func (l *lab) says(id, text string, times int) {
 	l.Helper()
 	require.Eventually(l, func() bool {
@@ -262,7 +264,8 @@ var limits = cgroup.Limits{CPUs: 1, Memory: 64 << 20}
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// dialConsole connects to the serial port of the VM whose home is dir. Its path is too long for a socket's address.
+// dialConsole connects to the serial port of the VM whose home is dir. It uses a path in /proc/self/fd, because the
+// socket's own path is too long for a socket address.
 func dialConsole(t *testing.T, dir string) net.Conn {
 	d, err := os.Open(dir)
 	require.NoError(t, err)

@@ -1,37 +1,39 @@
 // Package machine brings one VM on this host to its desired state: it observes the host, chooses the next action by a
 // pure function, and executes the action with packages qemu and disk.
 //
-// It knows the desired state of agent.v1 and what that means on a host. It does not know the network, the control plane,
-// when it is called ([reconcile] calls it) or what happens to its reports.
+// It interprets the desired state of agent.v1 for this host. It does not depend on the network or the control plane:
+// package [reconcile] decides when a VM is observed, and passes the reports on.
 //
 // # Parts
 //
-//   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is pure;
-//     testdata/plan has its scripts.
-//   - [Record] is what the agent has to remember across restarts, in addition to package qemu's Home.
-//   - [MachineSet] finds the VMs of this host. [VM] is one of them, for a reconcile.Loop.
+//   - [NextAction] is the complete behaviour of a VM: from desired state and [Observation] to a [Plan]. It is a pure
+//     function; its tests are the scripts in testdata/plan.
+//   - [Record] is the state of a VM that the agent stores on disk, in addition to package qemu's Home.
+//   - [MachineSet] finds the VMs of this host. [VM] is one of them, and implements reconcile.Reconciled.
 //
 // # Decisions
 //
-//   - A start, a reset and a reboot are recorded before they are executed. If the agent crashes in between, they count as
-//     done. A start that did not happen is visible and can be requested again, but a start that happens twice could run a
-//     guest that was moved or stopped since.
-//   - A guest that ended although it should run is reported, never started again. The restart policy belongs to the
-//     control plane, which requests a start by a higher start counter.
-//   - A reboot presses the power button and then launches a new QEMU, so that the guest gets the same as from a stop and a
-//     start. A guest that does not shut down within [rebootTimeout] is reset in its running QEMU.
+//   - A start, a reset and a reboot are recorded before they are executed. If the agent crashes in between, they count
+//     as done. A start that was recorded and not executed is reported and can be requested again, but a start that is
+//     executed twice could run a guest that was moved or stopped since.
+//   - A guest that ended although it should run is reported, and not started again by the agent. The restart policy
+//     belongs to the control plane, which requests a start by a higher start counter.
+//   - A reboot presses the power button and then launches a new QEMU, so that its effect is that of a stop and a start.
+//     A guest that does not shut down within [rebootTimeout] is reset in its running QEMU.
 //   - The power button is pressed again every [pressInterval], because a guest that is still booting ignores it.
 //   - The grace period of a stop starts when this agent first sees the desired state. After a restart of the agent it
 //     starts again, because the length of the absence is unknown.
 //   - A guest that QEMU paused because its disk was full is resumed every [resumeAfter].
-//   - A record names the cluster of its counters. A host may join another cluster, for example one restored from a backup,
-//     whose records may be older than the VMs on the host. A running guest that they want on continues, and one that they
-//     want off is stopped if its start counter is not higher than theirs. Anything else is kept and reported: a guest
-//     started since then runs until it ends or the new cluster starts it, a guest stopped since then is reported as ended,
-//     and a guest of an unknown VM runs until it ends, and its disks are kept. Guests are ended for being unknown only
-//     by the cluster that their record names. With the first action for the new cluster the counters are adopted,
-//     since a start with a lower counter would be ignored otherwise.
-//   - A VM without desired state is left as it is.
+//   - A record names the cluster of its counters. A host may join another cluster, for example one restored from a
+//     backup, whose data may be older than the VMs on the host. If the new cluster's desired state is on, a running
+//     guest continues. If it is off, a running guest is stopped, unless its start counter is higher than the desired
+//     one. Other differences are only reported: a guest started since the backup runs until it ends or the new cluster
+//     starts it, a guest stopped since the backup is reported as ended, and a guest whose VM the new cluster does not
+//     have runs until it ends, and its disks are kept. Only the cluster that the record names may end a guest because
+//     it does not have the VM. Before the agent executes a desired state on or off of the new cluster, AdoptCounters
+//     lowers the counters to those of that state. Otherwise the cluster's next start would have a lower counter than
+//     the record and be ignored.
+//   - A VM without desired state is observed and reported, but not changed.
 //   - Error texts are one line for a tenant and contain no paths of the host.
 package machine
 
@@ -52,9 +54,9 @@ import (
 )
 
 const (
-	// statusWithin bounds the query of QEMU's run state. A QEMU that needs longer is Unresponsive.
+	// statusWithin is the maximum time for the query of QEMU's run state. A QEMU that needs longer is Unresponsive.
 	statusWithin = 2 * time.Second
-	// actWithin bounds an action that only sends QMP commands or writes a file. PowerOff may take 15 s.
+	// actWithin is the maximum time of an action that only sends QMP commands or writes a file. PowerOff may take 15 s.
 	actWithin = 30 * time.Second
 )
 
@@ -73,11 +75,11 @@ type VM struct {
 	guest       Guest
 	trouble     string
 	recoverable bool
-	exit        cloud.Exit // of the last process
+	exit        cloud.Exit // how the last process ended
 	pid         int
 
 	refused bool
-	failure string // of the last step
+	failure string // error text of the last step; "" if it succeeded
 
 	offSince, pressedAt, rebootSince, pausedSince time.Time
 
@@ -114,10 +116,12 @@ func (v *VM) Next(ctx context.Context, want *agentv1.AssignedVm) (reconcile.Step
 	return step, nil
 }
 
-// weights are the weights of the actions that are not reconcile.Light.
+// weights maps the expensive actions to their weights, which limit how many run at a time. All others are
+// reconcile.Light.
 var weights = map[Action]reconcile.Weight{Build: reconcile.Build, Start: reconcile.Launch, Relaunch: reconcile.Launch}
 
-// Changed returns a channel that gets a value when the process has changed. It is nil if there is no process.
+// Changed returns a channel that receives a value when the state of the VM's process has changed. It is nil if there is
+// no process.
 func (v *VM) Changed() <-chan struct{} {
 	if v.process == nil {
 		return nil
@@ -131,7 +135,7 @@ func (v *VM) Close() {
 	v.set.close(v)
 }
 
-// attach replaces the process by p, or by none if p is nil, and closes the old one.
+// attach makes p the VM's process, and closes the previous one. A nil p means that the VM has no process.
 func (v *VM) attach(p *qemu.Process) {
 	v.mu.Lock()
 	old := v.process
@@ -183,7 +187,8 @@ func (v *VM) load(ctx context.Context) error {
 		return err
 	}
 	v.exists = recorded || present
-	if recorded && v.record.Cluster == "" && v.set.o.Cluster() != "" { // Written now, before the host can join another cluster.
+	// The cluster is added now, before the host can join another one.
+	if recorded && v.record.Cluster == "" && v.set.o.Cluster() != "" {
 		if err := v.write(v.record); err != nil {
 			return err
 		}
@@ -205,7 +210,8 @@ func (v *VM) load(ctx context.Context) error {
 	default:
 		return err
 	}
-	// The home's record is of the start before if the agent ended between the start's record and the launch.
+	// If the agent ended after it recorded a start and before it launched QEMU, the home's record is that of an earlier
+	// start.
 	if last, err := v.home.Record(); v.record.Live && (err != nil || !v.record.matchesMark(last.Owner)) {
 		v.setExit(neverStarted)
 	}
@@ -215,7 +221,7 @@ func (v *VM) load(ctx context.Context) error {
 // neverStarted is the exit of a start that was recorded but not executed.
 var neverStarted = qemu.Exit{Reason: qemu.Crashed, Text: "the agent was restarted before QEMU was started"}
 
-// setExit sets exit and trouble from the exit of the last process.
+// setExit sets v.exit and v.trouble from e, the exit of the last process.
 func (v *VM) setExit(e qemu.Exit) {
 	v.exit, v.trouble = exits[e.Reason], ""
 	if v.exit == 0 {
@@ -230,7 +236,7 @@ var exits = map[qemu.Reason]cloud.Exit{
 	qemu.Guest: cloud.ExitGuest, qemu.Requested: cloud.ExitRequested, qemu.Crashed: cloud.ExitFailed,
 }
 
-// queryProcess updates guest, trouble and recoverable from the process.
+// queryProcess updates v.guest, v.trouble and v.recoverable from the run state of the VM's process.
 func (v *VM) queryProcess(ctx context.Context) error {
 	v.pid = v.process.Record().PID
 	v.trouble, v.recoverable = "", false
@@ -271,12 +277,12 @@ func (v *VM) queryProcess(ctx context.Context) error {
 	return nil
 }
 
-// guests maps QEMU's run states (qapi/run-state.json). In all other states the guest is Paused.
+// guests maps QEMU's run states (qapi/run-state.json) to Guest. In all other run states the guest is Paused.
 var guests = map[string]Guest{
 	"running": Running, "suspended": Running, "prelaunch": Waiting, "shutdown": Off, "guest-panicked": Off, "internal-error": Off,
 }
 
-// onExit updates the VM after its process has ended.
+// onExit sets the VM's fields after its process has ended: it has no guest any more, and the exit is known.
 func (v *VM) onExit() {
 	v.setExit(v.process.Exit())
 	if v.exit == cloud.ExitFailed {
@@ -286,7 +292,8 @@ func (v *VM) onExit() {
 	v.guest, v.pid = None, 0
 }
 
-// updateTimers updates the times from which the durations of an Observation are computed.
+// updateTimers sets the times from which observation computes its durations: to now when a condition begins, to zero
+// when it ends.
 func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	keep := func(since *time.Time, when bool) {
 		switch {
@@ -304,7 +311,7 @@ func (v *VM) updateTimers(want *agentv1.AssignedVm) {
 	}
 }
 
-// observation returns the VM's state on the host as NextAction needs it.
+// observation returns the VM's state on the host, as the argument of NextAction.
 func (v *VM) observation() Observation {
 	return Observation{
 		Exists: v.exists, Refused: v.refused, Foreign: v.foreign(), Record: v.record, Guest: v.guest, Trouble: v.trouble, Exit: v.exit, Recoverable: v.recoverable,
@@ -327,7 +334,7 @@ func since(t time.Time) time.Duration {
 	return time.Since(t)
 }
 
-// report returns the observation that is sent to the control plane.
+// report returns what is sent to the control plane about the VM, for the plan p.
 func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 	o := cloud.Observation{
 		VM: v.id, Generation: want.GetGeneration(), Observed: p.Observed, Exit: p.Exit, PID: uint32(v.pid), LastError: p.Error,
@@ -341,7 +348,7 @@ func (v *VM) report(want *agentv1.AssignedVm, p Plan) cloud.Observation {
 
 var hostPath = regexp.MustCompile(`(^|[\s"'=(])/[^\s"':;,)]*`)
 
-// maxBrief is the largest length of an error text, in bytes.
+// maxBrief is the largest length of an error text for a tenant, in bytes.
 const maxBrief = 300
 
 // brief returns the text of an error for a tenant: one line, at most maxBrief bytes, without paths of the host.

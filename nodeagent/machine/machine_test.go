@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A VM is built, started, stopped by its power button, started again, powered off and destroyed; then nothing is left.
+// TestLife builds a VM, starts it, stops it by its power button, starts it again, powers it off and destroys it. It
+// checks each report, and that no file of the VM remains.
 func TestLife(t *testing.T) {
 	l := newLab(t)
 	want := l.vm(1)
@@ -66,7 +67,7 @@ func TestLife(t *testing.T) {
 	require.Equal(t, Counts{Launches: 2, Builds: 1}, l.Counts())
 }
 
-// A running VM is destroyed.
+// TestDestroyRunning checks that a running VM can be destroyed: its process ends and nothing of it remains.
 func TestDestroyRunning(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -81,7 +82,8 @@ func TestDestroyRunning(t *testing.T) {
 	require.Empty(t, ids)
 }
 
-// kill -9 of a QEMU is reported with its cause, and the VM is not started again.
+// TestKilled checks that a kill -9 of a QEMU is reported with its cause, and that the VM is not started again until a
+// start is requested.
 func TestKilled(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -101,8 +103,8 @@ func TestKilled(t *testing.T) {
 	require.EqualValues(t, 2, l.Counts().Launches)
 }
 
-// A new agent adopts the running VMs. It distinguishes a VM that was killed while no agent ran from one whose guest
-// powered itself off.
+// TestAdoption checks that a new agent adopts the running VMs, and that it distinguishes a VM that was killed while no
+// agent ran from one whose guest powered itself off.
 func TestAdoption(t *testing.T) {
 	l := newLab(t)
 	var wants []*agentv1.AssignedVm
@@ -139,15 +141,15 @@ func TestAdoption(t *testing.T) {
 	require.Equal(t, cloud.ExitFailed, l.sees(wants[0], cloud.ObservedEnded).Exit)
 	require.Equal(t, cloud.ExitGuest, l.sees(wants[1], cloud.ObservedEnded).Exit)
 	require.Equal(t, before[id(2)].PID, l.sees(wants[2], cloud.ObservedRunning).PID)
-	// Of an adopted process that is killed, the end is reported without a cause.
+	// The kill of an adopted process is reported as failed.
 	require.NoError(t, syscall.Kill(int(before[id(3)].PID), syscall.SIGKILL))
 	require.Equal(t, cloud.ExitFailed, l.sees(wants[3], cloud.ObservedEnded).Exit)
 	require.Zero(t, l.Counts().Launches)
 }
 
-// In four VMs, an intruder in the QEMU process answers on the monitor: with nothing, with invalid messages, with an
-// endless line, and with a storm of events. The agent reports for each that QEMU does not answer, and can still stop
-// and start another VM.
+// TestHostileMonitors replaces the monitors of four VMs by servers that send nothing, invalid messages, an endless
+// line, and endless events, as an intruder in QEMU could. The agent must report for each VM that QEMU does not answer,
+// and must still stop and start another VM.
 func TestHostileMonitors(t *testing.T) {
 	l := newLab(t)
 	hostile := []struct{ greeting, more string }{
@@ -189,13 +191,13 @@ func TestHostileMonitors(t *testing.T) {
 	require.Empty(t, l.sees(other, cloud.ObservedRunning).LastError)
 }
 
-// intrude replaces a Unix socket: each client gets a greeting, and then more without end.
+// intrude replaces the Unix socket at path by a server that sends each client greeting once, and then more endlessly.
 func (l *lab) intrude(path, greeting, more string) {
 	dir, err := os.Open(filepath.Dir(path))
 	require.NoError(l, err)
 	defer dir.Close()
 	require.NoError(l, os.Remove(path))
-	// The path is too long for the address of a socket.
+	// A path in /proc/self/fd is used, because path is too long for a socket address.
 	server, err := net.Listen("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 	require.NoError(l, err)
 	var clients sync.WaitGroup
@@ -230,7 +232,8 @@ func (l *lab) intrude(path, greeting, more string) {
 	})
 }
 
-// kill9 kills a QEMU and waits for it: this program is its parent, although its agent has stopped.
+// kill9 kills a QEMU and collects its exit status, because the test program is its parent although the agent has
+// stopped.
 func kill9(t *testing.T, pid uint32) {
 	require.NoError(t, syscall.Kill(int(pid), syscall.SIGKILL))
 	_, err := syscall.Wait4(int(pid), nil, 0, nil)
@@ -247,7 +250,8 @@ func (l *lab) tell(id, letter string) {
 	require.NoError(l, err)
 }
 
-// A start counts as done if the agent ended after recording it.
+// TestStartHappensOnce checks that a start counts as done if the agent ended after recording it: the next agent reports
+// it as failed and does not execute it.
 func TestStartHappensOnce(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -274,7 +278,8 @@ func TestStartHappensOnce(t *testing.T) {
 	require.Zero(t, l.Counts().Launches)
 }
 
-// A reboot gives the VM a new process; a reset keeps it. Each is executed once, also when another agent takes over.
+// TestRebootAndReset checks that a reboot gives the VM a new process, and a reset does not. The next agent must execute
+// neither of them again.
 func TestRebootAndReset(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -306,7 +311,7 @@ func TestRebootAndReset(t *testing.T) {
 	require.EqualValues(t, 1, again.ResetsDone)
 }
 
-// The next agent completes a reboot that an agent began.
+// TestRebootSurvivesAgentRestart checks that the next agent completes a reboot that an earlier agent began.
 func TestRebootSurvivesAgentRestart(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -329,7 +334,7 @@ func TestRebootSurvivesAgentRestart(t *testing.T) {
 	require.NotEqual(t, first.PID, o.PID)
 }
 
-// A guest that ignores its power button is powered off after the grace period.
+// TestGraceEnds checks that a guest that ignores its power button is powered off after the grace period.
 func TestGraceEnds(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -340,7 +345,8 @@ func TestGraceEnds(t *testing.T) {
 	l.sees(want, cloud.ObservedBuilt)
 }
 
-// A guest that powers itself off is reported as ended.
+// TestGuestPowersOff checks that a guest that powers itself off is reported as ended by the guest, and not counted in
+// Deaths.
 func TestGuestPowersOff(t *testing.T) {
 	l := newLab(t)
 	want := on(l.vm(1))
@@ -366,7 +372,7 @@ func TestGuestPanics(t *testing.T) {
 	require.Contains(t, o.LastError, "panicked")
 }
 
-// A build that fails is repeated, unless it would fail the same way.
+// TestBuildFails checks that a failed build is repeated, unless a repetition would fail the same way.
 func TestBuildFails(t *testing.T) {
 	l := newLab(t)
 	away := errors.New("no member provides the image")
@@ -401,7 +407,7 @@ func TestBuildFails(t *testing.T) {
 	l.sees(gone, cloud.ObservedAbsent)
 }
 
-// A failed launch is reported without a path of the host, and not repeated.
+// TestLaunchFails checks that a failed launch is reported without a path of the host, and that it is not repeated.
 func TestLaunchFails(t *testing.T) {
 	l := newLab(t)
 	broken, err := exec.LookPath("false")
@@ -424,7 +430,8 @@ func TestLaunchFails(t *testing.T) {
 	l.sees(want, cloud.ObservedRunning)
 }
 
-// Processes in a VM's control group without a record are reported, and ended when a state is desired.
+// TestProcessesWithoutRecord checks that processes in the control group of a VM without a record are reported, and that
+// they are ended when the desired state is DESTROYED.
 func TestProcessesWithoutRecord(t *testing.T) {
 	l := newLab(t)
 	l.stop()
@@ -448,7 +455,7 @@ func TestProcessesWithoutRecord(t *testing.T) {
 	require.Empty(t, ids)
 }
 
-// An orphan VM is powered off, and its disks are kept.
+// TestOrphan checks that a VM with desired state ORPHANED is powered off and that its disks are kept.
 func TestOrphan(t *testing.T) {
 	l := newLab(t)
 	want := on(l.blank(1))
@@ -464,7 +471,7 @@ func TestOrphan(t *testing.T) {
 	require.FileExists(t, filepath.Join(home.Disks(), "root.qcow2"))
 }
 
-// The next agent completes an interrupted removal.
+// TestInterruptedDestroy checks that the next agent completes a removal that an earlier agent began.
 func TestInterruptedDestroy(t *testing.T) {
 	l := newLab(t)
 	want := l.blank(1)
@@ -531,7 +538,7 @@ type writer func([]byte) error
 
 func (w writer) Write(p []byte) (int, error) { return len(p), w(p) }
 
-// Error texts for tenants are one line without a path of the host.
+// TestBrief checks that brief returns one line of at most maxBrief bytes without a path of the host.
 func TestBrief(t *testing.T) {
 	for in, want := range map[string]string{
 		"make VM directory: mkdir /var/lib/trivet/vms: no space left on device": "make VM directory: mkdir (file): no space left on device",

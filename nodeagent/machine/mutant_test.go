@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// violation detects each mutant of this package.
+// TestMutants checks that violation detects each mutant of this package.
 func TestMutants(t *testing.T) {
 	require.Empty(t, violation())
 	for _, name := range []string{mutant.StartTwice, mutant.DestroyUnruled, mutant.ApplyForeign} {

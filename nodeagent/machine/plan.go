@@ -8,37 +8,37 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Guest is the state of a VM's process and guest.
+// Guest is the state of a VM's QEMU process and of the guest in it.
 type Guest uint8
 
 const (
 	None          Guest = iota // no process
-	Waiting                    // the process was launched, but the guest was never resumed
+	Waiting                    // the process was launched, but its guest CPUs have not run yet
 	Running                    // guest CPUs run
 	Paused                     // QEMU stopped the guest's CPUs, for example after a disk error
 	Off                        // the guest has ended, and QEMU is about to end
-	Unresponsive               // the process does not answer
-	OrphanProcess              // there are processes in the control group, but no record of them
+	Unresponsive               // QEMU does not respond to QMP commands
+	OrphanProcess              // the VM's control group has processes, but the VM has no record of them
 )
 
 func (g Guest) String() string {
 	return [...]string{"none", "waiting", "running", "paused", "off", "unresponsive", "orphan process"}[g]
 }
 
-// Observation is the state of one VM on the host. Durations are measured by this agent since its start; a negative
-// duration means never.
+// Observation is the state of one VM on the host. Durations are measured by this agent since its start. A negative
+// duration means that the event has not happened.
 type Observation struct {
-	Exists  bool // there is a record, a directory or a control group
+	Exists  bool // the VM has a record, a home or a control group on the host
 	Refused bool // the disks cannot be built, and another attempt would fail the same way
-	// Foreign means that the record's counters belong to another cluster than the host's, which has not adopted them
-	// yet.
+	// Foreign means that the record's counters belong to another cluster than the host's: AdoptCounters has not been
+	// executed since the host joined its cluster.
 	Foreign bool
 	Record  Record
 	Guest   Guest
-	// Trouble is the reason why the guest is Paused or Unresponsive, or why a process failed whose exit is not recorded
-	// yet.
+	// Trouble is the reason why the guest is Paused or Unresponsive. If the process has failed and its exit is not in
+	// Record yet, Trouble is the reason of the failure.
 	Trouble string
-	// Exit is the exit of a process that is not recorded yet.
+	// Exit is how the last process ended, if its exit is not in Record yet.
 	Exit cloud.Exit
 	// Recoverable means that a Paused guest may be resumed after a while, because a disk error paused it.
 	Recoverable bool
@@ -51,24 +51,24 @@ type Observation struct {
 	PausedFor  time.Duration // since the guest was first seen Paused
 }
 
-// Action is one thing to do for a VM.
+// Action is one step that changes a VM on the host.
 type Action uint8
 
 const (
 	Nothing              Action = iota
 	Build                       // create the disks
 	Start                       // record the start, then launch QEMU
-	Resume                      // let a launched guest run
-	PressPowerButton            // ask the guest to shut down
+	Resume                      // start the CPUs of a launched guest
+	PressPowerButton            // request a shutdown from the guest
 	PowerOff                    // end the VM's processes
-	RecordExit                  // record how the ended process exited
+	RecordExit                  // write the exit of the last process to the record
 	Reset                       // record the reset, then reset the guest
 	Reboot                      // record that a reboot began
 	Relaunch                    // finish a reboot whose guest has shut down: launch QEMU again
 	Restart                     // finish a reboot whose guest does not shut down: reset the guest
 	AckStart                    // record the latest start as done, because the guest runs already
-	ResumeAfterDiskError        // let a guest run again that a disk error has paused
-	AdoptCounters               // record the counters of the host's present cluster
+	ResumeAfterDiskError        // start the CPUs of a guest again that a disk error has paused
+	AdoptCounters               // set the record's cluster to the host's, and lower the counters
 	Destroy                     // end the VM's processes and remove its files
 )
 
@@ -77,30 +77,32 @@ func (a Action) String() string {
 		"reset", "begin reboot", "relaunch", "reset to end reboot", "acknowledge start", "resume after disk error", "adopt counters", "destroy"}[a]
 }
 
-// Times of NextAction.
+// Durations that NextAction uses.
 const (
-	// pressInterval is the time between two presses of the power button. A guest that is still booting misses the
-	// first, and a guest that is shutting down ignores further ones.
+	// pressInterval is the time between two presses of the power button. A guest that is still booting ignores the
+	// first press, and a guest that is shutting down ignores further ones.
 	pressInterval = 10 * time.Second
 	// rebootTimeout is how long a reboot waits for the guest to shut down.
 	rebootTimeout = 30 * time.Second
 	// resumeAfter is how long a guest stays paused after a disk error before it is resumed.
 	resumeAfter = 30 * time.Second
-	// pollInterval is the time between two observations of a process that sends no event for the change waited for.
+	// pollInterval is the time until the next observation of a VM when NextAction waits for a change that causes no
+	// event.
 	pollInterval = 5 * time.Second
 )
 
-// Plan is the next action and the state to report.
+// Plan is the next action for a VM, and the state to report to the control plane.
 type Plan struct {
 	Action   Action
 	Observed cloud.Observed
 	Exit     cloud.Exit
 	Error    string
-	// Wait is the time until the next observation, if there is no action. 0 means to wait for a change.
+	// Wait is the time until the next observation if Action is Nothing. 0 means that the VM is observed again only
+	// after a change.
 	Wait time.Duration
 }
 
-// note returns a warning for the host's operator, or "".
+// note returns a warning for the host's operator about a guest that a restored backup does not explain, or "".
 func (p Plan) note() string {
 	if p.Error == msgStartedSinceBackup || p.Error == msgUnknownVM {
 		return p.Error
@@ -108,7 +110,8 @@ func (p Plan) note() string {
 	return ""
 }
 
-// NextAction returns what to do next towards want, and what to report. A nil want means that no state is desired.
+// NextAction returns the next action towards the desired state want, and what to report. A nil want means that the VM
+// has no desired state.
 func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	p := plan(want, o)
 	if p.Error == "" && p.Observed != cloud.ObservedAbsent {
@@ -117,7 +120,7 @@ func NextAction(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// plan is NextAction without the error of the last step.
+// plan returns the plan of NextAction, without the error of the last step.
 func plan(want *agentv1.AssignedVm, o Observation) Plan {
 	power := want.GetPower()
 	if mutant.On(mutant.DestroyUnruled) && want == nil {
@@ -159,8 +162,9 @@ const (
 	msgUnknownVM          = "no record of this VM exists in the restored cluster: its guest keeps running until it ends, and its disks are kept"
 )
 
-// planForeign returns the plan for a VM whose counters belong to another cluster. Its present cluster's records may be
-// older than the VM, so a state that they do not explain is kept and reported. ok is false if the normal plan applies.
+// planForeign returns the plan for a VM whose counters belong to another cluster. The data of the host's present
+// cluster may be older than the VM, so a guest that the data does not explain continues and is reported. ok is false if
+// the plan for a VM of the host's own cluster applies.
 func planForeign(want *agentv1.AssignedVm, o Observation) (p Plan, ok bool) {
 	p = reportOnly(o)
 	switch power := want.GetPower(); {
@@ -213,7 +217,7 @@ func removalState(o Observation) cloud.Observed {
 	return cloud.ObservedStopping
 }
 
-// exitReport returns the report of an exit that was not asked for.
+// exitReport returns a plan without an action that reports how the last process ended.
 func exitReport(o Observation) Plan {
 	if o.Record.Live {
 		return Plan{Observed: cloud.ObservedEnded, Exit: o.Exit, Error: o.Trouble}
@@ -221,7 +225,7 @@ func exitReport(o Observation) Plan {
 	return Plan{Observed: cloud.ObservedEnded, Exit: o.Record.End.Exit, Error: o.Record.End.Error}
 }
 
-// planBuild returns the plan to build the disks. ok is false if they are complete.
+// planBuild returns the plan to build the disks. It returns false if the disks are complete or the VM has a process.
 func planBuild(o Observation) (Plan, bool) {
 	switch {
 	case o.Record.Built || o.Guest != None:
@@ -267,7 +271,8 @@ func planOn(want *agentv1.AssignedVm, o Observation) Plan {
 	return planRunning(want, o)
 }
 
-// planRunning returns the plan for a guest that should run and has been started: reset, reboot, or resume.
+// planRunning returns the plan for a guest that should run and has been started: it executes requested resets and
+// reboots, and resumes the guest after a disk error.
 func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	r := o.Record
 	p := Plan{Observed: cloud.ObservedRunning, Error: o.Trouble}
@@ -292,7 +297,8 @@ func planRunning(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// pressOrWait returns PressPowerButton if the button is due, or else how long to wait: until it is due, at most left.
+// pressOrWait returns PressPowerButton if the button was never pressed, or pressInterval ago. Otherwise it returns
+// Nothing and the time until the next press, but at most left.
 func pressOrWait(o Observation, left time.Duration) (Action, time.Duration) {
 	if o.PressedFor < 0 || o.PressedFor >= pressInterval {
 		return PressPowerButton, 0
@@ -317,7 +323,7 @@ func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 			return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 		}
 		return Plan{Observed: cloud.ObservedStopping, Wait: min(grace-o.OffFor, pollInterval)}
-	case Waiting, Paused, OrphanProcess: // none of them could answer the button
+	case Waiting, Paused, OrphanProcess: // such a guest cannot react to its power button
 		return Plan{Action: PowerOff, Observed: cloud.ObservedStopping}
 	}
 	p := Plan{Observed: cloud.ObservedStopping, Error: o.Trouble}
@@ -332,5 +338,6 @@ func planOff(want *agentv1.AssignedVm, o Observation) Plan {
 	return p
 }
 
-// maxGraceMS is a limit of the grace period in milliseconds that is above cloud.MaxStopSeconds and fits a Duration.
+// maxGraceMS is the largest grace period in milliseconds. It is above cloud.MaxStopSeconds and does not overflow a
+// Duration.
 const maxGraceMS = 24 * 3600 * 1000

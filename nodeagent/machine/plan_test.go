@@ -13,26 +13,35 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlan runs scripts over a host that is only an Observation. Each command prints the actions until there is none
-// left, then the report and the time of the next observation.
+// TestPlan runs the scripts in testdata/plan on a simulated host. After a command it calls NextAction and simulates the
+// action, until the action is Nothing. It prints each action with its report, then the last report and the time until
+// the next observation. The commands are:
+//
+//   - `host` begins with a new host without a VM.
+//   - `assign POWER starts= reboots= resets= grace=` sets the desired power state, counters and grace period of the VM;
+//     `assign none` removes the desired state.
+//   - `guest EVENT trouble=` changes the state of the guest: off, dies, paused, unresponsive, runs, waiting or orphan.
+//   - `agent` restarts the agent. `fail STEP TEXT` makes the next action whose first word is STEP fail with the error
+//     TEXT.
+//   - `cluster ID` moves the host to another cluster. `wait DURATION` advances the time.
 func TestPlan(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
 		h := newPaper()
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
-			case "host": // a fresh one
+			case "host":
 				h = newPaper()
 				return ""
 			case "assign":
 				h.want = assignment(t, d)
 			case "guest":
 				h.happens(t, d)
-			case "agent": // killed, and started again
+			case "agent": // the agent is killed and started again
 				h.restart()
-			case "fail": // the next step of a kind
+			case "fail":
 				h.fails[d.CmdArgs[0].Key] = d.CmdArgs[1].Key
 				return ""
-			case "cluster": // that the host is in from now on
+			case "cluster":
 				h.cluster, h.want = d.CmdArgs[0].Key, nil
 			case "wait":
 				h.pass(t, d)
@@ -107,7 +116,7 @@ func (h *paper) end(exit cloud.Exit) {
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 }
 
-// restart clears what an agent loses when it ends.
+// restart clears the fields that an agent does not store on disk, as a restart of the agent does.
 func (h *paper) restart() {
 	h.s.OffFor, h.s.PressedFor, h.s.RebootFor, h.s.PausedFor = -1, -1, -1, -1
 	h.s.Error, h.s.Refused = "", false
@@ -145,7 +154,7 @@ func (h *paper) settle(t *testing.T) string {
 			delete(h.fails, strings.Fields(p.Action.String())[0])
 			h.s.Error = failure
 			h.s.Refused = failure == "refused"
-			if p.Action == Start { // a start that failed is a start that ended
+			if p.Action == Start { // a failed start is recorded as ended
 				h.s.Record.StartsDone = h.want.GetStarts()
 				h.s.Record.End, h.s.Error = End{Exit: cloud.ExitFailed, Error: failure}, ""
 			}
@@ -219,12 +228,14 @@ func (h *paper) report(p Plan) string {
 	return out
 }
 
-// TestRules checks for all observations: no action without desired state, Destroy only for DESTROYED, no launch beside
-// a process, no start twice, and a cluster that has not adopted a VM's counters ends no guest that its records do not
-// explain.
+// TestRules checks these rules of NextAction for all combinations of desired state and observation: no action without
+// desired state, Destroy only for DESTROYED, no launch while the VM has a process, no start twice. As long as the
+// record's counters belong to another cluster, no plan may end a guest whose VM or whose last start is missing from the
+// data of the host's cluster.
 func TestRules(t *testing.T) { require.Empty(t, violation()) }
 
-// violation tries every desired state with every observation, and returns the first plan that breaks a rule, or "".
+// violation calls NextAction with every combination of desired state and observation. It returns a description of the
+// first plan that breaks a rule, or "".
 func violation() string {
 	wants := []*agentv1.AssignedVm{nil, {}}
 	for power := agentv1.Power_POWER_OFF; power <= agentv1.Power_POWER_ORPHANED; power++ {

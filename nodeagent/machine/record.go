@@ -12,8 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Record is what the agent remembers of a VM, in addition to the VM's home. It is written before a start, reset or reboot
-// is executed, so that none happens twice. If the agent crashes in between, they count as done.
+// Record is the state of a VM that the agent stores on disk, in addition to the VM's home. It is written before a
+// start, reset or reboot is executed, so that none is executed twice. If the agent crashes in between, they count as
+// done.
 type Record struct {
 	// Version is the version of the format. The agent refuses records of other versions.
 	Version int `json:"version"`
@@ -21,17 +22,19 @@ type Record struct {
 	Built bool `json:"built"`
 
 	StartsDone uint64 `json:"starts_done"`
-	// RebootsBegun rises before the power button is pressed, RebootsDone before the guest is launched again or reset.
+	// RebootsBegun is increased before the power button is pressed, RebootsDone before the guest is launched again or
+	// reset.
 	RebootsBegun uint64 `json:"reboots_begun"`
 	RebootsDone  uint64 `json:"reboots_done"`
 	ResetsDone   uint64 `json:"resets_done"`
 
 	// Cluster is the id of the cluster that the counters belong to. It is empty in records that are older than this field.
 	Cluster string `json:"cluster,omitempty"`
-	// Mark identifies the last start. The home's record of that start has it as Owner.
+	// Mark identifies the last start. The qemu.Record of that start has the same text as its Owner.
 	Mark string `json:"mark,omitempty"`
 
-	// Live means that the last start has no recorded exit: its process runs, or has ended unnoticed.
+	// Live means that End is not that of the last start: its process runs, or has ended and the agent has not recorded
+	// that yet.
 	Live bool `json:"live"`
 	// End is the exit of the last start that has ended.
 	End End `json:"end"`
@@ -43,12 +46,12 @@ type End struct {
 	Error string     `json:"error,omitempty"`
 }
 
-// rebooting reports whether a reboot has begun and is not done.
+// rebooting reports whether a reboot has begun and is not complete.
 func (r Record) rebooting() bool { return r.RebootsBegun > r.RebootsDone }
 
 const recordVersion = 1
 
-// readRecord reads a record. It reports false if there is none.
+// readRecord reads the record at path. It returns false if the file does not exist.
 func readRecord(path string) (Record, bool, error) {
 	r := Record{Version: recordVersion}
 	data, err := os.ReadFile(path)
@@ -84,16 +87,16 @@ func (r Record) startMark() string {
 	return fmt.Sprintf("start %d, reboot %d, cluster %s", r.StartsDone, r.RebootsDone, r.Cluster)
 }
 
-// matchesMark reports whether a home's record with that owner is of the last start.
+// matchesMark reports whether a qemu.Record with that owner describes the last start.
 func (r Record) matchesMark(owner string) bool {
-	if r.Mark == "" { // The record is of an agent that had no marks.
+	if r.Mark == "" { // An older agent, which had no field Mark, wrote the record.
 		return owner == fmt.Sprintf("start %d, reboot %d", r.StartsDone, r.RebootsDone)
 	}
 	return owner == r.Mark
 }
 
-// withCountersOf returns the record for another cluster that desires want. Counters are lowered to those of want, so that
-// the cluster's next request has a higher counter and is executed.
+// withCountersOf returns r as a record of another cluster, whose desired state is want. Counters are lowered to those
+// of want, so that the cluster's next request has a higher counter and is executed.
 func (r Record) withCountersOf(cluster string, want *agentv1.AssignedVm) Record {
 	r.Cluster = cluster
 	r.StartsDone = min(r.StartsDone, want.GetStarts())

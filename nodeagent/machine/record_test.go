@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A temporary file that a crash left is not read as a record, and New removes it.
+// TestNewRemovesTemporaryRecords checks that New removes the temporary file of an interrupted write and leaves the
+// record unchanged.
 func TestNewRemovesTemporaryRecords(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "00000000-0000-4000-8000-000000000001.json")

@@ -28,12 +28,13 @@ type Options struct {
 	Homes   *qemu.Homes
 	Cgroups *cgroup.Tree
 	Images  *disk.Images
-	// Records is the directory of the records. New creates it if needed.
+	// Records is the directory of the files that hold a [Record] each. New creates the directory if needed.
 	Records string
 	Accel   qemu.Accel
 	// Cluster returns the id of the host's cluster, or "" if the host has not joined one. It must not block.
 	Cluster func() string
-	// MachineType is the versioned machine type of new starts. CPUModel is the model of VMs that name none.
+	// MachineType is the versioned machine type with which VMs are started. CPUModel is the CPU model of VMs that
+	// specify none.
 	MachineType, CPUModel string
 }
 
@@ -48,7 +49,7 @@ type MachineSet struct {
 
 type counts struct{ launches, launchFailures, builds, buildFailures, deaths atomic.Uint64 }
 
-// Counts are the numbers of events since the agent started.
+// Counts holds how often each event happened since the agent started.
 type Counts struct{ Launches, LaunchFailures, Builds, BuildFailures, Deaths uint64 }
 
 // New returns the MachineSet of a host.
@@ -106,7 +107,7 @@ func (s *MachineSet) present(id cloud.VMID) (bool, error) {
 	return slices.Contains(homes, string(id)) || slices.Contains(groups, string(id)), nil
 }
 
-// Open returns the VM with that id. The caller closes it before it opens the same VM again.
+// Open returns the VM with that id. The caller must close the VM before it opens the same id again.
 func (s *MachineSet) Open(id cloud.VMID) reconcile.Reconciled {
 	v := &VM{set: s, id: id}
 	s.mu.Lock()
@@ -133,7 +134,7 @@ func (s *MachineSet) machines() []*VM {
 	return out
 }
 
-// Counts returns the present counts.
+// Counts returns how often each event happened since the agent started.
 func (s *MachineSet) Counts() Counts {
 	c := &s.counts
 	return Counts{c.launches.Load(), c.launchFailures.Load(), c.builds.Load(), c.buildFailures.Load(), c.deaths.Load()}
@@ -170,8 +171,8 @@ func (s *MachineSet) UsedImages() (map[string]bool, error) {
 // errNoConsole is the error of Console for a VM without a console log. Tenants see it.
 var errNoConsole = errors.New("the VM has no console log on this host")
 
-// Console writes the last tail bytes of a VM's console log to w, or all of the log if tail is 0. With follow it continues
-// with new output until ctx ends.
+// Console writes the last tail bytes of a VM's console log to w, or all of the log if tail is 0. If follow is set, it
+// then writes new output until ctx ends.
 func (s *MachineSet) Console(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error {
 	home, err := s.o.Homes.Open(string(vm))
 	if err != nil {

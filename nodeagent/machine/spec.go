@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// Translations of agent.v1's values to those of packages qemu and disk. Any other value becomes "", which they refuse.
+// Values of agent.v1 and the equivalent values of packages qemu and qcow2. Other values become "", which packages qemu
+// and disk refuse.
 var (
 	buses = map[vmv1.DiskBus]qemu.Bus{
 		vmv1.DiskBus_DISK_BUS_VIRTIO: qemu.Virtio, vmv1.DiskBus_DISK_BUS_SCSI: qemu.SCSI, vmv1.DiskBus_DISK_BUS_IDE: qemu.IDE,
@@ -26,7 +27,7 @@ var (
 	}
 )
 
-// spec returns the Spec of an assigned VM on this host.
+// spec returns the qemu.Spec with which this host starts an assigned VM. Disks have no slots yet.
 func (set *MachineSet) spec(want *agentv1.AssignedVm) qemu.Spec {
 	s := qemu.Spec{
 		ID: want.GetVmId(), Machine: set.o.MachineType, Accel: set.o.Accel, CPUModel: want.GetCpuModel(), VCPUs: int(want.GetVcpus()),
@@ -58,7 +59,7 @@ func (set *MachineSet) check(want *agentv1.AssignedVm) error {
 	return err
 }
 
-// disks returns the disks of an assigned VM.
+// disks returns the disks of an assigned VM as package disk describes them.
 func disks(want *agentv1.AssignedVm) []disk.Disk {
 	var out []disk.Disk
 	for _, d := range want.GetDisks() {

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// measureWithin bounds the queries to one QEMU.
+	// measureWithin is the maximum time of the queries to one QEMU.
 	measureWithin = 2 * time.Second
 	// measureAtOnce is the number of VMs measured concurrently, so that a few unresponsive ones do not delay the
 	// others.
@@ -32,7 +32,7 @@ type LastReport struct {
 	CPU      time.Duration
 }
 
-// LastReports returns the last observation and measurement of all VMs, without a new one.
+// LastReports returns the last observation and measurement of all VMs. It does not measure again.
 func (s *MachineSet) LastReports() []LastReport {
 	var out []LastReport
 	for _, v := range s.machines() {
@@ -44,7 +44,7 @@ func (s *MachineSet) LastReports() []LastReport {
 }
 
 // Measure measures the resource usage of all VMs that have a process. CPUPercent is the average since the last
-// measurement; 100 is one CPU.
+// measurement, or since the start of the process; 100 is one fully used CPU.
 func (s *MachineSet) Measure(ctx context.Context) map[cloud.VMID]cloud.Usage {
 	var mu sync.Mutex
 	out := map[cloud.VMID]cloud.Usage{}

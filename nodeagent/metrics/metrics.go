@@ -1,11 +1,11 @@
-// Package metrics serves figures about the agent and its guests: GET /metrics for Prometheus, GET /health for liveness
-// checks.
+// Package metrics serves metrics of the agent and its guests over HTTP: GET /metrics for Prometheus, GET /health for
+// liveness checks.
 //
 // Requests need no credential. To block DNS rebinding by web pages, the Host header of a request must be an IP address,
 // localhost, or one of the host's own names.
 //
-// Each request reads the figures from the functions in [Sources]; nothing is cached. Labels hold only ids of VMs, no
-// names: an id reveals nothing to a reader who may not see the VM.
+// Each request for /metrics reads the values from the functions in [Sources]; nothing is cached. Labels hold only ids
+// of VMs, no names: an id reveals nothing to a reader who may not see the VM.
 package metrics
 
 import (
@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Sources supplies the figures. All fields are required. The functions must return quickly and be safe for concurrent
-// use.
+// Sources supplies the values of the metrics. All fields are required. The functions must return quickly and be safe
+// for concurrent use.
 type Sources struct {
 	Version string
 	Uplink  func() Uplink
@@ -38,17 +38,19 @@ type Uplink struct {
 	Connected bool
 	Term      uint64
 	Revision  int64
-	Sessions  uint64 // connections that were accepted
+	Sessions  uint64 // connections that a member of the control plane accepted
 	Failures  uint64 // connections and attempts that ended with an error
-	// Lease is the remaining time of the lease; negative after its end or if there never was one.
+	// Lease is the remaining time of the lease. It is negative after the end of the lease, and 0 if there never was
+	// one.
 	Lease time.Duration
 }
 
-// VM is one VM on this host.
+// VM is the last report of one VM on this host.
 type VM struct {
 	ID       cloud.VMID
 	Observed cloud.Observed
-	// Usage is nil if nothing runs, or nothing was measured yet. CPU is processor time since the start.
+	// Usage is nil if the VM has no process or was not measured yet. CPU is the processor time of the VM's processes
+	// since they started.
 	Usage *cloud.Usage
 	CPU   time.Duration
 }
@@ -57,11 +59,12 @@ type VM struct {
 type Counts struct {
 	Launches, LaunchFailures uint64
 	Builds, BuildFailures    uint64
-	// Deaths counts guests whose process ended without a request to stop.
+	// Deaths counts the QEMU processes that ended with cloud.ExitFailed: neither on request nor because the guest
+	// powered itself off.
 	Deaths uint64
 }
 
-// observed holds the names of cloud.Observed values, as in agent.v1.
+// observed maps values of cloud.Observed to their names in agent.v1, in lower case.
 var observed = [...]string{
 	cloud.ObservedAbsent: "absent", cloud.ObservedBuilding: "building", cloud.ObservedBuilt: "built",
 	cloud.ObservedLaunching: "launching", cloud.ObservedRunning: "running", cloud.ObservedStopping: "stopping",
@@ -104,19 +107,19 @@ func onlyFor(names []string, next http.Handler) http.Handler {
 	})
 }
 
-// health responds in the form of every service's /health in the wire contract.
+// health serves GET /health with the JSON body that all services of the API have there.
 func health(w http.ResponseWriter, _ *http.Request) {
 	id := uuid.NewString()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Request-Id", id)
-	// An error means that the client is gone: nothing to do.
+	// An error means that the client has disconnected, so it is ignored.
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"data": map[string]string{"status": "healthy"},
 		"meta": map[string]string{"request_id": id, "timestamp": time.Now().UTC().Format(time.RFC3339Nano)},
 	})
 }
 
-// collector reads the sources at each scrape.
+// collector is the prometheus.Collector of the agent's metrics. It reads the Sources at each scrape.
 type collector struct{ s Sources }
 
 var _ prometheus.Collector = collector{}
@@ -143,7 +146,7 @@ var (
 	written   = desc("vm_disk_written_bytes_total", "Bytes that the guest wrote to its disks.", "vm")
 )
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of all metrics, as prometheus.Collector requires.
 func (c collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		build, connected, term, revision, sessions, failures, lease, vms, launches, builds, deaths, cpu, memory, read, written,
@@ -152,7 +155,7 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect sends the present values of all metrics, as prometheus.Collector requires.
 func (c collector) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

@@ -79,8 +79,8 @@ func TestHealth(t *testing.T) {
 	require.Equal(t, 405, r.StatusCode)
 }
 
-// Requests with a foreign Host header are refused: a web page cannot read the metrics by rebinding its name to this
-// host's address.
+// TestForeignNamesAreRefused checks that requests whose Host header is none of this host's names get status 403 and no
+// metrics. Otherwise a web page could read the metrics by rebinding its own DNS name to this host's address.
 func TestForeignNamesAreRefused(t *testing.T) {
 	s := serve(t)
 	for host, want := range map[string]int{

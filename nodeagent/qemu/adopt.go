@@ -21,12 +21,13 @@ type GoneError struct {
 
 func (e *GoneError) Error() string { return "VM has no process: " + e.Exit.Text }
 
-// Adopt takes over the VM's running QEMU, which normally an earlier agent started. The error wraps a [*GoneError] if
-// QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never started.
+// Adopt returns a Process for the VM's running QEMU, which normally an earlier agent started. The error wraps a
+// [*GoneError] if QEMU has ended, with the same Exit until the next Launch, and [ErrNotStarted] if the VM was never
+// started.
 //
-// A process is identified by its pid, start time and control group, never by its name. A process that does not answer
-// is adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx bounds only the wait for the first
-// answer, which takes milliseconds.
+// A process is identified by its pid, start time and control group, never by its name. A QEMU that does not respond is
+// adopted as well: then [Process.Status] fails, and [Process.Kill] ends it. ctx limits only the wait for QEMU's first
+// response, which normally takes milliseconds.
 func (l *Launcher) Adopt(ctx context.Context, home *Home) (*Process, error) {
 	r, err := home.Record()
 	if err != nil {
@@ -73,15 +74,17 @@ func (l *Launcher) adopt(ctx context.Context, home *Home, r Record) (*Process, e
 const endingTimeout = 500 * time.Millisecond
 
 var (
-	// errLaunchUnfinished means that the agent ended before the launcher became QEMU, or before it was forked.
+	// errLaunchUnfinished means that the agent ended before it forked the launcher, or before the launcher executed
+	// QEMU.
 	errLaunchUnfinished = fmt.Errorf("launcher: %w", fs.ErrNotExist)
 
-	// errOutsideCgroup means that the process runs outside of its control group, without its limits. No second process
-	// may be started, and an operator has to end this one.
+	// errOutsideCgroup means that the recorded process runs outside of its control group, without its limits. No second
+	// process is started for the VM; an operator must end this one.
 	errOutsideCgroup = errors.New("it is not in its control group: was the setting cgroup changed?")
 )
 
-// findProcess returns a pidfd of the recorded process. The error wraps fs.ErrNotExist if the process has ended.
+// findProcess returns a pidfd of the process that r records. The error wraps fs.ErrNotExist if the process has ended,
+// and errOutsideCgroup if it runs outside of its control group.
 func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	boot, err := bootID()
 	if err != nil {
@@ -93,7 +96,8 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 	if r.PID == 0 {
 		return 0, errLaunchUnfinished
 	}
-	// Not the result: a return statement sets the result before the deferred function runs.
+	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
+	// function runs.
 	opened, err := unix.PidfdOpen(r.PID, 0)
 	if errors.Is(err, syscall.ESRCH) {
 		return 0, fs.ErrNotExist
@@ -106,7 +110,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 			_ = unix.Close(opened)
 		}
 	}()
-	// Read after the pidfd was opened, so that both belong to the same process.
+	// The start time is read after the pidfd was opened, so that both belong to the same process.
 	began, err := startTime(r.PID)
 	if err != nil {
 		return 0, err
@@ -137,7 +141,7 @@ func (l *Launcher) findProcess(home *Home, r Record) (pidfd int, err error) {
 }
 
 // exitOfEnded returns the [*GoneError] of a start whose process has ended, and removes the rest of its control group.
-// It records the exit if that is not recorded yet.
+// It records the exit if that is not recorded yet. halfway means that the launcher had not executed QEMU.
 func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfway bool) error {
 	exit, known, err := home.Exit()
 	if err != nil {
@@ -151,7 +155,7 @@ func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfwa
 			return err
 		}
 	}
-	_, _ = reap(r.PID) // The process is a child of this agent if this agent started it.
+	_, _ = reap(r.PID) // If this agent started the process, it must collect the exit status.
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	if err := l.Cgroups.Kill(ctx, home.id); err != nil {
@@ -163,7 +167,8 @@ func (l *Launcher) exitOfEnded(ctx context.Context, home *Home, r Record, halfwa
 	return &GoneError{Exit: exit}
 }
 
-// inferExit returns how a QEMU ended while no agent ran, from its records, control group and standard error.
+// inferExit returns how a QEMU ended while no agent ran. It derives that from the record r, the file asked, the control
+// group and QEMU's standard error. halfway means that the launcher had not executed QEMU.
 func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	boot, err := bootID()
 	if err != nil {
@@ -183,7 +188,7 @@ func (l *Launcher) inferExit(home *Home, r Record, halfway bool) (Exit, error) {
 	return Exit{Crashed, withStderr("QEMU ended while the agent was away", home.stderr())}, nil
 }
 
-// checkUUID returns an error if QEMU reports the UUID of another VM. A QEMU that does not answer is no error.
+// checkUUID returns an error if QEMU reports the UUID of another VM. A QEMU that does not respond is no error.
 func (p *Process) checkUUID(ctx context.Context) error {
 	info, err := query(ctx, p, (*raw.Monitor).QueryUUID)
 	if err == nil && info.UUID != p.home.id {

@@ -55,7 +55,7 @@ func TestAdoptRunning(t *testing.T) {
 	require.Equal(t, exitRequested, l.exited(p))
 }
 
-// The next agent reports what happened while no agent ran.
+// TestAdoptAfterTheEnd checks that Adopt returns the right Exit for a guest or QEMU that ended while no agent ran.
 func TestAdoptAfterTheEnd(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -74,7 +74,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			l := newLab(t)
 			tc.how(l, l.boot())
-			// QEMU keeps the state. The next agent may look before the guest has reached it.
+			// QEMU stays in the run state of the ended guest. The next agent may adopt it before the guest has ended.
 			p := l.adopt()
 			require.Equal(t, tc.want, l.exited(p))
 			require.Equal(t, tc.want, l.gone())
@@ -101,7 +101,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 	})
 }
 
-// resume lets a paused guest run, without a Process.
+// resume resumes the paused guest, as another agent would: it adopts the process and closes it again.
 func (l *lab) resume() {
 	l.Helper()
 	p := l.adopt()
@@ -109,7 +109,8 @@ func (l *lab) resume() {
 	p.Close()
 }
 
-// A QEMU that does not answer is adopted within the caller's deadline, and can be killed.
+// TestAdoptUnresponsive checks that a QEMU that does not respond is adopted within the caller's deadline, that Status
+// then fails, and that PowerOff kills it.
 func TestAdoptUnresponsive(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -131,7 +132,8 @@ func TestAdoptUnresponsive(t *testing.T) {
 	require.Equal(t, exitRequested, l.exited(p))
 }
 
-// The agent recorded how the guest ended, and was killed before it ended QEMU.
+// TestAdoptAfterRecordedExit checks that Adopt ends a QEMU if the exit of its guest is recorded already, and keeps that
+// exit. This is the case if an agent was killed after it recorded the exit and before it ended QEMU.
 func TestAdoptAfterRecordedExit(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -147,14 +149,15 @@ func TestAdoptNothing(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotStarted)
 }
 
-// Records of processes that have ended, while their pid belongs to another process or to none.
+// TestAdoptRefusesOtherProcesses checks that Adopt treats a recorded process as ended if its pid now belongs to another
+// process or to none, and that it does not kill that other process if it is outside of the VM's control group.
 func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	boot, err := bootID()
 	require.NoError(t, err)
 	record := func(pid int, start uint64) Record {
 		return Record{Spec: spec(), BootID: boot, PID: pid, StartTime: start}
 	}
-	// member starts a process of root's in the VM's group.
+	// member starts a process of root in the VM's control group.
 	member := func(l *lab) (pid int, start uint64) {
 		require.NoError(l, l.launcher.Cgroups.Create(vmID, cgroup.Limits{CPUs: 1, Memory: 64 << 20}))
 		cmd := exec.CommandContext(l.ctx, "/bin/sleep", "60")
@@ -187,7 +190,7 @@ func TestAdoptRefusesOtherProcesses(t *testing.T) {
 		{"pid that somebody else has now", func(l *lab) Record {
 			start, err := startTime(os.Getpid())
 			require.NoError(l, err)
-			return record(os.Getpid(), start-1) // who ends it ends this test
+			return record(os.Getpid(), start-1) // if Adopt killed this pid, the test would end
 		}, Exit{Crashed, "QEMU ended while the agent was away"}},
 		{"host restarted", func(l *lab) Record {
 			r := record(os.Getpid(), 1)
@@ -203,7 +206,8 @@ func TestAdoptRefusesOtherProcesses(t *testing.T) {
 	}
 }
 
-// A recorded process outside of its control group does not count as ended, and no second one is started.
+// TestAdoptOutsideCgroup checks that Adopt and Launch fail with errOutsideCgroup if the recorded process runs outside
+// of its control group, and that the process is not ended.
 func TestAdoptOutsideCgroup(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -228,7 +232,8 @@ func TestAdoptOutsideCgroup(t *testing.T) {
 	require.Equal(t, Crashed, l.gone().Reason)
 }
 
-// agentCommand makes the test program an agent that starts a guest, reports that, and waits to be killed.
+// agentCommand is the argument that makes the test program an agent. It launches a guest, prints a line, and then waits
+// to be killed.
 const agentCommand = "be-an-agent"
 
 func beAgent(program, root, dir string) error {
@@ -277,7 +282,7 @@ func TestAgentIsKilled(t *testing.T) {
 	status, err := p.Status(l.ctx)
 	require.NoError(t, err)
 	require.True(t, status.Running)
-	// The process is not a child of this one: its end is visible, but not its exit status.
+	// QEMU is not a child of this process: its end is noticed, but its exit status is not known.
 	signal(t, p, unix.SIGKILL)
 	require.Equal(t, Exit{Crashed, "QEMU ended without an error message, as when it is killed"}, l.exited(p))
 }

@@ -12,38 +12,39 @@ import (
 
 // Descriptors that every QEMU gets. Those of its disks follow.
 const (
-	fdWork    = 3 + iota // listening socket of the work monitor
-	fdInspect            // listening socket of the inspection monitor
+	fdWork    = 3 + iota // listening socket of the monitor for commands that change the machine
+	fdInspect            // listening socket of the monitor for queries and events
 	fdConsole            // listening socket of the serial port
 	fdLog                // log of the serial port, open for appending
 	fdDisks              // overlay and base of each disk, in the order of Spec.Disks
 )
 
-// Paths in QEMU's own mount namespace.
+// Paths of the kernel and the initrd in QEMU's own mount namespace.
 const (
 	kernelPath = "/boot/kernel"
 	initrdPath = "/boot/initrd"
 )
 
-// Device addresses on the PCIe root bus. The chipset has 0 and 0x1f; 1 is reserved for a display.
+// Addresses of devices on the PCIe root bus. The chipset occupies 0 and 0x1f; 1 is reserved for a display.
 const (
 	addrRNG     = 0x02
 	addrBalloon = 0x03
-	addrPorts   = 0x04 // up to 4 devices of 8 root ports
+	addrPorts   = 0x04 // first of up to 4 addresses with 8 root ports each
 	addrIDE     = 0x09
 	addrSCSI    = 0x0a
 )
 
-// sparePorts is the number of free root ports, for devices that are attached later.
+// sparePorts is the number of free PCIe root ports that a VM has, for devices that are attached later.
 const sparePorts = 4
 
-// object is a JSON object in an argument. Its keys are encoded in sorted order, so equal specs give equal arguments.
+// object is a JSON object in an argument of QEMU. Its keys are encoded in sorted order, so that equal specs give equal
+// arguments.
 type object map[string]any
 
 func (o object) String() string {
 	text, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // The values are strings, numbers, booleans, nil and objects.
+		panic(err) // This cannot happen: the values are strings, numbers, booleans, nil and objects.
 	}
 	return string(text)
 }
@@ -113,7 +114,7 @@ func (s Spec) smp() string {
 	return fmt.Sprintf("cpus=%d,maxcpus=%d,sockets=%d,dies=1,cores=%d,threads=1", s.VCPUs, s.VCPUs, sockets, cores)
 }
 
-// args is a command line under construction.
+// args is the list of QEMU's arguments, to which the methods append.
 type args []string
 
 func (a *args) add(words ...string) { *a = append(*a, words...) }
@@ -130,22 +131,23 @@ func (a *args) monitors() {
 	}
 }
 
-// console adds the serial port, with a socket for input and output, and a log. A client of the socket must read from it:
-// otherwise the guest's output stops, and QEMU 7.2 then logs the byte that it retries twice.
+// console adds the serial port, with a socket for input and output, and a log. A client of the socket must read from
+// it. Otherwise the guest's output stops, and QEMU 7.2 writes the byte that it sends again to the log twice.
 func (a *args) console() {
 	a.fdset(fdLog, "console")
 	a.add("-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logfile=%s,logappend=on", fdConsole, fdsetPath(fdLog)))
 	a.json("-device", object{"driver": "isa-serial", "id": "serial0", "chardev": "console", "index": 0})
 }
 
-// fdset adds a descriptor set that has the number of its only descriptor.
+// fdset adds a descriptor set with the single descriptor fd. The set has the same number as the descriptor; note is its
+// comment.
 func (a *args) fdset(fd int, note string) {
 	a.add("-add-fd", fmt.Sprintf("fd=%d,set=%d,opaque=%s", fd, fd, note))
 }
 
 func fdsetPath(set int) string { return fmt.Sprintf("/dev/fdset/%d", set) }
 
-// ports adds the PCIe root ports: one for each slot up to the last virtio disk's, and sparePorts more.
+// ports adds the PCIe root ports: one for each slot up to that of the last virtio disk, and sparePorts more.
 func (a *args) ports(s Spec) {
 	last := -1
 	for _, d := range s.Disks {
@@ -207,7 +209,7 @@ func (a *args) disks(s Spec) {
 	}
 }
 
-// base adds the base image of a disk.
+// base adds the read-only block nodes of the base image of d, whose descriptor is fd.
 func (a *args) base(d Disk, fd int) {
 	a.fdset(fd, d.node()+"-base")
 	a.json("-blockdev", object{"driver": "file", "node-name": d.node() + "-base-file", "filename": fdsetPath(fd),
@@ -220,7 +222,7 @@ func (a *args) base(d Disk, fd int) {
 	a.json("-blockdev", node)
 }
 
-// device returns the -device argument of a disk. Boot indexes must differ, or QEMU refuses them.
+// device returns the -device argument of a disk. QEMU refuses two disks with the same bootIndex.
 func (d Disk) device(bootIndex int) object {
 	writeCache := "on"
 	if d.Cache == Writethrough {

@@ -13,8 +13,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// TestArgv reads testdata/argv: each case is a spec in JSON, applied to a small spec, and the resulting command line.
-// With "short" it prints only the difference to the small spec's command line.
+// TestArgv checks the command lines in testdata/argv. The input of each case is JSON that overrides fields of spec();
+// the expected output is QEMU's command line, one option per line, or the error. With the argument "short", lines that
+// the command line of spec() has too are omitted.
 func TestArgv(t *testing.T) {
 	datadriven.RunTest(t, "testdata/argv", func(t *testing.T, d *datadriven.TestData) string {
 		s := spec()
@@ -41,7 +42,7 @@ func TestArgv(t *testing.T) {
 	})
 }
 
-// optionLines joins each option with its value.
+// optionLines returns argv with each option and its value joined to one line.
 func optionLines(argv []string) []string {
 	var lines []string
 	for i, a := range argv {
@@ -63,7 +64,8 @@ func TestKeepSlots(t *testing.T) {
 	require.Equal(t, []Disk{disk("a", Virtio, 0), disk("b", Virtio, 2), disk("c", SCSI, 0), disk("d", Virtio, 1)}, first.Disks)
 	require.Equal(t, -1, s.Disks[0].Slot, "the argument is unchanged")
 
-	// The first disk is removed, one is added, and one changes its bus: the other disks keep their slots.
+	// After the first disk is removed, another added, and the bus of a third changed, a disk that has the same id and
+	// bus must have the same slot.
 	s.Disks = []Disk{disk("new", Virtio, -1), disk("b", Virtio, -1), disk("c", Virtio, -1)}
 	next, err := s.KeepSlots(first.Disks)
 	require.NoError(t, err)
@@ -82,9 +84,9 @@ func TestKeepSlots(t *testing.T) {
 	require.ErrorContains(t, s.Validate(), `the bus "floppy"`)
 }
 
-// FuzzArgv checks where a tenant's strings may appear. A spec is either refused, or its command line equals that of the
-// same spec with harmless strings, except for JSON strings that end in the disk's ID. The kernel's command line never
-// appears.
+// FuzzArgv checks where the strings of a tenant may appear on the command line. Argv must either refuse a spec, or
+// return the command line of the same spec with harmless strings, in which only these strings are replaced. The
+// kernel's command line must not appear.
 func FuzzArgv(f *testing.F) {
 	f.Add(vmID, "pc-q35-7.2", "qemu64", "console=ttyS0", "root", "virtio", "none", "qcow2", 1, 64, 0)
 	f.Add(vmID, "pc-q35-7.2", "max,+vmx", "a,b=c -kernel /etc/shadow", "data-1", "scsi", "writeback", "raw", 2, 512, 3)
@@ -108,7 +110,7 @@ func FuzzArgv(f *testing.F) {
 		}
 		require.Len(t, got, len(want))
 		for i, arg := range want {
-			// These strings have passed the patterns of Validate; here they must only appear in no other place.
+			// Validate has accepted the strings, so they may appear in place of the harmless ones, and nowhere else.
 			arg = strings.ReplaceAll(arg, vmID, id)
 			if i > 0 && want[i-1] == "-cpu" {
 				arg = model

@@ -13,9 +13,10 @@ import (
 // preconfig is the option with which QEMU waits for QMP commands (see configure) before it creates the machine.
 const preconfig = "-preconfig"
 
-// configure passes the kernel's command line to QEMU and lets QEMU create the machine, unless QEMU has created it
-// already. The command line comes from the tenant and may hold secrets; as an argument (-append) every user of the host
-// could read it in /proc. QEMU's own configuration files (-readconfig) take no values above 1 KiB, nor quotation marks.
+// configure passes the kernel's command line to a QEMU that waits in preconfig, and then makes QEMU create the machine.
+// It does nothing if QEMU has created the machine already. The command line comes from the tenant and may hold secrets;
+// as an argument (-append) every user of the host could read it in /proc. QEMU's own configuration files (-readconfig)
+// take no values above 1 KiB, nor quotation marks.
 //
 // It does nothing for a QEMU without a kernel command line, which is started without preconfig.
 func (p *Process) configure(ctx context.Context) error {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConfinement inspects a running QEMU from outside: its user, capabilities, limits, control groups, namespaces,
-// mounts and open files.
+// TestConfinement checks the confinement of a running QEMU: its user, capabilities, limits, control groups, namespaces,
+// mounts and open files, as /proc shows them.
 func TestConfinement(t *testing.T) {
 	l := newLab(t)
 	leak, err := os.Open("/etc/hostname") // a file of the agent that QEMU must not inherit
@@ -26,7 +26,7 @@ func TestConfinement(t *testing.T) {
 	defer leak.Close()
 	p := l.boot()
 	pid := p.record.PID
-	// The control group's end does not end a process that is outside of it.
+	// If QEMU is not in its control group, the removal of the group does not end it.
 	t.Cleanup(func() { _ = unix.PidfdSendSignal(int(p.pidfd.Fd()), unix.SIGKILL, nil, 0) })
 
 	status := map[string]string{}
@@ -52,7 +52,7 @@ func TestConfinement(t *testing.T) {
 	require.Regexp(t, `Max file size +1207959552 +1207959552 +bytes`, proc(t, pid, "limits")) // the disk's 1 GiB, its 16th and 64 MiB
 	require.Equal(t, "200\n", proc(t, pid, "oom_score_adj"))
 
-	// Its control groups are its own, and it shares none of these namespaces with the agent.
+	// QEMU is in the VM's control groups with their limits, and has its own mount, network, IPC and UTS namespaces.
 	groups := 0
 	for line := range strings.Lines(proc(t, pid, "cgroup")) {
 		if strings.HasSuffix(strings.TrimSpace(line), "/"+vmID) {
@@ -84,7 +84,7 @@ func TestConfinement(t *testing.T) {
 	require.NoError(t, dialFrom(t, "thread-self"))
 	require.ErrorIs(t, dialFrom(t, strconv.Itoa(pid)), unix.ENETUNREACH, "a service on the host's loopback, from QEMU's network namespace")
 
-	// QEMU sees only the files that it needs of the host: none is writable, and no data is executable.
+	// QEMU sees only the files of the host that it needs. None is writable, and only code is executable.
 	for line := range strings.Lines(proc(t, pid, "mountinfo")) {
 		fields := strings.Fields(line)
 		at, options := fields[4], strings.Split(fields[5], ",")
@@ -133,9 +133,9 @@ func TestConfinement(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// dialFrom connects to a service on the loopback of the host, from the network namespace of a process or thread, which
-// is named by its directory in /proc. The namespace of the test is that of thread-self. That of self is the main
-// thread's, which stays in the namespace of an earlier call if the goroutine of that call ran on it.
+// dialFrom connects to a service on the host's loopback address from the network namespace of a process or thread. from
+// is the name of its directory in /proc. The namespace of the test is that of thread-self, not of self: self is the
+// main thread, which is left in another namespace if the goroutine of an earlier call ran on it.
 func dialFrom(t *testing.T, from string) error {
 	t.Helper()
 	service, err := net.Listen("tcp", "127.0.0.1:0")
@@ -146,7 +146,7 @@ func dialFrom(t *testing.T, from string) error {
 	defer space.Close()
 	ended := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // it is never unlocked, so the thread ends with the goroutine
 		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNET); err != nil {
 			ended <- fmt.Errorf("enter the namespace: %w", err)
 			return
@@ -162,8 +162,8 @@ func dialFrom(t *testing.T, from string) error {
 	return <-ended
 }
 
-// TestVMUsersAreIsolated runs a shell on the host as the user of one VM, outside of every namespace, as an intruder who
-// escaped from QEMU's. The shell can access nothing of another VM and nothing of the agent.
+// TestVMUsersAreIsolated checks that a shell with the uid of one VM cannot access another VM or the agent. The shell
+// runs in the host's namespaces, like an intruder who escaped from those of QEMU.
 func TestVMUsersAreIsolated(t *testing.T) {
 	l := newLab(t)
 	p := l.boot()
@@ -175,7 +175,8 @@ func TestVMUsersAreIsolated(t *testing.T) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 		return c.Run()
 	}
-	// Open the test's own directories above the homes: what refuses access is then the mode of the home itself.
+	// The test's own directories above the homes are made searchable, so that the mode of the home itself refuses
+	// access.
 	vms := filepath.Dir(l.home.dir)
 	for dir := vms; strings.HasPrefix(dir, filepath.Clean(os.TempDir())+"/"); dir = filepath.Dir(dir) {
 		require.NoError(t, os.Chmod(dir, 0o755))

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openDescriptors returns the targets of this process's open descriptors.
+// openDescriptors returns the open descriptors of this process: the number of each and the file that it refers to.
 func openDescriptors(t *testing.T) map[string]string {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
@@ -23,8 +23,8 @@ func openDescriptors(t *testing.T) map[string]string {
 	return open
 }
 
-// When findProcess finds another process than the recorded one, it closes the descriptor that it opened, and no other:
-// the agent may have opened a disk image under the number 0.
+// TestFindProcessClosesItsDescriptor checks that findProcess, when it finds another process than the recorded one,
+// closes the descriptor that it opened, and no other one, such as 0: a file of the agent may have that number.
 func TestFindProcessClosesItsDescriptor(t *testing.T) {
 	l := newLab(t)
 	boot, err := bootID()
@@ -49,10 +49,11 @@ func TestFindProcessClosesItsDescriptor(t *testing.T) {
 	}
 }
 
-// A launch that fails closes its own descriptors only, and leaves no process.
+// TestFailedLaunchClosesItsDescriptors checks that a failed Launch closes only the descriptors that it opened, and
+// leaves no process.
 func TestFailedLaunchClosesItsDescriptors(t *testing.T) {
 	l := newLab(t)
-	l.launcher.Program = "/usr/lib/os-release" // no program
+	l.launcher.Program = "/usr/lib/os-release" // a file that is no program
 	before := openDescriptors(t)
 	_, err := l.launcher.Launch(l.ctx, l.home, spec(), Files{}, 1, "test")
 	require.Error(t, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// handleRunState queries QEMU's run state. If the guest has ended it records the exit and ends QEMU; if a disk error
-// has paused the guest it records the error.
+// handleRunState queries QEMU's run state. If the guest has ended, it records the exit and ends QEMU. If a disk error
+// has paused the guest, it sets the error that LastError returns.
 func (p *Process) handleRunState(conn *qmp.Conn) error {
 	info, err := raw.NewMonitor(conn.With(p.life)).QueryStatus()
 	if err != nil {
@@ -42,27 +42,28 @@ func (p *Process) recordExitAndQuit(e Exit) {
 		return
 	}
 	if err := p.home.write("exit.json", e); err != nil {
-		return // QEMU stays in this run state until an exit can be recorded.
+		return // QEMU stays in this run state, and the next call tries again.
 	}
 	p.setExitAndQuit(e)
 }
 
-// setExitAndQuit ends a QEMU whose guest's exit is recorded.
+// setExitAndQuit sets the exit of the process to e, which is recorded on disk already, and ends QEMU.
 func (p *Process) setExitAndQuit(e Exit) {
 	p.mu.Lock()
 	p.exit = e
 	p.mu.Unlock()
 	p.notify()
-	// In its own goroutine, so that the reader of events continues and sees the connection end. If the agent ends
-	// first, the next one finds the same run state.
+	// quit runs in its own goroutine, so that followEvents continues and notices the end of the connection. If the
+	// agent ends before QEMU, the next agent finds QEMU in the same run state.
 	p.tasks.Go(func() { _ = p.quit(p.life) })
 }
 
-// quit ends QEMU, which flushes its disks. After quitWithin it kills QEMU.
+// quit sends the QMP command quit, on which QEMU flushes its disks and ends. If QEMU has not ended after quitWithin,
+// quit kills it.
 func (p *Process) quit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, p.quitWithin)
 	defer cancel()
-	// The answer does not matter, only the end of the process.
+	// The result of the command is ignored: only the end of the process matters.
 	_ = p.do(bounded, p.work, (*raw.Monitor).Quit)
 	select {
 	case <-p.exited:
@@ -75,7 +76,7 @@ func (p *Process) quit(ctx context.Context) error {
 	return p.killNow(ctx)
 }
 
-// killNow kills all processes of the control group and waits until QEMU has ended.
+// killNow kills all processes of the VM's control group and waits until QEMU has ended.
 func (p *Process) killNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -90,7 +91,7 @@ func (p *Process) killNow(ctx context.Context) error {
 	}
 }
 
-// recordDiskError sets LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
+// recordDiskError sets the result of LastError from a BLOCK_IO_ERROR event, if the error has paused the guest.
 func (p *Process) recordDiskError(e qmp.Event) {
 	var data struct {
 		Node      string `json:"node-name"`
@@ -104,8 +105,8 @@ func (p *Process) recordDiskError(e qmp.Event) {
 	p.setDiskError(data.Node, fmt.Sprintf("%s error: %s", data.Operation, printable(data.Reason, 200)))
 }
 
-// findDiskError sets LastError from the disks' states, for an error whose event was missed. It does not use go-qemu's
-// QueryBlock: see package qmp.
+// findDiskError sets the result of LastError from the states of the disks, in case the event of the error was missed.
+// It does not use go-qemu's QueryBlock: see package qmp.
 func (p *Process) findDiskError(conn *qmp.Conn) error {
 	if p.LastError() != "" {
 		return nil
@@ -130,7 +131,7 @@ func (p *Process) findDiskError(conn *qmp.Conn) error {
 	return nil
 }
 
-// setDiskError sets LastError to an error of the disk with that block node.
+// setDiskError sets the result of LastError to an error of the disk whose block node is node.
 func (p *Process) setDiskError(node, text string) {
 	name := node
 	for _, d := range p.record.Spec.Disks {
@@ -186,7 +187,7 @@ var (
 	exitLaunchLost    = Exit{Crashed, "the agent was restarted while QEMU was being started"}
 )
 
-// exitFlooded is the Exit of a QEMU that was killed because its logs grew too fast.
+// exitFlooded is recorded for a QEMU that was killed because its logs grew too fast.
 var exitFlooded = Exit{Crashed, "QEMU wrote more to its logs than a guest's console can, and was killed: an attacker may have escaped from the guest"}
 
 const outOfMemory = "the host killed QEMU because it exceeded its memory limit"
@@ -201,7 +202,8 @@ func (p *Process) Kill(ctx context.Context) error {
 	return p.endBy(ctx, "kill QEMU", p.killNow)
 }
 
-// endBy notes that the end was asked for, then calls how, unless the process has ended already.
+// endBy stores that the end of the process was requested, so that its exit is exitRequested, and then calls how to end
+// it. It does nothing if the process has ended already. what begins the error.
 func (p *Process) endBy(ctx context.Context, what string, how func(context.Context) error) error {
 	select {
 	case <-p.exited:

@@ -18,15 +18,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// The guest is a boot sector of our own: it prints GUEST UP on the serial port, listens to its power button, and does
-// what it is told there by single letters (see the source). To make it again:
+// guest is a boot sector with a small program. It prints GUEST UP on the serial port, ends when its power button is
+// pressed, and executes single letters that it reads from the serial port (see testdata/guest.s). To build it:
 //
 //	as --32 -o guest.o guest.s && ld -m elf_i386 -Ttext 0x7c00 --oformat binary -o guest.bin guest.o
 //
 //go:embed testdata/guest.bin
 var guest []byte
 
-// The kernel is the real-mode part of a bzImage, which says what it was given and powers off:
+// kernel is the real-mode part of a bzImage. It prints its command line and the size of its initrd, and powers off. To
+// build it:
 //
 //	as --32 -o kernel.o kernel.s && ld -m elf_i386 -Ttext 0 --oformat binary -o kernel.bin kernel.o
 //
@@ -35,7 +36,8 @@ var kernel []byte
 
 const launcherCommand = "launch-guest"
 
-// TestMain makes the test program its own launcher, as the agent's program is.
+// TestMain runs the launcher of QEMU, or the agent of TestAgentIsKilled, instead of the tests if the first argument
+// requests it.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == launcherCommand {
 		LauncherMain()
@@ -47,14 +49,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lab is a host with one VM's home. Everything that a test leaves is removed at its end.
+// lab is a host with the home of one VM. At the end of the test, all processes, control groups and files are removed.
 type lab struct {
 	*testing.T
 	ctx      context.Context
 	launcher *Launcher
 	homes    *Homes
 	home     *Home
-	root     string // of the cgroups
+	root     string // root of the cgroup tree
 }
 
 var labs atomic.Int64
@@ -106,12 +108,13 @@ func skip(t *testing.T, why string) {
 	t.Skip(why)
 }
 
-// spec returns a VM without disks, which never gets beyond its firmware.
+// spec returns a VM without disks: its firmware runs, but finds nothing to boot.
 func spec() Spec {
 	return Spec{ID: vmID, Machine: "pc-q35-7.2", Accel: TCG, CPUModel: "qemu64", VCPUs: 1, MemoryMiB: 64}
 }
 
-// disk makes a disk over an image with the guest in its first sector, and adds it to the spec.
+// disk creates the overlay of d, and its base image with guest in the first sector if d has one. It adds the disk to s
+// and files.
 func (l *lab) disk(s *Spec, files *Files, d Disk) {
 	l.Helper()
 	dir := l.TempDir()
@@ -140,7 +143,7 @@ func (l *lab) disk(s *Spec, files *Files, d Disk) {
 	s.Disks = append(s.Disks, d)
 }
 
-// bootable returns a spec with the guest on a virtio disk.
+// bootable returns a Spec and the files of a VM that boots guest from a virtio disk.
 func (l *lab) bootable() (Spec, Files) {
 	s, files := spec(), Files{}
 	l.disk(&s, &files, Disk{ID: "root", Bus: Virtio, Slot: -1, Cache: Writeback, Base: qcow2.Raw})
@@ -155,7 +158,7 @@ func (l *lab) launch(s Spec, files Files) *Process {
 	return p
 }
 
-// boot launches the guest and waits until it is up.
+// boot starts the VM of bootable and waits until its guest has printed GUEST UP.
 func (l *lab) boot() *Process {
 	l.Helper()
 	s, files := l.bootable()
@@ -165,7 +168,7 @@ func (l *lab) boot() *Process {
 	return p
 }
 
-// says waits until the guest's console contains text.
+// says waits until the console log of the guest contains text.
 func (l *lab) says(text string) {
 	l.Helper()
 	l.eventually(func() bool {

@@ -31,7 +31,7 @@ const (
 type Homes struct {
 	dir         string
 	first, last int
-	mu          sync.Mutex // held while a uid is chosen
+	mu          sync.Mutex // locked while a uid is chosen
 }
 
 // OpenHomes opens the directory of all homes, and creates it if needed. The VMs' uids are first to last.
@@ -60,7 +60,8 @@ func (h *Homes) List() ([]string, error) {
 	return ids, nil
 }
 
-// Open opens the home of a VM. The error wraps fs.ErrNotExist if there is none, or none that is complete.
+// Open opens the home of a VM. The error wraps fs.ErrNotExist if the VM has no home, or one whose creation was
+// interrupted.
 func (h *Homes) Open(id string) (*Home, error) {
 	if !validUUID.MatchString(id) {
 		return nil, fmt.Errorf("open VM directory: %w", invalid("the id %q is not a UUID", id))
@@ -76,7 +77,7 @@ func (h *Homes) Open(id string) (*Home, error) {
 	return home, nil
 }
 
-// Claim opens the home of a VM, and creates it if needed.
+// Claim opens the home of a VM. If there is none, it creates one with an unused uid.
 func (h *Homes) Claim(id string) (*Home, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,7 +102,8 @@ func (h *Homes) Claim(id string) (*Home, error) {
 	return &Home{id: id, dir: dir, uid: uid}, nil
 }
 
-// freeUID returns an unused uid. The search begins at a uid derived from the VM's id, so that uids are rarely reused soon.
+// freeUID returns an unused uid. The search begins at a uid derived from the VM's id, so that the uid of a removed VM
+// is rarely reused soon.
 func (h *Homes) freeUID(id string) (int, error) {
 	used := map[int]bool{}
 	ids, err := h.List()
@@ -173,27 +175,28 @@ func (h *Home) UID() int { return h.uid }
 // Disks returns the directory of the VM's disks. Package disk creates it.
 func (h *Home) Disks() string { return h.path("disks") }
 
-// Console returns the log of the guest's serial port, over all starts.
+// Console returns the log of the guest's serial port. It continues over all starts of the VM.
 func (h *Home) Console() *console.Log { return console.At(h.path("console.log"), console.KeepConsole) }
 
-// stderr returns the log of QEMU's standard error, of the last start.
+// stderr returns the log of what QEMU wrote to its standard error since the last start.
 func (h *Home) stderr() *console.Log { return console.At(h.path("stderr.log"), console.KeepStderr) }
 
-// Names of the listening sockets.
+// Names of QEMU's listening sockets in the home.
 const (
 	workSocket    = "work.sock"
 	inspectSocket = "inspect.sock"
 	consoleSocket = "console.sock"
 )
 
-// Record describes the last start of a VM. It is written before the process is started.
+// Record describes the last start of a VM. It is written before the process is forked, and again with the process's
+// data before the launcher receives its plan.
 type Record struct {
 	Generation uint64   `json:"generation"` // of the assignment
-	Owner      string   `json:"owner"`      // text of the caller, at most 1 KiB
-	Spec       Spec     `json:"spec"`       // with the chosen slots
+	Owner      string   `json:"owner"`      // any text of the caller of Launch, at most 1 KiB
+	Spec       Spec     `json:"spec"`       // with the slots that KeepSlots chose
 	Argv       []string `json:"argv"`
 	BootID     string   `json:"boot_id"` // of the host
-	// Set after the process was forked:
+	// The fields below are set after the process was forked.
 	PID       int       `json:"pid"`
 	StartTime uint64    `json:"start_time"` // clock ticks since the host's boot, as in /proc/PID/stat; detects a reused pid
 	Started   time.Time `json:"started"`
@@ -202,7 +205,7 @@ type Record struct {
 // Exit describes how a VM's process ended.
 type Exit struct {
 	Reason Reason `json:"reason"`
-	Text   string `json:"text"` // for people; contains no path of the host
+	Text   string `json:"text"` // for users; contains no path of the host
 }
 
 // Reason is the kind of an Exit.
@@ -227,8 +230,8 @@ func (h *Home) Record() (Record, error) {
 	return r, nil
 }
 
-// Exit reads how the last process ended. It reports false if no end is recorded: the process runs, or its end was not
-// noticed yet ([Launcher.Adopt] does).
+// Exit reads how the last process ended. It returns false if no exit is recorded: the process runs, or it ended while
+// no agent ran, and [Launcher.Adopt] has not recorded that yet.
 func (h *Home) Exit() (Exit, bool, error) {
 	var e Exit
 	err := h.read("exit.json", &e)
@@ -241,8 +244,8 @@ func (h *Home) Exit() (Exit, bool, error) {
 	return e, true, nil
 }
 
-// Remove removes the home and its content, the uid last. It returns nil if there is no home. The caller makes sure that
-// the VM has no process.
+// Remove removes the home and its content, the uid last. It returns nil if there is no home. The caller must ensure
+// that the VM has no process.
 func (h *Home) Remove() error {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -267,7 +270,8 @@ func (h *Home) Remove() error {
 
 func (h *Home) path(name string) string { return filepath.Join(h.dir, name) }
 
-// begin prepares a new start: it removes the files of the last one, except its standard error, and writes the record.
+// begin prepares a new start: it removes the exit, the request and the sockets of the last start, renames its
+// stderr.log, and writes the record r.
 func (h *Home) begin(r Record) error {
 	if err := atomicfile.RemoveLeftovers(h.dir); err != nil {
 		return err
@@ -283,19 +287,20 @@ func (h *Home) begin(r Record) error {
 	return h.write("record.json", r)
 }
 
-// Content of the file asked: how the end of the process was asked for.
+// Contents of the file asked: how the agent requested the end of the process.
 const (
 	requestedNothing     = ""
 	requestedPowerButton = "powerdown"
 	requestedPowerOff    = "cut"
 )
 
-// setRequested records how the end of the process was asked for. The file is not synced: no process survives the host's end.
+// setRequested writes to the file asked how the agent requests the end of the process. The file is not synced, because
+// the process does not survive a crash of the host either.
 func (h *Home) setRequested(what string) error {
 	return os.WriteFile(h.path("asked"), []byte(what), 0o600)
 }
 
-// requested returns how the end of the process was asked for, or requestedNothing.
+// requested returns how the agent requested the end of the process, or requestedNothing.
 func (h *Home) requested() string {
 	what, err := os.ReadFile(h.path("asked"))
 	if err != nil {

@@ -70,7 +70,7 @@ func TestHomesRefuse(t *testing.T) {
 		_, err := h.Claim(id)
 		require.ErrorIs(t, err, ErrInvalid)
 	}
-	// An agent that ended before it had chosen a uid.
+	// This directory is what an agent leaves that ended before it wrote the uid.
 	require.NoError(t, os.Mkdir(filepath.Join(h.dir, uuid(1)), 0o700))
 	_, err := h.Open(uuid(1))
 	require.ErrorIs(t, err, fs.ErrNotExist)
@@ -111,7 +111,8 @@ func TestUIDOfRunningProcessIsNotReused(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// begin removes temporary files that a crash left.
+// TestBeginRemovesTemporaryFiles checks that begin removes the temporary file of an interrupted write, and that such a
+// file is not read.
 func TestBeginRemovesTemporaryFiles(t *testing.T) {
 	home, err := openHomes(t, 700_000, 700_009).Claim(uuid(1))
 	require.NoError(t, err)

@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// Writes beyond the file size limit fail, and QEMU continues to run. Here they are output of the guest's console.
+// TestFileSizeLimit checks that QEMU continues to run when writes beyond the file size limit fail. The writes here are
+// output of the guest to a console log that has reached the limit.
 func TestFileSizeLimit(t *testing.T) {
 	l := newLab(t)
 	s, files := l.bootable()
@@ -48,13 +49,14 @@ func TestLimitFollowsTheDisks(t *testing.T) {
 	require.EqualValues(t, 170<<30+64<<20, two.fileSizeLimit())
 }
 
-// A QEMU that writes to a log without pause is killed within seconds, and the reason is recorded.
+// TestLogFloodEndsQEMU checks that a QEMU that writes too fast to one of its logs is killed, and that its exit is
+// recorded as exitFlooded.
 func TestLogFloodEndsQEMU(t *testing.T) {
 	for _, name := range []string{"console.log", "stderr.log"} {
 		t.Run(name, func(t *testing.T) {
 			l := newLab(t)
 			p := l.boot()
-			// The log file, opened as QEMU has it open.
+			// The test writes to the log in place of QEMU, with the same open flags.
 			f, err := os.OpenFile(l.home.path(name), os.O_WRONLY|os.O_APPEND, 0)
 			require.NoError(t, err)
 			defer f.Close()
@@ -69,7 +71,7 @@ func TestLogFloodEndsQEMU(t *testing.T) {
 	}
 }
 
-// TestFloods checks which growth of a log counts as a flood.
+// TestFloods checks which growth of a log, in bytes and seconds, counts as a flood.
 func TestFloods(t *testing.T) {
 	at := time.Now()
 	for _, c := range []struct {
@@ -77,11 +79,11 @@ func TestFloods(t *testing.T) {
 		seconds int
 		floods  bool
 	}{
-		{5 << 20, 5, false}, // more than a serial port can
+		{5 << 20, 5, false}, // less than floodBytes
 		{floodBytes + 1, 5, true},
-		{floodBytes + 1, 60, false}, // the agent was stopped for a minute
+		{floodBytes + 1, 60, false}, // the agent did not run for a minute
 		{floodRate*60 + 1, 60, true},
-		{-1 << 30, 5, false}, // the file was cut
+		{-1 << 30, 5, false}, // Trim removed the beginning of the file
 	} {
 		now := growth{1<<30 + c.grown, at.Add(time.Duration(c.seconds) * time.Second)}
 		require.Equal(t, c.floods, growth{1 << 30, at}.floods(now), "%v", c)
@@ -89,7 +91,8 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// An agent ends after it started QEMU and before it passed the kernel's command line. The next agent passes it.
+// TestAdoptUnconfigured checks that Resume passes the kernel's command line to an adopted QEMU whose agent ended after
+// it started QEMU and before it called configure.
 func TestAdoptUnconfigured(t *testing.T) {
 	l := newLab(t)
 	s, files := l.kernel()
@@ -120,7 +123,7 @@ func TestAdoptUnconfigured(t *testing.T) {
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// QEMU runs also if its path is a symbolic link, but only under /usr.
+// TestRootFS checks that QEMU runs if its path is a symbolic link, and that findRootFS refuses a path outside of /usr.
 func TestRootFS(t *testing.T) {
 	l := newLab(t)
 	link := "/usr/local/bin/trivet-test-qemu-" + fmt.Sprint(os.Getpid())

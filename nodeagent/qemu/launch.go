@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Launcher starts and adopts the VMs of a host. All fields are required. A Launcher has no state.
+// Launcher starts QEMUs on a host and adopts running ones. All fields are required. A Launcher has no state.
 type Launcher struct {
 	Program         string       // absolute path of QEMU, under /usr
 	LauncherCommand []string     // a command that calls LauncherMain, such as /proc/self/exe launch-guest
@@ -30,9 +30,9 @@ type Launcher struct {
 	CPUModels       []string     // CPU models that the accelerator offers
 }
 
-// Files are the open files of a VM. The caller owns them, and may close them after Launch has returned.
+// Files are the open files that a QEMU gets. The caller owns them, and may close them after Launch has returned.
 type Files struct {
-	Kernel, Initrd *os.File          // readable by all users; nil unless the Spec has them
+	Kernel, Initrd *os.File          // readable by all users; nil if the Spec has none
 	Disks          map[string]Layers // by disk id
 }
 
@@ -45,15 +45,16 @@ type Layers struct {
 	Size uint64
 }
 
-// tasks returns the limit of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up to 64.
+// tasks returns the maximum number of QEMU's threads: one for each vCPU, and 200 others. QEMU's I/O thread pool has up
+// to 64.
 func (s Spec) tasks() int { return s.VCPUs + 200 }
 
-// launchTimeout bounds the time from fork to execve of QEMU.
+// launchTimeout is the maximum time from the fork of the launcher to its execve of QEMU.
 const launchTimeout = 20 * time.Second
 
-// Launch starts the VM s in home, paused before its first instruction: [Process.Resume] lets it run. It returns when QEMU
-// answers. After an error nothing is left but the logs; the error wraps [ErrInvalid] if another attempt would fail the
-// same way, and [ErrRunning] if the VM has a process.
+// Launch starts QEMU for the VM s in home. The guest is paused before its first instruction until [Process.Resume].
+// Launch returns when QEMU responds on both monitors. After an error, the process that Launch started has been ended.
+// The error wraps [ErrInvalid] if another attempt would fail the same way, and [ErrRunning] if the VM has a process.
 //
 // Disks with slot -1 keep the slot of the last start. generation and owner are stored in the record.
 func (l *Launcher) Launch(ctx context.Context, home *Home, s Spec, files Files, generation uint64, owner string) (*Process, error) {
@@ -111,14 +112,16 @@ func (l *Launcher) launch(ctx context.Context, home *Home, s Spec, files Files, 
 		}
 	}
 	l.removeCgroup(ctx, home)
-	// An exit of QEMU itself stays recorded. A reason on the host's side is only returned to the caller.
+	// If QEMU ended by itself, that exit stays recorded. Otherwise exitNotStarted is recorded, and only the caller gets
+	// the reason.
 	if exit, known, readErr := home.Exit(); readErr != nil || !known || exit == exitRequested {
 		err = errors.Join(err, home.write("exit.json", exitNotStarted))
 	}
 	return nil, err
 }
 
-// checkNotRunning returns an error if the process of the last start still runs, even outside of its control group.
+// checkNotRunning returns an error if the process of the last start, described by before, still runs, even outside of
+// its control group.
 func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	pidfd, err := l.findProcess(home, before)
 	if err == nil {
@@ -131,7 +134,8 @@ func (l *Launcher) checkNotRunning(home *Home, before Record) error {
 	return err
 }
 
-// inOrder returns the disks' files in the order of their descriptors. It returns an error if they do not match s.
+// inOrder returns the disks' files in the order of s.Disks, each overlay before its base. It returns an error if the
+// files do not match s.
 func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	if (f.Kernel != nil) != s.Kernel || (f.Initrd != nil) != s.Initrd {
 		return nil, errors.New("kernel and initrd are not those of the spec")
@@ -156,17 +160,19 @@ func (f Files) inOrder(s Spec) ([]*os.File, error) {
 	return out, nil
 }
 
-// minFileBytes is the least file size limit, in bytes, for the logs of a guest without large disks. It is twice
-// console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
+// minFileBytes is the smallest file size limit of a QEMU, in bytes. It applies to the logs of a guest without large
+// disks. It is twice console.Longest, so that the log of a normal guest is trimmed before it reaches the limit.
 const minFileBytes = 2 * console.Longest
 
-// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE). It bounds how much of the host's disk a compromised QEMU can
-// fill: what the guest's disks may use, and as much again for each of its two logs while no agent runs.
+// fileSizeLimit returns QEMU's file size limit (RLIMIT_FSIZE) in bytes. It limits how much of the host's disk a
+// compromised QEMU can fill: what the guest's disks may use, and the same amount for each of its two logs while no
+// agent runs.
 //
 // A QCOW2 file with clusters of 64 KiB has 1/6554 of its virtual size in tables. A sixteenth and 64 MiB leave room for
-// clusters that a crash leaked. A write beyond is refused with EFBIG, which stops the guest as a full disk does. The limit
-// is of the process: when a disk grows while its guest runs, it has to be raised first, by prlimit(2) from an agent with
-// CAP_SYS_RESOURCE. Files in memory count too (a memfd for guest memory), of which QEMU makes none as it is started today.
+// clusters that a crash leaked. A write beyond the limit fails with EFBIG, which stops the guest as a full disk does.
+// The limit belongs to the process: before a disk can grow while its guest runs, an agent with CAP_SYS_RESOURCE must
+// raise the limit by prlimit(2). The limit also applies to files in memory, such as a memfd for guest memory, but this
+// QEMU command line creates none.
 func (f Files) fileSizeLimit() uint64 {
 	most := uint64(minFileBytes)
 	for _, l := range f.Disks {
@@ -190,7 +196,7 @@ func checkOpenMode(f *os.File, write bool) error {
 	return nil
 }
 
-// start starts the process, records it and waits until QEMU answers.
+// start starts the process, writes its pid to the record and waits until QEMU responds.
 func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files, disks []*os.File) (*Process, error) {
 	own, err := home.open()
 	defer closeAll(own...)
@@ -232,7 +238,8 @@ func (l *Launcher) start(ctx context.Context, home *Home, r Record, files Files,
 	return p, nil
 }
 
-// open creates the files that every QEMU gets, in the order of their descriptors.
+// open creates the files that every QEMU gets, in the order of their descriptors: three listening sockets and the
+// console log.
 func (h *Home) open() ([]*os.File, error) {
 	dir, err := os.Open(h.dir)
 	if err != nil {
@@ -254,7 +261,8 @@ func (h *Home) open() ([]*os.File, error) {
 	return append(out, log), nil
 }
 
-// socketPath returns a path of a socket in dir that fits into a socket address, however long the directory's path is.
+// socketPath returns a path of the socket name in dir that is short enough for a socket address, however long the
+// directory's own path is.
 func socketPath(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
@@ -269,9 +277,9 @@ func listen(dir *os.File, name string) (*os.File, error) {
 	return l.File()
 }
 
-// startLauncher runs the launcher until it has become QEMU, and returns its pidfd. The process is recorded before the
-// launcher receives its plan: if the agent ends in between, the launcher ends too, or the next agent finds it. If
-// startLauncher fails, it leaves no process.
+// startLauncher starts the launcher, waits until it has executed QEMU, and returns the pidfd of the process. It writes
+// the pid to the record before it sends the plan: if the agent ends in between, the launcher ends too, or the next
+// agent finds it. If startLauncher fails, it kills the process.
 func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl plan, keep []*os.File) (pidfd int, err error) {
 	planRead, planWrite, err := os.Pipe()
 	if err != nil {
@@ -285,7 +293,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	defer closeAll(statusRead, statusWrite)
 
 	pl.KeepFDs = 3 + len(keep)
-	// Not the result: a return statement sets the result before the deferred function runs.
+	// The deferred function must not use the result pidfd, because a return statement sets it before the deferred
+	// function runs.
 	var child int
 	if child, r.PID, err = l.fork(home, pl.KeepFDs, append(keep, planRead, statusWrite)); err != nil {
 		return 0, fmt.Errorf("start launcher: %w", err)
@@ -327,7 +336,8 @@ func (l *Launcher) startLauncher(ctx context.Context, home *Home, r *Record, pl 
 	return child, nil
 }
 
-// fork starts the launcher. The launcher reads its plan from descriptor in, and reports failure on in+1.
+// fork starts the launcher, which inherits the files pass as descriptors 3 and above. The launcher reads its plan from
+// descriptor in, and writes an error to descriptor in+1.
 func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, err error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -353,7 +363,7 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 		return 0, 0, err
 	}
 	pid = proc.Pid
-	// Process waits for the end by the pidfd. os.Process.Wait would block a thread for each VM.
+	// Process waits for the end of QEMU by the pidfd. os.Process.Wait would block a thread for each VM.
 	return pidfd, pid, proc.Release()
 }
 
@@ -361,7 +371,7 @@ func (l *Launcher) fork(home *Home, in int, pass []*os.File) (pidfd, pid int, er
 func (l *Launcher) removeCgroup(ctx context.Context, home *Home) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
-	// If this fails, the next Launch or Adopt finds the group and its processes.
+	// If Kill or Remove fails, the next Launch or Adopt finds the group and its processes.
 	if err := l.Cgroups.Kill(ctx, home.id); err == nil {
 		_ = l.Cgroups.Remove(ctx, home.id)
 	}

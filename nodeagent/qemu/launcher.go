@@ -18,9 +18,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// plan is the launcher's work in order. The agent sends it as JSON over a pipe.
+// plan describes how the launcher confines and executes QEMU. The agent sends it as JSON over a pipe.
 type plan struct {
-	Cgroups   []string // files of the control groups to enter, such as cgroup.procs
+	Cgroups   []string // cgroup.procs files of the control groups that the launcher enters
 	UID       int      // also the gid
 	Root      string   // the directory to mount the new root on, in the launcher's own mount namespace
 	RootFS    rootFS   // the part of the host's file system that QEMU sees, read-only
@@ -32,17 +32,18 @@ type plan struct {
 	Argv      []string
 }
 
-// oomScore lets the kernel kill VMs before the agent and the control plane when the host runs out of memory.
+// oomScore is the oom_score_adj of each QEMU. With it the kernel kills VMs before the agent and the control plane when
+// the host runs out of memory.
 const oomScore = 200
 
 // LauncherMain is the main function of the process that Launcher.LauncherCommand starts, with the numbers of two
 // descriptors as its last two arguments. It executes QEMU and does not return. On failure it writes the reason to the
 // second descriptor, which execve of QEMU closes.
 //
-// It starts as root in its own namespaces. It enters the VM's control group, replaces the root file system, sets resource
-// limits, changes to the VM's uid without groups, and drops all capabilities for good.
+// The process starts as root in its own namespaces. It enters the VM's control group, replaces the root file system,
+// sets resource limits, changes to the VM's uid without groups, and drops all capabilities for good.
 func LauncherMain() {
-	// Privileges and namespaces belong to a thread, and this one calls execve.
+	// Privileges and namespaces belong to a thread, so all steps must run on the thread that calls execve.
 	runtime.LockOSThread()
 	n := len(os.Args)
 	if n < 4 {
@@ -66,7 +67,7 @@ func launch(in *os.File) error {
 	if err := json.NewDecoder(in).Decode(&p); err != nil {
 		return fmt.Errorf("read plan: %w", err)
 	}
-	// First, so that the agent finds this process in the group if a later step hangs.
+	// This is the first step, so that the agent finds this process in the control group if a later step hangs.
 	for _, file := range p.Cgroups {
 		if err := enter(file); err != nil {
 			return fmt.Errorf("enter cgroup: %w", err)
@@ -87,8 +88,8 @@ func launch(in *os.File) error {
 			return os.NewSyscallError("setrlimit", err)
 		}
 	}
-	// A write beyond the file size limit then fails with EFBIG instead of killing QEMU: for a disk the guest is paused,
-	// and a log loses the write.
+	// A write beyond the file size limit then fails with EFBIG instead of killing QEMU: after a write to a disk the
+	// guest is paused, and a write to a log is lost.
 	signals.Ignore(unix.SIGXFSZ)
 	unix.Umask(0o077)
 	// execve closes the descriptors that are not QEMU's. The end of the status pipe tells the agent that QEMU has started.
@@ -101,7 +102,7 @@ func launch(in *os.File) error {
 	return os.NewSyscallError("execve", syscall.Exec(p.Argv[0], p.Argv, []string{}))
 }
 
-// enter moves this process to the control group of a file of plan.Cgroups.
+// enter moves this process to the control group whose cgroup.procs is file.
 func enter(file string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -143,7 +144,8 @@ func dropPrivileges(uid int) error {
 	return nil
 }
 
-// mountRoot replaces the root file system by a small tmpfs with what QEMU needs. It ends with the process.
+// mountRoot replaces the root file system of this process by a small tmpfs with only the files that QEMU needs. The
+// tmpfs ends with the process.
 func (p *plan) mountRoot() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", os.NewSyscallError("mount", err))
@@ -162,7 +164,7 @@ func (p *plan) mountRoot() error {
 			return fmt.Errorf("show %s: %w", to, err)
 		}
 	}
-	// Mounts the new root over the old one, then unmounts the old one: see pivot_root(2).
+	// pivot_root(2) mounts the new root over the old one, which is then unmounted.
 	if err := os.Chdir(p.Root); err != nil {
 		return fmt.Errorf("change root: %w", err)
 	}
@@ -206,7 +208,7 @@ func bind(from, to string, dir, code bool) error {
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(-1, to, unix.AT_RECURSIVE, &attr))
 }
 
-// devices creates the device nodes that QEMU opens by name.
+// devices creates the device nodes that QEMU opens by name, owned by the VM's uid.
 func (p *plan) devices() error {
 	dir := filepath.Join(p.Root, "dev")
 	if err := os.Mkdir(dir, 0o755); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants starts QEMU less confined, in one way at a time.
+// TestMutants removes one part of QEMU's confinement at a time, and checks that TestConfinement then fails.
 func TestMutants(t *testing.T) {
 	newLab(t) // skips the test where no QEMU can be started
 	mutanttest.Notices(t, mutant.GuestAsRoot, TestConfinement, `0 0 0 0`)

@@ -18,47 +18,48 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/qmp"
 )
 
-// Timeouts of single steps, in addition to the caller's context.
+// Maximum durations of single steps, in addition to the caller's context.
 const (
 	commandTimeout = 10 * time.Second // one QMP command
-	greetTimeout   = time.Minute      // from QEMU's start to its first answer, on a loaded host
+	greetTimeout   = time.Minute      // from QEMU's start to its first response, on a loaded host
 	quitTimeout    = 5 * time.Second  // from quit to the end of the process, which flushes its disks
 	killTimeout    = 10 * time.Second // from SIGKILL to the end of the process
-	retryPause     = time.Second      // between attempts to reach a monitor that does not answer
+	retryPause     = time.Second      // between attempts to connect to a monitor that does not respond
 	trimEvery      = 5 * time.Second
 )
 
 // ErrExited is wrapped by the errors of commands when the process has ended. See [Process.Exit].
 var ErrExited = errors.New("QEMU has ended")
 
-// Process is a QEMU process, running or ended. Its methods may be called concurrently. While a Process is open it reads
-// QEMU's events, limits the size of its logs, and when the guest has ended records why and ends QEMU. The caller must
-// close it, also after QEMU has ended.
+// Process is a QEMU process, running or ended. Its methods may be called concurrently. Until Close, a Process reads
+// QEMU's events and limits the size of QEMU's logs. When the guest has ended, it records the reason and ends QEMU. The
+// caller must close the Process, also after QEMU has ended.
 type Process struct {
 	launcher *Launcher
 	home     *Home
 	record   Record
 	pidfd    *os.File
-	dir      *os.File // the home, for socketPath
+	dir      *os.File // the home's directory, for socketPath
 
 	work, inspect *qmp.Socket
 
 	life       context.Context // ends with Close, or when the process ends
 	end        context.CancelFunc
 	tasks      sync.WaitGroup
-	gone       atomic.Bool // the process is, though its end may not be settled yet
-	configured atomic.Bool // QEMU has made the machine; see configure
+	gone       atomic.Bool // the process has ended, but its exit may not be recorded yet
+	configured atomic.Bool // QEMU has created the machine; see configure
 	exited     chan struct{}
-	wake       chan struct{} // capacity 1
+	wake       chan struct{} // capacity 1; see Wake
 
 	mu        sync.Mutex
-	exit      Exit   // how it ended; Reason "" while unknown
-	lastError string // of its disks
+	exit      Exit   // how the process ended; Reason is "" while that is unknown
+	lastError string // the disk error that LastError returns
 
-	quitWithin time.Duration // with quit: quitTimeout but in tests
+	quitWithin time.Duration // how long quit waits for QEMU's end: quitTimeout, less in tests
 }
 
-// newProcess opens a Process. It takes ownership of pidfd and closes it on error.
+// newProcess returns a Process for the running process with that pidfd, and starts to wait for its end and to limit its
+// logs. It takes ownership of pidfd and closes it on error.
 func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		_ = unix.Close(pidfd)
@@ -79,7 +80,7 @@ func newProcess(l *Launcher, home *Home, r Record, pidfd int) (*Process, error) 
 	return p, nil
 }
 
-// waitReady waits until QEMU answers on both monitors, then configures it and starts to read its events.
+// waitReady waits until QEMU responds on both monitors, then calls configure and starts to read QEMU's events.
 func (p *Process) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
@@ -99,7 +100,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 		p.tasks.Go(p.followEvents)
 		return nil
 	}
-	// If the monitor was closed, QEMU is ending. Its exit status gives a better error.
+	// If the monitor was closed, QEMU is ending, and its exit status explains more than err.
 	late, stop := context.WithTimeout(context.Background(), endingTimeout)
 	defer stop()
 	select {
@@ -110,7 +111,7 @@ func (p *Process) waitReady(ctx context.Context) error {
 	}
 }
 
-// Record returns the record of this process.
+// Record returns the Record of the start of this process.
 func (p *Process) Record() Record { return p.record }
 
 // Exited returns a channel that is closed when the process has ended and its exit is recorded.
@@ -124,8 +125,8 @@ func (p *Process) Exit() Exit {
 	return p.exit
 }
 
-// Wake returns a channel that gets a value after changes, one value for any number of changes. Then check Status,
-// LastError and Exited.
+// Wake returns a channel that receives a value when the result of Status, LastError, Exit or Exited may have changed.
+// Several changes may give only one value.
 func (p *Process) Wake() <-chan struct{} { return p.wake }
 
 // LastError returns the disk error that has paused the guest, or "". Resume clears it.
@@ -135,7 +136,7 @@ func (p *Process) LastError() string {
 	return p.lastError
 }
 
-// Close closes the connections and ends the goroutines of p. QEMU and its guest continue to run.
+// Close closes the connections to QEMU and ends the goroutines of p. QEMU and its guest continue to run.
 func (p *Process) Close() {
 	p.end()
 	_ = p.pidfd.SetReadDeadline(time.Unix(1, 0))
@@ -178,7 +179,8 @@ func (p *Process) waitExit() {
 	p.notify()
 }
 
-// recordExit records how the process ended, unless the exit of its guest is recorded already.
+// recordExit records how the process ended, unless an exit of its guest is recorded already. known means that status is
+// the exit status of the process.
 func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,7 +196,8 @@ func (p *Process) recordExit(status unix.WaitStatus, known bool) {
 	_ = p.home.write("exit.json", p.exit)
 }
 
-// describeExit returns the text of an unexpected exit. The caller holds mu.
+// describeExit returns the text of an unexpected exit. known means that status is the exit status. The caller must hold
+// mu.
 func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	var text string
 	usage, err := p.launcher.Cgroups.Usage(p.home.id)
@@ -212,14 +215,16 @@ func (p *Process) describeExit(status unix.WaitStatus, known bool) string {
 	return withStderr(text, p.home.stderr())
 }
 
-// reap returns the exit status of an ended process, if it is a child of this agent.
+// reap collects the exit status of an ended process. It returns false if the process is not an ended child of this
+// agent.
 func reap(pid int) (unix.WaitStatus, bool) {
 	var status unix.WaitStatus
 	got, err := unix.Wait4(pid, &status, unix.WNOHANG, nil)
 	return status, err == nil && got == pid
 }
 
-// trimLogs limits the size of the two logs, and kills a QEMU that writes faster than a guest's serial port can.
+// trimLogs limits the size of console.log and stderr.log until p.life ends. It kills a QEMU that writes to a log faster
+// than a guest's serial port can.
 func (p *Process) trimLogs() {
 	logs := []*console.Log{p.home.Console(), p.home.stderr()}
 	seen := []growth{lengthOf(logs[0]), lengthOf(logs[1])}
@@ -237,7 +242,7 @@ func (p *Process) trimLogs() {
 				p.killFlooding()
 				return
 			}
-			// An error is ignored: Trim is called again.
+			// An error is ignored, because Trim is called again after trimEvery.
 			_ = l.Trim()
 			seen[i] = lengthOf(l)
 		}
@@ -251,8 +256,8 @@ const (
 	floodRate  = 4 << 20
 )
 
-// growth is the measured length of a log and its time; zero if the length could not be read. Data written while no
-// agent ran is not used to compute a rate.
+// growth is the length of a log, in bytes, and the time of its measurement. It is zero if the length could not be read.
+// The first measurement is made by this agent, so data written while no agent ran does not count as growth.
 type growth struct {
 	length int64
 	at     time.Time
@@ -283,12 +288,13 @@ func (p *Process) killFlooding() {
 	_ = p.killNow(p.life)
 }
 
-// eventRate and eventBurst bound how many of QEMU's events are handled, per second: each may cause a QMP query and
-// wakes the VM's reconcile loop. A normal QEMU sends a few a minute. Excess events are dropped from the connection's
-// log, and QEMU is queried for its state once instead.
+// eventRate is the number of QEMU's events that are handled per second, and eventBurst the number that may be handled
+// at once. The limit exists because each event may cause a QMP query and wakes the VM's reconcile loop. A normal QEMU
+// sends a few a minute. Excess events are dropped from the connection's log, and QEMU is queried for its state once
+// instead.
 const eventRate, eventBurst = 20, 200
 
-// followEvents reads QEMU's events until p.life ends. It connects again when the connection ends.
+// followEvents reads QEMU's events until p.life ends. When the connection ends, it opens a new one.
 func (p *Process) followEvents() {
 	for p.life.Err() == nil {
 		conn, err := p.inspect.Conn(p.life)
@@ -301,8 +307,8 @@ func (p *Process) followEvents() {
 	}
 }
 
-// readEvents reads the events of one connection. It queries the run state first, and after each event that may change
-// it or when events were dropped.
+// readEvents handles the events of one connection until that ends. It queries the run state at first, after each event
+// that may change the run state, and when events were dropped.
 func (p *Process) readEvents(conn *qmp.Conn) error {
 	events := conn.Subscribe(conn.Mark())
 	if err := p.handleRunState(conn); err != nil {
@@ -350,8 +356,8 @@ type Status struct {
 	Running bool // guest CPUs run
 }
 
-// call runs f with the connection of m, which it opens if need be. The context of f ends with ctx, after
-// commandTimeout, and with the process. The error wraps ErrExited when the process has ended.
+// call calls f with the connection of m, which it opens if needed. The context of f ends when ctx ends, after
+// commandTimeout, or when the process ends or p is closed. The error wraps ErrExited when the process has ended.
 func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Context, *qmp.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
@@ -369,13 +375,12 @@ func (p *Process) call(ctx context.Context, m *qmp.Socket, f func(context.Contex
 	return fmt.Errorf("VM %s: %w", p.home.id, err)
 }
 
-// do runs one of go-qemu's commands that has no result, such as (*raw.Monitor).Cont, by call.
+// do runs a command of go-qemu that has no result, such as (*raw.Monitor).Cont, on the monitor m by call.
 func (p *Process) do(ctx context.Context, m *qmp.Socket, command func(*raw.Monitor) error) error {
 	return p.call(ctx, m, func(ctx context.Context, conn *qmp.Conn) error { return command(raw.NewMonitor(conn.With(ctx))) })
 }
 
-// query runs one of go-qemu's commands that has a result, such as (*raw.Monitor).QueryStatus, by call on the inspection
-// monitor.
+// query runs a command of go-qemu that has a result, such as (*raw.Monitor).QueryStatus, on the monitor p.inspect.
 func query[T any](ctx context.Context, p *Process, command func(*raw.Monitor) (T, error)) (result T, err error) {
 	err = p.do(ctx, p.inspect, func(m *raw.Monitor) error {
 		result, err = command(m)
@@ -393,13 +398,13 @@ func (p *Process) Status(ctx context.Context) (Status, error) {
 	return Status{State: info.Status.String(), Running: info.Running}, nil
 }
 
-// Resume lets the guest run: for the first time, or again after a disk error or Pause.
+// Resume starts the guest's CPUs: for the first time, or again after a disk error or Pause.
 func (p *Process) Resume(ctx context.Context) error {
 	// The agent that started this QEMU may have ended before it called configure.
 	if err := p.configure(ctx); err != nil {
 		return err
 	}
-	// Cleared before the command, because the next disk error may happen immediately.
+	// The error is cleared before the command, because the next disk error may happen immediately.
 	p.mu.Lock()
 	last := p.lastError
 	p.lastError = ""
@@ -418,7 +423,7 @@ func (p *Process) Resume(ctx context.Context) error {
 // Pause stops the guest's CPUs until Resume.
 func (p *Process) Pause(ctx context.Context) error { return p.do(ctx, p.work, (*raw.Monitor).Stop) }
 
-// Reset presses the reset button.
+// Reset resets the guest like its reset button. QEMU keeps running.
 func (p *Process) Reset(ctx context.Context) error {
 	return p.do(ctx, p.work, (*raw.Monitor).SystemReset)
 }
@@ -430,7 +435,7 @@ type DiskStats struct {
 	Reads, Writes         uint64
 }
 
-// DiskStats queries the counters of all disks, in the order of the spec.
+// DiskStats queries the I/O counters of all disks, and returns them in the order of the Spec.
 func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
 	blocks, err := query(ctx, p, func(m *raw.Monitor) ([]raw.BlockStats, error) { return m.QueryBlockstats(nil) })
 	if err != nil {
@@ -449,5 +454,5 @@ func (p *Process) DiskStats(ctx context.Context) ([]DiskStats, error) {
 	return out, nil
 }
 
-// Usage returns the resource usage of the control group, measured by the host.
+// Usage returns the resource usage of the VM's control group, as the host's kernel measures it.
 func (p *Process) Usage() (cgroup.Usage, error) { return p.launcher.Cgroups.Usage(p.home.id) }

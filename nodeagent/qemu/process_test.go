@@ -23,7 +23,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// types writes letters to the guest's serial port. The connection stays open until the test ends or it is closed.
+// types writes letters to the guest's serial port, and returns the connection. It is closed at the end of the test if
+// the caller has not closed it before.
 func (l *lab) types(letters string) net.Conn {
 	l.Helper()
 	dir, err := os.Open(l.home.dir)
@@ -43,7 +44,7 @@ func signal(t *testing.T, p *Process, sig unix.Signal) {
 	require.NoError(t, unix.Kill(p.record.PID, sig))
 }
 
-// proc reads a file of a process in /proc.
+// proc returns the content of the file name in the directory of the process pid in /proc.
 func proc(t *testing.T, pid int, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
@@ -76,7 +77,7 @@ func TestExitReasons(t *testing.T) {
 			require.Contains(t, exit.Text, tc.says)
 			require.NotContains(t, exit.Text, l.home.dir)
 
-			// The control group is removed, commands return the exit reason, and ending the process again is no error.
+			// The control group is removed, Status fails with ErrExited, and ending the process again is no error.
 			names, err := l.launcher.Cgroups.List()
 			require.NoError(t, err)
 			require.Empty(t, names)
@@ -85,7 +86,7 @@ func TestExitReasons(t *testing.T) {
 			require.NoError(t, p.Kill(l.ctx))
 			require.NoError(t, p.PowerOff(l.ctx))
 
-			// A later Adopt returns the same exit.
+			// Adopt after the end returns the same exit.
 			var gone *GoneError
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			require.ErrorAs(t, err, &gone)
@@ -160,13 +161,13 @@ func TestControl(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// kernel returns a spec with a kernel and an initrd.
+// kernel returns a Spec with a kernel, an initrd and a command line, and the open files of both.
 func (l *lab) kernel() (Spec, Files) {
 	t := l.T
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kernel"), kernel, 0o444))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "initrd"), make([]byte, 0x1234), 0o444))
-	require.NoError(t, os.Chmod(dir, 0o700)) // QEMU's uid cannot go there
+	require.NoError(t, os.Chmod(dir, 0o700)) // QEMU's uid has no access to the directory
 	s, files := spec(), Files{}
 	s.Kernel, s.Initrd, s.Cmdline = true, true, `root=/dev/vda,a=b "quoted" -kernel /etc/shadow`
 	var err error
@@ -179,7 +180,8 @@ func (l *lab) kernel() (Spec, Files) {
 	return s, files
 }
 
-// A kernel gets its command line, and no other user of the host can read it.
+// TestKernel checks that a guest's kernel receives its command line of the maximum length, and that the arguments of
+// the QEMU process do not contain it.
 func TestKernel(t *testing.T) {
 	l := newLab(t)
 	s, files := l.kernel()
@@ -192,7 +194,8 @@ func TestKernel(t *testing.T) {
 	l.says("KERNEL [" + s.Cmdline + "] INITRD 00001234\n")
 }
 
-// A guest boots from and writes to each bus, in each cache mode, over each kind of base image.
+// TestBusesAndCaches checks for each bus that a guest boots from a disk on it and writes to it. The cache modes and
+// formats of the base image vary between the buses.
 func TestBusesAndCaches(t *testing.T) {
 	caches := []Cache{NoCache, Writeback, Writethrough}
 	for i, bus := range slices.Sorted(maps.Keys(slots)) {
@@ -200,7 +203,7 @@ func TestBusesAndCaches(t *testing.T) {
 			l := newLab(t)
 			s, files := spec(), Files{}
 			cache, base := caches[i%len(caches)], []qcow2.Format{qcow2.Raw, qcow2.QCOW2}[i%2]
-			// The boot disk is not in the first slot: the order of the disks decides.
+			// The boot disk is not in the first slot: the order in the Spec must decide, not the slot.
 			l.disk(&s, &files, Disk{ID: "boot", Bus: bus, Slot: 1, Cache: cache, Base: base})
 			l.disk(&s, &files, Disk{ID: "blank", Bus: bus, Slot: -1, Cache: Writethrough})
 			l.disk(&s, &files, Disk{ID: "an-id-as-long-as-an-id-may-be-32", Bus: bus, Slot: -1, Cache: NoCache})
@@ -228,7 +231,7 @@ func TestBusesAndCaches(t *testing.T) {
 					b = other.Inserted
 				}
 			}
-			// The cache mode is not "writeback" itself: a guest may turn that off, and SeaBIOS does so with virtio.
+			// The test does not compare b.Cache.Writeback: a guest may turn that off, and SeaBIOS does so with virtio.
 			writeCache, err := query(l.ctx, p, func(m *raw.Monitor) (any, error) {
 				return m.QomGet("/machine/peripheral/disk-boot", "write-cache")
 			})
@@ -247,7 +250,8 @@ func TestBusesAndCaches(t *testing.T) {
 	}
 }
 
-// A full disk pauses the guest and is reported. The guest can be resumed when there is space.
+// TestDiskError checks that a full file system pauses the guest, that this agent and the next one report the error, and
+// that Resume continues the guest after space was freed.
 func TestDiskError(t *testing.T) {
 	l := newLab(t)
 	small := t.TempDir()
@@ -287,14 +291,15 @@ func TestDiskError(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// A guest that prints without pause fills no disk while an agent runs. (The agent keeps more; this is for speed.)
+// TestConsoleIsBounded checks that Trim limits the space of the console log of a guest that prints without pause, and
+// that the last output stays. The limit here is smaller than the agent's, so that the test is fast.
 func TestConsoleIsBounded(t *testing.T) {
 	const keep = 64 << 10
 	l := newLab(t)
 	p := l.boot()
 	client := l.types("s")
 	l.says("0123456789")
-	require.NoError(t, client.Close()) // a slow one would make QEMU log letters twice
+	require.NoError(t, client.Close()) // a slow client would make QEMU log letters twice
 	log := console.At(l.home.Console().Path(), keep)
 	var st os.FileInfo
 	began := time.Now()
@@ -315,7 +320,7 @@ func TestConsoleIsBounded(t *testing.T) {
 	require.NoError(t, p.PowerOff(l.ctx))
 }
 
-// Launch returns a process or leaves nothing.
+// TestLaunchFails checks that each failed Launch returns an error and no process, and leaves no control group.
 func TestLaunchFails(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -365,7 +370,7 @@ func TestLaunchFails(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, names)
 
-			// A later agent finds either no start, or one that failed.
+			// Adopt then returns that the VM was never started, or that its start failed.
 			_, err = l.launcher.Adopt(l.ctx, l.home)
 			var gone *GoneError
 			if errors.As(err, &gone) {
@@ -378,7 +383,7 @@ func TestLaunchFails(t *testing.T) {
 	}
 }
 
-// Two guests share a base image, and neither sees the other's writes.
+// TestOneImage checks that two guests can boot from the same base image, and that their writes do not change the image.
 func TestOneImage(t *testing.T) {
 	l, m := newLab(t), newLab(t)
 	s, files := l.bootable()

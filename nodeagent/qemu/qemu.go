@@ -1,18 +1,18 @@
 // Package qemu runs one VM in one QEMU process: it builds the command line, starts QEMU confined, finds it again after a
 // restart of the agent, controls it, and records why it ended.
 //
-// It does not know assignments, images or the control plane. The caller passes a [Spec] and open files. The package
-// makes no decision that a user could want otherwise.
+// It does not depend on assignments, images or the control plane. The caller passes a [Spec] and open files. The
+// package decides nothing that a user could want to configure.
 //
 // # Parts
 //
 //   - [Spec] and [Argv]: the description of a VM, and the pure function from it to QEMU's arguments.
 //   - [Homes] and [Home]: a VM's directory on this host, and its uid. All state of the package is in this directory. The
 //     [Record] is written before QEMU is started, so that an agent that is killed at any moment finds the process again.
-//   - [Launcher]: starts VMs (Launch) and takes over running ones (Adopt).
+//   - [Launcher]: starts VMs (Launch) and finds running ones again after a restart of the agent (Adopt).
 //   - [Process]: a running QEMU, started by this agent or by an earlier one.
-//   - [LauncherMain]: the code of the process between fork and execve of QEMU, which drops all privileges. It is the
-//     agent's own program, started with a hidden command.
+//   - [LauncherMain]: the code of the launcher, the process that becomes QEMU by execve after it has dropped all
+//     privileges. The launcher is the agent's own program, started with a hidden command.
 //
 // # Confinement
 //
@@ -25,11 +25,12 @@
 //
 // # Decisions
 //
-//   - QEMU stays when the guest has powered itself off or panicked (-action shutdown=pause,panic=pause), so that an agent
-//     that was not running can read the reason. [Process] then records it ([Home.Exit]) and ends QEMU. If QEMU ends
-//     without such a state, the exit is a crash, with a text from the exit status and QEMU's standard error.
-//   - A kernel panic ends the VM as crashed even if the guest would reboot itself. The restart policy decides whether to
-//     start it again, and the console log shows why it panicked.
+//   - QEMU keeps running when the guest has powered itself off or panicked (-action shutdown=pause,panic=pause), so
+//     that an agent that was not running at that time can still read the reason. [Process] then records it
+//     ([Home.Exit]) and ends QEMU. If QEMU ends without such a state, the exit is a crash, with a text from the exit
+//     status and QEMU's standard error.
+//   - A kernel panic ends the VM as crashed even if the guest would reboot itself. The restart policy decides whether
+//     to start the VM again, and its console log shows why the kernel panicked.
 //   - On a disk error QEMU pauses the guest and does not report the error to it (werror=stop, rerror=stop).
 //     [Process.Resume] repeats the request.
 //   - A disk's PCI address follows from its slot on its bus, and a disk keeps its slot ([Spec.KeepSlots]). So the second
@@ -54,7 +55,7 @@ var (
 	// ErrInvalid is wrapped by the errors for a Spec that cannot be run. Another attempt fails the same way.
 	ErrInvalid = errors.New("VM cannot be run")
 
-	// ErrRunning means that the VM has a process already. Adopt it instead.
+	// ErrRunning means that the VM has a process already. Call [Launcher.Adopt] instead.
 	ErrRunning = errors.New("VM has a process")
 
 	// ErrNotStarted means that this host has no record of a start of the VM.
@@ -63,14 +64,14 @@ var (
 
 // Spec describes a VM, except for its files. It is stored as JSON in the VM's record.
 type Spec struct {
-	ID           string `json:"id"`            // the VM's, a UUID; also the guest's SMBIOS UUID
-	GenerationID string `json:"generation_id"` // a UUID that changes when the guest is cloned or restored; "" is ID
+	ID           string `json:"id"`            // id of the VM, a UUID; also the guest's SMBIOS UUID
+	GenerationID string `json:"generation_id"` // a UUID that changes when the guest is cloned or restored; "" means ID
 	Machine      string `json:"machine"`       // a versioned type such as pc-q35-7.2, not an alias, which changes with QEMU
 	Accel        Accel  `json:"accel"`
 	CPUModel     string `json:"cpu_model"`
 	VCPUs        int    `json:"vcpus"`   // 1 to 288
-	Sockets      int    `json:"sockets"` // 0: as many as it takes, and one if Cores is 0 too
-	Cores        int    `json:"cores"`   // per socket; 0: as many as it takes
+	Sockets      int    `json:"sockets"` // 0 means VCPUs / Cores, or 1 if Cores is 0 too
+	Cores        int    `json:"cores"`   // per socket; 0 means VCPUs / sockets
 	MemoryMiB    uint64 `json:"memory_mib"`
 	Disks        []Disk `json:"disks"` // in boot order; at most 16
 	Kernel       bool   `json:"kernel"`
@@ -90,9 +91,9 @@ const (
 type Bus string
 
 const (
-	Virtio Bus = "virtio" // virtio-blk, each at a PCIe root port of its own
+	Virtio Bus = "virtio" // virtio-blk, each disk at its own PCIe root port
 	SCSI   Bus = "scsi"   // virtio-scsi
-	IDE    Bus = "ide"    // a PIIX3 controller beside the chipset
+	IDE    Bus = "ide"    // a PIIX3 controller, added to the chipset
 	SATA   Bus = "sata"   // the chipset's AHCI
 )
 
@@ -110,15 +111,15 @@ const (
 
 // Disk is one disk: a writable overlay, with or without a base image.
 type Disk struct {
-	ID       string       `json:"id"` // also the first 20 characters of its serial number
+	ID       string       `json:"id"` // its first 20 characters are the disk's serial number
 	Bus      Bus          `json:"bus"`
-	Slot     int          `json:"slot"` // on its bus, from 0; -1: chosen by KeepSlots
+	Slot     int          `json:"slot"` // position on its bus, from 0; -1 means that KeepSlots chooses it
 	Cache    Cache        `json:"cache"`
 	Base     qcow2.Format `json:"base"` // format of the base image; "" if there is none
 	ReadOnly bool         `json:"read_only"`
 }
 
-// Limits of a VM. The platform's API has the same ones.
+// Limits of a VM. The API of the control plane has the same limits.
 const (
 	maxVCPUs     = 288
 	maxTCGVCPUs  = 255
@@ -141,8 +142,8 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Validate returns an error that wraps [ErrInvalid] if QEMU cannot or must not run s. [Launcher.Launch] checks as well
-// whether the host has the CPU model.
+// Validate returns an error that wraps [ErrInvalid] if QEMU cannot or must not run s. [Launcher.Launch] also checks
+// that the host offers the CPU model.
 func (s Spec) Validate() error {
 	switch {
 	case !validUUID.MatchString(s.ID):
@@ -209,7 +210,8 @@ func (d Disk) validate() error {
 // node returns the name of the disk's top block node: bus and slot, such as virtio0.
 func (d Disk) node() string { return fmt.Sprintf("%s%d", d.Bus, d.Slot) }
 
-// topology returns Sockets and Cores, with values for those that are 0.
+// topology returns the numbers of sockets and of cores per socket. A field that is 0 is computed from VCPUs and the
+// other one.
 func (s Spec) topology() (sockets, cores int) {
 	switch {
 	case s.Sockets == 0 && s.Cores == 0:

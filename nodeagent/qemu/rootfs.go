@@ -29,7 +29,7 @@ var dataDirs = []string{
 	"/usr/share/edk2.git", "/usr/share/qemu-efi-aarch64",
 }
 
-// findRootFS returns the rootFS of this host for the QEMU at path.
+// findRootFS returns the directories and links of this host that the QEMU at path needs.
 func findRootFS(path string) (rootFS, error) {
 	r := rootFS{Links: map[string]string{}}
 	var err error
@@ -65,7 +65,7 @@ func findRootFS(path string) (rootFS, error) {
 	return r, nil
 }
 
-// mount mounts r below root, which is an empty directory.
+// mount mounts the program and directories of r below root, which is an empty directory, and creates the links.
 func (r rootFS) mount(root string) error {
 	for _, dir := range r.Code {
 		if err := bind(dir, filepath.Join(root, dir), true, true); err != nil {
@@ -93,7 +93,7 @@ func (r rootFS) mount(root string) error {
 	return nil
 }
 
-// mountProgram mounts the program, unless it is inside a directory of r.Code.
+// mountProgram mounts the program, unless it is in a directory of r.Code, which is mounted already.
 func (r rootFS) mountProgram(root string) error {
 	for _, dir := range r.Code {
 		if strings.HasPrefix(r.Program, dir+"/") {

@@ -15,24 +15,25 @@ import (
 
 var errNotSent = errors.New("pass descriptor")
 
-// Do executes command with args (a struct or map that encodes to a JSON object, or nil) and decodes its result into out
-// unless out is nil. The error wraps an *[Error] when QEMU refuses the command, [ErrClosed] when the connection ends, or
-// the error of ctx. A ctx without a deadline gets [DefaultTimeout]. QEMU may execute the command after ctx has ended.
+// Do sends command with args (a struct or map that encodes to a JSON object, or nil), waits for its reply, and decodes
+// the result into out unless out is nil. The error wraps an *[Error] when QEMU refuses the command, [ErrClosed] when
+// the connection ends, or the error of ctx. A ctx without a deadline gets [DefaultTimeout]. QEMU may execute the
+// command after ctx has ended.
 //
 // Use the typed commands of [Conn.With] instead where go-qemu has them.
 func (c *Conn) Do(ctx context.Context, command string, args, out any) error {
 	return c.call(ctx, command, args, out, nil)
 }
 
-// SendFD passes a duplicate of f to QEMU under name (getfd), for a later netdev_add fd=name or migrate fd:name. The caller
-// still owns f. QEMU closes the duplicate after its use, or when another descriptor gets the same name.
+// SendFD passes a duplicate of f to QEMU under name (getfd), for a later netdev_add fd=name or migrate fd:name. The
+// caller must still close f. QEMU closes the duplicate after its use, or when another descriptor gets the same name.
 func (c *Conn) SendFD(ctx context.Context, name string, f *os.File) error {
 	return c.call(ctx, "getfd", map[string]string{"fdname": name}, nil, f)
 }
 
 // AddFD adds a duplicate of f to the descriptor set with number set (add-fd), which QEMU opens as /dev/fdset/<set>. It
-// returns QEMU's number of the descriptor, for remove-fd. opaque is a comment that query-fdsets shows. The caller still
-// owns f.
+// returns QEMU's number of the descriptor, for remove-fd. opaque is a comment that query-fdsets shows. The caller must
+// still close f.
 func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (int, error) {
 	var out struct {
 		FD int `json:"fd"`
@@ -42,7 +43,7 @@ func (c *Conn) AddFD(ctx context.Context, set int, opaque string, f *os.File) (i
 	return out.FD, err
 }
 
-// call is Do with a file to pass to QEMU, or nil.
+// call does what Do does, and passes a duplicate of f to QEMU with the command unless f is nil.
 func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.File) error {
 	result, err := c.exchange(ctx, command, args, f)
 	if err != nil {
@@ -57,7 +58,7 @@ func (c *Conn) call(ctx context.Context, command string, args, out any, f *os.Fi
 	return nil
 }
 
-// exchange sends one command and waits for its reply.
+// exchange sends one command, with f unless it is nil, and returns the result in its reply.
 func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.File) (json.RawMessage, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -84,7 +85,7 @@ func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.Fil
 		return (<-slot).result()
 	case <-c.done:
 		select {
-		case r := <-slot: // The reply to quit arrives just before the end.
+		case r := <-slot: // The reply to quit may arrive just before the connection ends.
 			return r.result()
 		default:
 			return nil, c.closedErr()
@@ -92,7 +93,7 @@ func (c *Conn) exchange(ctx context.Context, command string, args any, f *os.Fil
 	}
 }
 
-// register returns an id for a new command and the channel that gets its reply.
+// register returns the id of a new command and the channel that receives its reply.
 func (c *Conn) register() (uint64, chan reply, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,8 +106,8 @@ func (c *Conn) register() (uint64, chan reply, error) {
 	return c.lastID, slot, nil
 }
 
-// unregister removes the channel of a command that was not sent or is no longer waited for. It reports false if the reply
-// is in the channel already.
+// unregister removes the channel of a command that was not sent, or whose caller no longer waits. It returns false if
+// the reply is in the channel already.
 func (c *Conn) unregister(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +208,7 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	}
 	var n int
 	var sendErr error
-	// Not f.Fd, which would set the caller's descriptor to blocking mode.
+	// f.Fd is not used, because it would set the caller's descriptor to blocking mode.
 	err = raw.Control(func(fd uintptr) {
 		n, _, sendErr = uc.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
 	})
@@ -221,7 +222,7 @@ func write(nc net.Conn, b []byte, f *os.File) (int, error) {
 	return n + rest, err
 }
 
-// withDefaultTimeout returns ctx with a deadline: its own, or DefaultTimeout from now.
+// withDefaultTimeout returns ctx if it has a deadline, and otherwise a context that also ends after DefaultTimeout.
 func withDefaultTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}

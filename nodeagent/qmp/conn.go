@@ -1,6 +1,6 @@
 // Package qmp is a client of the QEMU Machine Protocol (QMP): commands with a deadline, typed errors, an event log that
-// reports dropped events, and passing of file descriptors to QEMU. It knows the protocol only. Which command follows
-// which, and what an event means for a VM, is decided by the caller.
+// reports dropped events, and passing of file descriptors to QEMU. It implements only the protocol: the caller decides
+// the order of commands, and what an event means for a VM.
 //
 // A [Conn] is one connection to one monitor socket. A [Socket] is the path of a monitor socket: it dials when a Conn is
 // needed, and again when the Conn has ended.
@@ -78,14 +78,14 @@ import (
 )
 
 const (
-	// DefaultTimeout bounds a command, and a handshake, whose context has no deadline.
+	// DefaultTimeout is the maximum time of a command or a handshake whose context has no deadline.
 	DefaultTimeout = 10 * time.Second
 
 	// MaxLine is the largest size of a message in bytes, in both directions. QEMU's longest regular message is the
-	// answer to query-qmp-schema, 207 KB in QEMU 7.2.
+	// reply to query-qmp-schema, 207 KB in QEMU 7.2.
 	MaxLine = 16 << 20
 
-	// drainTimeout is how long the reader continues after a write has failed, to read QEMU's last messages.
+	// drainTimeout is how long the reader goroutine continues after a write has failed, to read QEMU's last messages.
 	drainTimeout = time.Second
 )
 
@@ -104,7 +104,7 @@ var (
 // Error is an error that QEMU returned for a command.
 type Error struct {
 	Class string `json:"class"` // such as DeviceNotFound: QapiErrorClass in QEMU's qapi/error.json
-	Desc  string `json:"desc"`  // for people; its wording changes between versions
+	Desc  string `json:"desc"`  // for people; the text changes between versions of QEMU
 }
 
 func (e *Error) Error() string { return e.Class + ": " + e.Desc }
@@ -116,16 +116,16 @@ type Conn struct {
 
 	greeted chan struct{} // closed when QEMU's greeting was read
 	done    chan struct{} // closed when the reader goroutine has ended
-	closing chan struct{} // closed when cause is set; the reader then no longer pauses
-	writing chan struct{} // capacity 1: a lock for writing to nc that can be waited for with a context
+	closing chan struct{} // closed when cause is set; pacedReader then no longer pauses
+	writing chan struct{} // capacity 1: contains a value while a command is written to nc
 
 	mu          sync.Mutex
 	lastID      uint64
-	pending     map[uint64]chan reply // by command id; capacity 1 each
+	pending     map[uint64]chan reply // channels for the replies, by command id; capacity 1 each
 	gotGreeting bool
 	cause       error  // why the connection has ended or is about to end
-	late        uint64 // replies to commands whose caller had given up
-	unasked     uint64 // replies to commands that were never sent
+	late        uint64 // number of replies to commands whose caller no longer waited
+	unasked     uint64 // number of replies whose id is that of no command
 }
 
 // Dial connects to the monitor at the unix socket path and negotiates capabilities. It tries once, until ctx ends or
@@ -144,7 +144,7 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 	return New(ctx, nc)
 }
 
-// New returns a connection over nc after the handshake. It takes ownership of nc and closes it on error. File
+// New negotiates capabilities over nc and returns the connection. It takes ownership of nc and closes it on error. File
 // descriptors can be passed only over a *net.UnixConn.
 func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
@@ -165,7 +165,7 @@ func New(ctx context.Context, nc net.Conn) (*Conn, error) {
 	return c, nil
 }
 
-// negotiate waits for the greeting and leaves capabilities negotiation mode, without enabling any capability.
+// negotiate waits for QEMU's greeting, and then sends qmp_capabilities without enabling any capability.
 func (c *Conn) negotiate(ctx context.Context) error {
 	select {
 	case <-c.greeted:
@@ -190,17 +190,18 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Close ends the connection and waits for its goroutine. Calls in progress return [ErrClosed]. QEMU continues to run.
+// Close ends the connection and waits until the reader goroutine has ended. Calls in progress return [ErrClosed]. QEMU
+// continues to run.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.setCause(ErrClosed)
 	c.mu.Unlock()
-	_ = c.nc.Close() // The reader closes it as well, so an error is expected.
+	_ = c.nc.Close() // The reader goroutine closes nc as well, so an error is expected.
 	<-c.done
 	return nil
 }
 
-// endSoon makes later commands fail with cause, and ends the reader after drainTimeout.
+// endSoon makes later commands fail with cause, and ends the reader goroutine after drainTimeout.
 func (c *Conn) endSoon(cause error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -209,7 +210,8 @@ func (c *Conn) endSoon(cause error) {
 	}
 }
 
-// setCause sets the cause of the connection's end, and reports false if there is one already. The caller holds mu.
+// setCause sets the cause of the connection's end. It returns false if there is a cause already. The caller must hold
+// mu.
 func (c *Conn) setCause(cause error) bool {
 	if c.cause != nil {
 		return false
@@ -240,7 +242,8 @@ func closedError(cause error) error {
 	return fmt.Errorf("%w: %w", ErrClosed, cause)
 }
 
-// readLoop is the reader goroutine. It receives messages until one cannot be read, then ends the connection.
+// readLoop runs in the reader goroutine. It receives messages until one cannot be read or decoded, and then ends the
+// connection.
 func (c *Conn) readLoop() {
 	defer close(c.done)
 	paced := newPacedReader(c.nc, c.closing)
@@ -261,8 +264,8 @@ func (c *Conn) readLoop() {
 	}
 }
 
-// receive reads one message and delivers it. It blocks only while reading from QEMU. expected is true for the greeting
-// and for a reply that a command waits for.
+// receive reads one message and passes it to the event log or to the command that it replies to. It blocks only while
+// reading from QEMU. expected is true for the greeting and for a reply that a command waits for.
 func (c *Conn) receive(in *lines) (expected bool, err error) {
 	line, err := in.next()
 	if err != nil {
@@ -300,7 +303,7 @@ func (c *Conn) receive(in *lines) (expected bool, err error) {
 	return waiting, nil
 }
 
-// reply is QEMU's answer to the command with that id. No command has the id 0.
+// reply is QEMU's reply to the command with that id. No command has the id 0.
 type reply struct {
 	id  uint64
 	ret json.RawMessage
@@ -356,13 +359,13 @@ func decode(line []byte) (message, error) {
 	return message{}, fmt.Errorf("%w: neither greeting, event nor reply", errNotQMP)
 }
 
-// lines splits a stream into lines of at most MaxLine bytes.
+// lines reads lines of at most MaxLine bytes from a stream.
 type lines struct {
 	r    *bufio.Reader
 	long []byte // the current line, if it is longer than the reader's buffer
 }
 
-// newLines returns the lines of r. The buffer is small, because an agent has hundreds of idle monitors.
+// newLines returns a reader of the lines of r. Its buffer is small, because an agent has hundreds of idle monitors.
 func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 4<<10)} }
 
 // next returns the next line that is not empty, without line ending. The result is valid until the next call.

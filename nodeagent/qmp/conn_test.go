@@ -23,19 +23,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// play is QEMU's side of a connection. It executes a script with one step per line:
+// play acts as QEMU on the other end of a connection. It executes a script with one step per line:
 //
-//	hello           greet, offering oob, hear qmp_capabilities, agree
-//	hear COMMAND    read one command, which must be this one
-//	say TEXT        send a line; $1 is the id of the first command heard since hello, and so on
-//	type TEXT       send it without an end
-//	event NAME      send an event
+//	hello           send the greeting, read qmp_capabilities with the arguments {}, and reply to it
+//	hear COMMAND    read one command, whose name must be COMMAND
+//	say TEXT        send TEXT and a line end; $1 in TEXT is the id of the first command read after hello, and so on
+//	type TEXT       send TEXT without a line end
+//	event NAME      send an event with that name
 //	flood N SIZE    send N events FLOOD {"n": 0…, "pad": SIZE bytes}
 //	read N          read only N bytes
-//	sleep DURATION
-//	hang up
+//	sleep DURATION  wait for a duration such as 20s
+//	hang up         close the connection and return
 //
-// After the last step it neither reads nor writes until the other side is gone.
+// After the last step it returns nil without closing nc. It returns the error of a step that fails.
 func play(nc net.Conn, script string) error {
 	r := bufio.NewReader(nc)
 	var heard []string
@@ -103,8 +103,8 @@ func play(nc net.Conn, script string) error {
 	return nil
 }
 
-// against runs client against a QEMU that plays script, with virtual time. All steps must be played, and no goroutine
-// may outlive the test.
+// against runs client, with virtual time, on a connection to a fake QEMU that executes script (see play). All steps
+// must succeed, and no goroutine may outlive the test.
 func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -112,7 +112,7 @@ func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)
 		var played error
 		var qemu sync.WaitGroup
 		qemu.Go(func() { played = play(far, script) })
-		defer func() { // also when client has failed
+		defer func() { // this runs also if client has failed
 			near.Close()
 			qemu.Wait()
 			far.Close()
@@ -122,7 +122,7 @@ func against(t *testing.T, script string, client func(t *testing.T, nc net.Conn)
 	})
 }
 
-// connected is like against, and passes the handshake.
+// connected does what against does, with a client that gets the connection after the handshake.
 func connected(t *testing.T, script string, client func(t *testing.T, c *Conn)) {
 	t.Helper()
 	against(t, script, func(t *testing.T, nc net.Conn) {
@@ -153,8 +153,8 @@ func named(name string) func(Event) bool { return func(e Event) bool { return e.
 func TestHandshake(t *testing.T) {
 	for name, tc := range map[string]struct {
 		script string
-		is     error  // the error is this one
-		says   string // and contains this
+		is     error  // error that New must wrap
+		says   string // text that the error must contain; "" if New must succeed
 	}{
 		"plain":                              {script: "hello"},
 		"an event before the greeting":       {script: "event EARLY\nhello"},
@@ -261,7 +261,8 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	})
 }
 
-// The end of the connection ends the command in progress and all later ones, with the cause.
+// TestConnectionEnd checks that the command in progress and all later ones fail with the cause of the connection's end,
+// and that events before the end can still be read.
 func TestConnectionEnd(t *testing.T) {
 	for name, tc := range map[string]struct{ script, says string }{
 		"garbage":         {"say qemu: terminating on signal 15", "not a QMP message"},
@@ -334,7 +335,8 @@ func TestUnsendableCommandLeavesConnectionUsable(t *testing.T) {
 	})
 }
 
-// The connection to a QEMU that does not read stays open, unless a command was written in part.
+// TestHungQEMU checks that the connection to a QEMU that does not read stays open, unless only a part of a command was
+// written.
 func TestHungQEMU(t *testing.T) {
 	connected(t, "hello\nsleep 30s\nhear cont\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		require.ErrorIs(t, c.Do(within(t, time.Second), "stop", nil, nil), context.DeadlineExceeded)
@@ -383,7 +385,8 @@ func TestWaitSeesEventsSinceMark(t *testing.T) {
 		from := c.Mark()
 		require.NoError(t, c.Do(t.Context(), "cont", nil, nil))
 		e, err := c.Wait(t.Context(), from, func(e Event) bool {
-			return e.Name == "RESUME" && c.Do(t.Context(), "query-status", nil, nil) == nil // match may use c
+			// A match function may use the connection.
+			return e.Name == "RESUME" && c.Do(t.Context(), "query-status", nil, nil) == nil
 		})
 		require.NoError(t, err)
 		require.Equal(t, time.Unix(7, 9000), e.Time)
@@ -473,7 +476,8 @@ func TestConcurrentCallers(t *testing.T) {
 	callers.Wait()
 }
 
-// A descriptor that is not open is refused before anything is sent.
+// TestAClosedDescriptorIsNotSent checks that SendFD refuses a closed file before it sends anything, so that the
+// connection stays usable.
 func TestAClosedDescriptorIsNotSent(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -505,7 +509,8 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// Every stream is parsed the same regardless of how it is split, and each message is of one kind.
+// FuzzStream checks that any stream gives the same messages and errors however it is split into reads, and that each
+// message is either a greeting, an event or a reply.
 func FuzzStream(f *testing.F) {
 	f.Add([]byte(`{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": ""}, "capabilities": ["oob"]}}` + "\r\n" +
 		`{"return": {}, "id": 1}` + "\r\n" + `{"timestamp": {"seconds": 1, "microseconds": 2}, "event": "SHUTDOWN", "data": {"guest": true}}` + "\r\n"))
@@ -529,7 +534,7 @@ func readAll(t *testing.T, r io.Reader) (got []string) {
 		if err != nil {
 			return append(got, err.Error())
 		}
-		clear(line) // decode has kept nothing of it
+		clear(line) // the result of decode must not refer to line
 		switch {
 		case m.greeting:
 			require.True(t, m.event == nil && m.reply == nil)

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Limits of a connection's event log. They bound the agent's memory, because a guest can cause events.
+// Limits of the events that a connection stores. They limit the agent's memory, because a guest can cause events.
 const (
 	maxEvents     = 1024
 	maxEventBytes = 4 << 20
 )
 
-// ErrDropped means that the event waited for may have been dropped from the event log, which is bounded. Query QEMU's
-// state instead.
+// ErrDropped means that the awaited event may have been dropped, because the event log is bounded. Query QEMU's state
+// instead.
 var ErrDropped = errors.New("events were dropped")
 
-// Mark is a position in the events of one connection.
+// Mark is the number of an event of one connection, counted from 0.
 type Mark uint64
 
 // Event is an event that QEMU sent.
@@ -27,7 +27,7 @@ type Event struct {
 	Name string          // such as SHUTDOWN
 	Data json.RawMessage // nil if the event has none
 	Time time.Time       // by QEMU's clock; zero if QEMU cannot read it
-	At   Mark            // its position; the next event has At+1
+	At   Mark            // its number; the next event has At+1
 
 	// Dropped is the number of events just before this one that a [Stream] missed. If it is not 0, query QEMU's state.
 	Dropped uint64
@@ -44,7 +44,8 @@ func (e Event) Decode(out any) error {
 	return nil
 }
 
-// Mark returns the position of the next event. With a Mark taken before a command, Wait finds the command's events.
+// Mark returns the number of the next event. A Mark from before a command makes Wait return events that the command
+// causes.
 func (c *Conn) Mark() Mark { return c.log.end() }
 
 // Wait returns the first event at or after from that match accepts. It waits until ctx ends, which should have a
@@ -68,8 +69,9 @@ func (c *Conn) Wait(ctx context.Context, from Mark, match func(Event) bool) (Eve
 	}
 }
 
-// Subscribe returns the events at and after from. A Stream uses no resources and need not be closed. A reader that falls
-// behind by more than the event log holds (1024 events, 4 MiB) continues at the oldest event, which has Dropped set.
+// Subscribe returns a Stream of the events at and after from. A Stream uses no resources and need not be closed. A
+// reader that falls behind by more than the event log holds (1024 events, 4 MiB) continues at the oldest event, which
+// has Dropped set.
 func (c *Conn) Subscribe(from Mark) *Stream { return &Stream{c: c, next: from} }
 
 // Stream reads the events of a connection in order. It must not be used by two goroutines at once.
@@ -78,8 +80,8 @@ type Stream struct {
 	next Mark
 }
 
-// Next returns the next event, and waits for it until ctx ends. When the connection has ended it returns the remaining
-// events, then an error that wraps [ErrClosed] and the cause.
+// Next returns the next event. It waits for the event until ctx ends. When the connection has ended it returns the
+// remaining events, then an error that wraps [ErrClosed] and the cause.
 func (s *Stream) Next(ctx context.Context) (Event, error) {
 	for {
 		// Err is called before the log is read: if the connection has ended by now, no event is added later.
@@ -101,16 +103,16 @@ func (s *Stream) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// eventLog holds the latest events. The zero value is an empty log.
+// eventLog holds the latest events of a connection. The zero value is an empty log.
 type eventLog struct {
 	mu     sync.Mutex
 	events []Event
-	first  Mark          // position of events[0]
-	bytes  int           // size of all names and data
+	first  Mark          // number of events[0]
+	bytes  int           // total size of the names and data
 	more   chan struct{} // closed when the next event is added; nil if no reader waits
 }
 
-// end returns the position of the next event.
+// end returns the number of the next event.
 func (l *eventLog) end() Mark {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +138,8 @@ func (l *eventLog) add(e Event) {
 	}
 }
 
-// at returns the event at position m, or the oldest event with Dropped set if that one was dropped. If there is no event
-// yet, it returns a channel that is closed when the next event is added.
+// at returns the event with number m. If that was dropped, it returns the oldest event, with Dropped set. If there is
+// no event yet, it returns a channel that is closed when the next event is added.
 func (l *eventLog) at(m Mark) (Event, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,20 +10,23 @@ import (
 // Limits of the rate at which a connection is read. A compromised QEMU can send events without pause, and reading them
 // all would use a core of the host. A normal QEMU sends most events at most once a second.
 const (
-	// messageRate and messageBurst bound the messages that answer no command: events, and replies to nothing.
+	// messageRate, per second, and messageBurst limit the messages that reply to no command: events, and unexpected
+	// replies.
 	messageRate, messageBurst = 1000, 4000
-	// byteRate and byteBurst bound all that is read, in bytes. The burst holds the longest message.
+	// byteRate, per second, and byteBurst limit all bytes that are read. The burst exceeds the size of the longest
+	// message.
 	byteRate, byteBurst = 1 << 20, MaxLine + 1<<20
-	// minPause is the shortest pause: a timer for each message would cost more than the message.
+	// minPause is the shortest pause. Shorter ones are skipped, because a timer for each message would cost more than
+	// the message.
 	minPause = 20 * time.Millisecond
 )
 
-// pacedReader reads a connection at a limited rate. Unread data stays in the socket and in QEMU. The answer to a
-// command arrives after earlier messages, so the command's deadline includes the time to read these.
+// pacedReader reads a connection at a limited rate. Unread data stays in the socket and in QEMU. The reply to a command
+// is read after all earlier messages, so the command's deadline includes the time to read these.
 type pacedReader struct {
 	nc              net.Conn
 	messages, bytes *rate.Limiter
-	// closing is closed when the connection is about to end; then there are no more pauses.
+	// closing is closed when the connection is about to end. Reads do not pause after that.
 	closing <-chan struct{}
 }
 
@@ -33,7 +36,7 @@ func newPacedReader(nc net.Conn, closing <-chan struct{}) *pacedReader {
 	}
 }
 
-// Read implements io.Reader.
+// Read reads from the connection, and then pauses if more than byteRate was read.
 func (r *pacedReader) Read(p []byte) (int, error) {
 	n, err := r.nc.Read(p)
 	if n > 0 {
@@ -42,10 +45,10 @@ func (r *pacedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unasked is to be called after each message that answers no command.
+// unasked must be called after each message that replies to no command. It pauses if there are more than messageRate.
 func (r *pacedReader) unasked() { r.spend(r.messages, 1) }
 
-// spend takes n tokens from a limiter, and pauses until they are available, unless the pause would be shorter than
+// spend takes n tokens from l, and pauses until they are available. It does not pause if that would take less than
 // minPause.
 func (r *pacedReader) spend(l *rate.Limiter, n int) {
 	now := time.Now()

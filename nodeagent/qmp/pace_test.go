@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// storm runs a client, with virtual time, against a QEMU that greets and then sends text as often as it can, at most
-// times.
+// storm runs client, with virtual time, on a connection to a fake QEMU that greets and then sends text without pause,
+// at most as many times as times says. sent is the number of texts that it has sent.
 func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Conn, sent *int)) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -23,7 +23,7 @@ func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Co
 			if play(far, "hello") != nil {
 				return
 			}
-			go func() { _, _ = io.Copy(io.Discard, far) }() // commands, which it never answers
+			go func() { _, _ = io.Copy(io.Discard, far) }() // reads commands and does not reply to them
 			for range times {
 				if _, err := io.WriteString(far, text); err != nil {
 					return
@@ -40,13 +40,13 @@ func storm(t *testing.T, text string, times int, client func(t *testing.T, c *Co
 	})
 }
 
-// Messages that a QEMU sends without pause are read at a limited rate, whatever they contain. Close does not wait for
-// the end of a pause.
+// TestEventStormIsReadSlowly checks that messages that a QEMU sends without pause are read at a limited rate, whatever
+// they contain, and that Close does not wait for the end of a pause.
 func TestEventStormIsReadSlowly(t *testing.T) {
 	const seconds = 20
 	for name, tc := range map[string]struct {
 		text string
-		most int // texts in that time
+		most int // maximum number of texts in that time
 	}{
 		"events":             {`{"event": "STOP", "data": {}}` + "\n", messageBurst + seconds*messageRate},
 		"unexpected replies": {`{"return": {}, "id": 0}` + "\n", messageBurst + seconds*messageRate},
@@ -68,7 +68,8 @@ func TestEventStormIsReadSlowly(t *testing.T) {
 	}
 }
 
-// A reply arrives after the events that QEMU sent before it, at the limited rate.
+// TestReplyDuringEventStorm checks that a reply is read after the events that QEMU sent before it, which are read at
+// the limited rate.
 func TestReplyDuringEventStorm(t *testing.T) {
 	connected(t, "hello\nhear query-status\nflood 9000 1\nsay {\"return\": {}, \"id\": $1}", func(t *testing.T, c *Conn) {
 		began := time.Now()
@@ -77,7 +78,8 @@ func TestReplyDuringEventStorm(t *testing.T) {
 	})
 }
 
-// A command that waits during an event storm ends with its context.
+// TestCommandTimesOutDuringEventStorm checks that a command without reply returns when its context ends, although
+// events arrive without pause.
 func TestCommandTimesOutDuringEventStorm(t *testing.T) {
 	storm(t, `{"event": "STOP", "data": {}}`+"\n", 100_000, func(t *testing.T, c *Conn, _ *int) {
 		err := c.Do(within(t, 3*time.Second), "query-status", nil, nil)

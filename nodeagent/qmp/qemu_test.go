@@ -18,7 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// qemu starts a real QEMU whose guest does not run, with two monitor sockets, and ends it with the test.
+// qemu starts a real QEMU whose guest is paused, and ends it at the end of the test. work and inspect are the paths of
+// its two monitor sockets.
 func qemu(t *testing.T, machine string, args ...string) (cmd *exec.Cmd, work, inspect string) {
 	t.Helper()
 	path, err := exec.LookPath("qemu-system-x86_64")
@@ -28,7 +29,7 @@ func qemu(t *testing.T, machine string, args ...string) (cmd *exec.Cmd, work, in
 	if err != nil {
 		t.Skip(err)
 	}
-	dir, err := os.MkdirTemp("", "qmp") // t.TempDir can be too long for a socket
+	dir, err := os.MkdirTemp("", "qmp") // the path of t.TempDir can be too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	work, inspect = filepath.Join(dir, "work"), filepath.Join(dir, "inspect")
@@ -51,7 +52,7 @@ func TestRealQEMU(t *testing.T) {
 	ctx := within(t, 30*time.Second)
 	m := NewSocket(work)
 	defer m.Close()
-	c, err := m.Conn(ctx) // waits for the socket to appear
+	c, err := m.Conn(ctx) // waits until QEMU has created the socket
 	require.NoError(t, err)
 
 	// This reply is longer than any buffer of go-qemu's socket monitor.
@@ -70,12 +71,13 @@ func TestRealQEMU(t *testing.T) {
 	require.True(t, ok, "%v", err)
 	require.Equal(t, "CommandNotFound", e.Class)
 
-	// Concurrent descriptors each arrive under their own number, also after a caller has given up.
+	// Descriptors that are sent concurrently must each be stored under their own number, also after a caller no longer
+	// waits.
 	given, cancel := context.WithCancel(ctx)
 	gaveUp := make(chan error, 1)
 	go func() { _, err := c.AddFD(given, 99, "given up", os.Stdin); gaveUp <- err }()
 	cancel()
-	<-gaveUp // Either result is possible.
+	<-gaveUp // The command may succeed or return the error of its context.
 	var wg sync.WaitGroup
 	for set := range 16 {
 		f, err := os.Create(filepath.Join(t.TempDir(), strconv.Itoa(set)))
@@ -93,7 +95,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, c.SendFD(ctx, "tap0", os.Stdin))
 	require.NoError(t, c.Do(ctx, "closefd", map[string]string{"fdname": "tap0"}, nil))
 
-	// A second client of one monitor gets ErrBusy. The second monitor is free.
+	// A second client of one monitor gets ErrBusy, while a client of the other monitor can connect.
 	short, cancel := context.WithTimeout(ctx, time.Second) // the connection must be made in this time
 	defer cancel()
 	_, err = Dial(short, work)
@@ -102,7 +104,7 @@ func TestRealQEMU(t *testing.T) {
 	require.NoError(t, err)
 	defer other.Close()
 
-	// A new connection to the same QEMU.
+	// After Close, the socket opens a new connection to the same QEMU.
 	require.NoError(t, c.Close())
 	again, err := m.Conn(ctx)
 	require.NoError(t, err)
@@ -137,7 +139,8 @@ func TestRealQEMU(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// The commands that the package documentation calls typed work on a real QEMU with a machine and disks.
+// TestTypedCommands checks the commands that the package documentation lists as sent by go-qemu, on a real QEMU with a
+// machine and a disk.
 func TestTypedCommands(t *testing.T) {
 	dir := t.TempDir()
 	base, overlay := filepath.Join(dir, "base"), filepath.Join(dir, "overlay")
@@ -188,7 +191,8 @@ func TestTypedCommands(t *testing.T) {
 	require.ErrorIs(t, m.Cont(), ErrClosed)
 }
 
-// go-qemu knows every run state of the installed QEMU; an unknown one would be an error.
+// TestRunStatesAreKnown checks that go-qemu can decode every run state of the installed QEMU. An unknown one would make
+// query-status fail.
 func TestRunStatesAreKnown(t *testing.T) {
 	_, work, _ := qemu(t, "none")
 	socket := NewSocket(work)

@@ -13,18 +13,19 @@ import (
 // dialPauses are the pauses between attempts to dial a socket that nothing listens at yet.
 var dialPauses = retry.Pauses{First: 5 * time.Millisecond, Last: 250 * time.Millisecond}
 
-// Socket holds the [Conn] to the monitor at a socket's path. It connects when it is first used, and again when the
-// connection has ended. It never repeats a command: the caller of a command in progress gets [ErrClosed].
+// Socket opens and holds the [Conn] to the monitor at the path of a socket. It connects at the first call of its method
+// Conn, and again after the connection has ended. It does not repeat commands: when the connection ends, a command in
+// progress returns [ErrClosed].
 type Socket struct {
 	path string
 	life context.Context // ends with Close
 	end  context.CancelFunc
 
-	turn chan struct{} // capacity 1: a lock that can be waited for with a context; guards conn and dialing
+	turn chan struct{} // capacity 1: contains a value while a goroutine uses conn or dials
 	conn *Conn         // nil before the first use
 }
 
-// NewSocket returns the monitor socket at path. It does not connect yet.
+// NewSocket returns a Socket for the monitor at path. It does not connect yet.
 func NewSocket(path string) *Socket {
 	life, end := context.WithCancel(context.Background())
 	return &Socket{path: path, life: life, end: end, turn: make(chan struct{}, 1)}
@@ -32,7 +33,7 @@ func NewSocket(path string) *Socket {
 
 // Conn returns the open connection, and connects if there is none. While the socket does not exist or nothing listens
 // it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
-// When the result is another Conn than last time, events may have been missed: query QEMU's whole state.
+// If the result is another Conn than that of the call before, events may have been missed: query QEMU's state then.
 func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
 	defer cancel()
@@ -64,7 +65,7 @@ func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	return c, nil
 }
 
-// closedErr returns ErrClosed if Close caused err, and err otherwise.
+// closedErr returns ErrClosed if err was caused by Close, and err otherwise.
 func (s *Socket) closedErr(err error) error {
 	if s.life.Err() != nil && errors.Is(err, context.Canceled) {
 		return ErrClosed
@@ -72,7 +73,7 @@ func (s *Socket) closedErr(err error) error {
 	return err
 }
 
-// dial connects, and tries again with pauses while nothing listens at the socket.
+// dial connects to the socket. It tries again after dialPauses while nothing listens at the socket.
 func (s *Socket) dial(ctx context.Context) (c *Conn, err error) {
 	err = retry.Do(ctx, dialPauses, func() error {
 		if c, err = Dial(ctx, s.path); err != nil && !notListening(err) {
@@ -91,7 +92,7 @@ func notListening(err error) bool {
 // Close ends the connection for good. Calls in progress return [ErrClosed]. QEMU continues to run.
 func (s *Socket) Close() error {
 	s.end()
-	s.turn <- struct{}{} // A Conn call that is dialing ends with life.
+	s.turn <- struct{}{} // A call of Conn that is dialing has ended, because life has ended.
 	defer func() { <-s.turn }()
 	if s.conn == nil {
 		return nil

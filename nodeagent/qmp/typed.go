@@ -15,7 +15,7 @@ import (
 //	status, err := raw.NewMonitor(conn.With(ctx)).QueryStatus()
 //
 // Each command ends with ctx, or after [DefaultTimeout] if ctx has no deadline. Its errors are those of [Conn.Do]; an
-// error of another kind means that go-qemu could not decode QEMU's answer.
+// error of another kind means that go-qemu could not decode QEMU's reply.
 func (c *Conn) With(ctx context.Context) goqemu.Monitor { return contextMonitor{ctx: ctx, conn: c} }
 
 // contextMonitor implements go-qemu's Monitor on a connection, for the commands of one context.
@@ -35,14 +35,14 @@ func (m contextMonitor) Events(context.Context) (<-chan goqemu.Event, error) {
 	return nil, goqemu.ErrEventsNotSupported
 }
 
-// Run sends the command {"execute": …, "arguments": …} and returns QEMU's answer as {"return": …}.
+// Run sends the command {"execute": …, "arguments": …} and returns the result in QEMU's reply as {"return": …}.
 func (m contextMonitor) Run(command []byte) ([]byte, error) {
 	var in struct {
 		Execute   string          `json:"execute"`
 		Arguments json.RawMessage `json:"arguments"`
 	}
 	d := json.NewDecoder(bytes.NewReader(command))
-	d.DisallowUnknownFields() // An id or exec-oob would be lost.
+	d.DisallowUnknownFields() // An id or exec-oob would be ignored silently.
 	if err := d.Decode(&in); err != nil {
 		return nil, fmt.Errorf("read command: %w", err)
 	}

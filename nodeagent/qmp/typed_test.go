@@ -23,7 +23,8 @@ func TestTypedCommandEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// A reply that go-qemu cannot decode is an error of the command, and the connection stays usable.
+// TestTypedCommandWithUnknownAnswer checks that a command whose result go-qemu cannot decode returns an error, and that
+// the connection stays usable.
 func TestTypedCommandWithUnknownAnswer(t *testing.T) {
 	script := `hello
 		hear query-status
@@ -40,8 +41,8 @@ func TestTypedCommandWithUnknownAnswer(t *testing.T) {
 	})
 }
 
-// query-block is not called through go-qemu because go-qemu cannot decode what QEMU 8.0 and later return for a raw
-// image. When this test fails, go-qemu can decode it, and the agent can use its QueryBlock.
+// TestGoQEMURefusesFileImages checks that go-qemu still cannot decode what QEMU 8.0 and later return by query-block for
+// a raw image. If this test fails, the agent can use go-qemu's QueryBlock, which it avoids for that reason.
 func TestGoQEMURefusesFileImages(t *testing.T) {
 	script := `hello
 		hear query-block

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// withNote is a VM with or without a Note.
+// withNote is a VM without steps, whose Step has the Note note.
 type withNote struct {
 	note  string
 	looks chan struct{}
@@ -27,7 +27,7 @@ func (n *withNote) Next(context.Context, *agentv1.AssignedVm) (Step, error) {
 func (n *withNote) Changed() <-chan struct{} { return n.looks }
 func (n *withNote) Close()                   {}
 
-// A Note is logged once, and its end is logged once.
+// TestNote checks that a Note is logged once although several observations have it, and that its end is logged once.
 func TestNote(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -1,8 +1,8 @@
 // Package reconcile brings every VM of this host to its desired state. Each VM has a goroutine that observes the VM,
 // executes the next step, and repeats until there is nothing to do.
 //
-// It knows desired states, steps and time. It does not know QEMU, disks or the network: [Reconciled] decides which step is
-// next and executes it.
+// It does not depend on QEMU, disks or the network: a [Reconciled] decides which step is next and executes it. The
+// package decides when a step is executed.
 //
 // # Rules
 //
@@ -11,8 +11,8 @@
 //     early. A change of the VM leads to a new observation, but not to an earlier attempt.
 //   - The numbers of concurrent builds and of concurrent launches are limited separately. Other steps are not limited. A
 //     step in progress is cancelled only if the VM is to be removed, or the agent stops.
-//   - A VM without desired state is observed and reported only. It is destroyed only if the control plane says so: by a
-//     desired state, or by releasing the VM.
+//   - A VM without desired state is observed and reported only. It is destroyed only if the control plane requests
+//     that: by a desired state, or by releasing the VM.
 //   - A desired state that was stored on disk may be outdated, so it never destroys a VM.
 package reconcile
 
@@ -30,38 +30,40 @@ import (
 
 // Reconciled is one VM on this host, with or without desired state. Only one goroutine at a time calls its methods.
 type Reconciled interface {
-	// Next observes the VM and returns the next step towards want, which is nil if no state is desired. It is quick and
-	// changes nothing. An error means that the observation failed.
+	// Next observes the VM and returns the next step towards want, which is nil if the VM has no desired state. Next is
+	// quick and does not change the VM. An error means that the observation failed.
 	Next(ctx context.Context, want *agentv1.AssignedVm) (Step, error)
-	// Changed returns a channel that gets a value when the VM has changed by itself, for example when its process ended.
+	// Changed returns a channel that receives a value when the VM has changed without a step, for example when its
+	// process ended.
 	Changed() <-chan struct{}
 	// Close releases the agent's resources for the VM. The VM continues to run.
 	Close()
 }
 
-// Step is the result of an observation.
+// Step is the result of an observation: what to report, and what to do next.
 type Step struct {
 	// Name is the name of the step, for the log.
 	Name string
-	// Do executes the step. It is nil if there is nothing to do now.
+	// Do executes the step. It is nil if there is no step to execute now.
 	Do func(context.Context) error
 	// Weight selects the limit of concurrent steps that applies to Do.
 	Weight Weight
-	// Wait is the time until the next observation if Do is nil. 0 means to wait for a change.
+	// Wait is the time until the next observation if Do is nil. 0 means that the VM is observed again only after a
+	// change.
 	Wait time.Duration
-	// Observation is the observation to report.
+	// Observation is what Options.Report receives.
 	Observation cloud.Observation
-	// Note is a warning for the host's operator, or "". It is logged when it changes.
+	// Note is a warning for the host's operator, or "". It is logged when it differs from the last one.
 	Note string
-	// Gone means that nothing of the VM is left on this host.
+	// Gone means that this host has no process, file or control group of the VM.
 	Gone bool
 }
 
-// Weight is the kind of load that a step causes.
+// Weight is the kind of load that a step causes. It selects the limit of concurrent steps.
 type Weight uint8
 
 const (
-	Light  Weight = iota // no limit
+	Light  Weight = iota // not limited
 	Launch               // starts a process
 	Build                // copies bytes
 	weights
@@ -73,7 +75,7 @@ type Options struct {
 	Open func(cloud.VMID) Reconciled
 	// Report is called with every observation, changed or not.
 	Report func(cloud.Observation)
-	// Removed is called when nothing of a VM is left.
+	// Removed is called when nothing of a VM is left on the host and the Loop has removed it.
 	Removed func(cloud.VMID)
 	Log     *slog.Logger
 	// Launches and Builds limit the number of concurrent steps of these weights.
@@ -85,10 +87,10 @@ type Loop struct {
 	o       Options
 	ctx     context.Context
 	stop    context.CancelFunc
-	gates   [weights]chan struct{} // nil: open
+	gates   [weights]chan struct{} // a slot for each concurrent step; nil means no limit
 	running sync.WaitGroup
 
-	mu  sync.Mutex // guards vms and, in each, want
+	mu  sync.Mutex // guards vms, and the last four fields of each vm
 	vms map[cloud.VMID]*vm
 }
 
@@ -133,8 +135,8 @@ func (l *Loop) Present() []cloud.VMID {
 	return slices.Sorted(maps.Keys(l.vms))
 }
 
-// Assign sets the desired states to those of the newest complete assignment. released are VMs of which the control plane
-// wants nothing left. stored means that the assignment was read from disk. Assign does not block.
+// Assign sets the desired states of all VMs to those of the newest complete assignment. A VM in released is destroyed
+// and removed. stored means that the assignment was read from disk, so that it destroys no VM. Assign does not block.
 func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID, stored bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,7 +162,7 @@ func (l *Loop) Assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.V
 	}
 }
 
-// get returns the VM with that id, and starts its goroutine if needed. The caller holds mu.
+// get returns the vm with that id. If there is none, it creates one and starts its goroutine. The caller must hold mu.
 func (l *Loop) get(id cloud.VMID) *vm {
 	v, ok := l.vms[id]
 	if !ok {
@@ -171,7 +173,7 @@ func (l *Loop) get(id cloud.VMID) *vm {
 	return v
 }
 
-// removesVM reports whether want ends the VM on this host.
+// removesVM reports whether the desired state want ends the VM on this host: DESTROYED or ORPHANED.
 func removesVM(want *agentv1.AssignedVm) bool {
 	p := want.GetPower()
 	return p == agentv1.Power_POWER_DESTROYED || p == agentv1.Power_POWER_ORPHANED

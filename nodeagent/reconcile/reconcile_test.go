@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is a host in memory: for each VM the generation that it has reached, and the steps that ran.
+// host is a host in memory. done is the generation that each VM has reached, and log the steps that were executed.
 type host struct {
 	mu      sync.Mutex
 	done    map[cloud.VMID]uint64
@@ -29,7 +29,7 @@ type host struct {
 	most    map[Weight]int
 	closed  int
 
-	// Effects of the steps; both may be nil.
+	// weigh returns the weight of a step, and act is called by each step. Both may be nil.
 	weigh func(want *agentv1.AssignedVm) Weight
 	act   func(ctx context.Context, want *agentv1.AssignedVm) error
 	poke  map[cloud.VMID]chan struct{}
@@ -80,7 +80,7 @@ func (h *host) takeLog() string {
 	return out
 }
 
-// fake is a VM that reaches a generation in one step. DESTROYED removes it.
+// fake is a VM that reaches the generation of its desired state in one step. The step of DESTROYED removes the VM.
 type fake struct {
 	host *host
 	id   cloud.VMID
@@ -139,7 +139,7 @@ func (f *fake) Close() {
 	f.host.closed++
 }
 
-// pass lets virtual time pass.
+// pass advances the virtual time by d, and waits until all goroutines are blocked.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -169,7 +169,7 @@ func slow(d time.Duration) func(context.Context, *agentv1.AssignedVm) error {
 	}
 }
 
-// Three desired states are set while a step runs. Only the last one is reached.
+// TestNewestWins sets three desired states while a step runs, and checks that only the last one is executed.
 func TestNewestWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -185,7 +185,8 @@ func TestNewestWins(t *testing.T) {
 	})
 }
 
-// The pauses between failures double, up to 30 s. A new desired state ends a pause; a change of the VM does not.
+// TestBackoff checks that the pauses between failures double, up to 30 s, and that a new desired state ends a pause,
+// but a change of the VM does not.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -215,7 +216,7 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// A step that succeeds and changes nothing is not repeated without a pause.
+// TestNoProgressIsAFailure checks that a step that succeeds but changes nothing is not repeated without a pause.
 func TestNoProgressIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -242,7 +243,8 @@ func (s withoutProgress) Next(context.Context, *agentv1.AssignedVm) (Step, error
 func (withoutProgress) Changed() <-chan struct{} { return nil }
 func (withoutProgress) Close()                   {}
 
-// With limits of one build and two launches, launches run while builds wait, and light steps always run.
+// TestHeavyStepsAreFewAndDoNotStarveLaunches checks the limits of one build and two launches at a time: launches must
+// run while builds wait, and light steps must not wait.
 func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -268,7 +270,8 @@ func TestHeavyStepsAreFewAndDoNotStarveLaunches(t *testing.T) {
 	})
 }
 
-// A long build is cancelled when the VM is to be removed, but not by another desired state.
+// TestOnlyDestroyCancelsAStep checks that the desired state DESTROYED cancels a step in progress, and that another
+// desired state does not.
 func TestOnlyDestroyCancelsAStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -295,7 +298,8 @@ func TestOnlyDestroyCancelsAStep(t *testing.T) {
 	})
 }
 
-// A VM on the host without assignment is reported and not changed, also when an assignment of other VMs arrives.
+// TestAdoptedVMIsNotTouchedUnassigned checks that a VM on the host without desired state is reported and not changed,
+// also when an assignment of other VMs arrives.
 func TestAdoptedVMIsNotTouchedUnassigned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -312,7 +316,8 @@ func TestAdoptedVMIsNotTouchedUnassigned(t *testing.T) {
 	})
 }
 
-// A destroyed VM is reported until its assignment ends. A released VM is destroyed once, without assignment.
+// TestLeaving checks that a destroyed VM stays in the Loop until it is no longer assigned, and that a released VM is
+// destroyed once although it is not assigned.
 func TestLeaving(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -332,7 +337,7 @@ func TestLeaving(t *testing.T) {
 		h.mu.Unlock()
 		l.Assign(assignments{}, []cloud.VMID{"b"}, false)
 		pass(time.Second)
-		l.Assign(assignments{}, nil, false) // the next snapshot no longer speaks of it
+		l.Assign(assignments{}, nil, false) // the next assignment does not list b as released
 		h.mu.Lock()
 		h.act = nil
 		h.log = nil
@@ -343,13 +348,14 @@ func TestLeaving(t *testing.T) {
 		require.Empty(t, h.done)
 		require.Equal(t, 2, h.closed)
 
-		l.Assign(assignments{"b": assigned(9, on)}, nil, false) // the same id again
+		l.Assign(assignments{"b": assigned(9, on)}, nil, false) // a new VM with the id of a removed one
 		synctest.Wait()
 		require.EqualValues(t, 9, h.done["b"])
 	})
 }
 
-// A stored assignment may start and stop VMs, but destroys none.
+// TestStoredDestroysNothing checks that a stored assignment executes the desired state ON, but neither DESTROYED nor a
+// release.
 func TestStoredDestroysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -367,7 +373,8 @@ func TestStoredDestroysNothing(t *testing.T) {
 	})
 }
 
-// Close cancels steps in progress and leaves no goroutine, which synctest checks.
+// TestCloseWaits checks that Close cancels steps in progress and closes all VMs. synctest checks that no goroutine is
+// left.
 func TestCloseWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
@@ -386,7 +393,8 @@ func TestCloseWaits(t *testing.T) {
 	})
 }
 
-// A failed observation is repeated, and no step is executed without one.
+// TestFailedLook checks that a failed observation is repeated with growing pauses, and that nothing is reported without
+// one.
 func TestFailedLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0

@@ -22,21 +22,21 @@ const (
 
 var errNoProgress = errors.New("the step was repeated and changed nothing")
 
-// vm is the goroutine of one VM and its desired state.
+// vm holds the desired state of one VM, and runs the goroutine that reconciles it.
 type vm struct {
 	id       cloud.VMID
 	loop     *Loop
 	wake     chan struct{} // capacity 1
 	observed chan struct{} // closed after the first observation
 
-	// Guarded by loop.mu.
+	// loop.mu guards the fields below.
 	want       *agentv1.AssignedVm
 	released   bool
-	change     uint64             // rises with each change of want
+	change     uint64             // increased with each change of want
 	cancelStep context.CancelFunc // cancels the step in progress; nil if there is none
 }
 
-// setDesired sets the desired state. The caller holds loop.mu.
+// setDesired sets the desired state, and wakes the goroutine if the state has changed. The caller must hold loop.mu.
 func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	if v.released == released && (v.want == nil) == (want == nil) && proto.Equal(v.want, want) {
 		return
@@ -52,20 +52,20 @@ func (v *vm) setDesired(want *agentv1.AssignedVm, released bool) {
 	}
 }
 
-// desired returns the newest desired state and its change.
+// desired returns the newest desired state, and the value of v.change that belongs to it.
 func (v *vm) desired() (want *agentv1.AssignedVm, change uint64) {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
 	return v.want, v.change
 }
 
-// attempts are the results of the last steps.
+// attempts holds the results of the last steps for one desired state.
 type attempts struct {
 	change uint64    // vm.change at the time of the steps
 	fails  int       // number of failures in a row
-	again  time.Time // the next attempt is not before this time
+	again  time.Time // earliest time of the next attempt
 	name   string    // name of the last step
-	times  int       // how often in a row it succeeded
+	times  int       // how often in a row the step name succeeded
 	logged string    // the last error that was logged
 }
 
@@ -156,8 +156,8 @@ func (v *vm) do(m Reconciled, step Step, change uint64, t *attempts) {
 	t.fails, t.again, t.logged = 0, time.Time{}, ""
 }
 
-// setCancel sets the function that cancels the step in progress, or nil. It reports whether the desired state is still
-// that of the change given.
+// setCancel sets v.cancelStep, the function that cancels the step in progress. It reports whether the desired state is
+// still the one that belongs to change.
 func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()
@@ -165,7 +165,7 @@ func (v *vm) setCancel(change uint64, cancelStep context.CancelFunc) bool {
 	return v.change == change
 }
 
-// failed records and logs a failure, and sets the time of the next attempt.
+// failed counts and logs the failure of the step name, and sets the time of the next attempt.
 func (v *vm) failed(t *attempts, name string, err error) {
 	pause := min(firstPause<<min(t.fails, 10), lastPause)
 	t.fails++
@@ -176,8 +176,8 @@ func (v *vm) failed(t *attempts, name string, err error) {
 	}
 }
 
-// sleep waits for a change of the VM or its desired state, at most for pause if it is not 0. It returns false when the
-// Loop is closed.
+// sleep waits for a change of the VM or its desired state. If pause is not 0, sleep waits at most that long. It returns
+// false when the Loop is closed.
 func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	var timer <-chan time.Time
 	if pause > 0 {
@@ -195,7 +195,8 @@ func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	return true
 }
 
-// removeIfGone removes a VM of which nothing is left, unless it has a desired state. It reports whether it did.
+// removeIfGone removes the VM from the Loop, unless the VM has a desired state and is not released, or its desired
+// state has changed. It reports whether it removed the VM.
 func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()

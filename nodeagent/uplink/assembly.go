@@ -19,18 +19,18 @@ var (
 
 // assembly builds assignments from the messages of a watch. It does no I/O; the caller stores and delivers the results.
 type assembly struct {
-	term     uint64      // highest ever seen
-	current  *Assignment // the newest complete one; nil before the first
-	building *Assignment // the incomplete snapshot
-	complete bool        // this stream's snapshot is complete
+	term     uint64      // highest term of all messages, also of earlier streams
+	current  *Assignment // the newest complete assignment; nil before the first
+	building *Assignment // the incomplete snapshot of this stream; nil if there is none
+	complete bool        // the snapshot of this stream is complete
 }
 
-// begin starts a new stream and discards an incomplete snapshot of the last one.
+// begin prepares for the messages of a new stream: it discards an incomplete snapshot of the last stream.
 func (a *assembly) begin() { a.building, a.complete = nil, false }
 
-// add processes the next message of the stream. It returns the new assignment when one is complete, nil if more
-// messages must follow or nothing changed. After an error the stream must be abandoned; nothing of the rejected message
-// is kept.
+// add processes the next message of the stream. It returns the new assignment when that is complete, and nil if more
+// messages must follow or nothing has changed. After an error the caller must end the stream; the rejected message has
+// no effect.
 func (a *assembly) add(m *agentv1.WatchResponse) (*Assignment, error) {
 	if m.GetTerm() < a.term && !mutant.On(mutant.FollowLowerTerm) {
 		return nil, fmt.Errorf("%w: term %d, seen %d", errLowerTerm, m.GetTerm(), a.term)
@@ -70,7 +70,7 @@ func (a *assembly) delta(m *agentv1.WatchResponse) (*Assignment, error) {
 	}
 	a.term = m.GetTerm()
 	if len(m.GetVms()) == 0 && len(m.GetReleasedVms()) == 0 && len(m.GetImages()) == 0 {
-		return nil, nil // a console request or a keepalive
+		return nil, nil // the message is a console request or a keepalive
 	}
 	n := &Assignment{Term: m.GetTerm(), Revision: m.GetRevision(), VMs: maps.Clone(a.current.VMs), Images: slices.Clone(a.current.Images)}
 	for _, vm := range m.GetVms() {

@@ -13,7 +13,9 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// TestAssembly runs scripts of watch messages and prints the resulting assignments. A VM is written id:generation.
+// TestAssembly runs the scripts in testdata/assembly. `stream` begins a new watch. `message term= rev= vms= released=
+// images= complete` adds a message to the assembly and prints the resulting assignment or error. A VM is written as
+// id:generation.
 func TestAssembly(t *testing.T) {
 	datadriven.Walk(t, "testdata/assembly", func(t *testing.T, path string) {
 		var a assembly
@@ -54,8 +56,8 @@ func TestAssembly(t *testing.T) {
 	})
 }
 
-// violation plays watches in which an assignment could be delivered too early or from an old term, and returns a
-// description of the first one that was, or "".
+// violation adds watches to an assembly whose last message must not give an assignment: an incomplete snapshot, and a
+// message of a lower term. It returns a description of the first one that did, or "".
 func violation() string {
 	for _, c := range []struct {
 		what     string

@@ -25,21 +25,21 @@ import (
 // start by an fsync.
 const writeInterval = time.Second
 
-// assignmentStore stores the last complete assignment and the highest term on disk. The assignment is written
-// asynchronously, a term before a message of it is delivered: an agent that has just started must also drop messages of
-// a lower term. If the disk is full, the agent continues with the values in memory, since only the agent can free
-// space.
+// assignmentStore stores the last complete assignment and the highest raft term on disk. It writes an assignment
+// asynchronously. It writes a term before a message with that term is delivered, because an agent that has just started
+// must also drop messages of a lower term. If the disk is full, the agent continues with the values in memory, because
+// only the agent can free space.
 type assignmentStore struct {
 	dir  string
 	log  *slog.Logger
 	wake chan struct{} // capacity 1
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	term      uint64
-	unwritten *Assignment // not yet on disk
+	unwritten *Assignment // the newest assignment, if it is not yet on disk
 }
 
-// openAssignmentStore loads the state of an earlier run; the assignment is nil if there is none.
+// openAssignmentStore returns the store in dir and the assignment in it, or a nil assignment if there is none.
 func openAssignmentStore(dir string, log *slog.Logger) (*assignmentStore, *Assignment, error) {
 	k := &assignmentStore{dir: dir, log: log, wake: make(chan struct{}, 1)}
 	text, err := os.ReadFile(filepath.Join(dir, termFile))
@@ -67,8 +67,8 @@ func openAssignmentStore(dir string, log *slog.Logger) (*assignmentStore, *Assig
 	return k, a, nil
 }
 
-// raiseTerm records a term and, if it is the highest so far, writes it to disk before it returns. A write error is only
-// logged.
+// raiseTerm sets k.term to term and writes it to disk before it returns, if it is the highest so far. A write error is
+// only logged.
 func (k *assignmentStore) raiseTerm(term uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -81,7 +81,7 @@ func (k *assignmentStore) raiseTerm(term uint64) {
 	}
 }
 
-// put records a new assignment, which run writes soon.
+// put makes a the assignment that run writes next. It does not block.
 func (k *assignmentStore) put(a *Assignment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -92,7 +92,8 @@ func (k *assignmentStore) put(a *Assignment) {
 	}
 }
 
-// run writes assignments passed to put until ctx ends, and then once more.
+// run writes the assignments passed to put, at most one every writeInterval, until ctx ends. It then writes the last
+// one.
 func (k *assignmentStore) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
@@ -109,7 +110,8 @@ func (k *assignmentStore) run(ctx context.Context) {
 	}
 }
 
-// write writes the newest assignment to disk. A failed write is not repeated until the next put.
+// write writes the newest assignment to disk, unless it is there already. A failed write is not repeated until the next
+// put.
 func (k *assignmentStore) write() error {
 	k.mu.Lock()
 	a := k.unwritten
@@ -138,7 +140,7 @@ func (k *assignmentStore) clear() error {
 	return nil
 }
 
-// Files in the directory. A damaged file is an error at the start, because every file is written atomically.
+// Names of the files in Options.Dir. A damaged file is an error at the start, because every file is written atomically.
 const (
 	keyFile        = "node.key"      // PKCS #8, PEM
 	credentialFile = "credential.pb" // agent.v1.Credential
@@ -146,7 +148,7 @@ const (
 	termFile       = "term"          // highest raft term seen, decimal
 )
 
-// load reads a message from a file; it reports false if there is no such file.
+// load reads a message from a file. It returns false if the file does not exist.
 func load(dir, name string, into proto.Message) (bool, error) {
 	data, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	// maxConsoles is the maximum number of consoles sent at the same time, equal to the control plane's own limit.
-	// The control plane limits each tenant to a part of them.
+	// maxConsoles is the maximum number of consoles that are sent at the same time. The control plane has the same
+	// limit, and a lower one for each tenant.
 	maxConsoles = 64
 	// consoleChunk is the maximum size of one message, in bytes.
 	consoleChunk = 32 << 10
 	// consoleRate is the sustained rate per console, in bytes per second. The first consoleBurst bytes are sent at
-	// once: that is all that a host keeps of a console.
+	// once: a host stores no more of a console.
 	consoleRate  = 256 << 10
 	consoleBurst = 1 << 20
 )
 
-// consoles executes ConsoleRequests, each in a goroutine of its own, for the duration of the session.
+// consoles executes ConsoleRequests of the control plane, each in its own goroutine, until the session ends.
 type consoles struct {
 	o Options
 
 	running sync.WaitGroup
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	ctx   context.Context
 	agent agentv1.AgentServiceClient
 	open  map[string]context.CancelFunc // by request id
@@ -35,7 +35,7 @@ type consoles struct {
 
 func newConsoles(o Options) *consoles { return &consoles{o: o, open: map[string]context.CancelFunc{}} }
 
-// setSession sets the session on which consoles are sent.
+// setSession sets the context and the client of the session on which consoles are sent.
 func (c *consoles) setSession(ctx context.Context, agent agentv1.AgentServiceClient) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +53,8 @@ func (c *consoles) cancelAll() {
 	c.running.Wait()
 }
 
-// handle starts or cancels one console. A request that is already being executed is not started again.
+// handle starts to send the console that r requests, or cancels it. It ignores a request that is already being
+// executed.
 func (c *consoles) handle(r *agentv1.ConsoleRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +77,7 @@ func (c *consoles) handle(r *agentv1.ConsoleRequest) {
 	case len(c.open) > maxConsoles:
 		refused = "too many consoles are being read on this host"
 	}
-	if len(c.open) > 4*maxConsoles { // refusals are limited too
+	if len(c.open) > 4*maxConsoles { // the number of error responses is limited too
 		delete(c.open, r.GetRequestId())
 		cancel()
 		return
@@ -126,7 +127,8 @@ type consoleStream interface {
 	Send(*agentv1.SendConsoleRequest) error
 }
 
-// consoleWriter sends in chunks, limited to consoleRate. Write blocks while the receiver does not read.
+// consoleWriter is an io.Writer that sends a console in chunks, at most at consoleRate. Write blocks while the receiver
+// does not read.
 type consoleWriter struct {
 	ctx     context.Context
 	stream  consoleStream

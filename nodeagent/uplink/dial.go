@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// deadAfter is the time without a packet from a host after which the connection fails.
+	// deadAfter is how long a connection stays open without any packet from the other host.
 	deadAfter = 3 * time.Second
 	// maxMessage is the maximum size of a member's message, in bytes.
 	maxMessage = 8 << 20
 )
 
-// dial returns a client for one address, which connects at its first call. The caller must close it.
+// dial returns a gRPC client for the member at addr. It connects at its first call. The caller must close it.
 func dial(addr string, config *tls.Config) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),

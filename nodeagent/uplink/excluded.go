@@ -24,7 +24,7 @@ const (
 	banned  = "NODE_BANNED"
 )
 
-// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), empty if err is
+// exclusionReason returns the reason for which the cluster refuses this host (evicted or banned), or "" if err is
 // another error.
 func exclusionReason(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
@@ -40,8 +40,8 @@ func exclusionReason(err error) string {
 }
 
 // waitExcluded returns nil once the host has rejoined with a token that was not tried before or, if it is banned, after
-// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs stay as they are; the assignment on
-// disk is no longer used.
+// bannedRetryInterval. Until then it contacts a member only to try a new token. VMs are not changed, and the assignment
+// on disk is no longer used.
 func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	l.deliverMu.Lock()
 	l.stored = nil
@@ -77,12 +77,12 @@ func (l *Link) waitExcluded(ctx context.Context, reason string) error {
 	}
 }
 
-// tryToken joins with the current token unless it was tried before. It returns an error only if the certificate cannot
-// be stored or ctx ends.
+// tryToken joins with the current token unless that was tried before. in reports whether the host has joined. tryToken
+// returns an error only if the certificate cannot be stored or ctx ends.
 func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 	token, err := l.o.Token()
 	if err != nil || token == l.triedToken {
-		return false, nil // a new token may follow
+		return false, nil // the token may be replaced later
 	}
 	if pin, err := pinOf(token); err != nil || !l.identity.credential().matchesPin(pin) {
 		l.triedToken = token
@@ -105,5 +105,5 @@ func (l *Link) tryToken(ctx context.Context) (in bool, err error) {
 			return false, nil
 		}
 	}
-	return false, nil // no member responded; the same token is tried again
+	return false, nil // no member responded, so the next call tries the same token again
 }

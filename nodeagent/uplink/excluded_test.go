@@ -15,15 +15,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An evicted host logs this once and contacts no member, neither then nor after a restart, and keeps its assignment.
-// With a new token it joins with its key and continues.
+// TestEvicted checks that an evicted host logs this once, contacts no member again until its token changes, and
+// delivers no assignment. The same must hold after a restart. With a new token the host must join and receive
+// assignments.
 func TestEvicted(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := joined(t, m)
 	var token atomic.Value
 	token.Store(m.token())
 	with := func(o *Options) { o.Token = func() (string, error) { return token.Load().(string), nil } }
-	m.set(func() { m.excluded, m.secret = evicted, "another" }) // the first is used up
+	m.set(func() { m.excluded, m.secret = evicted, "another" }) // the host's token is used up
 
 	for range 2 {
 		a := open(t, dir, with, m).run(t)
@@ -51,8 +52,9 @@ func TestEvicted(t *testing.T) {
 	require.EqualValues(t, 10, next(t, a.assigned).Term)
 }
 
-// An excluded host does not use the assignment on its disk, which it would use if no member answered. A banned host
-// tries again after a minute.
+// TestExcludedHostIgnoresStoredAssignment checks that an excluded host does not deliver the stored assignment, as it
+// would if no member responded. It also checks that a banned host tries again after bannedRetryInterval, and an evicted
+// host does not.
 func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Link{stored: &Assignment{Term: 1}, identity: &identity{}}
@@ -73,7 +75,8 @@ func TestExcludedHostIgnoresStoredAssignment(t *testing.T) {
 	})
 }
 
-// Only an error of a member with one of the two reasons excludes a host.
+// TestExcludedHost checks that exclusionReason accepts only an error with code PERMISSION_DENIED and one of the two
+// reasons.
 func TestExcludedHost(t *testing.T) {
 	refusal := func(code codes.Code, reason string) error {
 		s, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Reason: reason})

@@ -26,7 +26,8 @@ type identity struct {
 	current *credential
 }
 
-// credential holds a node certificate and its related data. It is immutable.
+// credential holds a node certificate with its authority, the ids of the cluster and the node, and the members'
+// addresses. It is immutable.
 type credential struct {
 	cert      *tls.Certificate
 	authority *x509.Certificate
@@ -125,12 +126,12 @@ func (c *credential) renewAt() time.Time {
 	return leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2)
 }
 
-// client returns the TLS configuration of a client that presents this credential.
+// client returns the TLS configuration with which this host connects to a member of its cluster.
 func (c *credential) client() *tls.Config { return c.clientReporting(func(string) {}) }
 
-// clientReporting returns the configuration of client, extended by a callback: if another authority signed the server's
-// certificate, it calls foreign with the cluster that the certificate names. That name is unverified and only for
-// messages.
+// clientReporting returns the same TLS configuration as client, with a callback: if another authority signed the
+// server's certificate, the configuration calls foreign with the cluster id in that certificate. The id is not
+// verified, so it may only be used in messages.
 func (c *credential) clientReporting(foreign func(cluster string)) *tls.Config {
 	own := func() (*tls.Certificate, error) { return c.cert, nil }
 	config := mtls.Client(own, c.authority, mtls.OnlyKind(mtls.Member))
@@ -149,10 +150,10 @@ func (c *credential) clientReporting(foreign func(cluster string)) *tls.Config {
 	return config
 }
 
-// matchesPin reports whether a pin matches this credential's authority.
+// matchesPin reports whether pin is the fingerprint of this credential's authority.
 func (c *credential) matchesPin(pin string) bool { return mtls.Pin(c.authority) == pin }
 
-// pinOf returns the fingerprint of the authority from a join token.
+// pinOf returns the fingerprint of the cluster's authority, which is the third part of a join token.
 func pinOf(token string) (string, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" || len(parts[2]) != 64 {

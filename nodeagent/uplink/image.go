@@ -13,15 +13,15 @@ import (
 	agentv1 "github.com/trivet-cloud/trivet/protos/agent/v1"
 )
 
-// imageChunkTimeout is the maximum wait for the next chunk of an image.
+// imageChunkTimeout is the maximum time until a member sends the next chunk of an image.
 const imageChunkTimeout = 15 * time.Second
 
 // ErrNoImage means that no member returned the image: each one either has no verified copy or did not respond.
 var ErrNoImage = errors.New("no member provides the image")
 
-// FetchImage opens an image for reading from an offset: from the member of the current session, else from any other.
-// The caller must verify the content and close the reader. After a read error, the caller may call FetchImage again
-// with the offset reached. ctx applies to the whole transfer.
+// FetchImage opens an image for reading from an offset in bytes. It tries the member of the current session first, then
+// all others. The caller must verify the content and close the reader. After a read error, the caller may call
+// FetchImage again with the offset reached. ctx applies to the whole transfer.
 func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io.ReadCloser, error) {
 	request := &agentv1.ReadImageRequest{Sha256: sha256, Offset: offset}
 	l.mu.Lock()
@@ -63,8 +63,8 @@ func (l *Link) FetchImage(ctx context.Context, sha256 string, offset uint64) (io
 	return nil, fmt.Errorf("%w: %w", ErrNoImage, lastErr)
 }
 
-// openImage opens a stream and waits for its first chunk, so that the error of a member without the image is returned
-// here.
+// openImage opens a stream of an image and waits for its first chunk, so that it returns the error of a member that
+// does not have the image.
 func openImage(ctx context.Context, conn *grpc.ClientConn, request *agentv1.ReadImageRequest) (*imageReader, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stream, err := agentv1.NewAgentServiceClient(conn).ReadImage(ctx, request)
@@ -82,12 +82,12 @@ func openImage(ctx context.Context, conn *grpc.ClientConn, request *agentv1.Read
 
 var errStalled = errors.New("the member stopped sending the image")
 
-// imageReader reads an image from a stream.
+// imageReader is an io.ReadCloser for the content of an image that a member streams.
 type imageReader struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	stream grpc.ServerStreamingClient[agentv1.ReadImageResponse]
-	own    *grpc.ClientConn // opened for this reader; nil if the session's is used
+	own    *grpc.ClientConn // connection opened for this reader; nil if it uses that of the session
 	rest   []byte
 	err    error
 }
@@ -106,7 +106,7 @@ func (r *imageReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fill receives the next chunk. After an error, later reads return the same error.
+// fill receives the next chunk into r.rest. After an error, later reads return the same error.
 func (r *imageReader) fill() error {
 	stalled := time.AfterFunc(imageChunkTimeout, func() { r.cancel(errStalled) })
 	m, err := r.stream.Recv()

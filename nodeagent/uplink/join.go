@@ -15,14 +15,15 @@ import (
 // callTimeout is the timeout of a call that changes something on the control plane.
 const callTimeout = 10 * time.Second
 
-// finalCodes holds the codes after which a Join is not retried: the same token and name would fail again.
+// finalCodes holds the gRPC codes of a Join after which it is not retried, because the same token and name would fail
+// again.
 var finalCodes = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.NotFound: true,
 	codes.AlreadyExists: true, codes.Unimplemented: true,
 }
 
-// join gets a certificate if there is none, or if the host must leave the cluster of its certificate. It tries one
-// member after the other until one responds.
+// join joins a cluster if the host has no certificate, or if it must leave the cluster of its certificate. It tries one
+// member after the other until one has issued a certificate or an error is final.
 func (l *Link) join(ctx context.Context) error {
 	if c := l.identity.credential(); c != nil {
 		if leaves, err := l.mustLeave(c); !leaves {
@@ -50,12 +51,13 @@ func (l *Link) join(ctx context.Context) error {
 	}
 }
 
-// errToken is wrapped by errors about the host's own join token.
+// errToken is wrapped by errors of a join token that is missing or cannot be used.
 var errToken = errors.New("no usable join token (`trivet node token` makes one)")
 
-// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave names that cluster and
-// the token is of another one. After the move the option has no effect, so that it may stay in the configuration. A
-// token alone is not enough: a token placed on the wrong host would take its guests out of a working cloud.
+// mustLeave reports whether the host must leave the cluster of its certificate: Options.Leave is the id of that cluster
+// and the join token is of another one. After the host has left, the option has no effect, so that it may stay in the
+// configuration. A token alone is not enough: a token placed on the wrong host would remove its guests from a working
+// cloud.
 func (l *Link) mustLeave(c *credential) (bool, error) {
 	if l.o.Leave != c.cluster {
 		return false, nil
@@ -74,7 +76,8 @@ func (l *Link) mustLeave(c *credential) (bool, error) {
 	return true, nil
 }
 
-// errStoreIdentity is wrapped by errors of the directory: a certificate that cannot be stored must not be used.
+// errStoreIdentity is wrapped by errors of writing to Options.Dir. A certificate that cannot be stored must not be
+// used.
 var errStoreIdentity = errors.New("cannot store the host's identity")
 
 func (l *Link) joinAt(ctx context.Context, addr string) error {
@@ -111,7 +114,7 @@ func (l *Link) joinAt(ctx context.Context, addr string) error {
 		}
 		l.stored, l.assembly = nil, assembly{}
 		if previous != nil {
-			l.o.Assign(Assignment{}) // the other node's desired state no longer applies
+			l.o.Assign(Assignment{}) // ends the assignment of the node that this host was before
 		}
 	}
 	if err := l.identity.accept(answer, pin); err != nil {
@@ -149,7 +152,7 @@ func (l *Link) rejoin(ctx context.Context, addr string) error {
 	return l.joinAt(ctx, addr)
 }
 
-// errClock reports that a new certificate has already expired.
+// errClock means that a certificate has expired right after it was issued.
 var errClock = errors.New("the certificate that the control plane has just issued has already expired: is this host's clock right?")
 
 // errRenewed ends a session after the certificate was renewed: a connection keeps the certificate with which it was
@@ -160,7 +163,8 @@ var errRenewed = errors.New("the certificate was renewed")
 // the certificate's lifetime is left.
 const minRenewInterval = time.Minute
 
-// renew waits until half of the certificate's lifetime is over, gets a new one, and returns errRenewed.
+// renew waits until half of the certificate's lifetime is over, gets a new certificate, and returns errRenewed. If a
+// renewal fails, it tries again after minRenewInterval.
 func (l *Link) renew(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	for {
 		wait := max(time.Until(l.identity.credential().renewAt()), minRenewInterval-time.Since(l.renewed))

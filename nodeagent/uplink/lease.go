@@ -15,14 +15,15 @@ const (
 	heartbeatTimeout  = 3 * time.Second
 )
 
-// lease holds the time until which this host may run VMs that could also run elsewhere.
+// lease holds the end of the host's lease. Until then the control plane lets this host run its VMs. In this version
+// nothing happens when the lease ends.
 type lease struct {
 	mu    sync.Mutex // guards until
 	until time.Time
 }
 
-// renew extends the lease, counting from the time at which the acknowledged heartbeat was sent. The control plane
-// counts from its arrival, which is later.
+// renew sets the end of the lease to sent + lasts, unless it is later already. sent is the time at which the
+// acknowledged heartbeat was sent. The control plane counts from the arrival of the heartbeat, which is later.
 func (l *lease) renew(sent time.Time, lasts time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,7 +45,8 @@ var sessionEndingCodes = map[codes.Code]bool{
 	codes.Canceled: true, codes.Unknown: true,
 }
 
-// sendHeartbeats sends heartbeats until ctx ends or an error requires another member.
+// sendHeartbeats sends a heartbeat every heartbeatInterval until ctx ends or sessionEndingCodes contains the code of an
+// error. Each heartbeat that succeeds renews the lease for the duration lasts.
 func (l *Link) sendHeartbeats(ctx context.Context, node vmv1.NodeServiceClient, lasts time.Duration) error {
 	var lastText string
 	tick := time.NewTicker(heartbeatInterval)

@@ -15,14 +15,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// of returns a member of the cluster with that ID.
+// of returns a member of the cluster with that id. Members with different seeds have different authorities.
 func of(t *testing.T, cluster string, seed byte) *member {
 	a, err := mtls.NewAuthority(cluster, bytes.Repeat([]byte{seed}, ed25519.SeedSize))
 	require.NoError(t, err)
 	return newMember(t, a)
 }
 
-// says waits for a log line that contains all texts.
+// says waits for a log line of the agent that contains all texts, and returns it.
 func (a *agent) says(t *testing.T, texts ...string) string {
 	for {
 		line, all := next(t, a.logged), true
@@ -35,7 +35,7 @@ func (a *agent) says(t *testing.T, texts ...string) string {
 	}
 }
 
-// joined makes the directory of a host that joined m's cluster and has an assignment with VM "a" in term 9.
+// joined returns the directory of a host that has joined m's cluster and has an assignment with the VM "a" in term 9.
 func joined(t *testing.T, m *member) (dir string) {
 	dir = t.TempDir()
 	a := open(t, dir, nil, m).run(t)
@@ -48,9 +48,10 @@ func joined(t *testing.T, m *member) (dir string) {
 	return dir
 }
 
-// At the address of the host's cluster is another one, restored from a backup. The host logs this in one line with what
-// to do, and keeps its identity even if it gets a token. With Options.Leave it joins the other cluster with its key,
-// and discards terms and desired states.
+// TestLeaveCluster lets members of another cluster, restored from a backup, respond at the address of the host's own
+// cluster. The host must log this in one line with what to do, and must not join the other cluster only because it has
+// a token of it. With Options.Leave it must join the other cluster with its key, and discard the term and the
+// assignment of the lost one.
 func TestLeaveCluster(t *testing.T) {
 	lost, restored := of(t, "1234", 1), of(t, "5678", 2)
 	dir := joined(t, lost)
@@ -59,7 +60,7 @@ func TestLeaveCluster(t *testing.T) {
 	require.NoError(t, err)
 	in := func(leave string) func(*Options) { return func(o *Options) { o.Leave = leave } }
 
-	for _, leave := range []string{"", "99"} { // nor by the name of another
+	for _, leave := range []string{"", "99"} { // also the id of a third cluster has no effect
 		a := open(t, dir, in(leave), restored).run(t)
 		require.Equal(t, "1234", a.Cluster())
 		line := a.says(t, "no session", "member of cluster 5678", "this host belongs to cluster 1234", "trivet node token", "--leave-cluster 1234")
@@ -86,13 +87,14 @@ func TestLeaveCluster(t *testing.T) {
 	require.Equal(t, "5678", a.Cluster())
 	a.stop()
 
-	// With the same option it stays after a restart.
+	// After a restart with the same option, the host stays in the restored cluster.
 	open(t, dir, in("1234"), restored).run(t)
 	next(t, restored.watches)
 	require.Empty(t, restored.joins)
 }
 
-// With Options.Leave but without a token of another cluster, the host does not leave its cluster.
+// TestLeaveNeedsAToken checks that Run returns an error and the host stays in its cluster if Options.Leave is set and
+// there is no token of another cluster.
 func TestLeaveNeedsAToken(t *testing.T) {
 	m := of(t, "1234", 1)
 	dir := joined(t, m)
@@ -108,7 +110,8 @@ func TestLeaveNeedsAToken(t *testing.T) {
 	require.Empty(t, m.joins)
 }
 
-// A host whose certificate expired long ago does not join another cluster only because it has that cluster's token.
+// TestExpiredStays checks that a host whose certificate expired long ago does not join another cluster only because it
+// has a token of it, and that it can join its own cluster again.
 func TestExpiredStays(t *testing.T) {
 	m, other := of(t, "1234", 1), of(t, "5678", 2)
 	m.set(func() { m.life = -2 * time.Hour })
@@ -120,7 +123,7 @@ func TestExpiredStays(t *testing.T) {
 	require.Empty(t, other.joins)
 	a.stop()
 
-	// In its own cluster the host keeps its ID, so that its VMs stay placed on it.
+	// In its own cluster the host gets the same node id, so its assignment is not discarded.
 	m.set(func() { m.life = time.Hour })
 	next(t, m.joins)
 	a = open(t, dir, nil, m).run(t)

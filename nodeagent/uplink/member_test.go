@@ -29,9 +29,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-const wait = 30 * time.Second // against hanging, never to be reached
+const wait = 30 * time.Second // longest time that a test waits for something; it elapses only if the test fails
 
-// member is a fake member behind real mutual TLS. The test decides what it sends.
+// member is a fake member of the control plane with real mutual TLS. The test decides what it sends.
 type member struct {
 	agentv1.UnimplementedAgentServiceServer
 	vmv1.UnimplementedNodeServiceServer
@@ -46,20 +46,20 @@ type member struct {
 	beats   chan *vmv1.HeartbeatNodeRequest
 	console chan *agentv1.SendConsoleRequest
 	renewed chan *agentv1.RenewRequest
-	denied  chan struct{} // watches that were refused
-	// send holds the messages of the watch; nil ends the stream. Send to it after the watch has begun, so that no
-	// earlier watch takes the message.
+	denied  chan struct{} // gets a value for each watch that was refused
+	// send contains the messages that the current watch sends; nil ends the watch. A test sends to it only after the
+	// watch has begun, so that no earlier watch sends the message.
 	send chan *agentv1.WatchResponse
-	turn chan struct{} // capacity 1: one watch at a time
+	turn chan struct{} // capacity 1: only one watch runs at a time
 
-	mu           sync.Mutex // guards what follows
-	leader       string     // not us: redirect there
-	excluded     string     // the reason for which hosts are refused until they join again
-	secret       string     // of the one token that is good
-	joinErr      error      // said after the certificate is made: the lost answer
+	mu           sync.Mutex // guards the fields below
+	leader       string     // address of the leader that watches are redirected to; "" if this member leads
+	excluded     string     // reason with which watches are refused until the next Join; "" means accepted
+	secret       string     // secret part of the only valid token
+	joinErr      error      // returned once by Join after it has issued a certificate, as if the response was lost
 	beatErr      error
-	life         time.Duration // of certificates; 24 h unless set
-	stale        bool          // renewals give no longer life
+	life         time.Duration // lifetime of certificates; 24 h unless the test sets it
+	stale        bool          // Renew does not set life to 24 h
 	images       map[string][]byte
 	imageErr     error
 	issued       []*x509.Certificate
@@ -102,7 +102,7 @@ func (m *member) token() string {
 	return "id." + m.secret + "." + mtls.Pin(m.authority.Certificate())
 }
 
-// refuse returns the error that an excluded host gets.
+// refuse returns the error with which an excluded host is refused, or nil if excluded is empty.
 func (m *member) refuse() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -266,7 +266,7 @@ func (m *member) SendConsole(stream grpc.ClientStreamingServer[agentv1.SendConso
 	}
 }
 
-// agent is a Link under test, with the assignments that it delivered.
+// agent is a Link under test, with the assignments that it delivered and the lines that it logged.
 type agent struct {
 	*Link
 	assigned chan Assignment
@@ -322,7 +322,7 @@ func (l lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// next receives a value from a channel.
+// next receives a value from a channel, and fails the test if there is none within wait.
 func next[T any](t *testing.T, from chan T) T {
 	t.Helper()
 	select {

@@ -26,17 +26,18 @@ const (
 	// the last observation may exceed. A member accepts at most 1,000 observations and 1 MiB.
 	reportBatch = 100
 	reportBytes = 256 << 10
-	// reportErrorBytes is the number of bytes of an error that are sent. A member keeps 1 KiB.
+	// reportErrorBytes is the largest number of bytes of an error text that are sent. A member stores 1 KiB of them.
 	reportErrorBytes = 4 << 10
 )
 
 var errReportsEnded = errors.New("the member ended the stream of reports")
 
-// observations holds the newest observation of each VM, and the set of VMs whose observation has yet to be sent.
+// observations holds the newest observation and resource usage of each VM, and the set of VMs that are queued to be
+// sent.
 type observations struct {
 	wake chan struct{} // capacity 1
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	current map[cloud.VMID]cloud.Observation
 	usage   map[cloud.VMID]cloud.Usage
 	pending map[cloud.VMID]bool
@@ -89,7 +90,7 @@ func (l *observations) queueAll() {
 	}
 }
 
-// queue queues a VM's observation. The caller must hold mu.
+// queue adds a VM to those whose observation is sent next. The caller must hold mu.
 func (l *observations) queue(id cloud.VMID) {
 	l.pending[id] = true
 	select {
@@ -98,7 +99,7 @@ func (l *observations) queue(id cloud.VMID) {
 	}
 }
 
-// nextBatch removes and returns the next batch of queued observations, nil if there are none.
+// nextBatch removes the next batch of queued observations from the queue and returns it, or nil if none is queued.
 func (l *observations) nextBatch() []*agentv1.VmObservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +123,8 @@ func (l *observations) nextBatch() []*agentv1.VmObservation {
 	return out
 }
 
-// report sends the facts and all observations, and then each change, until ctx or the stream ends.
+// report sends Options.Facts and all observations, and then each observation that changes, until ctx or the stream
+// ends.
 func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) error {
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := agent.Report(ctx)
@@ -130,7 +132,7 @@ func (l *Link) report(ctx context.Context, agent agentv1.AgentServiceClient) err
 		cancel()
 		return fmt.Errorf("report: %w", err)
 	}
-	// Only a pending receive notices at once that the member ended the stream, and returns the status.
+	// Only a pending RecvMsg returns at once when the member ends the stream, with the status of the stream.
 	var why error
 	ended := make(chan struct{})
 	go func() {

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host with many VMs that all have long errors reports each of them, in messages that a member accepts.
+// TestManyVMsFitTheMessages checks that 5000 VMs with long errors are each reported once, in messages that a member
+// accepts: at most 1000 observations and 1 MiB.
 func TestManyVMsFitTheMessages(t *testing.T) {
 	const vms = 5000
 	l := newObservations()

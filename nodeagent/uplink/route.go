@@ -11,26 +11,27 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Limits of the pause between two attempts. It is about firstPause in the first round over the members and doubles each
-// round up to lastPause. A random factor of 0.5 to 1.5 keeps hosts from retrying in step.
+// Limits of the pause between two attempts to connect. The pause is about firstPause in the first round over all
+// members, and doubles with each round up to lastPause. A random factor of 0.5 to 1.5 keeps hosts from retrying in
+// step.
 const (
 	firstPause = 100 * time.Millisecond
 	lastPause  = 5 * time.Second
-	// maxRedirects is the number of refusals in a row naming another member that are followed without a pause.
+	// maxRedirects is how many errors in a row that name another member as the leader are followed without a pause.
 	maxRedirects = 3
 )
 
-// route chooses the next member and the pause before connecting. Only one goroutine may use it.
+// route chooses the member to connect to next, and the pause before that. Only one goroutine may use it.
 type route struct {
-	hint      string // the leader named by the last error
+	hint      string // the leader that the last error named
 	last      string // member tried last
 	index     int
 	redirects int
 	failures  int
 }
 
-// next returns the member to try: the leader that was named, else a member other than the last one. members must not be
-// empty.
+// next returns the member to try next: the leader that the last error named, or else the next one of members that is
+// not the last one tried. members must not be empty.
 func (r *route) next(members []string) string {
 	if r.hint != "" {
 		r.last, r.hint = r.hint, ""
@@ -47,7 +48,7 @@ func (r *route) next(members []string) string {
 	return r.last
 }
 
-// failed records a failed attempt, and the leader that the error names.
+// failed counts a failed attempt, or stores the leader that the error names.
 func (r *route) failed(err error) {
 	if leader := leaderIn(err); leader != "" && leader != r.last && r.redirects < maxRedirects {
 		r.redirects++
@@ -58,10 +59,10 @@ func (r *route) failed(err error) {
 	r.failures++
 }
 
-// succeeded records a session that lasted, which resets the backoff.
+// succeeded resets the pause to the shortest, after a session that lasted longer than stableSession.
 func (r *route) succeeded() { r.failures, r.redirects = 0, 0 }
 
-// pause returns the time to wait before the next attempt among n members; spread is in [0, 1).
+// pause returns the time to wait before the next attempt, for n members. spread is the random part, in [0, 1).
 func (r *route) pause(n int, spread float64) time.Duration {
 	if r.hint != "" {
 		return 0
@@ -70,7 +71,7 @@ func (r *route) pause(n int, spread float64) time.Duration {
 	return time.Duration(float64(min(base, lastPause)) * (0.5 + spread))
 }
 
-// wait waits for the pause before the next attempt, or returns the error of ctx.
+// wait returns nil after the pause before the next attempt, or the error of ctx if that ends first.
 func (r *route) wait(ctx context.Context, n int) error {
 	t := time.NewTimer(r.pause(n, rand.Float64()))
 	defer t.Stop()
@@ -82,7 +83,8 @@ func (r *route) wait(ctx context.Context, n int) error {
 	}
 }
 
-// leaderIn returns the member that an error names as the leader: FAILED_PRECONDITION with ErrorInfo metadata `leader`.
+// leaderIn returns the address of the member that an error names as the leader, or "". Such an error has the code
+// FAILED_PRECONDITION and an ErrorInfo with metadata `leader`.
 func leaderIn(err error) string {
 	var g interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &g) || g.GRPCStatus().Code() != codes.FailedPrecondition {
@@ -96,7 +98,7 @@ func leaderIn(err error) string {
 	return ""
 }
 
-// code returns the gRPC code in err's chain, Unknown if there is none.
+// code returns the gRPC code in err's chain, or Unknown if there is none.
 func code(err error) codes.Code {
 	var g interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &g) {

@@ -15,8 +15,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// snapshotTimeout is the maximum wait for each message of a snapshot. After the snapshot, heartbeats detect a dead
-// member.
+// snapshotTimeout is the maximum time until a member sends the next message of a snapshot. After the snapshot,
+// heartbeats detect a dead member.
 const snapshotTimeout = 5 * time.Second
 
 var (
@@ -24,8 +24,8 @@ var (
 	errWatchEnded = errors.New("the member ended the watch")
 )
 
-// foreignClusterError reports a member of another cluster at a known member's address: the cluster was recreated, from
-// a backup or from one member's data, or the address now belongs to another cluster.
+// foreignClusterError means that a member of another cluster responded at a known member's address: the cluster was
+// recreated, from a backup or from one member's data, or the address now belongs to another cluster.
 type foreignClusterError struct{ own, other string }
 
 func (e *foreignClusterError) Error() string {
@@ -34,7 +34,8 @@ func (e *foreignClusterError) Error() string {
 		e.other, e.own, e.other, e.own)
 }
 
-// session connects to one member and runs until any part fails. The error is never nil.
+// session connects to the member at addr, and receives assignments and sends reports and heartbeats until any of these
+// fails. The error is never nil.
 func (l *Link) session(ctx context.Context, addr string) error {
 	credential := l.identity.credential()
 	var other atomic.Pointer[string]
@@ -73,8 +74,8 @@ func (l *Link) sessionOn(ctx context.Context, conn *grpc.ClientConn, credential 
 	return group.Wait()
 }
 
-// watch receives assignments until the stream ends. It calls accepted after the first message, with the lease's
-// duration: only the leader sends a first message.
+// watch receives assignments from a member and delivers them until the stream ends. After the first message it calls
+// accepted with the duration of a lease: only the leader sends a first message.
 func (l *Link) watch(ctx context.Context, agent agentv1.AgentServiceClient, accepted func(lasts time.Duration)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

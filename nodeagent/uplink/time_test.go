@@ -19,10 +19,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// slowHeartbeats responds to heartbeats after a delay.
+// slowHeartbeats is a client that returns from each heartbeat after the duration in takes, or when its context ends.
 type slowHeartbeats struct {
 	vmv1.NodeServiceClient
-	takes atomic.Int64 // a time.Duration
+	takes atomic.Int64 // a duration in nanoseconds
 }
 
 func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNodeRequest, _ ...grpc.CallOption) (*vmv1.Node, error) {
@@ -34,8 +34,9 @@ func (s *slowHeartbeats) HeartbeatNode(ctx context.Context, _ *vmv1.HeartbeatNod
 	}
 }
 
-// The lease runs from the time at which a heartbeat was sent, however late the response is. A heartbeat without a
-// response in time does not renew the lease, and ends the session.
+// TestLeaseStartsWhenHeartbeatIsSent checks that the lease runs from the time at which a heartbeat was sent, not from
+// its response. A heartbeat without a response within heartbeatTimeout must not renew the lease, and must end the
+// session.
 func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m)
@@ -65,7 +66,7 @@ func TestLeaseStartsWhenHeartbeatIsSent(t *testing.T) {
 	})
 }
 
-// silentWatch accepts a watch, sends its messages, and then nothing.
+// silentWatch is a client whose watch returns the messages in sent, and then none.
 type silentWatch struct {
 	agentv1.AgentServiceClient
 	grpc.ClientStream
@@ -90,7 +91,8 @@ func (m *silentWatch) Recv() (*agentv1.WatchResponse, error) {
 
 func (m *silentWatch) Trailer() metadata.MD { return nil }
 
-// A session ends if the member stops within its snapshot. After a complete snapshot the member may be silent forever.
+// TestSilence checks that a watch ends after snapshotTimeout if the member sends no complete snapshot, and that it does
+// not end if the member sends nothing after a complete one.
 func TestSilence(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for name, sent := range map[string][]*agentv1.WatchResponse{
@@ -114,8 +116,8 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// If no member responds, the assignment on disk is delivered after storedDelay, with Stored set; not if a member has
-// sent one.
+// TestStoredAssignment checks that the assignment on disk is delivered after storedDelay with Stored set, and that it
+// is not delivered if a member has sent an assignment before.
 func TestStoredAssignment(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -148,8 +150,8 @@ func TestStoredAssignment(t *testing.T) {
 	})
 }
 
-// The pause is zero after an error that names the leader (for a limited number of times), about 0.1 s in the first
-// round, then longer.
+// TestRoute checks which member is next, and the pause before it: about 0.1 s in the first round over the members, then
+// longer, and zero after an error that names the leader, but only maxRedirects times in a row.
 func TestRoute(t *testing.T) {
 	members := []string{"a", "b", "c"}
 	var r route
@@ -169,7 +171,7 @@ func TestRoute(t *testing.T) {
 	require.Equal(t, "a", r.next(members))
 	require.Equal(t, "b", r.next(members))
 
-	// Two members that each name the other one as the leader.
+	// Two members each name another member as the leader, again and again.
 	m, o := &member{leader: "x"}, &member{leader: "y"}
 	followed := 0
 	for range 10 {

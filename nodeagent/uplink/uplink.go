@@ -2,8 +2,8 @@
 // certificate and finds the leader. On one connection to the leader it receives assignments and sends observations,
 // heartbeats and consoles.
 //
-// The package knows agent.v1, certificates and the network. It must not know how a VM is implemented on this host: it
-// delivers assignments through Options.Assign and receives observations through [Link.Observe].
+// The package implements agent.v1 on the agent's side. It does not depend on how this host runs a VM: it delivers
+// assignments through Options.Assign and receives observations through [Link.Observe].
 //
 // # Guarantees
 //
@@ -16,15 +16,15 @@
 //
 // # Decisions
 //
-//   - The key is made before the first Join and kept, so that a Join whose response was lost can be repeated: a token
-//     is bound to the key with which it was first used.
+//   - The host's key is made before the first Join and stored, so that a Join whose response was lost can be repeated:
+//     a token is bound to the key with which it was first used.
 //   - A session fails as a whole. If any part fails (the watch, the reports, a heartbeat without a response), the agent
-//     opens a new connection, to the leader that the error named or to the next known member. So one place chooses the
-//     member, and one place restarts.
-//   - gRPC's keepalive cannot probe more often than every 10 s, so the kernel does it: TCP keepalive and
+//     opens a new connection, to the leader that the error named or to the next known member. So one place in the code
+//     chooses the member, and one place restarts everything.
+//   - gRPC's keepalive cannot probe more often than every 10 s, so the kernel's probes are used: TCP keepalive and
 //     TCP_USER_TIMEOUT detect a dead host within [deadAfter]. A member whose process hangs while its kernel still
 //     acknowledges is detected by a heartbeat that times out.
-//   - The last complete assignment is kept on disk. If no member has sent an assignment within [storedDelay] of the
+//   - The last complete assignment is stored on disk. If no member has sent an assignment within [storedDelay] of the
 //     start, the stored one is delivered with Stored set: it lists the VMs that this host owns, but must not be used to
 //     destroy anything.
 //   - A new identity (a Join as another node, or into another cluster) discards the stored assignment and its term.
@@ -32,10 +32,10 @@
 //     terms.
 //   - A host that its cluster has evicted or banned logs this once and then contacts no member until its token changes;
 //     a banned host also retries once a minute. Its guests keep running, and it does not use the stored assignment.
-//   - A certificate is kept until it is replaced. A host leaves its cluster only if [Options.Leave] names that
-//     cluster's id and the host has a token of another cluster. It keeps its key, by which the other cluster recognizes
-//     the host if its records contain it. If a member of another cluster responds instead, one log line names the
-//     cluster and what to do.
+//   - A certificate is used until it is replaced. A host leaves its cluster only if [Options.Leave] is that cluster's
+//     id and the host has a token of another cluster. It then uses the same key, by which the other cluster recognizes
+//     the host if it has a record of it. If a member of another cluster responds without this configuration, one log
+//     line names that cluster and what the operator can do.
 package uplink
 
 import (
@@ -63,17 +63,20 @@ const Protocol = 1
 const DefaultPort = "7443"
 
 const (
-	// storedDelay is the time after the start without an assignment from a member after which the stored one is used.
+	// storedDelay is how long the agent waits after its start for an assignment from a member before it delivers the
+	// stored one.
 	storedDelay = 30 * time.Second
-	// stableSession is the minimum duration of a session whose end resets the backoff.
+	// stableSession is the duration after which a session counts as successful, so that the pause after its end is the
+	// shortest again.
 	stableSession = 5 * time.Second
 )
 
 // Options configures a Link.
 type Options struct {
-	// Dir keeps key, certificate and the last assignment. It must exist and be closed to other users. Required.
+	// Dir is the directory of the host's key, its certificate and the last assignment. It must exist, and other users
+	// must have no access. Required.
 	Dir string
-	// Seeds are members' agent listeners, host:port. Required.
+	// Seeds are the addresses of members' agent listeners, as host:port. One that responds is enough. Required.
 	Seeds []string
 	// Token returns the join token. It is called only if there is no usable certificate, or if the host leaves its
 	// cluster or was evicted or banned. Required.
@@ -88,41 +91,44 @@ type Options struct {
 	// Heartbeat returns the request with the host's state; the Link fills in node_id, name and agent_version. Called
 	// every 5 s. Required.
 	Heartbeat func() *vmv1.HeartbeatNodeRequest
-	// Present returns the VMs of which this host holds anything: a process, disks or records. Required.
+	// Present returns the VMs of which this host has a process, disks or records. Required.
 	Present func() []cloud.VMID
 	// Assign receives each new assignment. When the host becomes another node, or joins another cluster, it first
 	// receives an empty assignment of term 0, before Cluster returns the new cluster. It must not block. Required.
 	Assign func(Assignment)
-	// Console writes the console of a VM to w: at most its last tail bytes (0: all that is kept), and with follow all
-	// later output, until ctx ends. Its error is sent to the reader. If nil, consoles are refused.
+	// Console writes the console of a VM to w: at most its last tail bytes (0: all of the log), and with follow all
+	// later output, until ctx ends. Its error is sent to the reader. If Console is nil, requests for consoles get an
+	// error.
 	Console func(ctx context.Context, vm cloud.VMID, tail uint64, follow bool, w io.Writer) error
 	Log     *slog.Logger // required
 }
 
-// Assignment is the complete desired state of the host. Receivers must not modify it.
+// Assignment is the complete desired state of all VMs of the host. Receivers must not modify it.
 type Assignment struct {
 	Term     uint64
 	Revision int64
 	VMs      map[cloud.VMID]*agentv1.AssignedVm
-	// Released are VMs that left the assignment with this message: the host deletes everything it keeps of them.
+	// Released are VMs that this assignment removed from the host's desired state: the host deletes everything that it
+	// has of them.
 	Released []cloud.VMID
-	// Images are the SHA-256 sums of the images that the host should hold.
+	// Images are the SHA-256 sums of the images that the host should have in its cache.
 	Images []string
-	// Stored reports that the assignment was read from disk because no member sent one. It may be out of date.
+	// Stored means that the assignment was read from disk, because no member sent one. It may be out of date.
 	Stored bool
 }
 
-// Status is a snapshot of the link's state.
+// Status is the state of a Link at one time.
 type Status struct {
 	Connected bool   // whether a member has accepted the watch
 	Member    string // host:port of that member, or of the last one
-	Term      uint64 // highest seen
+	Term      uint64 // highest raft term that a member sent
 	Revision  int64  // of the current assignment
-	Sessions  uint64 // connections that were accepted
+	Sessions  uint64 // connections that a member has accepted
 	Failures  uint64 // sessions and attempts that ended with an error
 }
 
-// Link maintains the connection. [Link.Run] runs it; all other methods may be called at any time.
+// Link maintains the agent's connection to the control plane while [Link.Run] runs. All other methods may be called at
+// any time.
 type Link struct {
 	o            Options
 	identity     *identity
@@ -134,19 +140,19 @@ type Link struct {
 	// The fields below are used only by Run's goroutine and its current session.
 	assembly   assembly
 	renewed    time.Time // last renewal of the certificate
-	exclusion  string    // evicted or banned, as logged last; see exclusionReason
-	triedToken string    // the last token tried since then
+	exclusion  string    // last logged reason of an exclusion; see exclusionReason
+	triedToken string    // last join token that was tried while excluded
 
-	deliverMu sync.Mutex  // held while an assignment is delivered; guards stored
+	deliverMu sync.Mutex  // locked while an assignment is delivered; guards stored
 	stored    *Assignment // the assignment on disk, until a member sends one
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	status  Status
-	current *grpc.ClientConn // of the accepted session, nil without one
+	current *grpc.ClientConn // connection of the accepted session; nil if there is none
 }
 
-// Open loads the state in the directory, and makes the host's key if there is none. It does not use the network. It
-// returns an error if the directory cannot be used or its content is damaged.
+// Open returns a Link with the state that o.Dir contains, and makes the host's key if there is none. It does not use
+// the network. It returns an error if the directory cannot be used or its content is damaged.
 func Open(o Options) (*Link, error) {
 	if err := atomicfile.RemoveLeftovers(o.Dir); err != nil {
 		return nil, err
@@ -168,7 +174,7 @@ func Open(o Options) (*Link, error) {
 	return l, nil
 }
 
-// Node returns the id of this host, empty before it joined.
+// Node returns the id of this host in its cluster, or "" if it has not joined one.
 func (l *Link) Node() cloud.NodeID {
 	if c := l.identity.credential(); c != nil {
 		return c.node
@@ -176,7 +182,7 @@ func (l *Link) Node() cloud.NodeID {
 	return ""
 }
 
-// Cluster returns the id of this host's cluster, empty before it joined.
+// Cluster returns the id of this host's cluster, or "" if it has not joined one.
 func (l *Link) Cluster() string {
 	if c := l.identity.credential(); c != nil {
 		return c.cluster
@@ -184,7 +190,7 @@ func (l *Link) Cluster() string {
 	return ""
 }
 
-// Run joins the cluster if necessary and keeps a session with the leader until ctx ends; it then returns nil. It
+// Run joins the cluster if necessary, and maintains a session with the leader until ctx ends. It then returns nil. It
 // returns an error only if the host cannot become a node: no token, a token that was refused for good, or a certificate
 // that cannot be stored.
 func (l *Link) Run(ctx context.Context) error {
@@ -204,7 +210,8 @@ func (l *Link) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// keepSession opens one session after the other until ctx ends.
+// keepSession opens one session after the other until ctx ends. It returns another error only if an excluded host
+// cannot store a new certificate.
 func (l *Link) keepSession(ctx context.Context) error {
 	var r route
 	var lastText string
@@ -240,21 +247,22 @@ func (l *Link) keepSession(ctx context.Context) error {
 	}
 }
 
-// Observe records a VM's current state. It is sent if it differs from the last one recorded.
+// Observe queues the current state of a VM for the control plane, if it differs from the VM's last observation.
 func (l *Link) Observe(o cloud.Observation) { l.observations.observe(o) }
 
-// Usage records resource usage of VMs, to be sent with their observations. VMs without an observation are ignored. It
-// should be called at most every 10 s.
+// Usage queues the resource usage of VMs for the control plane, with their last observations. VMs without an
+// observation are ignored. Usage should be called at most every 10 s.
 func (l *Link) Usage(figures map[cloud.VMID]cloud.Usage) { l.observations.measure(figures) }
 
-// Forget stops reporting a VM of which nothing is left, neither on this host nor in the assignment.
+// Forget discards the observation of a VM, so that it is not reported any more. It is for a VM that is neither on this
+// host nor in the assignment.
 func (l *Link) Forget(vm cloud.VMID) { l.observations.forget(vm) }
 
-// Lease returns the time until which the host holds its lease, by the monotonic clock; ok is false before the first
-// lease. That clock does not advance while the host is suspended.
+// Lease returns the end of the host's lease, by the monotonic clock. ok is false if there was no lease yet. That clock
+// does not advance while the host is suspended.
 func (l *Link) Lease() (until time.Time, ok bool) { return l.lease.get() }
 
-// Status returns a snapshot of the link's state.
+// Status returns the present state of the link.
 func (l *Link) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -281,7 +289,7 @@ func (l *Link) deliverStored(ctx context.Context) error {
 	return nil
 }
 
-// deliver stores a complete assignment and delivers it.
+// deliver queues a complete assignment for the disk, and passes it to Options.Assign.
 func (l *Link) deliver(a *Assignment) {
 	l.disk.put(a)
 	l.mu.Lock()
@@ -311,7 +319,8 @@ func (l *Link) disconnected(err error) {
 	}
 }
 
-// members returns all known members' listeners, those named by the control plane first. The result is not empty.
+// members returns the addresses of all known members' agent listeners: first those that the control plane has sent with
+// the certificate, then the other Seeds. The result is not empty.
 func (l *Link) members() []string {
 	var all []string
 	if c := l.identity.credential(); c != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// A host joins and gets its assignment. After a restart it needs no token.
+// TestJoin checks that a host joins and receives its assignment, and that it needs no token after a restart.
 func TestJoin(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -53,7 +53,8 @@ func TestJoin(t *testing.T) {
 	require.Contains(t, next(t, a.assigned).VMs, cloud.VMID("b"))
 }
 
-// The response to a Join is lost: the same key repeats it, since the token is bound to that key.
+// TestLostJoinIsRepeatedWithTheSameKey checks that a Join whose response was lost is repeated with the same key,
+// because the token is bound to that key.
 func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.joinErr = status.Error(codes.Unavailable, "connection reset") })
@@ -67,7 +68,8 @@ func TestLostJoinIsRepeatedWithTheSameKey(t *testing.T) {
 	next(t, m.watches)
 }
 
-// The agent is killed before it gets the response; the next one has the same key.
+// TestKeySurvivesRestart checks that the key is stored by Open: an agent that was killed before it got the response to
+// a Join must have the same key after its restart.
 func TestKeySurvivesRestart(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -88,7 +90,8 @@ func TestRefusedTokenIsFinal(t *testing.T) {
 	}
 }
 
-// A token contains the fingerprint of its authority. A server with another authority never gets the token.
+// TestTokenIsSentOnlyToPinnedAuthority checks that a server with another authority does not receive the token, which
+// contains the fingerprint of its own authority.
 func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	right, wrong := newMember(t, testAuthority(t, 1)), newMember(t, testAuthority(t, 2))
 	open(t, t.TempDir(), func(o *Options) { o.Seeds = []string{wrong.addr, right.addr} }, right).run(t)
@@ -96,12 +99,12 @@ func TestTokenIsSentOnlyToPinnedAuthority(t *testing.T) {
 	require.Empty(t, wrong.joins)
 }
 
-// A member that does not lead returns the address of the leader.
+// TestRedirect checks that the host connects to the leader whose address another member returns.
 func TestRedirect(t *testing.T) {
 	authority := testAuthority(t, 1)
 	follower, leader := newMember(t, authority), newMember(t, authority)
 	follower.set(func() { follower.leader = leader.addr })
-	// The leader's address is known only from the error.
+	// The leader is not one of the agent's Seeds: its address is known only from the follower's error.
 	a := open(t, t.TempDir(), nil, follower).run(t)
 	next(t, leader.watches)
 	leader.send <- snapshot(1, 1, "a")
@@ -110,7 +113,8 @@ func TestRedirect(t *testing.T) {
 	require.Empty(t, follower.watches)
 }
 
-// After the leader's end the next member is found, and gets all observations again.
+// TestReconnectReportsAll checks that the host connects to the next leader when a leader ends, and sends all
+// observations again.
 func TestReconnectReportsAll(t *testing.T) {
 	authority := testAuthority(t, 1)
 	first, second := newMember(t, authority), newMember(t, authority)
@@ -125,7 +129,7 @@ func TestReconnectReportsAll(t *testing.T) {
 	require.EqualValues(t, 7, next(t, first.reports).GetVms()[0].GetPid())
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	require.Equal(t, "b", next(t, first.reports).GetVms()[0].GetVmId())
-	// An unchanged observation is not sent again; a change of it is, and usage figures are.
+	// An unchanged observation must not be sent again. A new measurement of a VM must be sent.
 	a.Observe(cloud.Observation{VM: "b", Observed: cloud.ObservedBuilt})
 	a.Usage(map[cloud.VMID]cloud.Usage{"a": {MemoryMiB: 9}, "stranger": {MemoryMiB: 1}})
 	one := next(t, first.reports).GetVms()
@@ -142,7 +146,8 @@ func TestReconnectReportsAll(t *testing.T) {
 	require.EqualValues(t, 9, all[0].GetUsage().GetMemoryUsedMib())
 }
 
-// A member ends the stream within its snapshot. Nothing of the snapshot is delivered.
+// TestIncompleteSnapshotIsNotDelivered checks that nothing of a snapshot is delivered if the stream ends before the
+// snapshot is complete.
 func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	a := open(t, t.TempDir(), nil, m).run(t)
@@ -158,8 +163,8 @@ func TestIncompleteSnapshotIsNotDelivered(t *testing.T) {
 	require.Len(t, got.VMs, 1)
 }
 
-// Messages of a leader whose term is over are not delivered, neither by an agent that has seen a later term, nor by one
-// that was started since.
+// TestLowerTermIsDropped checks that messages of a lower term than the highest one seen are not delivered, by the agent
+// that has seen the higher term and after its restart.
 func TestLowerTermIsDropped(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	dir := t.TempDir()
@@ -173,14 +178,15 @@ func TestLowerTermIsDropped(t *testing.T) {
 			next(t, m.watches)
 		}
 		m.send <- snapshot(4, 99, "old")
-		next(t, m.watches) // it left, and asked again
+		next(t, m.watches) // the agent has ended the watch and begun a new one
 		m.send <- snapshot(5, 51, "a")
 		require.EqualValues(t, 51, next(t, a.assigned).Revision, how)
 		a.stop()
 	}
 }
 
-// A heartbeat without a response ends the session: the member may be cut off.
+// TestUnansweredHeartbeatEndsSession checks that a heartbeat that fails with UNAVAILABLE ends the session, because the
+// member may be disconnected from the others.
 func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.beatErr = status.Error(codes.Unavailable, "no quorum") })
@@ -190,7 +196,7 @@ func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	next(t, m.watches)
 	_, ok := a.Lease()
 	require.False(t, ok, "a lease without an answered heartbeat")
-	// An error that concerns this host, not the member, does not end the session.
+	// An error that concerns this host and not the member must not end the session.
 	m.set(func() { m.beatErr = status.Error(codes.PermissionDenied, "banned") })
 	m.send <- snapshot(1, 1)
 	next(t, m.beats)
@@ -199,7 +205,8 @@ func TestUnansweredHeartbeatEndsSession(t *testing.T) {
 	}
 }
 
-// When half of its lifetime is over, the certificate is renewed, and the new one is used from then on.
+// TestRenewal checks that the certificate is renewed when half of its lifetime is over, and that the new one is stored
+// and used for the next session.
 func TestRenewal(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = backdated })
@@ -215,8 +222,8 @@ func TestRenewal(t *testing.T) {
 	require.Equal(t, m.issued[1].Raw, reopened.credential().cert.Leaf.Raw)
 }
 
-// A host whose certificate expired while it was offline renews it with the old one, within the control plane's grace
-// period. Later it needs a token.
+// TestExpired checks that a host whose certificate expired while it was offline renews it with the old one within the
+// control plane's grace period, and that it uses its join token after that.
 func TestExpired(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -241,8 +248,8 @@ func TestExpired(t *testing.T) {
 	next(t, m.watches)
 }
 
-// A host whose clock is ahead gets certificates that have already expired for it. It logs this, and does not retry
-// without pause.
+// TestClockAhead checks a host whose clock is ahead, so that new certificates have expired by its clock: it must log
+// this, and not renew again immediately.
 func TestClockAhead(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	m.set(func() { m.life = -time.Minute })
@@ -256,7 +263,8 @@ func TestClockAhead(t *testing.T) {
 	require.Empty(t, m.renewed)
 }
 
-// backdated is a certificate lifetime of which half is over at once: certificates are dated ten minutes back.
+// backdated is a lifetime of certificates, 9 minutes, of which more than half is over at once, because certificates
+// begin ten minutes before they are issued.
 const backdated = 9 * 60 * 1e9
 
 func TestImage(t *testing.T) {
@@ -280,7 +288,7 @@ func TestImage(t *testing.T) {
 		return string(got), err
 	}
 	second.set(func() { second.images = map[string][]byte{"abc": content} })
-	got, err := read(0) // the leader has none, the other member has
+	got, err := read(0) // only the member that does not lead has the image
 	require.NoError(t, err)
 	require.Equal(t, string(content), got)
 
@@ -336,7 +344,7 @@ func TestConsole(t *testing.T) {
 	require.Equal(t, "there is no console log", next(t, m.console).GetError())
 	require.Nil(t, next(t, m.console))
 
-	// A reader that follows and then cancels; another whose session ends.
+	// A request with Follow ends when it is canceled, and another one when the session ends.
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", VmId: "a", Follow: true})
 	require.Equal(t, "r3", next(t, m.console).GetRequestId())
 	ask(&agentv1.ConsoleRequest{RequestId: "r3", Cancel: true})
@@ -349,7 +357,7 @@ func TestConsole(t *testing.T) {
 	a.stop()
 }
 
-// Readers beyond the limit get an error.
+// TestConsolesAreBounded checks that one request more than maxConsoles gets an error.
 func TestConsolesAreBounded(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	open(t, t.TempDir(), func(o *Options) {
@@ -373,7 +381,7 @@ func TestConsolesAreBounded(t *testing.T) {
 	require.Equal(t, 1, refused)
 }
 
-// Open returns an error for a damaged directory, and does not replace its content.
+// TestDamagedDirectory checks that Open returns an error if a file in its directory is damaged.
 func TestDamagedDirectory(t *testing.T) {
 	m := newMember(t, testAuthority(t, 1))
 	for _, name := range []string{keyFile, credentialFile, termFile} {
@@ -389,8 +397,8 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// Run leaves no goroutine and no connection when it ends, whatever the members do: here one that accepts connections
-// and sends nothing.
+// TestStopWithSilentMember checks that Run ends when its context ends, although the only member accepts connections and
+// sends nothing.
 func TestStopWithSilentMember(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -412,7 +420,8 @@ func TestStopWithSilentMember(t *testing.T) {
 	c.Close()
 }
 
-// Temporary files that a crash left are ignored and removed.
+// TestOpenRemovesTemporaryFiles checks that Open removes the temporary files of interrupted writes and does not read
+// them.
 func TestOpenRemovesTemporaryFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{keyFile, credentialFile, assignmentFile, termFile} {

@@ -1,9 +1,9 @@
 // Package atomicfile replaces files so that readers, and the state after a crash or a power failure, have either the
 // complete old content or the complete new content.
 //
-// A write goes to a temporary file in the directory of the target, which is synced and renamed over the target; then
-// the directory is synced. Package renameio does this except for the last step. A write that returns an error leaves no
-// temporary file. A process that is killed while it writes leaves one.
+// The content is written to a temporary file in the directory of the target. The file is synced and renamed to the
+// target, and then the directory is synced. Package renameio executes all steps but the last. A write that returns an
+// error leaves no temporary file. A process that is killed while it writes leaves one.
 //
 // # Decisions
 //
@@ -39,9 +39,10 @@ func WriteFile(path string, data []byte, perm os.FileMode) error {
 	})
 }
 
-// Write is like WriteFile for content that fill writes. The file that fill gets is open for reading and writing; fill
-// may also read it by its name, change its owner and seek, and must not close it. If fill returns an error, the old
-// file stays as it is, and Write returns that error. An error of a method of f names path, not the temporary file.
+// Write is like WriteFile, but the function fill writes the content. The file that fill gets is open for reading and
+// writing; fill may also read it by its name, change its owner and seek, and must not close it. If fill returns an
+// error, the old file stays as it is, and Write returns that error. An error of a method of f names path, not the
+// temporary file.
 func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(perm))
@@ -49,7 +50,7 @@ func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err erro
 		return inTarget(err, path)
 	}
 	defer func() {
-		if cleanupErr := f.Cleanup(); cleanupErr != nil { // nothing to clean up after a replacement
+		if cleanupErr := f.Cleanup(); cleanupErr != nil { // Cleanup does nothing after a replacement
 			err = errors.Join(err, fmt.Errorf("remove temporary file: %w", cleanupErr))
 		}
 	}()
@@ -62,7 +63,8 @@ func Write(path string, perm os.FileMode, fill func(f *os.File) error) (err erro
 	return SyncDir(dir)
 }
 
-// inTarget replaces the name of the temporary file for path in an error of package os, unless the error is wrapped.
+// inTarget returns an error of package os with path in place of the name of the temporary file. It returns a wrapped
+// error unchanged.
 func inTarget(err error, path string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -75,7 +77,7 @@ func inTarget(err error, path string) error {
 	return err
 }
 
-// SyncDir makes creations, renames and removals in a directory durable.
+// SyncDir calls fsync on a directory, so that creations, renames and removals in it are durable.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -89,8 +91,8 @@ func SyncDir(dir string) error {
 var temporary = regexp.MustCompile(`^\..+[0-9]{13,19}$`)
 
 // RemoveLeftovers removes the temporary files that killed processes left in dir. A directory that does not exist is no
-// error. The caller makes sure that no process is writing in dir, and that dir belongs to the program: any regular file
-// whose name looks like that of a temporary file is removed.
+// error. The caller must ensure that no process is writing in dir, and that dir belongs to the program: every regular
+// file whose name matches temporary is removed.
 func RemoveLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -74,7 +74,8 @@ func TestErrorsNameTheTarget(t *testing.T) {
 	require.EqualError(t, err, "truncate "+path+": invalid argument")
 }
 
-// A reader gets one whole version while others write.
+// TestReadersGetOneVersion reads a file while two goroutines replace it. Each read must return the complete content of
+// one version.
 func TestReadersGetOneVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	version := func(n byte) []byte { return bytes.Repeat([]byte{n}, 1<<16) }
@@ -104,7 +105,8 @@ func TestReadersGetOneVersion(t *testing.T) {
 	require.Equal(t, []string{"a"}, list(t, filepath.Dir(path)))
 }
 
-// A process that is killed while it writes leaves the old file and a temporary one, which RemoveLeftovers removes.
+// TestKilledWriter checks that a process that is killed during Write leaves the old file unchanged and a temporary
+// file, which RemoveLeftovers removes. The test runs itself as that process.
 func TestKilledWriter(t *testing.T) {
 	if path := os.Getenv("TRIVET_TEST_KILLED_WRITER"); path != "" {
 		_ = Write(path, 0o600, func(f *os.File) error {

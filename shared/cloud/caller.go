@@ -17,19 +17,20 @@ const (
 	ProofPassword Proof = "password"
 	// ProofAppCred is the secret of a service account.
 	ProofAppCred Proof = "appcred"
-	// ProofOIDC is a token of an external OpenID provider.
+	// ProofOIDC is an ID token of an external OpenID provider.
 	ProofOIDC Proof = "oidc"
-	// ProofInvitation is a one-use token with which a member joins the cluster.
+	// ProofInvitation is a join token, with which a member gets the cluster key once.
 	ProofInvitation Proof = "invitation"
-	// ProofHostKey is a token that a member signs for itself. Its holder can read the member's data directory.
+	// ProofHostKey is a token of the administrator that is signed with a key derived from the cluster key. Only a
+	// holder of the cluster key can make it.
 	ProofHostKey Proof = "hostkey"
-	// ProofMTLS is a client certificate.
+	// ProofMTLS is a client certificate of the cluster's certificate authority.
 	ProofMTLS Proof = "mtls"
-	// ProofDev is given to unauthenticated callers under --dev.
+	// ProofDev is the proof of unauthenticated callers on a member that runs with --dev.
 	ProofDev Proof = "dev"
 )
 
-// Role is a set of rights that a binding grants.
+// Role is a named set of rights. A Binding gives a role to a principal.
 type Role string
 
 const (
@@ -41,22 +42,23 @@ const (
 	BillingAdmin  Role = "billing:admin"
 )
 
-// Roles lists every role, most powerful first.
+// Roles returns every role: those for orgs and projects from the most to the least powerful, then BillingAdmin.
 func Roles() []Role {
 	return []Role{SystemAdmin, OrgAdmin, ProjectAdmin, ProjectMember, ProjectViewer, BillingAdmin}
 }
 
-// Binding grants a role: a system role for the whole cloud, an org role in an org, a project role in a project of an
-// org.
+// Binding gives its owner a role: in a project of an org if the role begins with "project:", in an org if it begins
+// with "org:", and otherwise in the whole cloud.
 type Binding struct {
 	Role    Role
 	Org     OrgID     `cbor:",omitempty"`
 	Project ProjectID `cbor:",omitempty"`
-	// Incarnation is that of the project. The binding grants nothing in a later project of the same ID.
+	// Incarnation is that of the project when the role was given. The binding gives no access to a later project with
+	// the same ID.
 	Incarnation Incarnation `cbor:",omitempty"`
 }
 
-// Same reports whether both bindings have the same role, org and project, ignoring the incarnation.
+// Same reports whether both bindings have the same role, org and project. It ignores the incarnation.
 func (b Binding) Same(other Binding) bool {
 	b.Incarnation = other.Incarnation
 	return b == other
@@ -91,38 +93,38 @@ func (b Binding) Check() error {
 type Caller struct {
 	User  UserID
 	Proof Proof
-	// Scope is the tenant for which the token was issued; empty for system scope.
+	// Scope is the tenant to which the caller's token is limited; empty if the token is not limited.
 	Scope Tenant
 	// Chosen is the tenant that the metadata of the call names; either part may be empty.
 	Chosen Tenant
 	// Bindings are the caller's bindings at the time when the call was authorized.
 	Bindings []Binding
-	// Defaults are the tenants for calls and tokens that name none.
+	// Defaults are the tenants of the caller's calls and tokens that name none.
 	Defaults Defaults
-	// Node is set instead of User for an agent's certificate.
+	// Node is the ID of the host whose agent is the caller, authenticated by its certificate. User is then empty.
 	Node NodeID
 	// TokenID is the ID of the token, and Expires the time when it expires.
 	TokenID string
 	Expires Time
-	// Method and Tenant are those for which the call was authorized, Target is the resource that the request named, and
-	// Address the client's address. The audit log records them.
+	// Method and Tenant are the method and the tenant for which the call was authorized, Target is the resource that
+	// the request names, and Address the client's address. The audit records contain them.
 	Method  string
 	Tenant  Tenant
 	Target  string
 	Address string
-	// RequestID is the ID of the call.
+	// RequestID is the ID of the call, which is in logs, errors and audit records.
 	RequestID string
 	// IdempotencyKey is the key that the caller sent, at most MaxIdempotencyKey bytes.
 	IdempotencyKey string
 }
 
-// Authenticated reports whether the caller is authenticated.
+// Authenticated reports whether the caller proved its identity: whether Proof is neither ProofNone nor empty.
 func (c *Caller) Authenticated() bool {
 	return c.Proof != ProofNone && c.Proof != "" || mutant.On(mutant.TrustUnproven)
 }
 
-// Has reports whether the caller holds a role, for org and project roles in the tenant at. It returns false for
-// unauthenticated callers.
+// Has reports whether the caller has a role in the tenant at, through a binding of the project, its org or the whole
+// cloud. It returns false for unauthenticated callers.
 func (c *Caller) Has(role Role, at Tenant) bool {
 	if !c.Authenticated() {
 		return false
@@ -146,7 +148,7 @@ func (c *Caller) Payer() Tenant {
 	return c.Tenant
 }
 
-// Name returns the caller's name in records and logs.
+// Name returns the name of the caller for records and logs: the user ID, or node/<ID> for an agent.
 func (c *Caller) Name() string {
 	if c.Node != "" {
 		return fmt.Sprintf("node/%s", c.Node)
@@ -162,9 +164,9 @@ func (c *Caller) HasRoleIn(at Tenant) bool {
 	})
 }
 
-// ProjectIn returns the project of a call within an org: the project of the token's scope, else of the call's metadata,
-// else the default project. It returns "" if there is none, or several and no default. It does not check that a project
-// chosen by an org:admin is in the org.
+// ProjectIn returns the project of a call that names only an org: the project of the token's scope, else that of the
+// call's metadata, else the caller's default or only project in the org. It returns "" if there is none of these. It
+// does not check that a project chosen by an org:admin is in the org.
 func (c *Caller) ProjectIn(org OrgID) ProjectID {
 	if c.Scope.Project != "" {
 		if c.Scope.Org == org {

@@ -1,9 +1,9 @@
 // Package cloud defines Trivet's domain: virtual machines, images, nodes, tenants and callers, with the rules that
 // apply to them in every component. New readers should start here.
 //
-// The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It knows neither the
-// wire format (package convert translates) nor how records are stored. Timestamps are Unix milliseconds. The numbers of
-// enumerations are those of the wire contract (protos/vmcontroller/v1).
+// The package does no I/O, reads no clock and uses no randomness: times and IDs are parameters. It does not depend on
+// the wire format, to which package convert translates, or on how records are stored. Timestamps are Unix milliseconds.
+// The numbers of enumerations are those of the wire contract (protos/vmcontroller/v1).
 package cloud
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// IDs are distinct types, so that the compiler rejects one kind in place of another.
+// IDs of different kinds are distinct types, so that the compiler rejects one in place of another.
 type (
 	VMID      string
 	ImageID   string
@@ -25,7 +25,7 @@ type (
 	UserID    string
 )
 
-// Time is in Unix milliseconds.
+// Time is a point in time in Unix milliseconds.
 type Time = int64
 
 // Incarnation distinguishes successive projects with the same ID: each has a different one. It is 0 for a project
@@ -38,7 +38,8 @@ var (
 	devicePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 )
 
-// Limits and defaults of the fields of requests. DefaultStop is in milliseconds.
+// Limits and defaults of the fields of requests. The unit is in the name, or bytes; DefaultStop is in milliseconds and
+// DefaultMemory in MiB.
 const (
 	MaxVCPUs          = 288
 	MinMemoryMiB      = 64
@@ -60,7 +61,8 @@ const (
 	DefaultMemory     = 512
 )
 
-// CheckName returns an InvalidArgument fault unless s is a valid name.
+// CheckName returns an InvalidArgument fault unless s can be the name of a VM, an image, a volume or a service account:
+// 1 to 63 characters of a-z, 0-9 and -, beginning with a letter.
 func CheckName(field, s string) error {
 	if !namePattern.MatchString(s) {
 		return fault.Invalid(field, "must be 1 to 63 characters of a-z, 0-9 and -, starting with a letter")
@@ -77,8 +79,8 @@ func CheckCallerID(field, s string) error {
 	return nil
 }
 
-// CheckUUID returns an InvalidArgument fault unless s is a valid ID of a resource whose ID the control plane generates.
-// A malformed ID is INVALID_ARGUMENT, not NOT_FOUND, by the wire contract.
+// CheckUUID returns an InvalidArgument fault unless s is a lower-case UUID, the form of the IDs that the control plane
+// generates. The wire contract requires INVALID_ARGUMENT for a malformed ID, not NOT_FOUND.
 func CheckUUID(field, s string) error {
 	if s == "" {
 		return fault.Invalid(field, "is required")
@@ -89,7 +91,8 @@ func CheckUUID(field, s string) error {
 	return nil
 }
 
-// CheckPairs returns an InvalidArgument fault unless m is valid as labels or metadata.
+// CheckPairs returns an InvalidArgument fault unless m can be labels or metadata: at most MaxPairs pairs of printable
+// UTF-8 within MaxPairKey and MaxPairValue bytes.
 func CheckPairs(field string, m map[string]string) error {
 	if len(m) > MaxPairs {
 		return fault.Invalid(field, "at most %d pairs, got %d", MaxPairs, len(m))
@@ -107,10 +110,12 @@ func CheckPairs(field string, m map[string]string) error {
 	return nil
 }
 
-// MaxNodeLabels is the maximum total size of a host's labels, keys and values, in bytes. Every heartbeat carries them.
+// MaxNodeLabels is the maximum total size of the keys and values of a host's labels, in bytes. Every heartbeat contains
+// them.
 const MaxNodeLabels = 4 << 10
 
-// CheckNodeLabels checks a host's labels like CheckPairs, and their total size against MaxNodeLabels.
+// CheckNodeLabels is CheckPairs for a host's labels. It also returns InvalidArgument if their total size exceeds
+// MaxNodeLabels.
 func CheckNodeLabels(field string, m map[string]string) error {
 	if err := CheckPairs(field, m); err != nil {
 		return err

@@ -8,12 +8,13 @@ import "slices"
 type Defaults struct {
 	Org     OrgID  `cbor:",omitempty"`
 	Project Tenant `cbor:",omitzero"`
-	// Projects are the default projects of single orgs, for tokens and calls that name an org only.
+	// Projects are the default projects within each org, for tokens and calls that name only an org.
 	Projects []Tenant `cbor:",omitempty"`
 }
 
-// WithBindings returns the defaults of a user with these roles. A default in which the user still has a role is kept. Without
-// a default, the only org or project with a role becomes the default; if there are several, there is no default.
+// WithBindings returns the user's defaults after the user's roles have changed to all. A default in which the user
+// still has a role stays. Without a default, the only org or project with a role becomes the default; if there are
+// several, there is no default.
 func (d Defaults) WithBindings(all []Binding) (out Defaults) {
 	orgs, projects := OrgsOf(all), ProjectsOf(all, "")
 	out.Org, _ = Prefer(orgs, d.Org)

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An additional role never changes a default. Only when the role behind a default is removed does another default take
-// its place, or none.
+// TestDefaultsDoNotChange checks that an additional role changes no default. Only if the last role in a default org or
+// project is removed may another default, or none, replace it.
 func TestDefaultsDoNotChange(t *testing.T) {
 	web, shop, secret := Binding{Role: ProjectMember, Org: "acme", Project: "web"}, Binding{Role: ProjectViewer, Org: "acme", Project: "shop"}, Binding{Role: ProjectAdmin, Org: "evil", Project: "lair"}
 	acme, evil := Binding{Role: OrgAdmin, Org: "acme", Project: ""}, Binding{Role: OrgAdmin, Org: "evil", Project: ""}

@@ -48,19 +48,20 @@ func (s ImageStatus) String() string {
 	return [...]string{"UNSPECIFIED", "PENDING", "UPLOADING", "AVAILABLE", "ERROR"}[min(s, ImageError)]
 }
 
-// SharedWith is the metadata key for the comma-separated orgs that may read a SHARED image.
+// SharedWith is the metadata key whose value lists the orgs that may read a SHARED image, separated by commas.
 const SharedWith = "trivet/shared-with"
 
-// ImageReason is the metadata key that holds the cause when an image is in ERROR.
+// ImageReason is the metadata key whose value is the cause why an image is in ERROR.
 const ImageReason = "trivet/error"
 
-// Image is the record of an image. Its content is a file named by its checksum on each member that Holders lists.
+// Image is the record of a disk, kernel or initrd image. Its content is a file on each member in Holders, with the
+// checksum as its name.
 type Image struct {
 	ID   ImageID
 	Name string
 	Org  OrgID
-	// Project is the project whose quota the image counts in: the one in which its creator acted; empty if there was
-	// none.
+	// Project is the project whose quota limits the image: the project of the call that created it, or empty if the
+	// call had none.
 	Project    ProjectID `cbor:",omitempty"`
 	Visibility Visibility
 	Format     ImageFormat
@@ -78,16 +79,16 @@ type Image struct {
 	UpdatedAt    Time
 	CreatedBy    string
 	Metadata     map[string]string
-	// Holders are the members that store the content and have verified its checksum.
+	// Holders are the IDs of the members that store the content and have verified its checksum.
 	Holders []uint64
-	// Importer is the member that downloads Source while the image is PENDING.
+	// Importer is the ID of the member that downloads Source while the image is PENDING.
 	Importer uint64
 	Source   string
 	// Users is the number of VMs whose spec names this image. An image in use cannot be deleted.
 	Users int
 }
 
-// VisibleTo reports whether members of org may read the image.
+// VisibleTo reports whether callers with a role in org may read the image.
 func (i *Image) VisibleTo(org OrgID) bool {
 	switch i.Visibility {
 	case Public:
@@ -100,7 +101,7 @@ func (i *Image) VisibleTo(org OrgID) bool {
 	return i.Org == org
 }
 
-// Checksum returns the hash in the form of the wire contract; empty if there is none yet.
+// Checksum returns the image's SHA-256 as "sha256:<hex>", the form of the wire contract, or "" if it is not known yet.
 func (i *Image) Checksum() string {
 	if i.SHA256 == "" {
 		return ""
@@ -108,7 +109,7 @@ func (i *Image) Checksum() string {
 	return "sha256:" + i.SHA256
 }
 
-// Check returns an InvalidArgument fault if a field of the image's description is invalid.
+// Check returns an InvalidArgument fault if a field that a caller may set is invalid.
 func (i *Image) Check() error {
 	if err := CheckName("name", i.Name); err != nil {
 		return err

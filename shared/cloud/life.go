@@ -7,25 +7,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Maximum time in a transient state before the leader ends it with TimedOut (milliseconds). Stopping adds its grace.
+// Times in milliseconds after which the leader ends a transient state of a VM with the event TimedOut. In STOPPING,
+// Desired.GraceMS is added to StoppingTime.
 const (
 	CreatingTime = 30 * 60_000
 	StartingTime = 120_000
 	StoppingTime = 60_000
 )
 
-// RestartPolicy is the metadata key of the restart policy: "never" (default) or "on-failure".
+// RestartPolicy is the metadata key of a VM's restart policy: "never" (default), or "on-failure", which starts the VM
+// again after its process died.
 const RestartPolicy = "trivet/restart"
 
-// RestartLimit is the number of automatic starts within RestartWindow (milliseconds); the next exit leaves the VM in
-// ERROR.
+// RestartLimit is the maximum number of automatic starts of a VM within RestartWindow (milliseconds). If its process
+// dies again within that time, the VM stays in ERROR.
 const (
 	RestartLimit  = 3
 	RestartWindow = 10 * 60_000
 )
 
-// Apply applies an event at now. If the state does not allow the event, Apply returns FailedPrecondition and changes
-// nothing.
+// Apply changes the VM's state and desired state as an event at the time now requires (see next). If the event is not
+// allowed in the VM's state, Apply returns FailedPrecondition and changes nothing.
 func (vm *VM) Apply(ev Event, now Time) error {
 	to, ok := next[vm.State][ev]
 	if !ok {
@@ -36,7 +38,7 @@ func (vm *VM) Apply(ev Event, now Time) error {
 	return nil
 }
 
-// verb returns the API call that causes the event, for messages.
+// verb returns a word for the event in error messages: that of the API call, if a call causes the event.
 func (e Event) verb() string {
 	switch e {
 	case PowerOffRequested:
@@ -47,7 +49,8 @@ func (e Event) verb() string {
 	return e.String()
 }
 
-// applyToDesired applies an event's change to vm.Desired. vm.State is still the state before the event.
+// applyToDesired changes vm.Desired as an event requires. Call it before enter, because it depends on the state before
+// the event.
 func (vm *VM) applyToDesired(ev Event, now Time) {
 	w := vm.Desired
 	switch ev {
@@ -77,6 +80,7 @@ func (vm *VM) applyToDesired(ev Event, now Time) {
 	vm.setDesired(w)
 }
 
+// withStart returns w with one more requested start.
 func (w Desired) withStart() Desired {
 	w.On, w.StartAfterStop, w.GraceMS = true, false, 0
 	w.Starts++
@@ -91,8 +95,8 @@ func (vm *VM) setDesired(w Desired) {
 	}
 }
 
-// enter moves to a state and sets its deadline. Two states are passed through at once: STOPPED if another start was
-// requested, ERROR if the VM restarts by its policy.
+// enter changes the VM's state and sets the state's deadline. It sets STARTING in place of STOPPED if a start was
+// requested during the stop, and in place of ERROR if the VM restarts by its policy.
 func (vm *VM) enter(to State, now Time) {
 	switch {
 	case to == Stopped && vm.Desired.StartAfterStop:
@@ -119,6 +123,8 @@ func (vm *VM) enter(to State, now Time) {
 	}
 }
 
+// mayRestart reports whether a VM whose process died is to be started again: its policy is "on-failure", it was
+// RUNNING, and it was restarted fewer than RestartLimit times within RestartWindow.
 func (vm *VM) mayRestart(now Time) bool {
 	if vm.State != Running || vm.Metadata[RestartPolicy] != "on-failure" {
 		return false
@@ -127,8 +133,8 @@ func (vm *VM) mayRestart(now Time) bool {
 	return len(vm.Restarts) < RestartLimit
 }
 
-// Stop requests power off: the power button, and after graceMS a hard power off. A repeated request while STOPPING can
-// only shorten the grace.
+// Stop requests that the host presses the VM's power button and, after graceMS milliseconds, powers the VM off. A
+// repeated request while the VM is STOPPING can only shorten this time.
 func (vm *VM) Stop(graceMS uint64, now Time) error {
 	ev := StopRequested
 	if graceMS == 0 {
@@ -150,12 +156,15 @@ func (vm *VM) Stop(graceMS uint64, now Time) error {
 	return nil
 }
 
-// Reboot and Reset increment a counter; the host performs each number once. Both require a running VM.
+// Reboot requests a reboot of the guest by incrementing Desired.Reboots. It returns FailedPrecondition unless the VM is
+// RUNNING.
 func (vm *VM) Reboot() error { return vm.pulse("reboot", func(w *Desired) { w.Reboots++ }) }
 
-// Reset requests a hard reset.
+// Reset requests a hard reset of the VM by incrementing Desired.Resets. It returns FailedPrecondition unless the VM is
+// RUNNING.
 func (vm *VM) Reset() error { return vm.pulse("reset", func(w *Desired) { w.Resets++ }) }
 
+// pulse increments a counter in vm.Desired with count, or returns FailedPrecondition unless the VM is RUNNING.
 func (vm *VM) pulse(verb string, count func(*Desired)) error {
 	if vm.State != Running {
 		return fault.New(fault.FailedPrecondition, "cannot %s VM %s: it is %s", verb, vm.Name, vm.State)
@@ -166,8 +175,9 @@ func (vm *VM) pulse(verb string, count func(*Desired)) error {
 	return nil
 }
 
-// Observe applies a host's report at now and reports whether the record changed. It drops reports of an older
-// generation, which do not reflect the current Desired. The caller must check that the host owns the VM.
+// Observe updates the VM's state and status from a host's report, received at now, and returns whether the record
+// changed. It ignores a report of an older generation, because the host had not received the present Desired. The
+// caller must check that the VM is placed on the host.
 func (vm *VM) Observe(o Observation, now Time) bool {
 	if o.Generation < vm.Generation && !mutant.On(mutant.IgnoreGeneration) {
 		return false
@@ -195,8 +205,8 @@ func (s Status) equal(t Status) bool {
 		s.LastError == t.LastError && s.StartsDone == t.StartsDone && s.RebootsDone == t.RebootsDone && s.ResetsDone == t.ResetsDone
 }
 
-// events returns the events that an observation implies, in order: the host may have gone through several steps since
-// its last report.
+// events returns the events that an observation implies, in order. There may be several, because the VM can have
+// changed several times since the host's last report.
 func (vm *VM) events(o Observation) []Event {
 	switch o.Observed {
 	case ObservedBuilt:
@@ -207,7 +217,7 @@ func (vm *VM) events(o Observation) []Event {
 		return []Event{Built}
 	case ObservedRunning:
 		if !vm.Desired.On {
-			return nil // the host has not seen the stop request yet
+			return nil // the host has not acted on the stop request yet
 		}
 		return []Event{Built, Up}
 	case ObservedEnded:
@@ -216,9 +226,9 @@ func (vm *VM) events(o Observation) []Event {
 	return nil
 }
 
-// offEvents returns the events for a VM without a process. In ERROR, the observation counts only if the VM was last
-// seen on, which means that a stop finished after its deadline. A VM that failed or died stays in ERROR, so that its
-// owner can read the error.
+// offEvents returns the events for a VM without a process. For a VM in ERROR there is one only if its creation finished
+// after the deadline (no start was executed yet), or its stop did (it was running or stopping in the last report). A VM
+// that failed or died stays in ERROR, so that its owner can read the error.
 func (vm *VM) offEvents(o Observation) []Event {
 	if vm.State == Creating || vm.State == Error && o.StartsDone == 0 {
 		return []Event{Built}
@@ -229,8 +239,8 @@ func (vm *VM) offEvents(o Observation) []Event {
 	return []Event{Off}
 }
 
-// exitEvents returns the events for a VM whose process ended. If the VM should be on, they count only if the process
-// that ended is that of the latest requested start.
+// exitEvents returns the events for a VM whose process ended. If the VM should be on, there are none unless the process
+// is that of the latest requested start.
 func (vm *VM) exitEvents(o Observation) []Event {
 	if !vm.Desired.On {
 		return vm.offEvents(o)
@@ -250,6 +260,7 @@ func (vm *VM) exitEvents(o Observation) []Event {
 	return []Event{Built, ev}
 }
 
+// actual returns the VM state that the observation corresponds to, for Status.Actual.
 func (o *Observation) actual() State {
 	switch o.Observed {
 	case ObservedBuilding:
@@ -273,7 +284,7 @@ func (o *Observation) actual() State {
 	return Unspecified
 }
 
-// TimeOut applies TimedOut if the deadline of the state has passed, and reports whether it did.
+// TimeOut applies the event TimedOut if the deadline of the VM's state has passed, and reports whether it did so.
 func (vm *VM) TimeOut(now Time) bool {
 	if vm.Deadline == 0 || now < vm.Deadline {
 		return false

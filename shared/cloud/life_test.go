@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLife runs scripts of life-cycle events. Each command prints the changed fields of the VM; time advances only by
-// the command wait.
+// TestLife runs the scripts in testdata/life. Each command is an API call (such as `stop`), a report of the host
+// (`report`) or the passing of time (`wait`), and prints the state and the changed fields of the VM. Time advances only
+// by `wait`.
 func TestLife(t *testing.T) {
 	datadriven.Walk(t, "testdata/life", func(t *testing.T, path string) {
 		var vm VM
@@ -98,14 +99,16 @@ func change(a, b VM) string {
 	return strings.Join(out, "  ")
 }
 
-// Every transient state has a deadline and a transition for TimedOut, so that none waits for an operator.
+// TestEveryTransientStateTimesOut checks that every transient state has a transition for TimedOut, so that no VM stays
+// in one until an operator acts.
 func TestEveryTransientStateTimesOut(t *testing.T) {
 	for _, s := range []State{Creating, Starting, Stopping} {
 		require.Contains(t, next[s], TimedOut, "%s", s)
 	}
 }
 
-// A forced delete is allowed in every state except MIGRATING, where the migration is aborted first. DELETED is final.
+// TestForcedDeleteAlwaysWorks checks that a forced delete is allowed in every state except MIGRATING, in which the
+// migration must be aborted first, and that no event changes a DELETED VM.
 func TestForcedDeleteAlwaysWorks(t *testing.T) {
 	for s := Pending; s < Deleted; s++ {
 		if s != Migrating {

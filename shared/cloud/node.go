@@ -4,7 +4,8 @@ import "strconv"
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// NodeState is computed, not stored: from the record and the time of the host's last heartbeat.
+// NodeState is the state of a host. It is not stored, but computed from the host's record and the time of its last
+// heartbeat.
 type NodeState uint8
 
 const (
@@ -20,19 +21,19 @@ func (s NodeState) String() string {
 	return [...]string{"UNSPECIFIED", "READY", "NOT_READY", "CORDONED", "DRAINING", "MAINTENANCE"}[min(s, NodeMaintenance)]
 }
 
-// Capacity is an amount of a host's resources.
+// Capacity is an amount of the resources of a host: what it has, offers or has allocated.
 type Capacity struct {
 	VCPUs      uint32
 	MemoryMiB  uint64
 	StorageGiB uint64
 }
 
-// Plus returns c + d.
+// Plus returns c + d, field by field.
 func (c Capacity) Plus(d Capacity) Capacity {
 	return Capacity{c.VCPUs + d.VCPUs, c.MemoryMiB + d.MemoryMiB, c.StorageGiB + d.StorageGiB}
 }
 
-// Minus returns c − d, with no field below 0.
+// Minus returns c − d, field by field, with 0 in place of negative results.
 func (c Capacity) Minus(d Capacity) Capacity {
 	return Capacity{c.VCPUs - min(c.VCPUs, d.VCPUs), c.MemoryMiB - min(c.MemoryMiB, d.MemoryMiB), c.StorageGiB - min(c.StorageGiB, d.StorageGiB)}
 }
@@ -64,7 +65,7 @@ type Node struct {
 // HeartbeatTimeout is the time without a heartbeat after which a host is NOT_READY (milliseconds).
 const HeartbeatTimeout = 15_000
 
-// State returns the node's state at now, given the time of its last heartbeat (0: none yet).
+// State returns the node's state at the time now. lastSeen is the time of its last heartbeat, 0 if there was none yet.
 func (n *Node) State(now, lastSeen Time) NodeState {
 	switch {
 	case lastSeen == 0 || now-lastSeen > HeartbeatTimeout || n.Declared == NodeNotReady:

@@ -49,9 +49,9 @@ const (
 	AArch64
 )
 
-// Spec is the configuration of a VM that a tenant requests.
+// Spec is the configuration of a VM, as its tenant requested it.
 type Spec struct {
-	// CPU nil means one vCPU, Memory nil means DefaultMemory: Normalize fills them in.
+	// CPU nil means one vCPU, and Memory nil means DefaultMemory; Normalize sets these values.
 	CPU      *CPU
 	Memory   *Memory
 	Disks    []Disk `cbor:",omitempty"`
@@ -73,7 +73,7 @@ type Memory struct {
 	Hugepages bool
 }
 
-// Disk has exactly one source: Image, Volume or Blank.
+// Disk is a disk of a VM. Exactly one of Image, Volume and Blank must be set, as its source.
 type Disk struct {
 	ID        string
 	Image     ImageID `cbor:",omitempty"`
@@ -99,7 +99,8 @@ type NIC struct {
 	SecurityGroups []string
 }
 
-// Boot configures direct kernel boot; Kernel and Initrd are images, never paths.
+// Boot configures direct kernel boot. Kernel and Initrd are IDs of images, never paths on the host. An empty Kernel
+// means that the VM boots from its disks.
 type Boot struct {
 	Kernel  ImageID `cbor:",omitempty"`
 	Initrd  ImageID `cbor:",omitempty"`
@@ -111,7 +112,7 @@ type Security struct {
 	TPM        bool
 }
 
-// Normalize fills in the defaults of the wire contract. It changes no value that was given.
+// Normalize sets fields that are not set to the defaults of the wire contract. It changes no other field.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
 		s.CPU = &CPU{VCPUs: 1}
@@ -140,8 +141,9 @@ func (s *Spec) Normalize() {
 	}
 }
 
-// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body holds neither, and by
-// the wire contract results in 1 × 1 whatever its vcpus are: Topology therefore ignores 1 × 1.
+// Topology returns sockets and cores per socket whose product is the number of vCPUs. A REST body has neither field,
+// and by the wire contract means 1 × 1 for any number of vCPUs. So Topology ignores 1 × 1 and returns one socket with
+// all vCPUs as cores.
 func (c *CPU) Topology() (sockets, cores uint32) {
 	switch {
 	case c.Sockets <= 1 && c.CoresPerSocket <= 1:
@@ -157,7 +159,7 @@ func (c *CPU) Topology() (sockets, cores uint32) {
 var modelPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // Check returns an InvalidArgument fault that names the invalid field of a normalized spec. A spec that Check accepts
-// can be placed, but may use features that are not supported yet: see Unserved.
+// can be placed on a host, but may use features that are not supported yet: see CheckSupported.
 func (s *Spec) Check() error {
 	if s.CPU.VCPUs < 1 || s.CPU.VCPUs > MaxVCPUs {
 		return fault.Invalid("spec.cpu.vcpus", "must be 1 to %d, got %d", MaxVCPUs, s.CPU.VCPUs)
@@ -232,14 +234,15 @@ func (s *Spec) checkDisks() error {
 	return nil
 }
 
-// busSlots holds the maximum number of disks per controller: the chipset's AHCI has six ports, PIIX3 IDE four.
+// busSlots holds the maximum number of a VM's disks on a bus: the chipset's AHCI controller has six ports, the PIIX3
+// IDE controller four.
 var busSlots = map[DiskBus]int{BusIDE: 4, BusSATA: 6}
 
 func (b DiskBus) String() string {
 	return [...]string{"unspecified", "virtio", "scsi", "ide", "sata"}[min(b, BusSATA)]
 }
 
-// label returns the name of a disk in messages: its ID if that is valid, else its index i.
+// label returns the name of a disk in error messages: its ID if that is valid, otherwise its index i.
 func (d *Disk) label(i int) string {
 	if devicePattern.MatchString(d.ID) {
 		return d.ID
@@ -324,7 +327,7 @@ func unsupported(field, what string) error {
 	return f
 }
 
-// Need returns the capacity that the spec takes of a host.
+// Need returns the capacity of a host that a VM with this spec requires.
 func (s *Spec) Need() Capacity {
 	need := Capacity{VCPUs: s.CPU.VCPUs, MemoryMiB: s.Memory.SizeMiB}
 	for _, d := range s.Disks {
@@ -335,7 +338,7 @@ func (s *Spec) Need() Capacity {
 	return need
 }
 
-// Images returns the ID of each image that the spec uses, once.
+// Images returns the IDs of the images that the spec names for disks, kernel and initrd, each once.
 func (s *Spec) Images() []ImageID {
 	var ids []ImageID
 	add := func(id ImageID) {

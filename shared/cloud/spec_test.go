@@ -15,7 +15,8 @@ const someImage = "0190a000-0000-7000-8000-000000000001"
 
 func blank(id string) Disk { return Disk{ID: id, Blank: true, SizeGiB: 1} }
 
-// Check accepts or refuses each spec, and the error names the field.
+// TestSpecCheck checks that Check accepts valid specs, and that its error for an invalid one names the field and the
+// limit.
 func TestSpecCheck(t *testing.T) {
 	disks := func(n int, bus DiskBus) (all []Disk) {
 		for i := range n {
@@ -35,7 +36,7 @@ func TestSpecCheck(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spec  Spec
-		field string // "" is good
+		field string // "" if the spec is valid
 		says  string
 	}{
 		{"nothing", Spec{}, "", ""},
@@ -108,7 +109,8 @@ func TestSpecCheck(t *testing.T) {
 	}
 }
 
-// Normalize sets unset fields to their defaults, changes no other field, and has no effect the second time.
+// TestNormalize checks that Normalize sets unset fields to their defaults, changes no other field, and changes nothing
+// when called again.
 func TestNormalize(t *testing.T) {
 	given := Spec{Disks: []Disk{{ID: "a", Blank: true, SizeGiB: 1}, {ID: "b", Blank: true, Bus: BusIDE, Cache: CacheNone}}, Memory: &Memory{Hugepages: true}}
 	given.Normalize()
@@ -128,7 +130,8 @@ func TestNormalize(t *testing.T) {
 	require.Zero(t, shared.VCPUs, "the caller may change what it got")
 }
 
-// CheckSupported refuses unsupported features by field, and accepts all others.
+// TestCheckSupported checks that CheckSupported returns an error with the field's name for each unsupported feature,
+// and none for a spec without these.
 func TestCheckSupported(t *testing.T) {
 	for field, s := range map[string]Spec{
 		"":                               {Disks: []Disk{blank("a")}, Boot: Boot{Kernel: someImage}},
@@ -160,7 +163,8 @@ func TestNeedAndImages(t *testing.T) {
 	require.Equal(t, []ImageID{"i", "k"}, s.Images(), "each once")
 }
 
-// The length limits of names, IDs and pairs are exact to the byte.
+// TestNamesAndPairs checks which names, IDs and pairs are accepted, among them those that are one byte below and above
+// the limits.
 func TestNamesAndPairs(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for name, ok := range map[string]bool{

@@ -1,6 +1,6 @@
 package cloud
 
-// State is a VM's state as recorded by the control plane. The states are those of the wire contract.
+// State is the state of a VM in the control plane's records. The states are those of the wire contract.
 type State uint8
 
 const (
@@ -32,13 +32,13 @@ func (s State) Variant() string {
 type Event uint8
 
 const (
-	// Caused by a call.
+	// Events that a call to the API causes:
 	StartRequested Event = iota
 	StopRequested
 	PowerOffRequested
 	DeleteRequested
 	ForceDeleteRequested
-	// Reported by the host.
+	// Events that a report of the VM's host causes:
 	Built
 	BuildFailed
 	Up
@@ -46,7 +46,7 @@ const (
 	GuestOff
 	Died
 	Off
-	// Caused by the leader.
+	// The event that the leader causes after VM.Deadline:
 	TimedOut
 )
 
@@ -55,9 +55,9 @@ func (e Event) String() string {
 		"guest off", "died", "off", "timed out"}[min(e, TimedOut)]
 }
 
-// next is the whole VM life cycle: a missing entry is a refused transition. life.go implements the side effects of each
-// transition. A call that only changes what the VM should do later (start in CREATING, for example) leaves the state as
-// it is.
+// next is the VM life cycle: a missing entry is a refused transition. life.go implements the effects of each transition;
+// its method enter continues at once from STOPPED or ERROR to STARTING if the VM is to run. A call that only changes what
+// the VM should do later (start in CREATING, for example) leaves the state as it is.
 var next = map[State]map[Event]State{
 	Pending: {
 		StartRequested: Pending, StopRequested: Pending, PowerOffRequested: Pending,

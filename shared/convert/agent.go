@@ -7,7 +7,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Assigned returns the desired state of a VM as its host receives it.
+// Assigned returns the desired state of a VM as the message that is sent to the agent on its host.
 func Assigned(vm *cloud.VM) *agentv1.AssignedVm {
 	power := agentv1.Power_POWER_OFF
 	if vm.Desired.On {
@@ -36,7 +36,7 @@ func assignedImage(i *cloud.ImageRef) *agentv1.AssignedImage {
 	return &agentv1.AssignedImage{ImageId: string(i.ID), Sha256: i.SHA256, SizeBytes: i.SizeBytes, Format: vmv1.ImageFormat(i.Format)}
 }
 
-// Observation returns an observation in the form in which an agent sends it.
+// Observation returns an agent's observation of a VM as the message that the agent sends.
 func Observation(o cloud.Observation) *agentv1.VmObservation {
 	return &agentv1.VmObservation{
 		VmId: string(o.VM), Generation: o.Generation, Observed: agentv1.Observed(o.Observed), Exit: agentv1.Exit(o.Exit),
@@ -45,7 +45,7 @@ func Observation(o cloud.Observation) *agentv1.VmObservation {
 	}
 }
 
-// ObservationFrom is the inverse of Observation, for the leader.
+// ObservationFrom converts the message of an agent back into an observation; it is the inverse of Observation.
 func ObservationFrom(o *agentv1.VmObservation) cloud.Observation {
 	return cloud.Observation{
 		VM: cloud.VMID(o.GetVmId()), Generation: o.GetGeneration(), Observed: enum[cloud.Observed](o.GetObserved()),

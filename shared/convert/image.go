@@ -6,7 +6,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Image returns the API's form of an image.
+// Image returns an image record as the message of the API.
 func Image(i *cloud.Image) *vmv1.Image {
 	return &vmv1.Image{
 		Id: string(i.ID), Name: i.Name, OrgId: string(i.Org), Visibility: vmv1.Visibility(i.Visibility),
@@ -17,7 +17,8 @@ func Image(i *cloud.Image) *vmv1.Image {
 	}
 }
 
-// ImageFrom returns the image that a CreateImage request describes.
+// ImageFrom returns the image that a CreateImage request describes, without an ID and other values that the server
+// sets.
 func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	return cloud.Image{
 		Name: r.GetName(), Org: cloud.OrgID(r.GetOrgId()), Visibility: enum[cloud.Visibility](r.GetVisibility()),
@@ -27,5 +28,6 @@ func ImageFrom(r *vmv1.CreateImageRequest) cloud.Image {
 	}
 }
 
-// Visibility converts the wire's value; see enum.
+// Visibility converts a visibility from the message's enumeration. A value that is not within 0 to 254 becomes 255,
+// which every check rejects.
 func Visibility(v vmv1.Visibility) cloud.Visibility { return enum[cloud.Visibility](v) }

@@ -6,8 +6,8 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Node returns the API's form of a node, with the state and the time of the last heartbeat, both of which only the
-// leader knows.
+// Node returns a node record as the message of the API. The caller adds the node's state and the time of its last
+// heartbeat, which are only in the leader's memory.
 func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node {
 	return &vmv1.Node{
 		Id: string(n.ID), Name: n.Name, State: vmv1.NodeState(state), Capacity: capacity(n.Capacity),
@@ -19,7 +19,7 @@ func Node(n *cloud.Node, state cloud.NodeState, lastSeen cloud.Time) *vmv1.Node 
 	}
 }
 
-// NodeFrom returns the node that a heartbeat describes.
+// NodeFrom returns the node that an agent's heartbeat message describes.
 func NodeFrom(r *vmv1.HeartbeatNodeRequest) cloud.Node {
 	return cloud.Node{
 		ID: cloud.NodeID(r.GetNodeId()), Name: r.GetName(), Declared: enum[cloud.NodeState](r.GetState()),

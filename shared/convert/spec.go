@@ -8,7 +8,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// Spec returns the API's form of a spec.
+// Spec returns the spec of a VM as the message of the API.
 func Spec(s *cloud.Spec) *vmv1.VmSpec {
 	out := &vmv1.VmSpec{Disks: each(s.Disks, disk), Network: each(s.Network, nic)}
 	if c := s.CPU; c != nil {
@@ -26,7 +26,7 @@ func Spec(s *cloud.Spec) *vmv1.VmSpec {
 	return out
 }
 
-// SpecFrom returns the spec of a request; for nil, the empty spec.
+// SpecFrom returns the VM spec in a request's message, or the empty spec if the message is nil.
 func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	out := cloud.Spec{
 		Disks: each(s.GetDisks(), diskFrom), Network: each(s.GetNetwork(), nicFrom),
@@ -45,8 +45,8 @@ func SpecFrom(s *vmv1.VmSpec) cloud.Spec {
 	return out
 }
 
-// enum converts a proto3 enumeration, which may hold any integer. A value without a counterpart becomes the highest
-// value of T, which every check rejects.
+// enum converts a proto3 enumeration, which may hold any integer. A value that is not within 0 to 254 becomes 255, the
+// highest value of T, which every check of the domain rejects.
 func enum[T ~uint8, E ~int32](e E) T {
 	if e < 0 || e >= math.MaxUint8 {
 		return math.MaxUint8
@@ -93,5 +93,6 @@ func nicFrom(n *vmv1.NetworkSpec) cloud.NIC {
 	}
 }
 
-// Hypervisor converts the wire's value; see enum.
+// Hypervisor converts a hypervisor from the message's enumeration. A value that is not within 0 to 254 becomes 255,
+// which every check rejects.
 func Hypervisor(h vmv1.HypervisorType) cloud.Hypervisor { return enum[cloud.Hypervisor](h) }

@@ -6,7 +6,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// VM returns the API's form of a VM; usage may be nil.
+// VM returns a VM record as the message of the API. usage is the VM's last reported resource usage, or nil.
 func VM(vm *cloud.VM, usage *cloud.Usage) *vmv1.VirtualMachine {
 	return &vmv1.VirtualMachine{
 		Id: string(vm.ID), Name: vm.Name, OrgId: string(vm.Org), ProjectId: string(vm.Project),
@@ -23,7 +23,7 @@ func status(s *cloud.Status, usage *cloud.Usage) *vmv1.VmStatus {
 	}
 }
 
-// Usage returns the API's form of u, nil for nil.
+// Usage returns a VM's resource usage as the message of the API, or nil if u is nil.
 func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
 	if u == nil {
 		return nil
@@ -34,7 +34,7 @@ func Usage(u *cloud.Usage) *vmv1.ResourceUsage {
 	}
 }
 
-// UsageFrom is the inverse of Usage. It returns nil for nil.
+// UsageFrom converts the message of a VM's resource usage back; it is the inverse of Usage. It returns nil if u is nil.
 func UsageFrom(u *vmv1.ResourceUsage) *cloud.Usage {
 	if u == nil {
 		return nil

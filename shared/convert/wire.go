@@ -1,7 +1,8 @@
 // Package convert translates between the domain types (package cloud) and the protobuf messages, one file per noun. A
-// test walks every field by reflection, so that it fails if a field is added on one side only.
+// test visits every field by reflection, so that it fails if a field is added on one side only.
 //
-// The package applies no defaults and checks only that a value has a counterpart on the other side.
+// The package applies no defaults. It validates nothing, except that the number of an enumeration becomes 255, which is
+// not valid, if it is not within 0 to 254.
 package convert
 
 import (

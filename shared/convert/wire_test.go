@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// fill sets every field of a message to a non-zero value, recursively, and of a oneof the chosen field.
+// fill sets every field of a message to a non-zero value, recursively. Of each oneof it sets only the field with the
+// index oneof.
 func fill(m protoreflect.Message, oneof int, n *int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
@@ -66,7 +67,8 @@ func filled[M proto.Message](m M, oneof int) M {
 	return m
 }
 
-// Each message of a caller survives the conversion to the domain and back: no field is lost on either side.
+// TestRoundTrips converts messages with all fields set to domain values and back. The result must equal the message, so
+// that no field is lost.
 func TestRoundTrips(t *testing.T) {
 	for oneof := range 3 {
 		spec := filled(&vmv1.VmSpec{}, oneof)
@@ -90,7 +92,7 @@ func TestRoundTrips(t *testing.T) {
 	require.Empty(t, cmp(heartbeat, back))
 }
 
-// Messages from the control plane have no empty field if the domain value has none.
+// TestResponsesSetEveryField checks that a message made from a domain value with all fields set has no empty field.
 func TestResponsesSetEveryField(t *testing.T) {
 	spec := SpecFrom(filled(&vmv1.VmSpec{}, 0))
 	vm := cloud.VM{
@@ -132,14 +134,16 @@ func requireFull(t *testing.T, m protoreflect.Message) {
 	}
 }
 
-// Unknown numbers of an enumeration must not be converted to a known value.
+// TestUnknownEnumValuesStayUnknown checks that numbers outside of an enumeration are not converted to a known value,
+// for example by overflow of uint8.
 func TestUnknownEnumValuesStayUnknown(t *testing.T) {
 	for _, n := range []vmv1.DiskBus{-1, 256, 257, 1 << 30} {
 		require.Greater(t, diskFrom(&vmv1.DiskSpec{Bus: n}).Bus, cloud.BusSATA, "%d", n)
 	}
 }
 
-// The domain and the protos number their enumerations alike, so that a cast converts.
+// TestEnumerationsMatch checks that each enumeration of the domain has the same numbers as that of the protos, because
+// package convert converts by a cast.
 func TestEnumerationsMatch(t *testing.T) {
 	for name, value := range vmv1.VmState_value {
 		require.Equal(t, "VM_STATE_"+cloud.State(value).String(), name)

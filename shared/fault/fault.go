@@ -2,8 +2,8 @@
 //
 // Code that detects a failure creates a Fault with a Kind and a message that tells the caller what to do. Any other
 // error is internal: the API server logs it once, with the request ID, and returns INTERNAL. The table in table.go is
-// the only place that maps a Kind to an RPC code, a REST code and an HTTP status. Of the transports, the package knows
-// only those codes.
+// the only place that maps a Kind to an RPC code, a REST code and an HTTP status. The package depends on no transport,
+// except for those codes.
 package fault
 
 import (
@@ -36,7 +36,8 @@ const (
 	// MethodNotAllowed reports an HTTP method that a known path does not support: INVALID_ARGUMENT with its own HTTP
 	// status, 405.
 	MethodNotAllowed
-	// BadGateway reports that a call was forwarded to another member and the forwarding failed, in either direction.
+	// BadGateway reports that a request was forwarded to another member, and that sending it or receiving the response
+	// failed.
 	BadGateway
 	// Throttled rejects a call because of load, not its arguments: the caller's budget is used up, or a member's disk
 	// is nearly full. It is RESOURCE_EXHAUSTED with HTTP status 429 on every service.
@@ -61,12 +62,12 @@ type Fault struct {
 	cause error
 }
 
-// New returns a Fault with a formatted message.
+// New returns a Fault with a kind and a message formatted as by fmt.Sprintf.
 func New(kind Kind, format string, args ...any) *Fault {
 	return &Fault{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
-// Invalid returns an InvalidArgument fault about one field of the request.
+// Invalid returns an InvalidArgument fault about one field of the request. The message begins with the field's name.
 func Invalid(field, format string, args ...any) *Fault {
 	f := New(InvalidArgument, format, args...)
 	f.Field = field
@@ -79,13 +80,13 @@ func (f *Fault) Error() string { return f.Message }
 // Unwrap returns the cause, which is not sent to the caller.
 func (f *Fault) Unwrap() error { return f.cause }
 
-// Because sets err as the cause, for the log, and returns f.
+// Because sets err as the cause of f, which is logged and not sent to the caller. It returns f.
 func (f *Fault) Because(err error) *Fault { f.cause = err; return f }
 
-// WithReason sets the reason for programs and returns f.
+// WithReason sets the field Reason, a constant for programs, and returns f.
 func (f *Fault) WithReason(reason string) *Fault { f.Reason = reason; return f }
 
-// With adds one detail and returns f.
+// With adds one entry to Details and returns f.
 func (f *Fault) With(key string, value any) *Fault {
 	f.Details = maps.Clone(f.Details)
 	if f.Details == nil {
@@ -98,7 +99,7 @@ func (f *Fault) With(key string, value any) *Fault {
 // MayRetry marks the failure as temporary: the same call may succeed soon.
 func (f *Fault) MayRetry() *Fault { f.Retry = true; return f }
 
-// MayRetryAfter does what MayRetry does and sets the time to wait.
+// MayRetryAfter is MayRetry with the time that the caller should wait before the retry.
 func (f *Fault) MayRetryAfter(wait time.Duration) *Fault {
 	f.Retry, f.RetryAfter = true, wait
 	return f

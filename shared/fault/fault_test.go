@@ -10,7 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Every kind has a code for every service; an empty cell would be an error without a code on the wire.
+// TestNoEmptyCell checks that every kind has a gRPC code, and a REST code and an HTTP status for every service. An
+// error without a code would be sent otherwise.
 func TestNoEmptyCell(t *testing.T) {
 	for k := Internal; k < kinds; k++ {
 		require.NotEqual(t, codes.OK, k.RPC(), "kind %d has no RPC code", k)
@@ -22,7 +23,7 @@ func TestNoEmptyCell(t *testing.T) {
 	}
 }
 
-// The codes of the wire contract for the VM controller's REST API (docs/api.md).
+// TestVMColumn compares the table with the codes of the wire contract for the VM controller's REST API (docs/api.md).
 func TestVMColumn(t *testing.T) {
 	want := map[codes.Code]Shape{
 		codes.Unauthenticated:    {"UNAUTHENTICATED", 401},
@@ -42,7 +43,8 @@ func TestVMColumn(t *testing.T) {
 	}
 }
 
-// The codes of the wire contract for the credit service's REST API, unless an operation sets its own (docs/api.md).
+// TestCreditColumn compares the table with the codes of the wire contract for the credit service's REST API
+// (docs/api.md). All other kinds must be INTERNAL, because each operation sets its own code for them.
 func TestCreditColumn(t *testing.T) {
 	want := map[Kind]Shape{
 		Unauthenticated: {"UNAUTHENTICATED", 401}, PermissionDenied: {"FORBIDDEN", 403}, InvalidArgument: {"INVALID_ARGUMENT", 400},
@@ -76,8 +78,8 @@ func TestInvalidNamesItsField(t *testing.T) {
 	require.Equal(t, "spec.cpu.vcpus", f.Field)
 }
 
-// A retry delay is in whole seconds and rounded up: with a delay that is too short the repeated call would be refused
-// again.
+// TestRetryDelay checks that the delay is rounded up to whole seconds. A repeated call after a shorter delay would be
+// refused again.
 func TestRetryDelay(t *testing.T) {
 	for wait, want := range map[time.Duration]time.Duration{
 		0: time.Second, time.Millisecond: time.Second, time.Second: time.Second, 1001 * time.Millisecond: 2 * time.Second, 31900 * time.Millisecond: 32 * time.Second,

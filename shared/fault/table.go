@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Service identifies a column of the table: each HTTP service has its own codes (docs/api.md, "Errors").
+// Service identifies an HTTP service. Each has its own REST codes, a column of table (docs/api.md, "Errors").
 type Service uint8
 
 const (
@@ -17,7 +17,7 @@ const (
 	services
 )
 
-// Shape is the REST code and HTTP status of a Kind on one HTTP service.
+// Shape is a REST code with its HTTP status: what an HTTP service returns for a Kind.
 type Shape struct {
 	Code   string
 	Status int
@@ -47,10 +47,11 @@ var (
 	kvProxy          = Shape{"LEADER_PROXY_FAILED", http.StatusBadGateway}
 )
 
-// table is indexed by Kind. VM REST returns INTERNAL for every RPC status that the wire contract does not list for it.
-// Identity returns SERVICE_UNAVAILABLE when its backend cannot be reached. The key-value store uses only the failures
-// that the contract lists for it and those common to every HTTP service. A credit operation that fails reports a code
-// of its own; INTERNAL for Credit is used only for failures before the operation is known.
+// table maps each Kind to its gRPC code, and to its REST code and HTTP status on each service. VM REST returns INTERNAL
+// for every RPC status that the wire contract does not list for it. Identity returns SERVICE_UNAVAILABLE when its
+// backend cannot be reached. The key-value store uses only the failures that the contract lists for it and those common
+// to every HTTP service. An operation on credit that fails returns a REST code of its own; INTERNAL for Credit is used
+// only for failures before the operation is known.
 var table = [kinds]row{
 	Internal:           {codes.Internal, [services]Shape{VM: internal, Identity: internal, KV: kvInternal, Credit: internal}},
 	InvalidArgument:    {codes.InvalidArgument, [services]Shape{VM: invalid, Identity: invalid, KV: invalid, Credit: invalid}},
@@ -72,7 +73,7 @@ var table = [kinds]row{
 	Throttled:          {codes.ResourceExhausted, [services]Shape{VM: exhausted, Identity: exhausted, KV: exhausted, Credit: exhausted}},
 }
 
-// RPC returns the gRPC code of a kind.
+// RPC returns the gRPC code that a fault of this kind is sent with.
 func (k Kind) RPC() codes.Code {
 	if k >= kinds {
 		return codes.Internal
@@ -80,7 +81,7 @@ func (k Kind) RPC() codes.Code {
 	return table[k].rpc
 }
 
-// REST returns the REST code and HTTP status of a kind on one service.
+// REST returns the REST code and HTTP status that a service returns for a fault of this kind.
 func (k Kind) REST(s Service) Shape {
 	if k >= kinds {
 		return internal

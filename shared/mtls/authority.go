@@ -22,10 +22,11 @@ var (
 	authorityUntil = time.Date(2126, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// backdate is subtracted from NotBefore, so that a party whose clock is behind can still connect and be told so.
+// backdate is how long before its issue a certificate becomes valid. So a party whose clock is behind by less can still
+// connect, and receive an error about its clock.
 const backdate = time.Hour
 
-// Authority signs certificates for one cluster.
+// Authority is the certificate authority of one cluster: its name, private key and certificate.
 type Authority struct {
 	cluster string
 	key     ed25519.PrivateKey
@@ -60,14 +61,15 @@ func NewAuthority(cluster string, seed []byte) (*Authority, error) {
 	return &Authority{cluster: cluster, key: key, cert: cert}, nil
 }
 
-// Certificate returns the authority's own certificate.
+// Certificate returns the authority's self-signed certificate, with which clients and servers verify the certificates
+// that it signed.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// Cluster returns the cluster's ID.
+// Cluster returns the ID of the cluster whose authority this is.
 func (a *Authority) Cluster() string { return a.cluster }
 
-// Issue signs a certificate for a party's public key, valid from backdate before now until now+lifetime. A member's
-// certificate is valid for both ends of a connection, a node's only for clients.
+// Issue signs a certificate for the public key of a member or node, valid from backdate before now until now+lifetime.
+// A member's certificate is valid for servers and clients, a node's only for clients.
 func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	switch kind {
@@ -80,7 +82,7 @@ func (a *Authority) Issue(kind Kind, name string, public crypto.PublicKey, now t
 	return a.sign(ID{a.cluster, kind, name}, &x509.Certificate{ExtKeyUsage: usages}, public, now, lifetime)
 }
 
-// sign fills in the fields that all certificates share, and signs the certificate.
+// sign sets the template's serial number, validity, key usage and URI, and signs the certificate.
 func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.PublicKey, now time.Time, lifetime time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -97,7 +99,7 @@ func (a *Authority) sign(id ID, template *x509.Certificate, public crypto.Public
 	return x509.ParseCertificate(der)
 }
 
-// IssueFor makes a key and a certificate for it; see Issue.
+// IssueFor generates an Ed25519 key, and returns it with a certificate that Issue signs for it.
 func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -110,13 +112,14 @@ func (a *Authority) IssueFor(kind Kind, name string, now time.Time, lifetime tim
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private, Leaf: leaf}, nil
 }
 
-// Pin returns the fingerprint of the authority that a join token carries: SHA-256 of the public key, in hex.
+// Pin returns the fingerprint of an authority's certificate: the SHA-256 of its public key in hex. Join tokens contain
+// it.
 func Pin(authority *x509.Certificate) string {
 	sum := sha256.Sum256(authority.RawSubjectPublicKeyInfo)
 	return hex.EncodeToString(sum[:])
 }
 
-// ParsePinned parses an authority's certificate and returns an error unless it matches pin.
+// ParsePinned parses an authority's certificate (DER). It returns an error unless Pin of the certificate is pin.
 func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -131,12 +134,12 @@ func ParsePinned(der []byte, pin string) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// ClientPinned returns the configuration of a client that holds only a pin: the server must present a member's
-// certificate and, behind it, the authority that matches the pin.
+// ClientPinned returns the TLS configuration of a client that has only the pin of a join token. The server must present
+// a member's certificate, followed by that of the authority with this pin.
 func ClientPinned(pin string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // VerifyConnection verifies against the pin
+		InsecureSkipVerify: true, // VerifyConnection verifies the chain against the pin
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) != 2 {
 				return errors.New("the control plane sent no certificate authority with its certificate")
@@ -152,8 +155,8 @@ func ClientPinned(pin string) *tls.Config {
 	}
 }
 
-// WithAuthority returns a copy of leaf with the authority's certificate in its chain, for clients that hold only the
-// pin.
+// WithAuthority returns a copy of leaf with the authority's certificate in its chain, which clients with only a pin
+// require (see ClientPinned).
 func WithAuthority(leaf *tls.Certificate, authority *x509.Certificate) *tls.Certificate {
 	c := *leaf
 	c.Certificate = [][]byte{leaf.Certificate[0], authority.Raw}

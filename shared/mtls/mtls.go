@@ -19,18 +19,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Kind is the type of party that a certificate names.
+// Kind is the type of the owner of a certificate.
 type Kind string
 
 const (
 	Member Kind = "member"
 	Node   Kind = "node"
-	// Tenants is the kind of the server certificates of tenants' ports. They name hosts and identify no member or node,
-	// and no Trivet listener accepts them from a client.
+	// Tenants is the kind of the server certificates of the ports that serve tenants. They name hosts and identify no
+	// member or node, and no Trivet listener accepts them from a client.
 	Tenants Kind = "tenants"
 )
 
-// ID is the party that a certificate names.
+// ID identifies the party that a certificate names: its cluster, its kind, and its name within the kind.
 type ID struct {
 	Cluster string
 	Kind    Kind
@@ -43,7 +43,8 @@ func (id ID) uri() *url.URL {
 
 func (id ID) String() string { return id.uri().String() }
 
-// IDOf returns the party that a certificate names. The certificate must have exactly one URI, of the form above.
+// IDOf returns the party that a certificate names. The certificate must have exactly one URI, of the form
+// spiffe://<cluster>/<kind>/<id>.
 func IDOf(cert *x509.Certificate) (ID, error) {
 	if len(cert.URIs) != 1 {
 		return ID{}, fmt.Errorf("certificate names %d URIs, want one", len(cert.URIs))
@@ -56,11 +57,11 @@ func IDOf(cert *x509.Certificate) (ID, error) {
 	return ID{Cluster: u.Host, Kind: Kind(kind), Name: name}, nil
 }
 
-// Accept authorizes the peer, after its certificate was verified to be signed by the cluster's authority for this key
-// usage. A non-nil error rejects the connection.
+// Accept authorizes the peer of a connection by the ID in its certificate. It is called after the certificate's
+// signature, dates and key usage were verified. An error rejects the connection.
 type Accept func(ID) error
 
-// OnlyKind returns an Accept function that accepts one kind.
+// OnlyKind returns an Accept function that accepts only certificates of one kind.
 func OnlyKind(kind Kind) Accept {
 	return func(id ID) error {
 		if id.Kind != kind && !mutant.On(mutant.AnyCertificate) {
@@ -70,10 +71,12 @@ func OnlyKind(kind Kind) Accept {
 	}
 }
 
-// Source returns the certificate to present now; the result may change between calls.
+// Source returns the certificate to present in a handshake. It is called for each handshake, so a renewed certificate
+// is used at once.
 type Source func() (*tls.Certificate, error)
 
-// Server returns the configuration of a listener that requires a client certificate of the cluster's authority.
+// Server returns the TLS configuration of a listener that requires a client certificate signed by the cluster's
+// authority and accepted by accept.
 func Server(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	return server(own, authority, accept, 0)
 }
@@ -86,8 +89,8 @@ func server(own Source, authority *x509.Certificate, accept Accept, grace time.D
 }
 
 // ServerOptional returns a configuration like that of Server that also accepts clients without a certificate, and
-// clients whose certificate expired within grace, so that they can request a new one. The caller must restrict what
-// such clients may call: see Expired.
+// clients whose certificate expired at most grace ago, so that they can request a new one. The caller must restrict
+// what such clients may call: see Expired.
 func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grace time.Duration) *tls.Config {
 	c := server(own, authority, accept, grace)
 	c.ClientAuth = tls.RequestClientCert
@@ -101,7 +104,8 @@ func ServerOptional(own Source, authority *x509.Certificate, accept Accept, grac
 	return c
 }
 
-// Client returns the configuration of a client. own may be nil if the client has no certificate yet.
+// Client returns the TLS configuration of a client, which accepts servers whose certificate the cluster's authority
+// signed and accept accepts. own is nil if the client has no certificate yet.
 func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config {
 	c := baseConfig(authority, x509.ExtKeyUsageServerAuth, accept, 0)
 	if own != nil {
@@ -110,17 +114,17 @@ func Client(own Source, authority *x509.Certificate, accept Accept) *tls.Config 
 	return c
 }
 
-// baseConfig returns a configuration that verifies the chain in VerifyConnection: Go's own check requires host names,
-// which these certificates do not carry. It uses the configuration's Time as its clock if the caller sets that before
-// the first connection.
+// baseConfig returns a TLS configuration that verifies the certificate chain in VerifyConnection, because Go's own
+// verification requires host names, which these certificates do not contain. It uses the configuration's Time as its
+// clock if the caller sets that before the first connection.
 func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Accept, grace time.Duration) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
 	var c *tls.Config
 	c = &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the use and the party
-		// With tickets, a resumed session could remain valid after accept starts to reject the peer.
+		InsecureSkipVerify: true, // VerifyConnection below verifies the chain, the key usage and the ID
+		// With session tickets, a peer could resume a session after accept has begun to reject it.
 		SessionTicketsDisabled: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 {
@@ -154,10 +158,12 @@ func baseConfig(authority *x509.Certificate, usage x509.ExtKeyUsage, accept Acce
 	return c
 }
 
-// Expired reports whether a certificate has expired at now. ServerOptional accepts such certificates within its grace.
+// Expired reports whether a certificate has expired at now. ServerOptional accepts a certificate that expired at most
+// grace ago.
 func Expired(cert *x509.Certificate, now time.Time) bool { return now.After(cert.NotAfter) }
 
-// PeerID returns the verified peer of a connection; ok is false if the peer presented no certificate.
+// PeerID returns the ID in the peer's certificate, and false if the peer presented no valid one. It verifies nothing:
+// the configurations of this package verify the certificate during the handshake.
 func PeerID(state tls.ConnectionState) (ID, bool) {
 	if len(state.PeerCertificates) == 0 {
 		return ID{}, false

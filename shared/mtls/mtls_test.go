@@ -26,8 +26,8 @@ func issued(t *testing.T, a *Authority, kind Kind, name string, at time.Time, li
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// handshake runs both ends and exchanges a byte, because under TLS 1.3 the client learns of the server's refusal only
-// when it reads.
+// handshake connects a client to a server, and returns the error of each. It exchanges one byte, because a TLS 1.3
+// client gets the server's rejection only when it reads.
 func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -60,11 +60,12 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 	return <-done, clientErr
 }
 
-// Certificates of every kind are tried at every port: only the intended pairs connect.
+// TestWhichKindsConnect presents certificates of every kind to a listener of every kind. Only the intended pairs may
+// connect.
 func TestWhichKindsConnect(t *testing.T) {
 	now := time.Now()
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
-	impostor := authority(t, "ours", 2) // another key under our name
+	impostor := authority(t, "ours", 2) // an authority with another key, for the same cluster ID
 	clients := map[string]Source{
 		"none":           nil,
 		"member":         issued(t, ours, Member, "2", now, time.Hour),
@@ -100,7 +101,7 @@ func TestWhichKindsConnect(t *testing.T) {
 	}
 }
 
-// A client accepts only a member of its own cluster as a server, not a node.
+// TestOnlyAMemberServes checks that a client accepts only members of its own cluster as servers, and no node.
 func TestOnlyAMemberServes(t *testing.T) {
 	now := time.Now()
 	ours, theirs := authority(t, "ours", 1), authority(t, "theirs", 2)
@@ -139,7 +140,8 @@ func TestOfRefusesOtherForms(t *testing.T) {
 	require.ErrorContains(t, err, "0 URIs")
 }
 
-// The validity of a certificate is checked by the clock that the configuration names.
+// TestVerificationUsesConfiguredClock checks that the dates of a certificate are compared with Config.Time, if it is
+// set.
 func TestVerificationUsesConfiguredClock(t *testing.T) {
 	ours, now := authority(t, "ours", 1), time.Now()
 	leaf, err := issued(t, ours, Member, "2", now, 24*time.Hour)()

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a port accepts certificates of every kind.
+// TestMutants checks that TestWhichKindsConnect fails if a port accepts certificates of every kind (mutant
+// AnyCertificate).
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AnyCertificate, TestWhichKindsConnect, "node at peers")
 }

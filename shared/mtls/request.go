@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// MaxRequest is the limit of a certificate request in bytes.
+// MaxRequest is the maximum size of a certificate request, in bytes.
 const MaxRequest = 8 << 10
 
 // ParseRequest parses a certificate request (DER) and verifies that the sender holds the private key. It accepts only
@@ -41,5 +41,5 @@ func KeyOf(public any) ([]byte, error) {
 	return sum[:], nil
 }
 
-// Issued returns the time at which a certificate was signed, to the second.
+// Issued returns the time at which an Authority signed a certificate: NotBefore plus backdate, in whole seconds.
 func Issued(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(backdate) }

@@ -22,12 +22,12 @@ const (
 	maxLabel = 63
 )
 
-// IssueTenants makes a key and a certificate for tenants' ports, valid from backdate before now until now+lifetime.
-// Hosts are IP addresses and host names, in which only the first label may be *. The certificate is valid only for
-// servers, and its kind is accepted neither as a member's nor as an agent's.
+// IssueTenants generates a key and a certificate for the ports that serve tenants, valid from backdate before now until
+// now+lifetime. Hosts are IP addresses and host names, in which only the first label may be *. The certificate is valid
+// only for servers, and its kind is accepted neither as a member's nor as an agent's.
 //
-// The key is P-256, which every client supports. The authority signs with Ed25519, which browsers do not support: for
-// browsers, use a certificate of a public authority.
+// The key is P-256, which every client supports. The authority's signature is Ed25519, which browsers do not support:
+// for browsers, use a certificate of a public authority.
 func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Duration) (*tls.Certificate, error) {
 	template := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if len(hosts) == 0 || len(hosts) > MaxHosts {
@@ -57,7 +57,8 @@ func (a *Authority) IssueTenants(hosts []string, now time.Time, lifetime time.Du
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// checkHost returns an error unless host is a name that clients can match (RFC 6125 part 6.4.3).
+// checkHost returns an error unless host is a valid host name, in which the first of at least three labels may be *
+// (RFC 6125 part 6.4.3).
 func checkHost(host string) error {
 	bad := fmt.Errorf("%q is neither a host name nor an IP address", host)
 	if len(host) > maxHost {

@@ -18,9 +18,9 @@ func tenants(t *testing.T, a *Authority, hosts ...string) *tls.Certificate {
 
 func source(c *tls.Certificate) Source { return func() (*tls.Certificate, error) { return c, nil } }
 
-// The certificate of the tenants' ports is accepted nowhere else: no internal port accepts it from a client, and no
-// member or agent accepts it from a server. The certificates of internal ports, in turn, do not verify for a tenant's
-// client.
+// TestTenantsCertificateAtEveryPort checks that no internal port accepts a certificate of kind Tenants from a client,
+// that no member or agent accepts it from a server, and that certificates of internal ports do not verify for a
+// tenant's client.
 func TestTenantsCertificateAtEveryPort(t *testing.T) {
 	now := time.Now()
 	ours := authority(t, "ours", 1)
@@ -30,7 +30,7 @@ func TestTenantsCertificateAtEveryPort(t *testing.T) {
 	for name, port := range map[string]*tls.Config{
 		"peers":  Server(member, ours.Certificate(), OnlyKind(Member)),
 		"agents": ServerOptional(member, ours.Certificate(), OnlyKind(Node), 24*time.Hour),
-		// A port that accepted the kind would still refuse it: the certificate is not for clients.
+		// A port that accepts the kind Tenants refuses the certificate too, because its key usage is not for clients.
 		"lax": Server(member, ours.Certificate(), OnlyKind(Tenants)),
 	} {
 		serverErr, clientErr := handshake(t, port, Client(source(edge), ours.Certificate(), OnlyKind(Member)))

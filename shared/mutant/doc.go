@@ -1,14 +1,14 @@
 // Package mutant disables single safety rules on purpose, so that tests can show that they detect each violation.
 //
 // Code that implements a safety rule calls On with the name of the mutant that breaks the rule. In a normal build On
-// always returns false and the broken branch is not compiled. With the build tag `mutant`, a test activates one mutant
-// with Set. The package imports nothing of Trivet.
+// always returns false and the broken branch is not compiled. In a build with the tag `mutant`, a test activates one
+// mutant with Set. The package imports no other package of Trivet.
 package mutant
 
 // Mutants of images, hosts, keys and disks, each with the package whose tests must fail when the mutant is active.
 const (
 	SkipImageDigest    = "skip-image-digest"    // the SHA-256 of received image bytes is not checked: controlplane/compute/image, nodeagent/disk
-	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority holds its bytes: controlplane/compute/image
+	AvailableEarly     = "available-early"      // an image is AVAILABLE before a majority of the members stores its content: controlplane/compute/image
 	FollowImportLinks  = "follow-import-links"  // an import follows symbolic links: controlplane/compute/image
 	ImportAnywhere     = "import-anywhere"      // a file outside of the import directories can be imported: controlplane/compute/image
 	ImportForeignDir   = "import-foreign-dir"   // an org imports from a directory of another org: controlplane/compute/image
@@ -18,79 +18,80 @@ const (
 	GuestAsRoot        = "guest-as-root"        // QEMU runs as root: nodeagent/qemu
 	GuestUnsandboxed   = "guest-unsandboxed"    // QEMU runs without its seccomp filter: nodeagent/qemu
 	GuestOutsideCgroup = "guest-outside-cgroup" // QEMU runs in the control group of the agent: nodeagent/qemu
-	GuestKeepsCaps     = "guest-keeps-caps"     // the capability bounding set of QEMU is not emptied: nodeagent/qemu
-	ExpireEarly        = "expire-early"         // a new leader ends leases before their whole TTL: controlplane/kv/lessor, controlplane/kv
-	ExpireDeposed      = "expire-deposed"       // an earlier leader can still end leases: controlplane/kv
+	GuestKeepsCaps     = "guest-keeps-caps"     // QEMU keeps its capability bounding set: nodeagent/qemu
+	ExpireEarly        = "expire-early"         // a new leader ends leases before their TTL has passed: controlplane/kv/lessor, controlplane/kv
+	ExpireDeposed      = "expire-deposed"       // a former leader can still end leases: controlplane/kv
 	SkipWatchEvent     = "skip-watch-event"     // a watcher that reads in parts misses an event: controlplane/engine/mvcc/watch
 	ReorderWatch       = "reorder-watch"        // a watcher gets events out of order: controlplane/engine/mvcc/watch, controlplane/kv/watch
-	ReadCompacted      = "read-compacted"       // a read below the compact revision is answered: controlplane/kv
+	ReadCompacted      = "read-compacted"       // a read below the compact revision succeeds: controlplane/kv
 	WatchCompacted     = "watch-compacted"      // a watch may begin below the compact revision: controlplane/kv/watch
 	SkipPermissions    = "skip-permissions"     // permissions of etcd's users are not checked: controlplane/kv
-	StalePermission    = "stale-permission"     // a write applies with permissions that were revoked meanwhile: controlplane/kv
-	KeepOldTokens      = "keep-old-tokens"      // a token outlives a new password, or the disabling of Auth: controlplane/kv/users
+	StalePermission    = "stale-permission"     // a write is applied with permissions that were revoked before it is applied: controlplane/kv
+	KeepOldTokens      = "keep-old-tokens"      // a token stays valid after a new password, or after authentication was disabled: controlplane/kv/users
 	HideCorruption     = "hide-corruption"      // members with different data raise no alarm: controlplane/kv
-	WriteAfterFailure  = "write-after-failure"  // writes go on after the first I/O error: controlplane/engine/failstop
+	WriteAfterFailure  = "write-after-failure"  // writing continues after the first I/O error: controlplane/engine/failstop
 	PromoteEarly       = "promote-early"        // a learner that has not caught up is promoted: controlplane/engine/consensus
-	ReadmitRemoved     = "readmit-removed"      // a removed data directory can be added again: controlplane/engine/consensus
-	HearRemoved        = "hear-removed"         // messages from a removed data directory count: controlplane/engine/consensus
-	SkipInstallMarker  = "skip-install-marker"  // a snapshot is installed without a marker in the log: controlplane/engine/consensus
+	ReadmitRemoved     = "readmit-removed"      // a member with a removed data directory can be added again: controlplane/engine/consensus
+	HearRemoved        = "hear-removed"         // messages from a removed data directory are accepted: controlplane/engine/consensus
+	SkipInstallMarker  = "skip-install-marker"  // the log has no record that the installation of a snapshot began: controlplane/engine/consensus
 )
 
-// Mutants, each with the package whose tests must fail when the mutant is active.
+// Mutants of replication, VMs, credit, tokens and limits, each with the package whose tests must fail when the mutant
+// is active.
 const (
 	SkipLogSync       = "skip-log-sync"       // the raft log is not fsynced: controlplane/sim
 	ForgetDirIDs      = "forget-dir-ids"      // a member whose disk was wiped may vote: controlplane/sim
 	AckBeforeCommit   = "ack-before-commit"   // a proposal is acknowledged before it is committed: controlplane/sim
 	StaleRead         = "stale-read"          // ReadIndex returns without contacting a quorum: controlplane/sim
-	DropGuards        = "drop-guards"         // a transaction applies although its reads are stale: controlplane/sim
-	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is accepted: controlplane/sim ring (b)
-	ForgetProposalIDs = "forget-proposal-ids" // a retried proposal applies twice: controlplane/sim
+	DropGuards        = "drop-guards"         // a transaction is applied although keys that it read have changed: controlplane/sim
+	IgnoreGeneration  = "ignore-generation"   // a report of an older generation is accepted: controlplane/sim
+	ForgetProposalIDs = "forget-proposal-ids" // a repeated proposal is applied twice: controlplane/sim
 	AckBeforeSync     = "ack-before-sync"     // entries are acknowledged before they are durable: controlplane/sim
-	DropVoteSync      = "drop-vote-sync"      // a vote is not stored: controlplane/sim
-	LearnerVotes      = "learner-votes"       // a learner counts in the quorum: controlplane/engine/consensus
-	KeepAttachment    = "keep-attachment"     // a deleted key stays on its lease: controlplane/engine/mvcc
-	SplitAppliedIndex = "split-applied-index" // the applied index is not in the batch: controlplane/engine/mvcc
-	IgnoreHolds       = "ignore-holds"        // credit can be reserved twice: controlplane/money/credit/ledger
+	DropVoteSync      = "drop-vote-sync"      // a raft vote is not written to disk: controlplane/sim
+	LearnerVotes      = "learner-votes"       // a learner counts for the quorum: controlplane/engine/consensus
+	KeepAttachment    = "keep-attachment"     // a deleted key stays attached to its lease: controlplane/engine/mvcc
+	SplitAppliedIndex = "split-applied-index" // the applied index is written apart from the data that it belongs to: controlplane/engine/mvcc
+	IgnoreHolds       = "ignore-holds"        // reserved credit can be reserved again: controlplane/money/credit/ledger
 	CommitTwice       = "commit-twice"        // an ended reservation can be committed: controlplane/money/credit/ledger
 	EvictForgets      = "evict-forgets"       // a host with VMs can be evicted: controlplane/compute/node
-	IgnoreBans        = "ignore-bans"         // a banned key is accepted: controlplane/compute/node
+	IgnoreBans        = "ignore-bans"         // a host with a banned key is accepted: controlplane/compute/node
 	KeepEvictedOpen   = "keep-evicted-open"   // an evicted host's connections stay open: controlplane/compute/node
-	ReuseInvitation   = "reuse-invitation"    // a join token works for a second key: controlplane/cluster/jointoken
-	LateCommit        = "late-commit"         // commit is accepted after the deadline: controlplane/money/credit/ledger
+	ReuseInvitation   = "reuse-invitation"    // a second process can use a join token: controlplane/cluster/jointoken
+	LateCommit        = "late-commit"         // a reservation can be committed after its deadline: controlplane/money/credit/ledger
 	UnfitCertificate  = "unfit-certificate"   // an expired certificate replaces a valid one: controlplane/engine/certfile
 	SecretInPlaintext = "secret-in-plaintext" // a token is sent to another host in plaintext: cli/dial
-	ChargeHourTwice   = "charge-hour-twice"   // a meter does not pass the hours it billed: controlplane/money/billing
-	ForgetShortRuns   = "forget-short-runs"   // a price rise in an hour is not billed: controlplane/money/billing
-	KeepPaidBill      = "keep-paid-bill"      // a paid bill is not removed: controlplane/money/billing
-	KeepReservation   = "keep-reservation"    // a deleted VM's reservation is kept: controlplane/money/billing
+	ChargeHourTwice   = "charge-hour-twice"   // hours of a VM that were billed are billed again: controlplane/money/billing
+	ForgetShortRuns   = "forget-short-runs"   // a higher price within an hour that was billed already is not billed: controlplane/money/billing
+	KeepPaidBill      = "keep-paid-bill"      // a bill that was paid stays in the list of unpaid bills: controlplane/money/billing
+	KeepReservation   = "keep-reservation"    // the credit reserved for a deleted VM is not released: controlplane/money/billing
 	AdmitDebtor       = "admit-debtor"        // a project with debts may create VMs: controlplane/money/billing
-	StartTwice        = "start-twice"         // a start that was executed is executed again: nodeagent/machine
+	StartTwice        = "start-twice"         // a requested start of a VM is executed twice: nodeagent/machine
 	DestroyUnruled    = "destroy-unruled"     // a VM without desired state is destroyed: nodeagent/machine
-	ApplyForeign      = "apply-foreign"       // another cluster's desired state is applied at any age: nodeagent/machine
+	ApplyForeign      = "apply-foreign"       // the desired state of a restored cluster is applied to a VM although it is older than the VM: nodeagent/machine
 	FollowLowerTerm   = "follow-lower-term"   // messages of a lower term are accepted: nodeagent/uplink
-	DeliverIncomplete = "deliver-incomplete"  // a snapshot is delivered before its complete mark: nodeagent/uplink
+	DeliverIncomplete = "deliver-incomplete"  // a snapshot of the desired state is applied before all its messages have arrived: nodeagent/uplink
 	OwnClock          = "own-clock"           // a member with a wrong clock uses its own time: controlplane/engine/clock
 	TrustUnproven     = "trust-unproven"      // unauthenticated callers count as authenticated: controlplane
 	ForeignTenant     = "foreign-tenant"      // a request for another tenant than the token's is accepted: controlplane
 	AnyAudience       = "any-audience"        // a token for another audience is accepted: controlplane
-	GrantUnasked      = "grant-unasked"       // another org's grant applies unaccepted: controlplane/accounts/identity
+	GrantUnasked      = "grant-unasked"       // a role given by another org is effective before the user accepts it: controlplane/accounts/identity
 	IgnoreRevocation  = "ignore-revocation"   // a revoked token is accepted: controlplane
 	ViewerWrites      = "viewer-writes"       // project:viewer has the rights of project:member: controlplane
-	ForgetAnswers     = "forget-answers"      // an idempotency key's answer is not stored: controlplane/compute/vm
+	ForgetAnswers     = "forget-answers"      // the response for an idempotency key is not stored: controlplane/compute/vm
 	StaleQuota        = "stale-quota"         // a quota is checked against usage that may have changed: controlplane/compute/vm
-	AllocateTwice     = "allocate-twice"      // a placement does not notice another one on the host: controlplane/compute/vm
-	UnauditedChange   = "unaudited-change"    // a change has no audit record in its entry: controlplane/accounts/identity
-	RepeatUnkeyed     = "repeat-unkeyed"      // a command without a key is sent to the next leader, too: controlplane/records/leader
+	AllocateTwice     = "allocate-twice"      // a VM is placed without regard to concurrent placements on the same host: controlplane/compute/vm
+	UnauditedChange   = "unaudited-change"    // a change is stored without an audit record: controlplane/accounts/identity
+	RepeatUnkeyed     = "repeat-unkeyed"      // a command without an idempotency key is sent again to the next leader: controlplane/records/leader
 	AcceptExpired     = "accept-expired"      // an expired token is accepted: controlplane/accounts/identity
 	AcceptAnyKey      = "accept-any-key"      // a token with another key's signature is accepted: controlplane/accounts/identity
 	AcceptHMAC        = "accept-hmac"         // a token may be signed with the public key as secret: controlplane/accounts/identity
 	AcceptDisabled    = "accept-disabled"     // a disabled user can log in: controlplane/accounts/identity
 	IgnoreEpoch       = "ignore-epoch"        // a token from before a new password is accepted: controlplane/accounts/identity
 	IgnoreSkew        = "ignore-skew"         // a member with a wrong clock accepts tokens: controlplane/accounts/identity
-	AnyCertificate    = "any-certificate"     // a port accepts certificates of every kind: shared/mtls
-	AnyNodeID         = "any-node-id"         // a host sends heartbeats for another: controlplane/compute/node
+	AnyCertificate    = "any-certificate"     // an internal port accepts certificates of every kind: shared/mtls
+	AnyNodeID         = "any-node-id"         // a heartbeat that a host sends for another host is accepted: controlplane/compute/node
 	AcceptAnyForward  = "accept-any-forward"  // a forwarded request is not authenticated: controlplane/kv/restapi
-	ReplayForward     = "replay-forward"      // a forwarded request can be repeated: controlplane/kv/restapi
+	ReplayForward     = "replay-forward"      // a recorded forwarded request is accepted again: controlplane/kv/restapi
 	UnlimitedGuesses  = "unlimited-guesses"   // wrong passwords are not counted: controlplane/accounts/identity/password
 	NoWriteBudget     = "no-write-budget"     // a tenant's write rate is not limited: controlplane/records/budget
 )

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// known returns the mutants of doc.go: the names of their constants, with their values.
+// known returns the values of the constants in doc.go, which are the names of the mutants, by the constants' names.
 func known(t *testing.T) map[string]string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "doc.go", nil, 0)
@@ -41,8 +41,8 @@ func known(t *testing.T) map[string]string {
 	return all
 }
 
-// TestNoMutantInNormalBuilds asks for every known mutant in a build without the tag mutant, which is how the programs are
-// built: none can be on, whatever the environment says.
+// TestNoMutantInNormalBuilds checks that in a build without the tag mutant, as the programs are built, On returns false
+// for every mutant, even if TRIVET_MUTANT names it.
 func TestNoMutantInNormalBuilds(t *testing.T) {
 	for _, name := range known(t) {
 		t.Setenv("TRIVET_MUTANT", name)

@@ -12,10 +12,11 @@ var active atomic.Pointer[string]
 
 const variable = "TRIVET_MUTANT"
 
-// fromEnvironment returns TRIVET_MUTANT, the mutant of a program that runs as a process of its own in a test.
+// fromEnvironment returns the value of TRIVET_MUTANT, the active mutant in a program that a test started as a child
+// process.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv(variable) })
 
-// On reports whether the named mutant is active.
+// On reports whether the named mutant is active, by Set or, if Set was not called, by TRIVET_MUTANT.
 func On(name string) bool {
 	if p := active.Load(); p != nil {
 		return *p == name
@@ -23,7 +24,8 @@ func On(name string) bool {
 	return fromEnvironment() == name
 }
 
-// Environ returns the environment variable that activates the active mutant in a child process, or nothing.
+// Environ returns the environment variable ("TRIVET_MUTANT=name") that activates the same mutant in a child process, or
+// nil if none is active.
 func Environ() []string {
 	name := fromEnvironment()
 	if p := active.Load(); p != nil {
@@ -35,5 +37,5 @@ func Environ() []string {
 	return []string{variable + "=" + name}
 }
 
-// Set activates one mutant; the empty name activates none.
+// Set activates the named mutant in this process, and deactivates the former one. The empty name only deactivates.
 func Set(name string) { active.Store(&name) }

@@ -11,10 +11,11 @@ import (
 const CreateClusterBits = 16
 
 // Create writes an empty version 3 image of virtualSize bytes to w, which must be empty, and returns the resulting file
-// length in bytes. The image names no backing file: the program that opens it names the lower layer.
+// length in bytes. The image names no backing file: whoever opens the image with QEMU passes the backing file, if there
+// is one.
 //
-// The image serves as an overlay or as a blank disk, which differ only in the layer beneath. It occupies a few
-// clusters. Refcounts are exact (no lazy refcounts), so a crash leaks clusters at worst.
+// The image can be used as an overlay of a backing file, or without one as a blank disk. It occupies a few clusters.
+// Lazy refcounts are off, so a crash of QEMU can leak clusters, and does no other harm.
 //
 // virtualSize must be a multiple of 512, above 0 and at most MaxVirtualSize.
 func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
@@ -24,8 +25,8 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 	const (
 		cluster  = uint64(1) << CreateClusterBits
 		l2Span   = cluster / 8 * cluster
-		reftable = 1 * cluster // cluster 1
-		refblock = 2 * cluster // cluster 2: 32768 counts of 16 bits, far more than the clusters used here
+		reftable = 1 * cluster // the refcount table is cluster 1 of the file
+		refblock = 2 * cluster // the refcount block is cluster 2: 32768 counts of 16 bits, far more than there are clusters
 		l1       = 3 * cluster
 	)
 	entries := (virtualSize + l2Span - 1) / l2Span
@@ -37,7 +38,8 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		RefcountTableOffset: reftable, RefcountTableClusters: 1}
 	copy(h.Magic[:], Magic)
 	h3 := header3{RefcountOrder: 4, HeaderLength: header3Length + 8}
-	// After the headers: eight bytes of compression type (zlib) and padding, then the end marker of the extensions.
+	// The headers are followed by eight bytes for the compression type (zlib) and padding, and by the end marker of the
+	// header extensions.
 	for _, part := range []any{h, h3, [8]byte{}, [2]uint32{extEnd, 0}} {
 		if err := binary.Write(&head, binary.BigEndian, part); err != nil {
 			return 0, fmt.Errorf("encode qcow2 header: %w", err)
@@ -51,10 +53,10 @@ func Create(w io.WriterAt, virtualSize uint64) (int64, error) {
 		at    int64
 		bytes []byte
 	}{
-		{length - 1, []byte{0}}, // the L1 table is all zeros, and so is every byte not written here
+		{length - 1, []byte{0}}, // extends the file; the L1 table and all other unwritten bytes are zero
 		{int64(refblock), counts},
 		{int64(reftable), binary.BigEndian.AppendUint64(nil, refblock)},
-		{0, head.Bytes()}, // written last, so that a file that is cut short is not an image
+		{0, head.Bytes()}, // written last, so that an incomplete file is not a valid image
 	} {
 		if _, err := w.WriteAt(part.bytes, part.at); err != nil {
 			return 0, fmt.Errorf("write qcow2: %w", err)

@@ -8,7 +8,7 @@ const Magic = "QFI\xfb"
 // IsQCOW2 reports whether first begins with the QCOW2 magic.
 func IsQCOW2(first []byte) bool { return bytes.HasPrefix(first, []byte(Magic)) }
 
-// Format is a file format as detected from a file's first bytes.
+// Format is the format of a file, as Detect recognizes it by the file's first bytes.
 type Format string
 
 // Formats that [Detect] recognizes. Raw is everything else: a raw disk has no magic number.
@@ -40,7 +40,7 @@ var signatures = []struct {
 	{0, "KDMV", VMDK},
 	{0, "COWD", VMDK},
 	{0, "# Disk DescriptorFile", VMDK},
-	{0, "conectix", VHD}, // dynamic and differencing; a fixed VHD is a raw disk with a footer
+	{0, "conectix", VHD}, // a dynamic or differencing VHD; a fixed one has only a footer and is detected as Raw
 	{0, "vhdxfile", VHDX},
 	{64, "\x7f\x10\xda\xbe", VDI},
 	{0, "LUKS\xba\xbe", LUKS},
@@ -51,9 +51,9 @@ var signatures = []struct {
 	{0, "\x28\xb5\x2f\xfd", Zstandard},
 }
 
-// Detect returns the format of a file that begins with first (DetectLength bytes, or the whole of a shorter file). It
-// only serves to tell an owner that a file declared RAW has another format. Trivet never opens a file in a format found
-// this way.
+// Detect returns the format of a file that begins with first (DetectLength bytes, or the complete content of a shorter
+// file). Use it only to report that a file declared as RAW has another format. Trivet never opens a file in a format
+// found this way.
 func Detect(first []byte) Format {
 	for _, m := range signatures {
 		if len(first) >= m.at && bytes.HasPrefix(first[m.at:], []byte(m.magic)) {

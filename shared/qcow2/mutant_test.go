@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants accepts images that make QEMU read other files or need a key.
+// TestMutants checks that TestInspectRefuses fails if Inspect accepts an image with a backing file, an external data
+// file, or encryption.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptBackingFile, TestInspectRefuses, `TestInspectRefuses/backing_file`)
 	mutanttest.Notices(t, mutant.AcceptDataFile, TestInspectRefuses, `TestInspectRefuses/`)

@@ -2,8 +2,8 @@
 // untrusted.
 //
 // The control plane validates images that tenants upload, and the agent validates its own copy before QEMU opens it:
-// [Inspect] accepts only a stand-alone image in which every pointer lies inside the file. The agent makes a VM's disks
-// with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
+// [Inspect] accepts only a stand-alone image in which every pointer lies inside the file. The agent creates a VM's
+// disks with [Create]. They are empty and name no backing file, because QEMU receives the backing chain as open file
 // descriptors.
 //
 // The layout follows QEMU's docs/interop/qcow2.txt. The package imports of Trivet only shared/mutant, opens no files
@@ -12,8 +12,8 @@
 // Decisions:
 //   - Rejected although legal: a backing file, an external data file, encryption (each makes QEMU read data that is not
 //     in the file), internal snapshots and persistent bitmaps (tables that a plain image does not need and that Inspect
-//     would have to walk too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image is
-//     only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
+//     would have to validate too), and images marked dirty or corrupt (QEMU would have to repair them, but a base image
+//     is only ever opened read-only). `qemu-img convert -O qcow2` makes an acceptable image of any of them.
 //   - Accepted: versions 2 and 3, zlib and zstd clusters, extended L2 entries, every legal cluster size.
 //   - Reference counts are not verified. Only writers use them, and base images are never written.
 //   - Unknown header extensions are skipped and unknown incompatible features are rejected, as the format requires.
@@ -29,28 +29,31 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Limits. The first four are QEMU's own (block/qcow2.h): QEMU does not open an image that exceeds them.
+// Limits of an image. The first four are those of QEMU (block/qcow2.h), which does not open an image beyond them: the
+// log2 of the cluster size in bytes, and the sizes of the L1 table and the refcount table in bytes.
 const (
 	MinClusterBits = 9
 	MaxClusterBits = 21
 	maxL1Bytes     = 32 << 20
 	maxRefTable    = 8 << 20
 
-	// MaxVirtualSize is the largest disk that Trivet serves, in bytes.
+	// MaxVirtualSize is the largest virtual size of a disk that Trivet supports, in bytes.
 	MaxVirtualSize = 64 << 40
 
-	// maxWalk is how many bytes of L2 tables Inspect reads before it gives up. At 64 KiB clusters that is
-	// 8 TiB of allocated data.
+	// maxWalk is the maximum total size of the L2 tables of an image that Inspect accepts, in bytes. At 64 KiB clusters
+	// that is 8 TiB of allocated data.
 	maxWalk = 1 << 30
 
 	maxExtensions = 64
 	sector        = 512
 )
 
-// ErrRefused is wrapped by every error that is caused by the image's content. Other errors are read errors.
+// ErrRefused is wrapped by every error of Inspect that the content of the image causes. Its other errors are read
+// errors.
 var ErrRefused = errors.New("qcow2 image refused")
 
-// refuse returns an ErrRefused error. The message is shown to the image's owner and must reveal nothing about the host.
+// refuse returns an error that wraps ErrRefused. Its message is shown to the image's owner, so it must contain nothing
+// about the host.
 func refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrRefused, fmt.Sprintf(format, args...))
 }
@@ -58,15 +61,15 @@ func refuse(format string, args ...any) error {
 // Info holds the properties of an image that Inspect accepted.
 type Info struct {
 	Version     int    // 2 or 3
-	VirtualSize uint64 // bytes the guest sees; a multiple of 512, at most MaxVirtualSize
+	VirtualSize uint64 // size of the disk in bytes, as the guest sees it; a multiple of 512, at most MaxVirtualSize
 	ClusterBits int    // log2 of the cluster size in bytes
 	Compression Compression
 	ExtendedL2  bool
-	// Allocated is the number of clusters that hold data in this file.
+	// Allocated is the number of guest clusters whose data is in the file.
 	Allocated uint64
 }
 
-// Compression is the compression method of an image's compressed clusters, if it has any.
+// Compression is the method by which an image's compressed clusters are compressed.
 type Compression uint8
 
 const (
@@ -74,7 +77,7 @@ const (
 	Zstd Compression = 1
 )
 
-// Incompatible feature bits.
+// Bits of header3.Incompatible, the features without which an image cannot be read:
 const (
 	bitDirty = 1 << iota
 	bitCorrupt
@@ -83,7 +86,7 @@ const (
 	bitExtendedL2
 )
 
-// Header extension types.
+// Types of header extensions, as in QEMU's docs/interop/qcow2.txt.
 const (
 	extEnd      = 0x00000000
 	extLUKS     = 0x0537be77
@@ -91,7 +94,7 @@ const (
 	extDataFile = 0x44415441
 )
 
-// header is the fixed part of the header, field by field as on disk.
+// header is the part of an image's header that versions 2 and 3 share, in the order on disk.
 type header struct {
 	Magic                 [4]byte
 	Version               uint32
@@ -108,7 +111,7 @@ type header struct {
 	SnapshotsOffset       uint64
 }
 
-// header3 follows header in version 3.
+// header3 is the part of the header that follows header in an image of version 3.
 type header3 struct {
 	Incompatible, Compatible, Autoclear uint64
 	RefcountOrder, HeaderLength         uint32
@@ -119,11 +122,11 @@ const (
 	header3Length = 104
 )
 
-// Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] unless the
-// image stands alone and all its tables and clusters lie inside the file.
+// Inspect validates the image in r, which is size bytes long. It returns an error that wraps [ErrRefused] if the image
+// needs another file or a key, or if one of its tables or clusters lies outside the file.
 //
 // It reads the header, the L1 table and each L2 table once, never guest data: at most 1 GiB in all, in reads of at most
-// 2 MiB. To limit the time, pass a reader that fails at the deadline.
+// 2 MiB. To limit the time, pass a reader that returns an error after a deadline.
 func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	if size < header2Length {
 		return Info{}, refuse("the file has %d bytes, which is too short for a header", size)
@@ -142,18 +145,19 @@ func Inspect(r io.ReaderAt, size int64) (Info, error) {
 	return img.info, nil
 }
 
-// image is an accepted header with the values needed to walk its tables.
+// image holds the values of a valid header that reading the L1 and L2 tables requires.
 type image struct {
 	info     Info
 	fileSize uint64
 	cluster  uint64 // bytes
 	l1Offset uint64
-	l1Used   uint64 // entries that the virtual size needs
-	l1Size   uint64 // entries that exist
-	l2Span   uint64 // bytes of the disk that one L2 table describes
+	l1Used   uint64 // L1 entries that the virtual size needs
+	l1Size   uint64 // entries of the L1 table
+	l2Span   uint64 // bytes of the disk that one L2 table maps
 }
 
-// parse validates the header. first holds the beginning of the file: the whole first cluster, or the whole file.
+// parse validates the header in first, the beginning of the file: the complete first cluster, or the complete file if
+// it is shorter.
 func parse(first []byte, fileSize uint64) (*image, error) {
 	var h header
 	if err := binary.Read(bytes.NewReader(first), binary.BigEndian, &h); err != nil {
@@ -196,7 +200,7 @@ func parse(first []byte, fileSize uint64) (*image, error) {
 	return img, nil
 }
 
-// parse3 validates the fields that version 3 added, and returns the header's length.
+// parse3 validates the header fields that only version 3 has, and returns the header's length in bytes.
 func (img *image) parse3(first []byte) (uint64, error) {
 	var h header3
 	if err := binary.Read(bytes.NewReader(first[header2Length:]), binary.BigEndian, &h); err != nil {
@@ -248,7 +252,7 @@ func extensions(first []byte, at, cluster uint64) error {
 			return refuse("it has more than %d header extensions", maxExtensions)
 		}
 		if at+8 > end {
-			// Old writers write no end marker: the list ends with the cluster.
+			// Images of old programs can have no end marker: the extensions then end with the cluster.
 			return nil
 		}
 		kind, length := binary.BigEndian.Uint32(first[at:]), uint64(binary.BigEndian.Uint32(first[at+4:]))
@@ -309,8 +313,8 @@ func (img *image) entrySize() uint64 {
 	return 8
 }
 
-// table returns an error unless the table lies wholly inside the file, begins at a cluster boundary, and does not
-// overlap the header's cluster.
+// table returns an error unless a table of length bytes at offset lies completely inside the file, begins at a cluster
+// boundary, and does not begin in the header's cluster.
 func (img *image) table(name string, offset, length uint64) error {
 	switch {
 	case offset%img.cluster != 0:
@@ -323,8 +327,8 @@ func (img *image) table(name string, offset, length uint64) error {
 	return nil
 }
 
-// VirtualSize reads the size of the disk, in bytes, from the first 32 bytes or more of an image. It reports false if
-// they are not the beginning of a QCOW2 image. It validates nothing else: use it only for images that Trivet made.
+// VirtualSize reads the size of the disk, in bytes, from the first 32 bytes or more of an image. It returns false if
+// first is not the beginning of a QCOW2 image. It validates nothing else: use it only for images that Create made.
 func VirtualSize(first []byte) (uint64, bool) {
 	if len(first) < 32 || !IsQCOW2(first) {
 		return 0, false

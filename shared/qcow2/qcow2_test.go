@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// file is a growing file in memory.
+// file is a file in memory that grows when it is written beyond its end.
 type file []byte
 
 func (f *file) WriteAt(p []byte, at int64) (int, error) {
@@ -34,7 +34,7 @@ const (
 	l1Table                                                             = 3 * cluster
 )
 
-// image returns a valid image of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
+// good returns a valid image of 10 GiB (20 L1 entries), with one L2 table and one cluster of data at the end.
 func good(t testing.TB) *file {
 	var f file
 	length, err := Create(&f, 10<<30)
@@ -124,7 +124,7 @@ func TestInspectRefuses(t *testing.T) {
 		{"compressed data beyond the end", func(f *file) { f.put64(l2+8, 1<<62|255<<54|uint64(len(*f)-4096)) }, "compressed data"},
 		{"zero flag in version 2", func(f *file) {
 			f.put32(atVersion, 2)
-			f.put64(72, 0) // version 2 knows no more header: extensions begin here
+			f.put64(72, 0) // the header of version 2 ends here, and extensions begin
 			f.put64(l2, 1)
 		}, "zero flag"},
 	} {
@@ -139,7 +139,7 @@ func TestInspectRefuses(t *testing.T) {
 }
 
 func TestInspectTooMuchWork(t *testing.T) {
-	// 2 MiB clusters, an L1 table of 600 entries, a sparse file: each table is read once, but 1.2 GiB is too much.
+	// A sparse image with clusters of 2 MiB and 600 L2 tables, whose 1.2 GiB exceed maxWalk, is refused.
 	var f file
 	_, err := Create(&f, 1<<30)
 	require.NoError(t, err)
@@ -193,7 +193,7 @@ func TestDetect(t *testing.T) {
 		"# Disk DescriptorFile\nversion=1":    VMDK,
 		"conectix\x00\x00":                    VHD,
 		"vhdxfile":                            VHDX,
-		"<<< Oracle VM VirtualBox Disk Image": Raw, // the mark is further on
+		"<<< Oracle VM VirtualBox Disk Image": Raw, // too short to contain the signature at offset 64
 		"<<< Oracle VM VirtualBox Disk Image >>>\n" + strings.Repeat("\x00", 24) + "\x7f\x10\xda\xbe": VDI,
 		"LUKS\xba\xbe\x00\x01": LUKS,
 		"\x1f\x8b\x08\x00":     Gzip,
@@ -206,7 +206,8 @@ func TestDetect(t *testing.T) {
 
 // FuzzInspect checks that Inspect panics for no input, and that accepted images are within the documented limits.
 func FuzzInspect(f *testing.F) {
-	// A small image, so that the fuzzer's changes hit something: 512-byte clusters, one L2 table, one data cluster.
+	// The seed is a small image, so that the fuzzer's changes are likely to affect tables: 512-byte clusters, one L2
+	// table, one data cluster.
 	small := make(file, 6*512)
 	copy(small, (*good(f))[:atExtensions+8])
 	small.put32(atClusterBits, 9)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// qemuImg runs qemu-img, the reference implementation of the format.
+// qemuImg runs qemu-img with args and returns its output. Without qemu-img it skips the test, or fails it in CI.
 func qemuImg(t *testing.T, args ...string) []byte {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-img"); err != nil {

@@ -7,22 +7,22 @@ import (
 	"slices"
 )
 
-// Table entries. An offset occupies bits 9 to 55 in both levels.
+// Bits of the entries of L1 and L2 tables. An offset occupies bits 9 to 55 in both.
 const (
 	offsetMask     = 0x00fffffffffffe00
 	l1Reserved     = 0x7f000000000001ff
-	l2Reserved     = 0x3f000000000001fe // of a standard cluster; bit 0 is the zero flag
+	l2Reserved     = 0x3f000000000001fe // reserved bits of the entry of an uncompressed cluster; bit 0 is flagZero
 	flagZero       = 1 << 0
 	flagCompressed = 1 << 62
 )
 
-// chunk is the number of bytes of the L1 table that are read at a time.
+// chunk is the number of bytes of the L1 table that l2Tables reads at a time.
 const chunk = 64 << 10
 
-// walk follows both levels of the mapping and rejects the image if an entry points outside the file.
+// walk reads the L1 table and all L2 tables, and returns an error if an entry points outside the file.
 //
-// The work is bounded by the size of the file: an L2 table that two entries share is rejected, because otherwise a few
-// bytes of L1 could make walk read the same table a million times.
+// It returns an error if two L1 entries share an L2 table. Otherwise a small file could make walk read the same table
+// millions of times.
 func (img *image) walk(r io.ReaderAt) error {
 	tables, err := img.l2Tables(r)
 	if err != nil {
@@ -43,7 +43,7 @@ func (img *image) walk(r io.ReaderAt) error {
 	return nil
 }
 
-// l2Tables reads the L1 table and returns the offsets of the L2 tables, ascending.
+// l2Tables reads the L1 table and returns the file offsets of the L2 tables, in ascending order.
 func (img *image) l2Tables(r io.ReaderAt) ([]uint64, error) {
 	var tables []uint64
 	buf := make([]byte, chunk)
@@ -104,7 +104,7 @@ func (img *image) l2(table []byte, at uint64) error {
 		if data == 0 {
 			continue
 		}
-		// The last cluster of a file may be cut off where the guest never wrote.
+		// The last cluster of a file may be shorter than a cluster.
 		if data%img.cluster != 0 || data >= img.fileSize {
 			return refuse("%s leads to %#x, which is not a cluster of the file", where(), data)
 		}
@@ -119,7 +119,7 @@ func (img *image) compressed(entry uint64, where func() string) error {
 	offset := entry & (1<<shift - 1)
 	sectors := entry&(flagCompressed-1)>>shift + 1
 	length := sectors*sector - offset%sector
-	// The last sector of a file may be cut off: the data in it ends earlier.
+	// The last sector of a file may be incomplete, because compressed data can end within it.
 	roof := (img.fileSize + sector - 1) / sector * sector
 	if offset >= img.fileSize || length > roof-offset {
 		return refuse("%s leads to compressed data at %#x, outside the file", where(), offset)

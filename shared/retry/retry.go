@@ -2,7 +2,7 @@
 // all programs: every pause is bounded, and the error of a retry that was given up contains the last error of the
 // operation.
 //
-// Loops that wait for an event as well as for a pause keep their own select, and take the pauses from [Pauses.Start].
+// Loops that wait for an event as well as for a pause use a select of their own, with the pauses of [Pauses.Start].
 // Tickers with a fixed interval do not use this package.
 package retry
 
@@ -17,12 +17,13 @@ import (
 
 // Pauses describes the pauses between attempts.
 type Pauses struct {
-	// First is the first pause. Each later pause is Factor times as long, at most Last. Factor is 2 if it is 0.
+	// First is the first pause. Each later pause is Factor times as long, at most Last. A Factor of 0 means 2.
 	First, Last time.Duration
 	Factor      float64
-	// Jitter is the maximum random change of a pause, as a fraction of it. It applies to Last, too.
+	// Jitter is the maximum random change of a pause in either direction, as a fraction of the pause. With it a pause
+	// can be longer than Last.
 	Jitter float64
-	// Within limits the time in which Do begins attempts; 0 is no limit.
+	// Within is the time since its call after which Do begins no further attempt; 0 means no limit.
 	Within time.Duration
 }
 
@@ -35,9 +36,9 @@ func (p Pauses) Start() *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: p.First, MaxInterval: p.Last, Multiplier: p.Factor, RandomizationFactor: p.Jitter}
 }
 
-// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error without the mark.
-// If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do returns an
-// error that wraps the last error of operation and that of ctx. Do calls operation at least once.
+// Do calls operation until it returns nil or an error made by [Permanent], and returns nil or the error that was given
+// to Permanent. If the next attempt would begin after p.Within, Do returns the last error of operation. If ctx ends, Do
+// returns an error that wraps the last error of operation and that of ctx. Do calls operation at least once.
 func Do(ctx context.Context, p Pauses, operation func() error) error {
 	var last error
 	_, err := backoff.Retry(ctx, func() (struct{}, error) {
@@ -51,7 +52,8 @@ func Do(ctx context.Context, p Pauses, operation func() error) error {
 	return fmt.Errorf("%w: %w", last, ctx.Err())
 }
 
-// Permanent marks an error after which Do does not call the operation again. It returns nil for nil.
+// Permanent marks an error of an operation, so that Do returns it and does not call the operation again. It returns nil
+// if err is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

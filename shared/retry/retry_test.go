@@ -12,7 +12,8 @@ import (
 
 var errBusy = errors.New("busy")
 
-// attempts returns an operation that always fails, and the times of its calls since the first one.
+// attempts calls Do with an operation that always fails. It returns the times of the operation's calls since the call
+// of Do, and the error of Do.
 func attempts(ctx context.Context, p Pauses) (at []time.Duration, err error) {
 	begin := time.Now()
 	err = Do(ctx, p, func() error {

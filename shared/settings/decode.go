@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// decodeDocument stores a YAML document in the struct to which into points.
+// decodeDocument stores the settings of a YAML document in the struct to which into points, and returns all errors.
 func decodeDocument(document *yaml.Node, into any) []error {
 	var d decoder
 	for _, n := range document.Content {
@@ -19,7 +19,7 @@ func decodeDocument(document *yaml.Node, into any) []error {
 	return d.errs
 }
 
-// decoder collects the errors of a document.
+// decoder decodes a YAML document, and collects all errors instead of ending at the first.
 type decoder struct{ errs []error }
 
 func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
@@ -29,7 +29,7 @@ func (d *decoder) fail(n *yaml.Node, path, format string, args ...any) {
 	d.errs = append(d.errs, fmt.Errorf("line %d: "+format, append([]any{n.Line}, args...)...))
 }
 
-// value stores n, which is at path, in v.
+// value stores the YAML node n in v. path is the path of n in the document, for errors.
 func (d *decoder) value(path string, n *yaml.Node, v reflect.Value) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -39,7 +39,7 @@ func (d *decoder) value(path string, n *yaml.Node, v reflect.Value) {
 	case v.Kind() == reflect.Struct && n.Kind == yaml.MappingNode:
 		d.mapping(path, n, v)
 	case v.Kind() == reflect.Struct && n.ShortTag() == "!!null":
-		// A key without a value changes nothing.
+		// A key without a value leaves the struct unchanged.
 	case v.Kind() == reflect.Struct:
 		d.fail(n, path, "want keys with values")
 	case structs && n.Kind != yaml.SequenceNode && n.ShortTag() != "!!null":
@@ -76,7 +76,8 @@ func (d *decoder) mapping(path string, n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// addFields adds the fields of a struct by the names in their yaml tags. A field without a name is no setting.
+// addFields adds the fields of the struct v to the map, by the names in their yaml tags. It skips fields without a
+// name, which are not settings.
 func addFields(fields map[string]reflect.Value, v reflect.Value) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
@@ -89,7 +90,7 @@ func addFields(fields map[string]reflect.Value, v reflect.Value) {
 	}
 }
 
-// linePrefix is the beginning of errors of package yaml.
+// linePrefix matches the line number at the beginning of errors of package yaml.
 var linePrefix = regexp.MustCompile(`^(yaml: )?line \d+: `)
 
 func (d *decoder) scalar(path string, n *yaml.Node, v reflect.Value) {

@@ -1,10 +1,10 @@
 // Package settings loads the configuration of a program from a YAML file, environment variables and flags. Load reports
-// all errors of the three together, each with the key, variable or flag that it is about.
+// all errors of the three together, each with the name of its key, variable or flag.
 //
 // # Decisions
 //
-//   - A configuration is a struct with yaml tags. Its method BindFlags ties flags to its fields. An environment variable
-//     takes the same text as the flag, so that no setting is described twice.
+//   - A configuration is a struct with yaml tags. Its method BindFlags defines flags that set its fields. An
+//     environment variable has the same syntax as the flag, because the flag parses its value.
 //   - Load decodes YAML structs itself and leaves values to package yaml. The strict mode of that package names the Go
 //     types of a program instead of keys, and gives no path for a value that does not fit. koanf decodes by way of
 //     map[string]any, which has no line numbers.
@@ -22,13 +22,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Config is a pointer to the configuration of a program: a struct with yaml tags that has its defaults.
+// Config is a pointer to the configuration of a program: a struct with yaml tags, which contains the defaults when Load
+// is called.
 type Config interface {
 	// BindFlags adds flags that set fields of the configuration to f.
 	BindFlags(f *pflag.FlagSet)
 }
 
-// Sources says where Load finds settings.
+// Sources holds the places from which Load reads settings. Each may be empty or nil.
 type Sources struct {
 	// File is the path of a YAML file. Load reads none if it is empty.
 	File string
@@ -39,7 +40,8 @@ type Sources struct {
 	Flags *pflag.FlagSet
 }
 
-// Variable returns the name of the environment variable of a flag: TRIVET_KV_QUOTA for kv-quota.
+// Variable returns the name of the environment variable that sets the same field as a flag: TRIVET_KV_QUOTA for
+// kv-quota.
 func Variable(flag string) string {
 	return "TRIVET_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
@@ -81,7 +83,7 @@ func Load(c Config, s Sources) error {
 	return errors.Join(errs...)
 }
 
-// copyValue sets a flag to the value of another flag of the same type. A list is replaced: Set would append to it.
+// copyValue sets a flag to the value of another flag of the same type. It replaces a list, to which Set would append.
 func copyValue(to, from pflag.Value) error {
 	if list, ok := from.(pflag.SliceValue); ok {
 		return to.(pflag.SliceValue).Replace(list.GetSlice())
@@ -89,7 +91,7 @@ func copyValue(to, from pflag.Value) error {
 	return to.Set(from.String())
 }
 
-// decode stores the settings of a YAML document in c.
+// decode stores the settings of a YAML text with one document in c, and returns all errors.
 func decode(text []byte, c Config) []error {
 	var document, second yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(text))

@@ -40,7 +40,8 @@ func (c *config) BindFlags(f *pflag.FlagSet) {
 	f.IntVar(&c.Calls, "calls", c.Calls, "")
 }
 
-// load loads a file with that text, variables of the form NAME=value, and a command line.
+// load calls Load with a file that contains text, environment variables of the form NAME=value, and command-line
+// arguments. It returns the configuration.
 func load(t *testing.T, text string, environ []string, args ...string) (config, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "c.yaml")
@@ -111,7 +112,8 @@ func TestAnchors(t *testing.T) {
 	require.Equal(t, []dir{{Path: "x"}, {Path: "x"}}, c.Dirs)
 }
 
-// Errors have the line and the path of the key, and none hides another one.
+// TestErrors checks that each error names the line and the path of its key, or its environment variable, and that all
+// errors are reported.
 func TestErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"speed: 9":                           "FILE: line 1: speed: unknown key",

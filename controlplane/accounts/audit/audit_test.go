@@ -33,7 +33,8 @@ func (s *Service) all(t *testing.T) (out []*Record) {
 	}
 }
 
-// A record can be decoded whatever bytes the caller sent.
+// TestRecordsAreDecodable checks that audit records can be decoded, and their texts are truncated valid UTF-8, whatever
+// bytes the caller sent.
 func TestRecordsAreDecodable(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -58,7 +59,8 @@ func TestRecordsAreDecodable(t *testing.T) {
 	require.Len(t, s.all(t), 7)
 }
 
-// Unauthenticated callers cannot displace the queued notes of others, nor use their names.
+// TestUnauthenticatedNotesAreBounded checks that many refused calls of unauthenticated callers do not displace the
+// notes of authenticated ones, and that their records do not have a claimed name as principal.
 func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -88,8 +90,8 @@ func TestUnauthenticatedNotesAreBounded(t *testing.T) {
 	require.EqualValues(t, 500, of, "each is counted")
 }
 
-// TestNotesOfAnOrgAreBounded has many principals of one org make more different refused calls in a second than the
-// audit records for one org. The calls of another org and of an operator are still recorded.
+// TestNotesOfAnOrgAreBounded queues the refused calls of 500 principals of one org within a second, more than are
+// written for one org. The calls of another org and of an operator must be written too.
 func TestNotesOfAnOrgAreBounded(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -110,7 +112,7 @@ func TestNotesOfAnOrgAreBounded(t *testing.T) {
 	require.Len(t, seen, maxNotesOf+3, "the records of one org, the two others, and the record that counts the rest")
 }
 
-// Records of ordinary calls evict only records of ordinary calls.
+// TestClassesHaveSeparateLimits checks that records of one class do not evict those of another class.
 func TestClassesHaveSeparateLimits(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -142,7 +144,7 @@ func TestClassesHaveSeparateLimits(t *testing.T) {
 	require.Equal(t, map[string]int{"BindRole PERMISSION_DENIED": 7}, count(), "what is too old goes")
 }
 
-// act writes the records of a call that was carried out n times.
+// act writes the audit records of n equal calls, one second apart.
 func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, outcome string, at cloud.Tenant) {
 	for range n {
 		*now = now.Add(time.Second)
@@ -154,8 +156,8 @@ func (s *Service) act(t *testing.T, now *time.Time, n int, principal, method, ou
 	}
 }
 
-// A tenant that makes as many audit records of every kind as it can removes only its own older records. The records of
-// other orgs, of the cloud, and of what operators did to the tenant are kept.
+// TestTenantEvictsOnlyItsOwnRecords lets an org produce as many audit records of every class as it can. Prune must
+// remove only older records of that org, and none of other orgs, of the cloud, and of what operators did to that org.
 func TestTenantEvictsOnlyItsOwnRecords(t *testing.T) {
 	const identity, vms = "/identity.v1.IdentityService/", "/vmcontroller.v1.VmService/"
 	now := time.UnixMilli(1_800_000_000_000)
@@ -203,8 +205,8 @@ func TestTenantEvictsOnlyItsOwnRecords(t *testing.T) {
 	}, left)
 }
 
-// The audit records of all principals of one org have a common bound, so that an org with more principals cannot fill
-// the disk.
+// TestRecordsOfAnOrgHaveATotalLimit checks that the limit total applies to the records of all principals of one org
+// together, so that an org with many principals cannot fill the disk.
 func TestRecordsOfAnOrgHaveATotalLimit(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)
@@ -216,8 +218,9 @@ func TestRecordsOfAnOrgHaveATotalLimit(t *testing.T) {
 	require.Len(t, s.all(t), 21)
 }
 
-// An org with many service accounts that each make few audit records does not remove other callers' records of tokens
-// and refusals. Answers to invitations, which belong to no org, do not remove the records of operators.
+// TestManyAccountsEvictNoOtherRecords checks that many service accounts with few records each do not evict other
+// callers' records of tokens and refusals, and that responses to invitations, which belong to no org, do not evict the
+// records of operators.
 func TestManyAccountsEvictNoOtherRecords(t *testing.T) {
 	const identity = "/identity.v1.IdentityService/"
 	now := time.UnixMilli(1_800_000_000_000)
@@ -258,7 +261,8 @@ func TestManyAccountsEvictNoOtherRecords(t *testing.T) {
 	}, left)
 }
 
-// Prune reads no records while few updates were made since it last read them, and reads them soon after many.
+// TestPruneReadsOnlyWhenDue checks that Prune reads the records only if pruneAfter has passed, or the store has had
+// pruneWrites updates, since it last read them.
 func TestPruneReadsOnlyWhenDue(t *testing.T) {
 	now := time.UnixMilli(1_800_000_000_000)
 	s := newService(t, &now)

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// Keep is the retention of records, in milliseconds.
+	// Keep is how long audit records are stored, in milliseconds: 90 days.
 	Keep = int64(90 * 24 * 3600_000)
-	// noteEvery is how often notes are written. Each time at most maxProvenNotes different notes of authenticated callers
-	// are written, at most maxNotesOf of them per org (per principal without an org), and at most maxNotes of
-	// unauthenticated callers.
+	// noteEvery is how often notes (queued audit records) are written. Each time at most maxProvenNotes different notes
+	// of authenticated callers are written, at most maxNotesOf of them per org (per principal without an org), and at
+	// most maxNotes of unauthenticated callers.
 	noteEvery      = time.Second
 	maxProvenNotes = 200
 	maxNotesOf     = 20
 	maxNotes       = 50
-	// writeTime is the timeout of writing notes, and lastTime the timeout when the member stops.
+	// writeTime is the timeout of writing the queued notes. lastTime is the same timeout while the member stops.
 	writeTime = 10 * time.Second
 	lastTime  = time.Second
 )
@@ -36,36 +36,36 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Service implements the audit on one member.
+// Service writes, lists and prunes audit records on one member.
 type Service struct {
 	opts Options
 
 	mu sync.Mutex
-	// proven holds the notes about authenticated callers, claimed those about all others.
+	// proven is the queue of records about authenticated callers, claimed that of records about all others.
 	proven, claimed notes
-	// pruned is the time of the last Prune that read the records, 0 for none, and prunedAt the store's revision at that
-	// time.
+	// pruned is the time of the last Prune that read the records, or 0 if there was none. prunedAt is the store's
+	// revision at that time.
 	pruned   cloud.Time
 	prunedAt int64
-	// awake is signalled by every Note, and wakes Run.
+	// awake is signalled by every call of Note, so that Run writes the notes.
 	awake chan struct{}
 }
 
-// notes holds notes that are waiting to be written. Notes of one kind are merged.
+// notes is a queue of audit records of calls that changed no record. Notes with the same kind are merged.
 type notes struct {
 	kinds map[kind]*Record
 	order []kind
-	// shares counts the notes of each org, or of each principal without one.
+	// shares counts the queued notes of each org, or of each principal without an org.
 	shares map[string]int
 	// lost counts the notes that were dropped because of the limits.
 	lost uint64
 }
 
-// kind is the key by which notes are merged.
+// kind identifies similar calls: notes with the same kind are merged into one record with a count.
 type kind struct{ principal, method, outcome, address string }
 
-// add adds a note, or merges it with one of its kind. It drops the note, and counts it as lost, if there are most notes
-// already, or mostOf notes of the same share.
+// add queues the note r, or merges it with a queued note of its kind. The limits are most for the queue, and mostOf for
+// the notes of one share. Beyond them, add drops the note and counts it in lost.
 func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	switch like := n.kinds[k]; {
 	case like != nil:
@@ -82,7 +82,7 @@ func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	}
 }
 
-// take removes and returns all notes.
+// take empties the queue and returns its notes. If notes were dropped, it adds a record with their number.
 func (n *notes) take() (batch []Record) {
 	for _, k := range n.order {
 		batch = append(batch, *n.kinds[k])
@@ -116,8 +116,8 @@ func (s *Service) Note(r Record) {
 		s.proven.add(&r, kind{r.Principal, r.Method, r.Outcome, r.Address}, share, maxProvenNotes, maxNotesOf)
 	} else {
 		k := kind{outcome: r.Outcome, address: r.Address}
-		// The method is in the key of refused logins and of refused changes of the cluster or of etcd's users, so that
-		// these records are not merged with other refusals.
+		// The kind of refused logins, and of refused changes of the cluster or of etcd's users, includes the method, so
+		// that these records are not merged with other refusals.
 		if strings.HasSuffix(r.Method, "/IssueToken") || strings.HasSuffix(r.Method, "/ExchangeToken") || strings.HasPrefix(r.Method, "/etcdserverpb.") {
 			k.method = r.Method
 		}
@@ -129,7 +129,8 @@ func (s *Service) Note(r Record) {
 	}
 }
 
-// Run writes notes until ctx ends, and then writes the remaining ones.
+// Run writes the queued notes at most every noteEvery, until ctx ends. Then it writes the remaining ones, within
+// lastTime.
 func (s *Service) Run(ctx context.Context) {
 	for {
 		select {
@@ -139,7 +140,7 @@ func (s *Service) Run(ctx context.Context) {
 			s.flush(ctx, lastTime)
 			return
 		}
-		// Notes that arrive in the meantime are written together.
+		// Wait, so that the notes of the next noteEvery are written together.
 		select {
 		case <-time.After(noteEvery):
 		case <-ctx.Done():
@@ -158,7 +159,7 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 		return
 	}
 	if _, err := writeCommand.Call(ctx, s.opts.Commands, batch); err != nil {
-		// Keep the records at least in the log.
+		// Log the records, because they are not in the store.
 		for _, r := range batch {
 			s.opts.Log.Warn("not written to the audit", "err", err, "principal", r.Principal, "method", r.Method, "outcome", r.Outcome,
 				"req", r.RequestID, "address", r.Address)
@@ -168,12 +169,12 @@ func (s *Service) flush(ctx context.Context, limit time.Duration) {
 
 var writeCommand = leader.NewCommand("audit.write", leader.Once, (*Service).writeOnLeader)
 
-// writeOnLeader stores the notes of a member, with the time of the store.
+// writeOnLeader stores the notes of a member in one transaction, with the transaction's time.
 func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, error) {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range batch {
 			r := batch[i]
-			r.clean() // the sending member may run another version
+			r.clean() // the sending member may run another version, which does not clean its records
 			r.At = tx.Now()
 			records.Put(tx, &r, newestFirst(r.At), r.ID)
 		}
@@ -182,12 +183,12 @@ func (s *Service) writeOnLeader(ctx context.Context, batch []Record) (struct{}, 
 	return struct{}{}, err
 }
 
-// Failed notes a call that was refused, or a changing call that failed.
+// Failed queues a note of a call that was refused, or of a changing call that failed.
 func (s *Service) Failed(c *cloud.Caller, outcome, message string) {
 	r := Of(c)
 	r.Outcome, r.Message = outcome, message
 	s.Note(r)
 }
 
-// Done notes a successful call that wrote nothing to which Stamp could add a record.
+// Done queues a note of a successful call that changed no record, so that Stamp had no transaction to which to add one.
 func (s *Service) Done(c *cloud.Caller) { s.Note(Of(c)) }

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// class is a class of records with limits of its own.
+// class is a class of audit records that has limits of its own, so that records of other classes cannot evict its
+// records.
 type class uint8
 
 const (
@@ -20,28 +21,28 @@ const (
 	answers
 	// credentials holds the issue and the revocation of tokens, and changes of passwords.
 	credentials
-	// changes holds all other changes except those of credit.
+	// changes holds all changes of VMs and other objects that are in no other class.
 	changes
-	// credits holds orders on wallets. The transactions of a wallet also name the principal, and are never deleted.
+	// credits holds operations on wallets. The transactions of a wallet also name the principal, and are never deleted.
 	credits
 	// refusals holds refused and failed calls.
 	refusals
 	classes
 )
 
-// limit holds the numbers of records of a class that are kept.
+// limit holds the maximum numbers of records of a class. Prune removes the oldest records beyond them.
 type limit struct {
-	// each is the limit of one share of the class; see share.
+	// each is the limit of one share of the class. What a share is depends on the class; see Record.shares.
 	each int
 	// cloud is the limit of the share of records without an org or, in classes shared by principal, without a
 	// principal.
 	cloud int
-	// total is the limit of all shares of an org together. For a class that is not shared by org, it is the limit of
-	// the whole class without service accounts, whose total is per org.
+	// total is the limit of all shares of an org together. In classes shared by principal it is the limit of all shares
+	// of the class, except those of service accounts, for which total applies per org.
 	total int
 }
 
-// limits holds the limit of each class. A record takes about 300 bytes.
+// limits holds the limit of each class. A record has about 300 bytes.
 var limits = [classes]limit{
 	policy:      {each: 100_000, cloud: 1_000_000, total: 1_000_000},
 	answers:     {each: 10_000, cloud: 10_000, total: 1_000_000},
@@ -51,6 +52,7 @@ var limits = [classes]limit{
 	refusals:    {each: 10_000, cloud: 300_000, total: 1_000_000},
 }
 
+// class returns the class of a record, which depends on its outcome and method.
 func (r *Record) class() class {
 	if r.Outcome != OK {
 		return refusals
@@ -68,24 +70,24 @@ func (r *Record) class() class {
 	case strings.HasPrefix(service, "operator."), strings.HasPrefix(service, "member."):
 		return policy
 	case strings.HasPrefix(service, "etcdserverpb.") && r.Principal != "":
-		return policy // without a principal it is a change: any local process could fill the class policy
+		return policy // calls without a principal are in class changes, because every local process can make them and could fill policy
 	case strings.HasPrefix(service, "credit."):
 		return credits
 	}
 	return changes
 }
 
-// share identifies a set of records with one limit: a new record in a full set evicts the oldest one of the set.
+// share identifies a set of records with one limit. When the set is full, each new record evicts the oldest one.
 type share struct {
 	class     class
 	org, name string
 }
 
-// shares returns the share that a record belongs to, and the total that the share belongs to. Policy is shared by org
-// and principal: an org's administrator cannot evict records of what the cloud's administrators did to the org.
-// Answers, credentials and refusals are shared by principal, because every caller can cause refusals in any org; the
-// total of service accounts is that of their org, because an org can make any number of them. The rest is shared by
-// org.
+// shares returns the share that a record belongs to, and the set of shares to which limit.total applies. In class
+// policy a share is an org and a principal, so that an org's administrator cannot evict records of what the cloud's
+// administrators did to the org. In answers, credentials and refusals a share is a principal, because every caller can
+// cause refusals in any org; the total of service accounts is that of their org, because an org can create any number
+// of them. In the other classes a share is an org.
 func (r *Record) shares() (own, total share) {
 	c := r.class()
 	switch c {
@@ -101,7 +103,8 @@ func (r *Record) shares() (own, total share) {
 	return share{class: c, org: string(r.Tenant.Org)}, share{class: c, org: string(r.Tenant.Org)}
 }
 
-// most returns how many records of a share are kept.
+// most returns the maximum number of records in a share: cloud if the share has no org or principal by which the class
+// is shared, and each otherwise.
 func (l *limit) most(s share) int {
 	byOrg := s.class != answers && s.class != credentials && s.class != refusals
 	if byOrg && s.org == "" || !byOrg && s.name == "" {
@@ -110,7 +113,7 @@ func (l *limit) most(s share) int {
 	return l.each
 }
 
-// counter counts kept records by share. keeps is called for each record, the newest first.
+// counter counts the kept records by share. Call admits for each record, the newest first.
 type counter struct {
 	limits         [classes]limit
 	counts, totals map[share]int
@@ -134,10 +137,10 @@ func (c *counter) admits(r *Record) bool {
 }
 
 const (
-	// pruneAtOnce bounds the records that are read at a time, and those that a transaction removes.
+	// pruneAtOnce is the maximum number of records that Prune reads at a time, and removes in one transaction.
 	pruneAtOnce = 1000
-	// PruneEvery is the time between two runs of Prune. A run reads the records only if pruneAfter or pruneWrites
-	// updates have passed since the last run that did.
+	// PruneEvery is the time between two runs of Prune. A run reads the records only if, since the last run that did,
+	// pruneAfter has passed or the store has had pruneWrites updates.
 	PruneEvery  = 5 * time.Minute
 	pruneAfter  = time.Hour
 	pruneWrites = 200_000

@@ -18,12 +18,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// unauthenticatedTokens is the number of tokens in turn with which no token is still cached when it is used again.
+// unauthenticatedTokens is a number of tokens greater than the capacity of the cache: when they are used in rotation,
+// no token is still cached at its next use.
 const unauthenticatedTokens = maxChecked + maxChecked/4
 
-// BenchmarkVerify measures the verification of a token: one that this member has seen before, one that it has not, and
-// the same tokens by the libraries of others, which look at the signature and the dates alone. With -cpu 1,2 it says
-// what a core is worth.
+// BenchmarkVerify measures how long the verification of a token takes: with a cached token (seen), with one that is not
+// cached, and with two other libraries, which check only the signature and the dates. Run it with -cpu 1,2 to compare
+// one core with two.
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	w.user("ada", member, cloud.Binding{Role: cloud.ProjectViewer, Org: "default", Project: "default"})
@@ -79,7 +80,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// unauthenticatedTokens returns tokens with the claims of a given one and different IDs.
+// unauthenticatedTokens returns valid tokens with the claims of the token like, each with another ID. Their number is
+// the constant of the same name.
 func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	ring, err := w.first.Keys(w.t.Context())
 	require.NoError(w.t, err)
@@ -102,7 +104,8 @@ func (w *world) unauthenticatedTokens(like string) (texts []string) {
 	return texts
 }
 
-// BenchmarkVerify measures unseen tokens: with so many tokens in turn, none is cached when it is used again.
+// TestBenchmarkTokensAreEvicted checks the premise of BenchmarkVerify: when unauthenticatedTokens tokens are used in
+// rotation, none is still cached at its next use.
 func TestBenchmarkTokensAreEvicted(t *testing.T) {
 	c := newChecked()
 	for i := range 2 * unauthenticatedTokens {

@@ -20,7 +20,7 @@ type (
 	newName struct {
 		ID   cloud.UserID
 		Name string
-		// Home is the user's home org, or empty.
+		// Home is the ID of the org that the user belongs to, or empty.
 		Home cloud.OrgID
 		// Open is set if an unauthenticated caller registers the name.
 		Open bool
@@ -37,7 +37,8 @@ type (
 		User     cloud.UserID
 		Disabled bool
 	}
-	// answer holds a user's acceptance or refusal of an invitation.
+	// answer holds the arguments of acceptCommand and declineCommand: the user, and the role to which the user is
+	// invited.
 	answer struct {
 		User    cloud.UserID
 		Binding cloud.Binding
@@ -64,7 +65,7 @@ type (
 	none     struct{}
 )
 
-// command is a Command of this service.
+// command is a leader.Command whose function gets the Service of the leader.
 type command[Q, A any] = leader.Command[*Service, Q, A]
 
 // newCommand returns the command identity.<name>, which runs f on the leader in one transaction. In mode Keyed, the
@@ -85,15 +86,15 @@ func newCommand[Q, A any](name string, mode leader.Mode, f func(s *Service, tx *
 			if err != nil {
 				return err
 			}
-			// A command that changes nothing, such as giving a role that the user has, writes no log entry and no audit
-			// record.
+			// A command that changes nothing, such as giving a role that the user has already, writes no log entry and
+			// no audit record.
 			return tx.DropUnchanged()
 		})
 		return out, err
 	})
 }
 
-// register registers the commands of the service.
+// register registers all commands of the service with Options.Commands, so that any member can call them on the leader.
 func (s *Service) register() {
 	leader.Register(s.opts.Commands, s,
 		createUserCommand, setPasswordCommand, setDisabledCommand, deleteUserCommand, revokeCommand, denyCommand,
@@ -104,7 +105,7 @@ func (s *Service) register() {
 	)
 }
 
-// These commands need only the transaction.
+// These commands read and change only records, and use no field of the Service.
 var (
 	setPasswordCommand = newCommand("set-password", leader.Repeatable, func(_ *Service, tx *store.Tx, q newPassword) (none, error) {
 		return dropResult(principal.SetPassword(tx, q.User, q.Hash))
@@ -147,7 +148,7 @@ var (
 	})
 )
 
-// valueOf converts the record to a value, the result of a command.
+// valueOf returns *record, or err if it is not nil. Commands return values, not pointers.
 func valueOf[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err
@@ -155,12 +156,13 @@ func valueOf[T any](record *T, err error) (T, error) {
 	return *record, nil
 }
 
-// dropResult drops a record that the command does not return.
+// dropResult returns only err, for commands that do not return the changed user.
 func dropResult(_ *principal.User, err error) (none, error) { return none{}, err }
 
 var deleteOrgCommand = newCommand("delete-org", leader.Keyed, (*Service).deleteOrgOnLeader)
 
-// deleteOrgOnLeader deletes an org without projects, and withdraws the invitations to it.
+// deleteOrgOnLeader deletes an org that has no projects, and the invitations to roles in it. It returns an error if one
+// of Options.Holds does.
 func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) {
 	for _, hold := range s.opts.Holds {
 		if err := hold(tx, cloud.Tenant{Org: id}); err != nil {
@@ -175,7 +177,8 @@ func (s *Service) deleteOrgOnLeader(tx *store.Tx, id cloud.OrgID) (none, error) 
 
 var createProjectCommand = newCommand("create-project", leader.Keyed, (*Service).createProjectOnLeader)
 
-// createProjectOnLeader creates a project, unless Options.Vacant finds records under its ID.
+// createProjectOnLeader creates a project. It returns an error if one of Options.Vacant finds records under the
+// project's ID.
 func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Project, error) {
 	p, err := tenant.CreateProject(tx, q.Tenant, q.Name, q.Quota)
 	if err != nil {
@@ -191,8 +194,8 @@ func (s *Service) createProjectOnLeader(tx *store.Tx, q newProject) (tenant.Proj
 
 var deleteProjectCommand = newCommand("delete-project", leader.Keyed, (*Service).deleteProjectOnLeader)
 
-// deleteProjectOnLeader deletes an empty project with its service accounts. The org of t is empty if the caller may
-// delete projects of every org.
+// deleteProjectOnLeader deletes a project that has no usage, with its service accounts and the invitations to roles in
+// it. If t names an org, the project must belong to it. It returns an error if one of Options.Holds does.
 func (s *Service) deleteProjectOnLeader(tx *store.Tx, t cloud.Tenant) (none, error) {
 	if err := s.ofOrg(tx, t); err != nil {
 		return none{}, err

@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// recordDelays replaces the clock of a member's delays by a stopped one, and returns the delays of the answers
-// since the last call.
+// recordDelays replaces the clock of a member's response delays by a stopped one, and its waits by a list. The returned
+// function returns the delays since its last call.
 func recordDelays(s *Service) func() []time.Duration {
 	var all []time.Duration
 	at := time.Now()
@@ -27,8 +27,9 @@ func recordDelays(s *Service) func() []time.Duration {
 	}
 }
 
-// A network that asks for many tokens without proving a principal gets its answers late, with and without passwords,
-// for whatever name, and for scopes that are refused. Other networks do not, and a right password is answered at once.
+// TestManyTokenRequestsAreDelayed checks that responses to token requests that authenticate no principal are delayed
+// after unprovenLimits.Burst per network, for every kind of such a request. Requests from other networks, and those
+// with a correct password, must not be delayed.
 func TestManyTokenRequestsAreDelayed(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -51,7 +52,7 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 				require.False(t, proven)
 			}
 			for range unprovenLimits.Burst {
-				// The port is another for each connection.
+				// Wait gets the network without the port, which differs for each connection.
 				w.first.unproven.Wait(t.Context(), "192.0.2.1")
 			}
 			require.Empty(t, since())
@@ -63,7 +64,7 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 			request(q)
 			require.Empty(t, since(), "another network")
 			_, proven, err := w.first.token(t.Context(), tokenRequest{User: "ada", Password: secret, Address: here})
-			if name != "a wrong password" { // ada's wrong passwords there may have been too many
+			if name != "a wrong password" { // after too many wrong passwords from a network, the correct one is refused too
 				require.NoError(t, err)
 				require.True(t, proven)
 			}
@@ -72,7 +73,8 @@ func TestManyTokenRequestsAreDelayed(t *testing.T) {
 	}
 }
 
-// Refused logins through another provider count too.
+// TestRefusedExchangesAreDelayed checks that responses to refused ExchangeToken requests are delayed after
+// unprovenLimits.Burst too.
 func TestRefusedExchangesAreDelayed(t *testing.T) {
 	w := newWorld(t)
 	since := recordDelays(w.first)

@@ -11,15 +11,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// denial is the record of a revoked token: denied/<token ID>. It is kept until the token has expired on every member's
-// clock.
+// denial is the record of a revoked token: denied/<token ID>. It is removed when the token has expired by every
+// member's clock.
 type denial struct {
 	Token string
 	Until cloud.Time
-	// User is the token's principal, counted for maxDenials. It is empty if the principal is unknown (an administrator
-	// revoked a token by its ID) or not counted (tokens made with the cluster key), and in records of former versions.
+	// User is the token's principal, whose denials are limited by maxDenials. It is empty if the principal is unknown
+	// (an administrator revoked a token by its ID) or not counted (tokens signed with the host key), and in records of
+	// former versions.
 	User cloud.UserID `cbor:",omitempty"`
-	// Org is the org of a service account, counted for maxOrgDenials. It is empty for users.
+	// Org is the org of a service account, whose denials are limited by maxOrgDenials. It is empty for users.
 	Org cloud.OrgID `cbor:",omitempty"`
 }
 
@@ -47,16 +48,19 @@ const maxOrgDenials = 20_000
 type denied struct{ AllEnded bool }
 
 var (
+	// denials holds the revoked tokens: denied/<token ID>.
 	denials = store.NewTable[denial]("denied")
-	// overDenials indexes denials by the time of their removal: denied-until/<16 hexadecimal digits>/<id>.
+	// overDenials indexes denials by Until, the time after which they are removed: denied-until/<Unix milliseconds as
+	// 16 hexadecimal digits>/<token ID>.
 	overDenials = store.NewTable[struct{}]("denied-until")
-	// userDenials indexes denials by principal: denied-user/<user>/<token's ID>.
+	// userDenials indexes denials by principal: denied-user/<user>/<token ID>.
 	userDenials = store.NewTable[struct{}]("denied-user")
-	// orgDenials counts the denials with an Org: denied-org/<org>.
+	// orgDenials counts the stored denials of each org's service accounts: denied-org/<org>.
 	orgDenials = store.NewTable[uint64]("denied-org")
 )
 
-// put stores the denial of a token.
+// put stores the denial of a token or, if the principal or its org has too many, revokes all tokens of the principal
+// (see endAll). A stored denial of the token with the same or a later Until stays unchanged.
 func (d denial) put(tx *store.Tx) (denied, error) {
 	d.Until += token.Leeway.Milliseconds()
 	had, err := denials.Get(tx, d.Token)
@@ -149,7 +153,7 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	return true, nil
 }
 
-// remove deletes a denial with its index entry.
+// remove deletes a denial with its index entries, and decrements the number of denials of its org.
 func (d *denial) remove(tx *store.Tx) error {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)
@@ -159,7 +163,7 @@ func (d *denial) remove(tx *store.Tx) error {
 	return d.count(tx, -1)
 }
 
-// forgetAtOnce bounds the denials that a transaction removes.
+// forgetAtOnce is the maximum number of denials that one transaction of forgetDenied removes.
 const forgetAtOnce = 1000
 
 // forgetDenied removes the denials of expired tokens.
@@ -196,4 +200,5 @@ func forgetDenied(ctx context.Context, s *store.Store) error {
 	return nil
 }
 
+// until encodes a time as a part of a key, so that earlier times sort first.
 func until(at cloud.Time) string { return fmt.Sprintf("%016x", max(at, 0)) }

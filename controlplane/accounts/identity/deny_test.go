@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// newServiceAccount creates a service account of the default project, whose secret needs no password hashing, and
-// returns its credential.
+// newServiceAccount creates a service account in the default project, and returns a token request with its credential.
+// Requests for accounts need no password hashing, so they are fast.
 func (w *world) newServiceAccount(name string) tokenRequest {
 	w.t.Helper()
 	admin := w.as(w.first, w.hostToken(cloud.Tenant{Org: "default", Project: "default"}))
@@ -34,7 +34,7 @@ func (w *world) newServiceAccount(name string) tokenRequest {
 	return tokenRequest{User: cloud.UserID(made.GetAccount().GetId()), Password: made.GetSecret(), TTL: token.MaxTTL}
 }
 
-// denials counts the stored records of revoked tokens.
+// denials returns the number of stored records of revoked tokens, including index entries.
 func (w *world) denials() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) error {
@@ -53,8 +53,9 @@ func (w *world) denials() (n int) {
 	return n
 }
 
-// A service account that issues and revokes tokens in a loop is refused after the burst, on gRPC and on REST, so that
-// the records of revoked tokens do not grow. Other principals are not affected, and a second later it gets another.
+// TestIssueAndRevokeIsRateLimited checks that a service account that issues and revokes tokens in a loop is refused
+// after tokenBurst tokens, by gRPC and REST, and may issue one more after a second. Other principals must not be
+// affected.
 func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -110,8 +111,8 @@ func TestIssueAndRevokeIsRateLimited(t *testing.T) {
 	require.NoError(t, errOf(r.RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: text})))
 }
 
-// When a principal has revoked as many tokens as are stored, its next revocation ends all of its tokens. The stored
-// revocations are then deleted, and no revoked token becomes valid again.
+// TestManyRevokedTokensEndThemAll checks that the revocation after maxDenials single ones invalidates all tokens of the
+// principal and deletes the stored denials, and that no revoked token becomes valid again.
 func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -147,8 +148,8 @@ func TestManyRevokedTokensEndThemAll(t *testing.T) {
 	require.True(t, valid(w.token(w.first, slow)), "the principal can log in again")
 }
 
-// TestDenialsOfAnOrgAreBounded fills the stored denials of an org's service accounts. The next revocation of an account
-// revokes all its tokens, stores nothing, and does not affect other accounts.
+// TestDenialsOfAnOrgAreBounded stores maxOrgDenials denials of an org's service accounts. The next revocation must
+// invalidate all tokens of its account, store no denial, and not affect other accounts.
 func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -188,7 +189,8 @@ func TestDenialsOfAnOrgAreBounded(t *testing.T) {
 	require.EqualValues(t, maxOrgDenials-1, stored(), "a denial that is forgotten is not counted")
 }
 
-// Denials that a former version wrote, without a principal, still deny and are still forgotten.
+// TestDenialsOfFormerVersions checks that denials without a principal, as former versions wrote them, still revoke
+// their tokens and are deleted after the tokens' expiry.
 func TestDenialsOfFormerVersions(t *testing.T) {
 	w := newWorld(t)
 	text := w.token(w.first, w.newServiceAccount("ci"))
@@ -210,8 +212,8 @@ func TestDenialsOfFormerVersions(t *testing.T) {
 	require.Zero(t, w.denials())
 }
 
-// The administrator's tokens, which follow from the cluster key, are not counted: ending them all would end those that
-// the members keep for the operator.
+// TestAdminTokensAreNotCounted checks that the denial of a host-key token is not counted for the administrator.
+// Otherwise many revocations would invalidate all host-key tokens, which operators use.
 func TestAdminTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	ctx := func(text string) context.Context { return w.as(w.first, text) }
@@ -220,7 +222,8 @@ func TestAdminTokensAreNotCounted(t *testing.T) {
 	require.Equal(t, 2, w.denials())
 }
 
-// A member stores the rates of a bounded number of principals, and keeps those that have issued most tokens.
+// TestRatesAreBounded checks that a member has rate limiters for at most maxRates principals, and does not evict that
+// of a principal who used up the burst.
 func TestRatesAreBounded(t *testing.T) {
 	p, at := newPrincipalRates(), time.UnixMilli(1_800_000_000_000)
 	for range tokenBurst {

@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// If grants are effective without the user's consent (mutant GrantUnasked), the tests of this package fail.
+// TestMutantsOfGrants checks that a role from another org is effective without the user's acceptance only in a program
+// with the mutant GrantUnasked, so the tests of grants detect this mutant.
 func TestMutantsOfGrants(t *testing.T) {
 	w, _ := newTwoOrgs(t)
 	bob := w.token(w.first, tokenRequest{User: "bob", Password: secret})

@@ -35,7 +35,8 @@ var (
 	inLair = cloud.Tenant{Org: "evil", Project: "lair"}
 )
 
-// newTwoOrgs returns a world with two orgs: ada, bob and carol belong to acme, mallory is org:admin of evil.
+// newTwoOrgs returns a world with two orgs and a service: ada has a role in acme's project web, bob is org:admin of
+// acme, mallory is org:admin of evil.
 func newTwoOrgs(t *testing.T) (*world, *server) {
 	w := newWorld(t)
 	w.place(lair)
@@ -45,17 +46,19 @@ func newTwoOrgs(t *testing.T) (*world, *server) {
 	return w, &server{s: w.first}
 }
 
-// grant calls BindRole as the caller of by.
+// grant calls BindRole in the context by, which contains the caller, to give user the role b.
 func (w *world) grant(by context.Context, user string, b cloud.Binding) error {
 	return errOf((&server{s: w.first}).BindRole(by, &identityv1.BindRoleRequest{UserId: user, Binding: oneOnWire(b)}))
 }
 
-// tenantOfCall returns the tenant of a call that names none, with a token.
+// tenantOfCall returns the tenant that package auth chooses for a call of method m with the token text, if the call
+// names no tenant.
 func (w *world) tenantOfCall(text string, m auth.Method) (cloud.Tenant, error) {
 	return auth.Admit(w.as(w.first, text), m, "", "")
 }
 
-// bindings lists the grants that ListBindings returns for an org. The text of an invitation begins with "pending".
+// bindings returns the grants that ListBindings returns for an org, each as "<user> <role> <project>". Invitations
+// begin with "pending".
 func (w *world) bindings(by context.Context, org string) (all []string) {
 	q := &identityv1.ListBindingsRequest{OrgId: org}
 	for {
@@ -84,8 +87,8 @@ func (w *world) invitations(user string) (all []cloud.Binding) {
 	return all
 }
 
-// A role from another org does not change the tenant of calls with a user's tokens, nor whether they are admitted,
-// until the user accepts it.
+// TestGrantByAnotherOrgNeedsConsent checks that a role given by another org changes neither the default tenant of a
+// user's calls nor which calls are allowed, until the user accepts the invitation.
 func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	ada, bob := w.token(w.first, tokenRequest{User: "ada", Password: secret}), w.token(w.first, tokenRequest{User: "bob", Password: secret})
@@ -151,7 +154,8 @@ func TestGrantByAnotherOrgNeedsConsent(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "bob project:viewer lair")
 }
 
-// An additional role does not change the tenant of a token in use, from any giver; removing a role does.
+// TestAddedRoleKeepsTheDefaultTenant checks that an additional role, whoever gives it, does not change the default
+// tenant of calls with an existing token, and that removing the role of that tenant does.
 func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	shop := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "shop"}
@@ -187,8 +191,8 @@ func TestAddedRoleKeepsTheDefaultTenant(t *testing.T) {
 	require.Equal(t, cloud.Tenant{Org: "acme", Project: "shop"}, at, "the project that was the only one stays the default")
 }
 
-// The answers and lists that an org gets about a user of another org do not depend on whether that user exists, can log
-// in, is disabled, or is a service account.
+// TestGrantsDoNotRevealUsers checks that the responses and lists that an org gets about a user of another org are the
+// same whether that user exists or not, can log in, is disabled, or is a service account.
 func TestGrantsDoNotRevealUsers(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	admin, mallory := w.admin(), w.login("mallory")
@@ -224,7 +228,8 @@ func TestGrantsDoNotRevealUsers(t *testing.T) {
 	for _, name := range names {
 		require.Equal(t, want, seen(name), name)
 	}
-	// A name that is made later finds the invitation; one that is deleted takes it along without the giver seeing that.
+	// A user created later sees the invitation to the name. If the user is deleted and created again, the invitation is
+	// hidden from the user, but still listed for the org.
 	w.user("ghost")
 	require.Equal(t, []cloud.Binding{lair}, w.invitations("ghost"))
 	require.NoError(t, errOf(r.DeleteUser(admin, &identityv1.DeleteUserRequest{UserId: "ghost"})))
@@ -233,7 +238,8 @@ func TestGrantsDoNotRevealUsers(t *testing.T) {
 	require.Contains(t, w.bindings(mallory, "evil"), "pending ghost project:viewer lair")
 }
 
-// An invitation counts neither as a role of the user nor for the limits of other orgs, and it expires.
+// TestInvitationsDoNotCountForLimits checks that invitations count neither as roles of the user nor toward the limits
+// of other orgs, and that they expire.
 func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
@@ -260,7 +266,7 @@ func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	require.NoError(t, w.grant(w.login("rob"), "ada", rival), "another org")
 	require.Len(t, w.invitations("ada"), 9)
 
-	// The number of users whom an org has invited is bounded.
+	// An org can have open invitations to maxInvitees (1000) users, and not to one more.
 	_, err := w.first.opts.Store.Update(t.Context(), func(tx *store.Tx) error {
 		for i := range 999 {
 			if _, err := principal.Bind(tx, principal.Grant{User: cloud.UserID(fmt.Sprintf("name-%d", i)), Binding: lair, By: "mallory"}); err != nil {
@@ -283,7 +289,8 @@ func TestInvitationsDoNotCountForLimits(t *testing.T) {
 	require.Equal(t, []string{"mallory org:admin "}, w.bindings(w.login("mallory"), "evil"), "invitations are removed with their project")
 }
 
-// Roles of one org are bounded in a user's record, and so is what a user accepts; neither bounds the home org.
+// TestRolesAreBoundedPerOrg checks that a user can have at most maxPerOrg roles of one org, that a user with
+// maxBindings roles can accept no invitation, and that the home org can give a role in spite of these limits.
 func TestRolesAreBoundedPerOrg(t *testing.T) {
 	w, _ := newTwoOrgs(t)
 	give := func(org string, n int) (err error) {
@@ -314,7 +321,8 @@ func TestRolesAreBoundedPerOrg(t *testing.T) {
 	require.NoError(t, give("acme", 63), "the home org has a limit of its own")
 }
 
-// A user's home org gives roles at once, and no other org does.
+// TestHomeOrgGrantsAtOnce checks that roles given by a user's home org are effective at once, and that roles given by
+// another org need the user's acceptance.
 func TestHomeOrgGrantsAtOnce(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	home := func(user string) string {
@@ -341,7 +349,8 @@ func TestHomeOrgGrantsAtOnce(t *testing.T) {
 	require.Len(t, auth.CallerOf(w.login("free")).Bindings, 1)
 }
 
-// In records without a home org, the home org is the only org in which the user has roles.
+// TestOldUsersHaveAHomeOrg checks that a user record without a home org, as earlier versions wrote it, has as home org
+// the only org in which the user has roles.
 func TestOldUsersHaveAHomeOrg(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	old := func(id string, roles ...cloud.Binding) {
@@ -383,8 +392,9 @@ func TestOldUsersHaveAHomeOrg(t *testing.T) {
 	require.Equal(t, inWeb, at, "its only project becomes the default")
 }
 
-// IssueToken refuses a token for a tenant in which the user has no role. The wire contract's endpoint issues such a
-// token, but no call is admitted with it. Neither answer reveals whether the project exists, or its org.
+// TestTokensForForeignProjects checks that IssueToken refuses a token for a tenant in which the user has no role, and
+// that the wire contract's endpoint issues one with which every call is refused. No response may reveal whether the
+// project exists, or its org.
 func TestTokensForForeignProjects(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	for _, q := range []cloud.Tenant{{Project: "web"}, {Org: "acme", Project: "web"}, {Org: "evil", Project: "web"}, {Org: "acme"}} {
@@ -429,7 +439,8 @@ func TestTokensForForeignProjects(t *testing.T) {
 	require.NotContains(t, err.Error(), "acme", "IDs are unique in the cloud, but whose they are is not told")
 }
 
-// An org's administrator works in the projects of the org, with one login that also manages them.
+// TestOrgAdminActsInProjects checks that an org:admin can create VMs in the org's projects, and create and delete
+// projects, with one token.
 func TestOrgAdminActsInProjects(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	text := w.token(w.first, tokenRequest{User: "bob", Password: secret})
@@ -446,7 +457,7 @@ func TestOrgAdminActsInProjects(t *testing.T) {
 			require.EqualError(t, err, fmt.Sprintf("no project %s: it does not exist, or bob has no role in it", at.Project))
 		}
 	}
-	// A project that was made a moment ago on another member is found.
+	// A project that was just created on another member is found too.
 	require.NoError(t, errOf(r.CreateProject(w.as(w.first, text), &identityv1.CreateProjectRequest{Id: "fresh", OrgId: "acme"})))
 	at, err := auth.Admit(w.as(w.member(0, false), text), getVM, "", "fresh")
 	require.NoError(t, err)
@@ -456,7 +467,8 @@ func TestOrgAdminActsInProjects(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// Accepting an invitation requires a token of the user that is not limited to an org or a project.
+// TestAcceptRequiresAnUnscopedToken checks that AcceptInvitation is refused with a token that is limited to an org or
+// project, is issued under --dev, or is a service account's.
 func TestAcceptRequiresAnUnscopedToken(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	require.NoError(t, w.grant(w.login("mallory"), "ada", lair))

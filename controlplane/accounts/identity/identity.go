@@ -5,9 +5,8 @@
 // roles: they are read from the bindings when the token is used, so removing a role takes effect within a second on
 // every member.
 //
-// Package identity uses packages that know no service: token (the format of tokens), keyring (the signing keys),
-// password, principal (users, service accounts, roles), oidc (external OpenID providers), and tenant (orgs, projects,
-// quotas).
+// It is built on packages that import no service: token (the format of tokens), keyring (the signing keys), password,
+// principal (users, service accounts, roles), oidc (external OpenID providers), and tenant (orgs, projects, quotas).
 //
 // Decisions:
 //   - A token is verified against this member's own copy of the records, which every commit updates. If the copy was
@@ -21,12 +20,12 @@
 //   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
 //     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
 //     wire contract issues the token nevertheless.
-//   - A member whose clock is more than MaxSkew from the others' issues and accepts no tokens, because it cannot check
-//     their dates.
+//   - A member whose clock differs by more than MaxSkew from the other members' clocks issues and accepts no tokens,
+//     because it cannot check their dates.
 //   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
 //     and subject prefix, so that programs that trust this service as OpenID provider reject it.
 //   - The administrator's tokens can also be signed by the host key, which is derived from the cluster key. So a holder
-//     of the cluster key can make one without a running member: `trivet-controlplane admin-token`.
+//     of the cluster key can create one without a running member: `trivet-controlplane admin-token`.
 //   - Any caller may register a name over REST (part 4.6 of the wire contract); the name gives no access. The number of
 //     names without a credential is limited, and so is the rate of registration.
 package identity
@@ -61,6 +60,7 @@ import (
 // staleness is the maximum age of the records that a token is verified against.
 const staleness = 900 * time.Millisecond
 
+// bootstrapMarker is the record that Bootstrap writes once, so that later runs do not create the initial records again.
 type bootstrapMarker struct{ At cloud.Time }
 
 var bootstrapMarkers = store.NewTable[bootstrapMarker]("born")
@@ -76,46 +76,53 @@ type Options struct {
 	Issuer string
 	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
-	// Holds are checks before a project, or an org (with an empty project), is deleted: they return an error while
-	// records of other packages still need it.
+	// Holds run before a project or an org is deleted; for an org, the tenant's Project is empty. Each returns an error
+	// while records of other packages need the project or the org.
 	Holds []func(store.Reader, cloud.Tenant) error
-	// Vacant are checks before a project is created: they return an error if records of other packages, such as an open
-	// wallet, exist under its ID.
+	// Vacant run before a project is created. Each returns an error if records of other packages, such as an open
+	// wallet, exist under the project's ID.
 	Vacant []func(store.Reader, cloud.ProjectID) error
-	// Skew returns how far this member's clock is ahead of the others', and whether that is known. Optional.
+	// Skew returns how far this member's clock is ahead of the other members' clocks, and whether that is known. It is
+	// optional.
 	Skew func() (time.Duration, bool)
-	// Dev lets unauthenticated holders act as project:admin and billing:admin of the default project.
+	// Dev gives every unauthenticated token the roles project:admin of the default project and billing:admin of the
+	// cloud.
 	Dev bool
 }
 
-// Service implements the identity service on one member.
+// Service issues and verifies tokens on one member, and executes the calls that change users, roles, orgs, projects and
+// quotas.
 type Service struct {
 	opts      Options
 	hostKey   ed25519.PrivateKey
 	passwords *password.Hasher
 	providers *oidc.Providers
-	// checked caches tokens whose signature was verified, and holders the records about their holders.
+	// checked caches the tokens whose signature was verified, by the SHA-256 of their text.
 	checked *freelru.SyncedLRU[[32]byte, signed]
 	// signatures counts the token signatures that were verified.
 	signatures atomic.Int64
-	holders    *store.Memo[*holder]
-	opened     opened
-	names      nameGate
-	// unknown limits how often an unknown key ID causes a read of the newest records, and exchanges how often tokens of
-	// external providers are verified.
+	// holders caches the records about the holders of verified tokens, by the same SHA-256.
+	holders *store.Memo[*holder]
+	opened  opened
+	names   nameGate
+	// unknown limits the linearizable reads that tokens with unknown key IDs cause. exchanges limits the verifications
+	// of external providers' ID tokens.
 	unknown, exchanges *rate.Limiter
 	misses             *missReads
 	// incarnationKey is the key of the MACs of incarnationClaim.
 	incarnationKey []byte
 	// unprovenKey signs unauthenticated tokens.
 	unprovenKey ed25519.PrivateKey
-	// issues and revocations limit the rate of each principal's issued and revoked tokens.
+	// issues limits the rate at which tokens are issued to each principal, revocations the rate at which each principal
+	// revokes tokens.
 	issues, revocations *principalRates
-	// unproven delays responses to token requests that authenticate no principal, by password.Network.
+	// unproven delays the responses to token requests that authenticate no principal. Its limits apply per client
+	// network, as password.Network returns it.
 	unproven *delay.Answers
 }
 
-// unprovenLimits limits responses to token requests that authenticate no principal. Anybody can send such requests.
+// unprovenLimits are the limits, per client network, of responses to token requests that authenticate no principal.
+// Every client can send such requests.
 var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
 // New returns a Service and registers its commands with opts.Commands.
@@ -132,7 +139,7 @@ func New(opts Options) *Service {
 	return s
 }
 
-// now returns the cluster's time.
+// now returns the time that an update of the store would get if it began now.
 func (s *Service) now() time.Time { return time.UnixMilli(s.opts.Store.Now()) }
 
 // Bootstrap creates the initial records: signing keys, default org and project, and the administrator. It is a leader
@@ -164,7 +171,7 @@ func (s *Service) Bootstrap(ctx context.Context) error {
 	return err
 }
 
-// ring creates the signing keys if there are none.
+// ring stores a keyring with new signing keys if the store has none.
 func (s *Service) ring(tx *store.Tx) error {
 	ring, err := keyring.Load(tx)
 	if err != nil || ring != nil {
@@ -181,7 +188,8 @@ func errSettingUp() *fault.Fault {
 	return fault.New(fault.Unavailable, "the cluster is being set up; try again in a moment").MayRetry()
 }
 
-// Ready returns Unavailable until this member has the records of Bootstrap. Before that no caller can authenticate.
+// Ready returns Unavailable until this member's store contains the records that Bootstrap creates. Before that no
+// caller can authenticate.
 func (s *Service) Ready() error {
 	return s.opts.Store.Local(func(v *store.View) error {
 		if done, err := bootstrapMarkers.Has(v, "born"); err != nil || done {
@@ -191,7 +199,8 @@ func (s *Service) Ready() error {
 	})
 }
 
-// Tend rotates the signing keys when due, and removes expired denials and invitations. It is a leader task.
+// Tend rotates the signing keys if the primary key is keyring.RotateAfter old, and removes expired denials and
+// invitations. It is a leader task.
 func (s *Service) Tend(ctx context.Context) error {
 	if err := forgetDenied(ctx, s.opts.Store); err != nil {
 		return err

@@ -35,9 +35,10 @@ type world struct {
 	engine *mvcc.Engine
 	direct *store.Direct
 	key    *clusterkey.Key
-	// first is a member whose clock is right.
+	// first is a member whose clock shows at.
 	first *Service
-	// providers are trusted by members that are created from then on. skew is how far their clocks are reported to be ahead.
+	// providers are the OpenID providers of members that are created later. skew is how far ahead Options.Skew reports
+	// each member's clock.
 	providers []oidc.Provider
 	skew      time.Duration
 
@@ -64,13 +65,13 @@ func (w *world) member(ahead time.Duration, dev bool) *Service {
 		Audit:     audit.New(audit.Options{Store: records, Commands: commands, Log: log}),
 		Providers: w.providers, Skew: func() (time.Duration, bool) { return w.skew, true },
 	})
-	s.passwords = password.NewHasher(64) // on a host of many cores there is no pause after a hash
+	s.passwords = password.NewHasher(64) // with 64 cores there is no pause after a hash
 	return s
 }
 
 func (w *world) wait(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.at = w.at.Add(d) }
 
-// as returns the context of a call with a token.
+// as returns the context of a call to member s by the holder of a token.
 func (w *world) as(s *Service, token string) context.Context {
 	w.t.Helper()
 	caller, err := s.Verify(w.t.Context(), token)
@@ -78,7 +79,7 @@ func (w *world) as(s *Service, token string) context.Context {
 	return auth.With(auth.WithProjects(w.t.Context(), s), caller, auth.RPC)
 }
 
-// admin returns the context of the administrator without a project.
+// admin returns the context of a call by the administrator with a token that is not limited to a project.
 func (w *world) admin() context.Context { return w.as(w.first, w.hostToken(cloud.Tenant{})) }
 
 func (w *world) hostToken(scope cloud.Tenant) string {
@@ -136,9 +137,9 @@ func (w *world) token(s *Service, ask tokenRequest) string {
 
 var member = cloud.Binding{Role: cloud.ProjectMember, Org: "default", Project: "default"}
 
-// TestTokenNeedsACorrectPassword asks for tokens with correct, wrong and no passwords, and for names that do not exist.
-// Only a correct password gives an authenticated token; for the others the service shows the claimed name and nothing
-// else.
+// TestTokenNeedsACorrectPassword requests tokens with correct, wrong and missing passwords, and for names that do not
+// exist. Only a correct password may give an authenticated token. For an unauthenticated token, WhoAmI must report only
+// the claimed name.
 func TestTokenNeedsACorrectPassword(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -177,8 +178,8 @@ func TestTokenNeedsACorrectPassword(t *testing.T) {
 	}
 }
 
-// Setting a password revokes every token that was issued with the old one, on every member, whatever the members'
-// clocks are, also a token of a member that had not applied the change.
+// TestNewPasswordRevokesTokens checks that a new password invalidates all earlier tokens of the user on every member,
+// even if the members' clocks differ, or if the issuing member had not applied the change yet.
 func TestNewPasswordRevokesTokens(t *testing.T) {
 	w := newWorld(t)
 	ahead, behind := w.member(30*time.Second, false), w.member(-30*time.Second, false)
@@ -216,7 +217,8 @@ func TestNewPasswordRevokesTokens(t *testing.T) {
 	}
 }
 
-// A token's roles are read from the records: a removed role has no effect from then on.
+// TestRemovedRoleAffectsIssuedTokens checks that a removed role gives no access with tokens that were issued before,
+// because roles are read from the records.
 func TestRemovedRoleAffectsIssuedTokens(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
@@ -232,8 +234,8 @@ func TestRemovedRoleAffectsIssuedTokens(t *testing.T) {
 	require.True(t, fault.Is(may(), fault.PermissionDenied))
 }
 
-// TestProjectBelongsToOneOrg acts in a project with tokens that name it with a wrong org, or name another org's
-// project: the administrator of another org, and of the cloud, are refused.
+// TestProjectBelongsToOneOrg checks that a token or call that names a project with another org than its own is refused,
+// even for an org:admin of that other org and for system:admin.
 func TestProjectBelongsToOneOrg(t *testing.T) {
 	w := newWorld(t)
 	w.user("eve", cloud.Binding{Role: cloud.OrgAdmin, Org: "evil"}, cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "lair"})
@@ -278,8 +280,8 @@ func TestProjectBelongsToOneOrg(t *testing.T) {
 	}
 }
 
-// Under --dev every caller is project:admin of the default project, and has no other role: none in other projects, and
-// none of an administrator whose name the caller uses.
+// TestDev checks that under --dev an unauthenticated caller has the rights of project:admin in the default project
+// only, and not those of the administrator whose name the caller uses.
 func TestDev(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectMember, Org: "acme", Project: "web"})
@@ -301,7 +303,7 @@ func TestDev(t *testing.T) {
 	require.ErrorContains(t, err, "proved nothing", "without --dev the same token is worth nothing")
 }
 
-// The calls about users that are refused.
+// TestInvalidUserCalls checks the errors of calls about users with invalid arguments or without permission.
 func TestInvalidUserCalls(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)

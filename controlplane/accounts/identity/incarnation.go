@@ -17,11 +17,11 @@ import (
 )
 
 // A project that is created again under the ID of a deleted one is another incarnation (see package tenant). Tokens and
-// bindings carry the incarnation of their project. Comparing their time of issue with the project's creation would
-// depend on the members' clocks.
+// bindings carry the incarnation of their project. Times are not compared instead, because that would depend on the
+// members' clocks.
 
-// setIncarnation sets the ID of a token and, if the token is scoped to a project, the claim with the project's
-// incarnation. A token scoped to a project that does not exist is valid for no later project of the same ID.
+// setIncarnation sets the ID and the incarnation claim of an authenticated token that is scoped to a project. Other
+// tokens stay unchanged. If the project does not exist, the token is valid for no later project of the same ID.
 func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	scope, ok := c.Tenant()
 	if !ok || scope.Project == "" || c.Proof == cloud.ProofNone {
@@ -42,9 +42,9 @@ func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	})
 }
 
-// incarnationClaim returns the claim of a token with an incarnation of a project, 0 for a project that does not exist.
-// The token is also issued to a user without a role in the project, and its holder can read it. So the claim is a MAC
-// that differs for each token: it reveals neither whether the project exists nor when it was created.
+// incarnationClaim returns the "incarnation" claim of a token for the incarnation i of a project; i is 0 if the project
+// does not exist. The token is also issued to a user without a role in the project, and its holder can read it. So the
+// claim is a MAC that differs for each token: it reveals neither whether the project exists nor when it was created.
 func (s *Service) incarnationClaim(tokenID string, id cloud.ProjectID, i cloud.Incarnation) string {
 	mac := hmac.New(sha256.New, s.incarnationKey)
 	fmt.Fprintf(mac, "%s\n%s\n%d", tokenID, id, i)
@@ -65,7 +65,7 @@ func (s *Service) actsIn(c *token.Claims, p *tenant.Project) bool {
 	return hmac.Equal([]byte(c.Incarnation), []byte(s.incarnationClaim(c.ID, p.ID, p.Incarnation)))
 }
 
-// current returns principals without the bindings whose org or project was deleted.
+// current removes from each principal in the list the bindings whose org or project was deleted, and returns the list.
 func (s *Service) current(list []*principal.User) ([]*principal.User, error) {
 	return list, s.opts.Store.Local(func(v *store.View) (err error) {
 		for _, u := range list {

@@ -27,7 +27,7 @@ import (
 
 const createVM = "/vmcontroller.v1.VmService/CreateVm"
 
-// recreate deletes acme/web and creates it again.
+// recreate deletes the project web of org acme, and creates it again with the same ID.
 func (w *world) recreate() {
 	w.t.Helper()
 	r := &server{s: w.first}
@@ -44,8 +44,8 @@ func (w *world) mayCreate(s *Service, text string) error {
 	return err
 }
 
-// Tokens, roles and service accounts of a deleted project give no access to a project that is created with the same ID
-// later, on any member, also if all of this happens within one millisecond.
+// TestDeletedProjectGivesNoAccessToALaterOne checks that tokens, roles and service accounts of a deleted project give
+// no access, on any member, to a project that is created later with the same ID, even within the same millisecond.
 func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(30*time.Second, false)
@@ -88,7 +88,7 @@ func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, u.GetBindings())
 
-	// The same role in the new project makes only the tokens of the new project good.
+	// The same role in the new project makes only tokens issued for the new project valid.
 	require.NoError(t, w.bind("ada", ada))
 	require.NoError(t, w.mayCreate(other, early), "scoped to the new project before the role was given")
 	require.NoError(t, w.mayCreate(other, scoped(other, "ada")))
@@ -103,7 +103,8 @@ func TestDeletedProjectGivesNoAccessToALaterOne(t *testing.T) {
 	require.Error(t, w.mayCreate(w.first, scoped(w.first, "ada")))
 }
 
-// A token that was issued for a project before the project existed gives no access to it.
+// TestTokenFromBeforeTheProjectExisted checks that a token that was issued for a project ID before the project existed
+// gives no access to the project.
 func TestTokenFromBeforeTheProjectExisted(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
@@ -113,8 +114,8 @@ func TestTokenFromBeforeTheProjectExisted(t *testing.T) {
 	require.NoError(t, w.mayCreate(w.first, w.token(w.first, tokenRequest{User: "root", Password: secret, Org: "acme", Project: "web"})))
 }
 
-// An org:admin cannot take another org's project IDs away by creating and deleting projects, and cannot create projects
-// without end.
+// TestOrgAdminCannotExhaustProjectIDs checks that the project IDs that an org:admin reserves by creating and deleting
+// projects are bounded and become free again, and that the number of projects of an org is limited.
 func TestOrgAdminCannotExhaustProjectIDs(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -141,7 +142,8 @@ func TestOrgAdminCannotExhaustProjectIDs(t *testing.T) {
 	require.ErrorContains(t, err, "the quota of org evil")
 }
 
-// Only system:admin sets the quota of an org. Its org:admin reads it.
+// TestOrgQuotaPermissions checks that only system:admin can set the quota of an org, and that the org's administrators
+// can read it.
 func TestOrgQuotaPermissions(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -180,8 +182,8 @@ func TestOrgQuotaPermissions(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// Roles, service accounts and tokens that a version without incarnations wrote stay valid until their project is
-// deleted.
+// TestRecordsWithoutIncarnationsStayValid checks that roles, service accounts and tokens written by a version without
+// incarnations stay valid until their project is deleted.
 func TestRecordsWithoutIncarnationsStayValid(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -218,9 +220,9 @@ func TestRecordsWithoutIncarnationsStayValid(t *testing.T) {
 	}
 }
 
-// A user without a role in a project is issued a token for it that says nothing about the project: no claim tells a
-// project of another org from one that does not exist, two tokens from before and after it was created do not either,
-// and no claim contains the time at which it was created.
+// TestTokenDoesNotRevealForeignProjects checks the claims of a token for a project in which the user has no role. They
+// must not tell whether the project belongs to another org or does not exist, nor change when it is created, nor
+// contain the time of its creation.
 func TestTokenDoesNotRevealForeignProjects(t *testing.T) {
 	w := newWorld(t)
 	w.user("mo", cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: "lair"})
@@ -256,7 +258,8 @@ func TestTokenDoesNotRevealForeignProjects(t *testing.T) {
 	}
 }
 
-// A claim of another token, even of the same project, makes no token valid.
+// TestIncarnationClaimIsBoundToItsToken checks that a token with the incarnation claim of another token for the same
+// project is not valid for the project.
 func TestIncarnationClaimIsBoundToItsToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -293,7 +296,8 @@ func (w *world) actsInWeb(c *token.Claims) (acts bool) {
 	return acts
 }
 
-// withoutIncarnation returns a token as a version without incarnations issued it.
+// withoutIncarnation returns the token text signed again without the incarnation claim, as versions without
+// incarnations issued it.
 func (w *world) withoutIncarnation(text string) string {
 	w.t.Helper()
 	c := w.verified(text)
@@ -306,7 +310,7 @@ func (w *world) withoutIncarnation(text string) string {
 	return out
 }
 
-// claimsOf returns the payload of a token.
+// claimsOf returns the payload of a token, which is the JSON text of its claims.
 func claimsOf(t testing.TB, text string) string {
 	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(text, ".")[1])
 	require.NoError(t, err)

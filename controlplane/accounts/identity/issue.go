@@ -23,22 +23,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// tokenRequest holds a request for a token.
+// tokenRequest holds the parameters of a request for a token, by gRPC or REST.
 type tokenRequest struct {
 	User     cloud.UserID
 	Password string
-	// Kind is a principal kind of package token, or empty for any.
+	// Kind is token.User or token.ServiceAccount if the principal must be of that kind; empty allows both.
 	Kind         string
 	TTL          uint64
 	Org, Project string
-	// Strict refuses a scope in which the holder has no role. Otherwise such a token is issued, and every call with it
-	// is refused.
+	// Strict refuses the request if the holder has no role in the scope. Without Strict, such a token is issued, and
+	// every call with it is refused.
 	Strict bool
 	// Address is the address of the client, RequestID the ID of the request.
 	Address, RequestID string
 }
 
-// exchangesPerSecond bounds how often tokens of external providers are verified.
+// exchangesPerSecond is how many ID tokens of external providers one member verifies per second on average.
 const exchangesPerSecond = 20
 
 type issuedToken struct {
@@ -47,7 +47,8 @@ type issuedToken struct {
 	scope   cloud.Tenant
 }
 
-// HostToken returns a token of the administrator, signed with the host key. The caller must hold the cluster key.
+// HostToken returns a token of the administrator, signed with the host key, which is derived from the cluster key. It
+// needs no running member.
 func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.Duration) (string, error) {
 	say := token.Claims{
 		Claims: jwt.Claims{Issuer: "urn:trivet:" + key.Cluster(), Subject: string(principal.Admin)}, Cluster: key.Cluster(),
@@ -56,7 +57,7 @@ func HostToken(key *clusterkey.Key, scope cloud.Tenant, now time.Time, ttl time.
 	return token.Sign(ed25519.NewKeyFromSeed(key.Derive("host-token")), hostKeyID, say, now, ttl)
 }
 
-// scopeOf returns the requested scope. It checks only the form of the IDs.
+// scopeOf returns the tenant to which the requested token is to be limited. It checks only the form of the IDs.
 func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	t := cloud.Tenant{Org: cloud.OrgID(q.Org), Project: cloud.ProjectID(q.Project)}
 	for _, id := range []struct{ field, value string }{{"org_id", q.Org}, {"project_id", q.Project}} {
@@ -69,8 +70,9 @@ func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	return t, nil
 }
 
-// scoped adds the org to a scope that names only a project in which an authenticated user has a role. Any other scope
-// is returned unchanged or, with q.Strict, refused. The result does not depend on whether the project exists.
+// scoped returns the scope of a token that the user u requests for t. If t names a project in which u has a role,
+// scoped adds the project's org. If u has no role in t, it returns t unchanged or, with q.Strict, PermissionDenied. The
+// result does not reveal whether a project exists in which u has no role.
 func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
 	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
@@ -176,7 +178,7 @@ func (s *Service) note(q tokenRequest, scope cloud.Tenant, method string, proof 
 	}
 	if !proven {
 		if q.Password == "" {
-			return // without a password, the token is unauthenticated
+			return // without a password, the caller did not try to authenticate
 		}
 		r.Outcome, r.Message, r.Principal, r.Tenant = "UNAUTHENTICATED", "wrong user or password", "", cloud.Tenant{}
 	}
@@ -250,7 +252,8 @@ func (s *Service) authenticate(ctx context.Context, q tokenRequest) (*principal.
 	return u, nil
 }
 
-// allows reports whether an authenticated principal may get the requested token.
+// allows reports whether an authenticated principal may get the requested token: it is neither disabled nor expired,
+// and is of the requested kind.
 func (q *tokenRequest) allows(u *principal.User, now cloud.Time) bool {
 	kind := token.User
 	if u.Account != nil {
@@ -275,7 +278,7 @@ func (s *Service) exchange(ctx context.Context, provider, idToken, nonce string,
 	if err := s.skewed(); err != nil {
 		return issuedToken{}, err
 	}
-	// A token with an unknown key makes this member fetch the provider's keys again.
+	// The rate is limited because an ID token with an unknown key makes this member fetch the provider's keys again.
 	if !s.exchanges.Allow() {
 		return issuedToken{}, fault.New(fault.Unavailable, "too many logins by other providers at once; try again in a moment").MayRetry()
 	}
@@ -355,9 +358,9 @@ func (s *Service) revokeToken(ctx context.Context, text, id string) error {
 	return s.deny(ctx, denial{Token: id, Until: s.opts.Store.Now() + longest.Milliseconds()})
 }
 
-// denyOwn denies the token of a verified caller. An unauthenticated token gives no access, so there is nothing to deny.
-// Under --dev nothing is denied either: every caller may use any name there, and a denial would count against the
-// principal of that name.
+// denyOwn revokes the token of a verified caller. It revokes neither an unauthenticated token, which gives no access,
+// nor a token with ProofDev: under --dev every caller may use any name, and a denial would count in maxDenials of the
+// principal with that name.
 func (s *Service) denyOwn(ctx context.Context, c *cloud.Caller) error {
 	if !c.Authenticated() || c.Proof == cloud.ProofDev {
 		return nil

@@ -10,10 +10,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// opened caches the private keys that this member has decrypted, by ID. The key of an ID never changes.
+// opened caches the private keys that this member has decrypted, by key ID. An entry is never replaced, because the
+// private key of an ID never changes.
 type opened struct{ keys sync.Map }
 
-// signer returns the key that signs new tokens.
+// signer returns the primary signing key, which signs new tokens, and its ID. It returns Unavailable before Bootstrap
+// has created the keys.
 func (s *Service) signer(ctx context.Context) (id string, private ed25519.PrivateKey, err error) {
 	ring, err := s.recentRing(ctx)
 	if err != nil {
@@ -44,7 +46,8 @@ func (s *Service) recentRing(ctx context.Context) (ring *keyring.Ring, err error
 	return ring, err
 }
 
-// Keys returns the signing keys, including every change acknowledged before the call.
+// Keys returns the keyring with the public keys that verify tokens, including every change acknowledged before the
+// call.
 func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		ring, err = keyring.Load(v)
@@ -58,14 +61,14 @@ func (s *Service) Keys(ctx context.Context) (ring *keyring.Ring, err error) {
 
 var rotateKeysCommand = newCommand("rotate-keys", leader.Once, (*Service).rotateKeysOnLeader)
 
-// rotateKeysOnLeader makes the staged signing key the primary one, and stages another.
+// rotateKeysOnLeader makes the staged signing key the primary one, and generates a new staged key.
 func (s *Service) rotateKeysOnLeader(tx *store.Tx, q rotation) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Rotate(s.opts.Key, tx.Now(), longest, q.Force) })
 }
 
 var revokeKeyCommand = newCommand("revoke-key", leader.Once, (*Service).revokeKeyOnLeader)
 
-// revokeKeyOnLeader removes a signing key: tokens that it signed are refused.
+// revokeKeyOnLeader removes a signing key. From then on, all tokens that the key signed are refused.
 func (s *Service) revokeKeyOnLeader(tx *store.Tx, q oldKey) (keyring.Ring, error) {
 	return s.changeRing(tx, func(r *keyring.Ring) error { return r.Revoke(s.opts.Key, q.ID, tx.Now()) })
 }

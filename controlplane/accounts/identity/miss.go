@@ -10,16 +10,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// missesPerSecond bounds the linearizable reads that a member begins because it found no project, user or role for a
-// call in its recent records, and missBurst how many may run directly after each other. Each read involves the other
-// members.
+// missesPerSecond is the average number of linearizable reads per second that a member begins because it found no
+// project, user or role for a call in its recent records. missBurst is how many of these may begin without a pause.
+// Each read needs responses from other members.
 const (
 	missesPerSecond = 50
 	missBurst       = 50
 )
 
-// missReads lets calls that found nothing share linearizable reads. Each call waits for a read and never falls back to
-// older records. So a caller who names unknown projects can only delay other such calls, by some milliseconds.
+// missReads lets calls that found no project, user or role share linearizable reads, and limits the rate of these
+// reads. Each call waits for a read and never uses older records instead. So a caller who names unknown projects can
+// only delay other such calls, by some milliseconds.
 type missReads struct {
 	limit *rate.Limiter
 	turn  chan struct{} // capacity 1; guards begun
@@ -30,8 +31,9 @@ func newMissReads() *missReads {
 	return &missReads{limit: rate.NewLimiter(missesPerSecond, missBurst), turn: make(chan struct{}, 1)}
 }
 
-// wait returns once a barrier that began after the call of wait has succeeded. It returns Unavailable if none can begin
-// before the deadline of ctx.
+// wait returns when a call of barrier that began after the call of wait has succeeded: its own, or one of a concurrent
+// call of wait. Calls of barrier are rate-limited. It returns Unavailable if the limit allows none before the deadline
+// of ctx.
 func (m *missReads) wait(ctx context.Context, barrier func(context.Context) error) error {
 	asked := time.Now()
 	select {

@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Calls that wait at the same time share a read that began after each of them; calls that follow each other cause at
-// most missesPerSecond reads.
+// TestMissesShareReads checks that concurrent calls of wait share reads, each of which began after the calls that it
+// serves, and that consecutive calls cause at most missesPerSecond reads per second after the burst.
 func TestMissesShareReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, reads := newMissReads(), 0
@@ -46,7 +46,8 @@ func TestMissesShareReads(t *testing.T) {
 	})
 }
 
-// Calls do not share the result of a read that failed.
+// TestFailedReadIsNotShared checks that a call of wait returns the error of its own read only: after a failed read, the
+// next waiting call begins another.
 func TestFailedReadIsNotShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, broken := newMissReads(), errors.New("broken")
@@ -77,7 +78,7 @@ func TestFailedReadIsNotShared(t *testing.T) {
 	})
 }
 
-// countingProposer is a proposer that counts linearizable reads.
+// countingProposer is a Proposer that counts linearizable reads in n.
 type countingProposer struct {
 	*store.Direct
 	n atomic.Int64
@@ -88,7 +89,8 @@ func (r *countingProposer) ReadIndex(ctx context.Context) error {
 	return r.Direct.ReadIndex(ctx)
 }
 
-// Neither calls that name unknown projects nor tokens for unknown projects cause a linearizable read each.
+// TestUnknownProjectsCauseFewReads checks that, once the rate limit is used up, calls and tokens for unknown projects
+// return an error and cause no linearizable read.
 func TestUnknownProjectsCauseFewReads(t *testing.T) {
 	w := newWorld(t)
 	wire := &countingProposer{Direct: w.direct}

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a rule of tokens is broken.
+// TestMutantsOfTokens checks that the named test fails, with the given text, if the mutant breaks a rule of tokens.
 func TestMutantsOfTokens(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptExpired, TestTokenExpiry, "an expired token was accepted")
 	mutanttest.Notices(t, mutant.AcceptAnyKey, TestForgedTokens, "a_key_that_the_token_itself_brings")

@@ -20,10 +20,10 @@ const (
 	nameBurst    = 1000
 )
 
-// openNames counts the names that unauthenticated callers registered.
+// openNames counts the existing names that unauthenticated callers registered, in the record open-names/all.
 var openNames = store.NewTable[uint64]("open-names")
 
-// nameGate limits the rate at which names are registered.
+// nameGate limits the rate at which unauthenticated callers register names on this member.
 type nameGate struct{ limit *rate.Limiter }
 
 func newNameGate() nameGate { return nameGate{rate.NewLimiter(rate.Every(namesEvery), nameBurst)} }
@@ -37,8 +37,9 @@ func (g nameGate) pass(now time.Time) error {
 
 var createUserCommand = newCommand("create-user", leader.Keyed, (*Service).createUserOnLeader)
 
-// createUserOnLeader creates a user. With Open it counts the name, and returns ResourceExhausted when there are
-// maxOpenNames; without Open it takes over a name that was registered without a token and is unused.
+// createUserOnLeader creates a user. If q.Open is set, it counts the name in openNames, and returns ResourceExhausted
+// if there are maxOpenNames already. Otherwise it first deletes a user with the same ID that is only an unused name
+// (see dropUnused).
 func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
@@ -59,7 +60,7 @@ func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, e
 }
 
 // dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
-// since, so that registering a name cannot keep an administrator from creating the user.
+// since, so that an administrator can create the user although somebody registered the name.
 func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	u, err := principal.Users.Get(tx, string(id))
 	if err != nil || u == nil || !u.Unused() {

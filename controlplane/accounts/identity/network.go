@@ -15,7 +15,7 @@ import (
 const (
 	// maxNetworks bounds the stored networks of a user. A new network replaces the oldest one.
 	maxNetworks = 16
-	// rememberTime is the deadline for storing a new network during a login.
+	// rememberTime is the timeout of storing a new network during a login.
 	rememberTime = time.Second
 )
 
@@ -25,10 +25,10 @@ const (
 // and after a restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
-// knownNetworks holds values of password.Network, oldest first.
+// knownNetworks is the record of a user's networks, in the form of password.Network, oldest first.
 type knownNetworks struct{ Networks []string }
 
-// newNetwork is the command that stores a network of a login.
+// newNetwork holds the arguments of rememberNetworkCommand.
 type newNetwork struct {
 	User    cloud.UserID
 	Network string
@@ -43,8 +43,8 @@ func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	return n.Networks, nil
 }
 
-// rememberNetwork stores the network of a login unless had contains it. A failure is logged and does not fail the
-// login.
+// rememberNetwork stores the network of a login, unless it is one of had, the networks stored before. A failure is
+// logged and does not fail the login.
 func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
 	if network == "" || slices.Contains(had, network) {
 		return
@@ -58,9 +58,9 @@ func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network 
 
 var rememberNetworkCommand = newCommand("remember-network", leader.Repeatable, (*Service).rememberNetworkOnLeader)
 
-// rememberNetworkOnLeader stores a network of a user. If maxNetworks are stored, it drops the oldest.
+// rememberNetworkOnLeader stores a network of a user. If maxNetworks are stored already, it removes the oldest.
 func (*Service) rememberNetworkOnLeader(tx *store.Tx, q newNetwork) (none, error) {
-	// Store nothing for a user who was deleted meanwhile.
+	// Store nothing for a user who was deleted after the login began.
 	if there, err := principal.Users.Has(tx, string(q.User)); err != nil || !there {
 		return none{}, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// networks returns the stored networks of a user.
+// networks returns the stored networks from which a user logged in.
 func (w *world) networks(user cloud.UserID) (list []string) {
 	w.t.Helper()
 	require.NoError(w.t, w.first.opts.Store.Local(func(v *store.View) (err error) {
@@ -23,8 +23,9 @@ func (w *world) networks(user cloud.UserID) (list []string) {
 	return list
 }
 
-// A user's password can be guessed only a bounded number of times from many networks, also on a member that was just
-// started. The user can still log in at any member from the network of an earlier login.
+// TestGuessingDoesNotLockUsersOut checks that a member verifies only a bounded number of wrong passwords for a user
+// from many networks, even if it was just started. The user must still be able to log in on any member from the network
+// of an earlier login.
 func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -42,7 +43,8 @@ func TestGuessingDoesNotLockUsersOut(t *testing.T) {
 	require.True(t, login(started, "198.51.100.7", secret))
 }
 
-// The last sixteen different networks from which a user logged in are stored, and are deleted with the user.
+// TestLoginNetworks checks that the last maxNetworks (16) different networks of a user's successful logins are stored,
+// and that they are deleted with the user.
 func TestLoginNetworks(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// testProvider is an external OpenID provider.
+// testProvider is an OpenID provider on a local HTTP server. While away is set, it returns errors.
 type testProvider struct {
 	t      *testing.T
 	server *httptest.Server
@@ -61,7 +61,8 @@ func (c *testProvider) rotateKey(kid string) {
 	c.key, c.kid = key, kid
 }
 
-// signIDToken issues an ID token.
+// signIDToken returns an ID token for the client, signed with the provider's key, issued at `at` and valid for an hour.
+// more lists names and values of further claims.
 func (c *testProvider) signIDToken(subject, client, nonce string, at time.Time, more ...string) string {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: c.key, KeyID: c.kid}}, nil)
 	require.NoError(c.t, err)
@@ -76,8 +77,8 @@ func (c *testProvider) signIDToken(subject, client, nonce string, at time.Time, 
 	return text
 }
 
-// TestLoginThroughAnotherProvider exchanges ID tokens of an OpenID provider for tokens of the cloud. The caller gets a
-// token of the user who is linked with the ID token's provider, issuer and subject. Invalid ID tokens are refused.
+// TestLoginThroughAnotherProvider exchanges ID tokens of an OpenID provider for tokens of Trivet. A caller must get a
+// token of the user who is linked with the ID token's provider, issuer and subject. Invalid ID tokens must be refused.
 func TestLoginThroughAnotherProvider(t *testing.T) {
 	w := newWorld(t)
 	idp := newTestProvider(t)
@@ -104,7 +105,7 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 	_, err = login("corp", good(), "n1")
 	require.True(t, fault.Is(err, fault.Unavailable), "%v", err)
 	idp.away.Store(false)
-	s = w.member(0, false) // it asks again after a while; another member at once
+	s = w.member(0, false) // a new member contacts the provider at once; the former one waits for askAgain
 	r.s = s
 	_, err = login("corp", good(), "n1")
 	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
@@ -128,7 +129,7 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 
 	foreign := newTestProvider(t)
 	foreign.server.URL = idp.server.URL
-	// elsewhere is another issuer with the same key.
+	// elsewhere signs ID tokens with the key of idp, but with another issuer.
 	elsewhere := &testProvider{t: t, key: idp.key, kid: idp.kid, server: &httptest.Server{URL: "https://login.example"}}
 	for name, c := range map[string]struct {
 		provider, text, nonce string
@@ -162,7 +163,7 @@ func TestLoginThroughAnotherProvider(t *testing.T) {
 	require.ErrorContains(t, err, "nobody here is linked")
 	require.NoError(t, link("eve", "ada@corp"), "it is free again")
 
-	// A later provider of the same name gives no access to the linked users of this one.
+	// A different provider that later gets the same name in the configuration cannot authenticate the linked users.
 	later := newTestProvider(t)
 	w.providers[0].Issuer = later.server.URL
 	r.s = w.member(0, false)

@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A user who asks to give up roles in a project where they have none does not use up that project's budget of changes.
+// TestUnbindInForeignProjectSpendsNoBudget checks that UnbindRole calls of a user in a project or org where the user
+// has no role are refused without spending that org's budget of changes.
 func TestUnbindInForeignProjectSpendsNoBudget(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	limits := budget.New(budget.Limits{CallsPerSecond: 1, CallsBurst: 20}, func() time.Duration { return 0 })
@@ -32,8 +33,8 @@ func TestUnbindInForeignProjectSpendsNoBudget(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// With a token that is limited to an org or a project a user cannot give up roles outside of it, nor answer
-// invitations.
+// TestScopedTokenUnbindsOnlyWithinItsScope checks that with a token limited to an org or project a user can neither
+// give up roles outside of it nor accept or decline invitations.
 func TestScopedTokenUnbindsOnlyWithinItsScope(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	mallory := w.login("mallory")
@@ -59,7 +60,8 @@ func TestScopedTokenUnbindsOnlyWithinItsScope(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// Roles in deleted projects do not count for the limit of a user's roles in an org.
+// TestRolesInDeletedProjectsDoNotCount checks that roles in deleted projects do not count toward the limit of a user's
+// roles in one org (maxPerOrg).
 func TestRolesInDeletedProjectsDoNotCount(t *testing.T) {
 	w, r := newTwoOrgs(t)
 	bob := w.login("bob")
@@ -81,8 +83,8 @@ func TestRolesInDeletedProjectsDoNotCount(t *testing.T) {
 	require.Equal(t, inWeb, at)
 }
 
-// Under --dev, where anybody has a token in any name, revoking such tokens does not end the tokens of the user of that
-// name.
+// TestRevokedDevTokensAreNotCounted checks that revoking many tokens issued under --dev in a user's name, which need no
+// password, does not revoke the user's other tokens.
 func TestRevokedDevTokensAreNotCounted(t *testing.T) {
 	w := newWorld(t)
 	dev := w.member(0, true)

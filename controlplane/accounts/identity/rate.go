@@ -16,13 +16,13 @@ const (
 	// tokenBurst is how many tokens one member issues to one principal at once, and how many tokens the principal can
 	// revoke there at once. It allows for a program that starts many jobs, each with its own token.
 	tokenBurst = 120
-	// tokenEvery is the time per further token after the burst.
+	// tokenEvery is the interval at which one more token can be issued or revoked after the burst.
 	tokenEvery = time.Second
-	// maxRates bounds the principals whose rate one member tracks.
+	// maxRates is the maximum number of principals for which one member has a rate limiter.
 	maxRates = 10_000
 )
 
-// principalRates is a rate limiter per principal on this member.
+// principalRates holds a rate limiter for each principal that recently issued or revoked tokens on this member.
 type principalRates struct {
 	mu     sync.Mutex
 	limits map[cloud.UserID]*rate.Limiter
@@ -32,7 +32,7 @@ func newPrincipalRates() *principalRates {
 	return &principalRates{limits: map[cloud.UserID]*rate.Limiter{}}
 }
 
-// allow takes one token of the principal's bucket. It returns false if the bucket is empty.
+// allow reports whether the principal may be issued, or may revoke, one more token now, and if so counts it.
 func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,8 +47,9 @@ func (p *principalRates) allow(id cloud.UserID, now time.Time) bool {
 	return limit.AllowN(now, 1)
 }
 
-// evict removes, from a sample of principals, the one with the fullest bucket, because a removed principal starts with
-// a full bucket.
+// evict removes a rate limiter to make room for another: of 16 arbitrary ones, that of the principal who has used the
+// least of its burst. A principal without a limiter may use a full burst again, so this choice allows the fewest
+// additional tokens.
 func (p *principalRates) evict(now time.Time) {
 	var least cloud.UserID
 	most, sampled := -1.0, 0

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// holder returns the description of a verified caller.
+// holder returns what WhoAmI and VerifyToken report about a verified caller. For an unauthenticated caller it uses no
+// records.
 func (s *Service) holder(ctx context.Context, c *cloud.Caller) (*identityv1.WhoAmIResponse, error) {
 	out := &identityv1.WhoAmIResponse{
 		PrincipalId: string(c.User), PrincipalName: string(c.User), Kind: string(principal.Person), Proof: string(c.Proof),
@@ -62,7 +63,7 @@ func (s *Service) users(ctx context.Context, size int32, page string) ([]*princi
 	return list, next, err
 }
 
-// bound returns a page of the principals that have roles within at.
+// bound returns a page of the principals that have roles in the org or project at.
 func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
 	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })

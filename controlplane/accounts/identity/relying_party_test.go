@@ -19,9 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// An OpenID relying party that trusts this service refuses a token that the endpoint gave without a correct password,
-// in any name, and still accepts one that was proven. It refuses the first for three reasons, each of which is enough:
-// the signing key is not published, the audience is not the relying party's, and the subject is no user's.
+// TestRelyingPartiesRefuseUnauthenticatedTokens checks that an OpenID relying party accepts tokens of users who gave a
+// correct password, and refuses unauthenticated ones. Each of three reasons must suffice: the signing key is not
+// published, the audience is not the relying party's, and the subject is no user's ID.
 func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -68,8 +68,8 @@ func TestRelyingPartiesRefuseUnauthenticatedTokens(t *testing.T) {
 	require.Empty(t, keys.Key(hostKeyID))
 }
 
-// A second cloud that trusts this one as a login provider logs in a user of this cloud who proved who they are, and not
-// a caller who claims to be that user.
+// TestAnotherCloudRefusesUnauthenticatedTokens checks that a second Trivet cloud, with this one as its OpenID provider,
+// logs in a user of this cloud who gave a correct password, and refuses a caller who only claims the user's name.
 func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	w.user("ada", member)
@@ -89,7 +89,8 @@ func TestAnotherCloudRefusesUnauthenticatedTokens(t *testing.T) {
 	require.NoError(t, exchange(w.token(w.first, tokenRequest{User: "ada", Password: secret})))
 }
 
-// Under --dev an unauthenticated token still acts in the default project, on every member that runs so.
+// TestDevAcceptsUnauthenticatedTokens checks that with --dev on two members, an unauthenticated token that one issued
+// is accepted by the other.
 func TestDevAcceptsUnauthenticatedTokens(t *testing.T) {
 	w := newWorld(t)
 	one, two := w.member(0, true), w.member(0, true)

@@ -47,7 +47,7 @@ type tokenBody struct {
 	TTLSeconds *uint64 `json:"ttl_seconds"`
 	OrgID      string  `json:"org_id"`
 	ProjectID  string  `json:"project_id"`
-	// The older form (part 9.4 of the wire contract).
+	// Fields of the older form of the request (part 9.4 of the wire contract):
 	PrincipalID   string `json:"principal_id"`
 	PrincipalType string `json:"principal_type"`
 	ScopeID       string `json:"scope_id"`
@@ -90,7 +90,8 @@ func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 // legacyRequest holds the older form of a request for a token.
 type legacyRequest struct{ principal, kind, scope string }
 
-// mergeInto copies the older fields into the fields that the newer form left empty.
+// mergeInto copies the older fields to those fields of q that the newer form left empty. It returns InvalidArgument if
+// there is no user name, or the kind is unknown.
 func (o legacyRequest) mergeInto(q tokenRequest) (tokenRequest, error) {
 	if q.User == "" {
 		q.User = cloud.UserID(o.principal)
@@ -191,8 +192,8 @@ func (s *Service) postUser(w *rest.Response, r *http.Request) (any, error) {
 	return onREST(&u), nil
 }
 
-// withErrorCode sets the response's error code to the operation's own. Errors that are neither the request's fault nor
-// due to an unreachable backend become internal errors (part 7.3 of the wire contract).
+// withErrorCode sets the error code of the response to code, which belongs to the operation. Errors that are neither
+// the request's fault nor due to an unreachable backend become internal errors (part 7.3 of the wire contract).
 func withErrorCode(w *rest.Response, code string, err error) error {
 	w.Failure = code
 	f, ok := fault.From(err)
@@ -210,7 +211,7 @@ func withErrorCode(w *rest.Response, code string, err error) error {
 	return own
 }
 
-// getUsers lists the oldest users by ID. Beyond the wire contract it accepts page_token.
+// getUsers returns a page of the users, by ID. Beyond the wire contract it accepts page_token.
 func (s *Service) getUsers(w *rest.Response, r *http.Request) (any, error) {
 	list, next, err := s.users(r.Context(), 0, r.URL.Query().Get("page_token"))
 	if err != nil {
@@ -237,7 +238,7 @@ func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
 	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }
 
-// postProject creates no project, and responds with the status for that (part 4.6 of the wire contract).
+// postProject creates no project, and responds 501 Not Implemented (part 4.6 of the wire contract).
 func (s *Service) postProject(w *rest.Response, r *http.Request) (any, error) {
 	var in struct {
 		ID   *string `json:"id"`

@@ -23,8 +23,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestREST runs testdata/rest, requests of part 4.6 of the wire contract with their answers. The argument keep stores
-// the token of an answer; <token> in a later body stands for it.
+// TestREST sends the requests in testdata/rest to the REST endpoints of part 4.6 of the wire contract, and compares the
+// responses. With the argument `keep` the token of a response is stored; `<token>` in a later body is replaced by it.
+// `from=` sets the client's address.
 func TestREST(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member, cloud.Binding{Role: cloud.OrgAdmin, Org: "default"})
@@ -76,10 +77,11 @@ func TestREST(t *testing.T) {
 	})
 }
 
-// An internal failure has the error code of the wire contract, and its message does not contain the cause.
+// TestTokenIssueFailed checks that an internal error while issuing a token is returned with the wire contract's code
+// TOKEN_ISSUE_FAILED and without the cause.
 func TestTokenIssueFailed(t *testing.T) {
 	w := newWorld(t)
-	w.key = nil // the clusters' keys differ
+	w.key = nil // newWorld then generates another cluster key, so that the member cannot decrypt its signing keys
 	other := newWorld(t)
 	other.engine, other.direct = w.engine, w.direct
 	broken := other.member(0, false)

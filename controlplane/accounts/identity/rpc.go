@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds the identity.v1 service.
+// Register registers the gRPC service identity.v1.IdentityService with g.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	identityv1.RegisterIdentityServiceServer(g, &server{s: s})
 }
@@ -35,7 +35,8 @@ func admit(ctx context.Context, method string) error {
 	return err
 }
 
-// tokenRequestOf converts either message that requests a token.
+// tokenRequestOf converts an IssueTokenRequest or ExchangeTokenRequest, and adds the request's ID and the client's
+// address.
 func tokenRequestOf(ctx context.Context, in interface {
 	GetTtlSeconds() uint64
 	GetOrgId() string

@@ -14,13 +14,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// admitInvited admits a call about the caller's own invitations and returns the user.
+// admitInvited authorizes a call about the caller's own invitations, and returns the caller's user ID. It refuses
+// service accounts and, under --dev, callers who did not authenticate.
 func admitInvited(ctx context.Context, method string) (cloud.UserID, error) {
 	if err := admit(ctx, method); err != nil {
 		return "", err
 	}
 	caller := auth.CallerOf(ctx)
-	// Under --dev a token in any name is issued without proof.
+	// Under --dev every caller can get a token in any name without a password.
 	if caller.Proof == cloud.ProofDev || caller.Proof == cloud.ProofAppCred {
 		return "", fault.New(fault.PermissionDenied, "invitations are for users who logged in: %s has none", caller.Name())
 	}
@@ -63,10 +64,10 @@ func (r *server) DeclineInvitation(ctx context.Context, in *identityv1.DeclineIn
 	return r.answer(ctx, user, in.GetBinding(), declineCommand)
 }
 
-// answer runs a command that accepts or declines an invitation of the user.
+// answer calls acceptCommand or declineCommand for an invitation of the user.
 func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Binding, do *command[answer, none]) (*emptypb.Empty, error) {
-	// A token limited to a tenant, such as one given to a program, must neither extend its holder's roles nor decline
-	// an offer.
+	// A token limited to a tenant, such as one given to a program, must neither accept nor decline an invitation for
+	// its holder.
 	if at := auth.CallerOf(ctx).Scope; at != (cloud.Tenant{}) {
 		return nil, fault.New(fault.PermissionDenied, "the token is limited to %s: log in without org_id and project_id to answer an invitation", at).
 			WithReason(auth.TokenScope)
@@ -81,7 +82,8 @@ func (r *server) answer(ctx context.Context, user cloud.UserID, b *identityv1.Bi
 	return &emptypb.Empty{}, nil
 }
 
-// openPage is the prefix of the page tokens of ListBindings for pages of invitations, which follow the pages of roles.
+// openPage is the prefix of those page tokens of ListBindings that continue with invitations. The pages of roles come
+// first.
 const openPage = "invited."
 
 // grants returns a page of the roles within at and, after the last role, of the invitations to such roles.
@@ -113,7 +115,7 @@ func (s *Service) grants(ctx context.Context, at cloud.Tenant, size int32, page 
 	if next != "" {
 		return grants, next, nil
 	}
-	// Fill the rest of the last page of roles with invitations. Most lists end here.
+	// Append the first page of invitations to the last page of roles, so that a short list needs one call.
 	open, next, err := s.grants(ctx, at, size, openPage)
 	return append(grants, open...), next, err
 }

@@ -154,7 +154,8 @@ func (r *server) UnbindRole(ctx context.Context, in *identityv1.UnbindRoleReques
 	return &emptypb.Empty{}, nil
 }
 
-// admitGrant admits a call that gives or takes a role, for the role's tenant, and returns the grant.
+// admitGrant authorizes a call that gives or removes a role in the role's org or project, and returns the arguments as
+// a Grant.
 func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding) (none principal.Grant, err error) {
 	if _, err := auth.Admit(ctx, auth.Method(service+method), b.GetOrgId(), b.GetProjectId()); err != nil {
 		if method != "UnbindRole" || !isOwnRole(auth.CallerOf(ctx), user, bindingFrom(b), err) {

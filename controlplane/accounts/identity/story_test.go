@@ -32,14 +32,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// login returns the context of a user who logged in with a password.
+// login returns the context of a call by a user who logged in with a password and without a scope.
 func (w *world) login(user string) context.Context {
 	w.t.Helper()
 	return w.as(w.first, w.token(w.first, tokenRequest{User: cloud.UserID(user), Password: secret}))
 }
 
-// TestServiceAccounts creates service accounts: each acts in its project with its roles, until it is deleted or
-// expires.
+// TestServiceAccounts creates service accounts and checks that each has its roles in its own project only, until it is
+// deleted or expires.
 func TestServiceAccounts(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -117,9 +117,9 @@ func TestServiceAccounts(t *testing.T) {
 	require.ErrorContains(t, err, "no longer valid")
 }
 
-// TestServiceAccountCannotGrantAccess has a service account with the role project:admin call what gives access that
-// would outlive the account, or takes access away from others. It may do none of this, although users with that role
-// may.
+// TestServiceAccountCannotGrantAccess checks that a service account with the role project:admin is refused every call
+// that gives access beyond the life of the account, or that removes access of others. A user with that role may make
+// these calls.
 func TestServiceAccountCannotGrantAccess(t *testing.T) {
 	w := newWorld(t)
 	admin := cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"}
@@ -161,8 +161,8 @@ func TestServiceAccountCannotGrantAccess(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "the administrator of another org revokes the account's tokens: %v", err)
 }
 
-// TestAccountSecretIsShownOnce repeats a CreateServiceAccount with the same idempotency key. The second answer has no
-// secret: only the first shows the secret, and the records do not keep an answer that has one.
+// TestAccountSecretIsShownOnce repeats a CreateServiceAccount request with the same idempotency key. The second
+// response must be AlreadyExists without the secret, because the stored records contain no response with a secret.
 func TestAccountSecretIsShownOnce(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", cloud.Binding{Role: cloud.ProjectAdmin, Org: "acme", Project: "web"})
@@ -179,7 +179,8 @@ func TestAccountSecretIsShownOnce(t *testing.T) {
 
 func errOf[A any](_ A, err error) error { return err }
 
-// Everything that revokes a token revokes it on every member. Tokens of others stay valid.
+// TestRevocationAppliesOnEveryMember revokes a user's token in each possible way on one member. Both members must then
+// refuse the token. Tokens of other users must stay valid, except after their signing key was revoked.
 func TestRevocationAppliesOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	other := w.member(0, false)
@@ -241,7 +242,8 @@ func TestRevocationAppliesOnEveryMember(t *testing.T) {
 	require.NoError(t, errOf(r.RevokeToken(bob, &identityv1.RevokeTokenRequest{Token: "garbage"})), "what is worth nothing is over already")
 }
 
-// A denial is stored until its token has expired on every member, and no longer.
+// TestDenialsExpire checks that Tend removes the record of a revoked token only after the token has expired on every
+// member, that is, token.Leeway after its expiry.
 func TestDenialsExpire(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -262,7 +264,8 @@ func TestDenialsExpire(t *testing.T) {
 	require.Equal(t, 0, kept())
 }
 
-// partitionedProposer is a Proposer whose member a test can isolate.
+// partitionedProposer is a Proposer of a member that a test can isolate: while off is set, linearizable reads wait
+// until their context ends.
 type partitionedProposer struct {
 	*store.Direct
 	off atomic.Bool
@@ -276,9 +279,10 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Direct.ReadIndex(ctx)
 }
 
-// An isolated member accepts tokens by its own records for less than a second, and then refuses all.
+// TestIsolatedMemberAcceptsNoTokens checks that a member without a connection to the other members accepts tokens for
+// staleness (900 ms), and then returns Unavailable.
 func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the timeout of Verify passes at once
+	synctest.Test(t, func(t *testing.T) { // so that the timeout of Verify takes no real time
 		w := newWorld(t)
 		w.user("ada", member)
 		wire := &partitionedProposer{Direct: w.direct}
@@ -301,7 +305,8 @@ func TestIsolatedMemberAcceptsNoTokens(t *testing.T) {
 	})
 }
 
-// A disabled user gets no token for the right password, until the user is enabled again.
+// TestDisabledUserGetsNoToken checks that a disabled user gets no token for the correct password, until the user is
+// enabled again.
 func TestDisabledUserGetsNoToken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -316,7 +321,8 @@ func TestDisabledUserGetsNoToken(t *testing.T) {
 	require.NoError(t, login())
 }
 
-// A member whose clock is far from the others' refuses with a message about its clock, instead of checking dates.
+// TestWrongClockIsReported checks that a member whose clock differs by more than MaxSkew from the others issues and
+// verifies no tokens, and that its error says by how much the clock is wrong.
 func TestWrongClockIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -337,7 +343,7 @@ func TestWrongClockIsReported(t *testing.T) {
 	}
 	w.skew = 0
 	early := w.member(10*time.Minute, false)
-	early.opts.Skew = nil // it has not heard the others yet
+	early.opts.Skew = nil // as if no other member had reported its time yet
 	ahead := w.token(early, tokenRequest{User: "ada", Password: secret})
 	err := errOf(w.first.Verify(t.Context(), ahead))
 	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
@@ -346,7 +352,8 @@ func TestWrongClockIsReported(t *testing.T) {
 	require.NoError(t, errOf(w.first.Verify(t.Context(), near)))
 }
 
-// rawResponse serves discovery as the program does.
+// rawResponse starts an HTTP server with the REST endpoints of s, among them OpenID discovery. It returns the server's
+// URL, which becomes the issuer of s.
 func (w *world) rawResponse(t *testing.T, s *Service) string {
 	r := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
 	s.Routes(r, false)
@@ -356,8 +363,9 @@ func (w *world) rawResponse(t *testing.T, s *Service) string {
 	return server.URL
 }
 
-// A program that knows only the discovery document verifies tokens. While keys are rotated under load, neither the
-// program nor any member refuses a valid token.
+// TestExternalVerifierDuringRotation verifies tokens with an OpenID client library that is configured only with the URL
+// of the discovery document. While the signing keys are rotated under load, neither the library nor another member may
+// refuse a valid token.
 func TestExternalVerifierDuringRotation(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -402,7 +410,8 @@ func TestExternalVerifierDuringRotation(t *testing.T) {
 					return
 				default:
 				}
-				// Signed directly: trying a password each time would take longer than all the rest.
+				// Sign directly instead of logging in, because the hashing of passwords would take most of the test's
+				// time.
 				fresh, err := w.first.issue(t.Context(), proven, time.Hour)
 				if !checkNo(t, err) || !checkNo(t, errOf(other.Verify(t.Context(), fresh.text))) ||
 					!checkNo(t, errOf(foreign.Verify(t.Context(), fresh.text))) {
@@ -433,8 +442,8 @@ func checkNo(t *testing.T, err error) bool {
 	return err == nil
 }
 
-// TestAudit lists audit records: of calls that succeeded and that were refused, without secrets, and to nobody outside
-// their org.
+// TestAudit checks that successful and refused calls are listed in the audit, that no record contains a password or
+// token, and that an org's administrator can list only the records of the org.
 func TestAudit(t *testing.T) {
 	w := newWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -514,8 +523,8 @@ func TestAudit(t *testing.T) {
 	require.Empty(t, list(&identityv1.ListAuditRecordsRequest{}))
 }
 
-// TestRolesGrantPermissions gives roles, sets quotas and deletes projects as administrators of an org, of a project and
-// of another org: each acts within their own org or project only, and gives no role above their own.
+// TestRolesGrantPermissions gives roles, sets quotas and deletes projects as an administrator of an org, of a project
+// and of another org. Each may act only within their own org or project, and may give no role above their own.
 func TestRolesGrantPermissions(t *testing.T) {
 	w := newWorld(t)
 	w.user("root", cloud.Binding{Role: cloud.OrgAdmin, Org: "acme"})
@@ -605,7 +614,8 @@ func TestRolesGrantPermissions(t *testing.T) {
 	require.ErrorContains(t, err, "no role in any project", "a role goes with what it is for")
 }
 
-// The registration of names by unauthenticated callers is rate-limited.
+// TestRegistrationIsRateLimited sends 40 unauthenticated requests to register a name, with a burst of 20 allowed.
+// Exactly the first 20 must succeed.
 func TestRegistrationIsRateLimited(t *testing.T) {
 	w := newWorld(t)
 	handler := rest.New(rest.Options{Service: fault.Identity, Name: "identity", Log: slog.New(slog.DiscardHandler), Metrics: rest.NewMetrics(prometheus.NewRegistry())})
@@ -625,7 +635,8 @@ func TestRegistrationIsRateLimited(t *testing.T) {
 	require.Equal(t, map[int]int{201: 20, 500: 20}, codes)
 }
 
-// Users set their own password with the current one, and give up roles that others gave them.
+// TestUsersManageThemselves checks that users can set their own password only with the current one, and can give up
+// roles that others gave them, but not remove roles of other users.
 func TestUsersManageThemselves(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -656,8 +667,9 @@ func TestUsersManageThemselves(t *testing.T) {
 	require.True(t, fault.Is(err, fault.PermissionDenied), "%v", err)
 }
 
-// An administrator can create a user whose name was registered over REST: the user has nothing of what was registered.
-// A user who has a role or a credential, or was made by CreateUser, is not created again.
+// TestRegisteredNamesAreNotTaken checks that an administrator can create a user whose name was registered over REST,
+// and that the user has the administrator's values. It returns AlreadyExists if the name has a credential, is disabled,
+// or was created by an administrator.
 func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	w := newWorld(t)
 	r := &server{s: w.first}
@@ -697,7 +709,8 @@ func TestRegisteredNamesAreNotTaken(t *testing.T) {
 	}))
 }
 
-// Deleting a name that an unauthenticated caller registered makes room for another.
+// TestRegisteredNamesAreCounted checks that openNames counts the names that unauthenticated callers registered, and
+// that deleting such a name decrements it.
 func TestRegisteredNamesAreCounted(t *testing.T) {
 	w := newWorld(t)
 	count := func() (n uint64) {

@@ -21,7 +21,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A token is accepted although the clocks differ at its beginning. It expires at its exp claim, to the millisecond.
+// TestTokenExpiry checks that a token is valid until 1 ms before the time in its claim "exp", and is refused as expired
+// from that time on.
 func TestTokenExpiry(t *testing.T) {
 	w := newWorld(t)
 	for _, text := range []string{w.token(w.first, tokenRequest{User: "ada", TTL: 10}), w.hostToken(cloud.Tenant{})} {
@@ -38,7 +39,8 @@ func TestTokenExpiry(t *testing.T) {
 	}
 }
 
-// IssueToken and the REST response report the expiry that the token has.
+// TestReportedExpiryMatchesTheToken checks that the expiry reported with an issued token equals the expiry in the
+// token.
 func TestReportedExpiryMatchesTheToken(t *testing.T) {
 	w := newWorld(t)
 	out, _, err := w.first.token(t.Context(), tokenRequest{User: "ada", TTL: 10})
@@ -48,7 +50,7 @@ func TestReportedExpiryMatchesTheToken(t *testing.T) {
 	require.Equal(t, c.Expires, out.expires.UnixMilli())
 }
 
-// forgery builds tokens by hand.
+// forgery describes a handmade token: its algorithm, key, headers, and the change to claims that are valid otherwise.
 type forgery struct {
 	alg    jose.SignatureAlgorithm
 	key    any
@@ -82,7 +84,8 @@ func (f forgery) make(t testing.TB, w *world) string {
 	return text
 }
 
-// TestForgedTokens verifies tokens that the cluster did not issue, or did not issue for its own API. All are invalid.
+// TestForgedTokens checks that Verify refuses tokens that the cluster did not issue, or issued for other programs. Each
+// differs from a valid token in one thing.
 func TestForgedTokens(t *testing.T) {
 	w := newWorld(t)
 	kid, private, err := w.first.signer(t.Context())
@@ -96,7 +99,7 @@ func TestForgedTokens(t *testing.T) {
 	with := func(change func(*token.Claims)) forgery { f := ours; f.change = change; return f }
 	host := ed25519.NewKeyFromSeed(w.key.Derive("host-token"))
 	elsewhere := clusterkey.Generate()
-	// unproven returns a handmade unauthenticated token with one change.
+	// unproven describes an unauthenticated token that is valid except for one change.
 	unproven := func(change func(*token.Claims)) forgery {
 		return forgery{alg: jose.EdDSA, key: w.first.unprovenKey, kid: unprovenKeyID, change: func(c *token.Claims) {
 			c.Audience, c.Subject, c.Proof = jwt.Audience{token.UnprovenAudience}, "unproven:admin", cloud.ProofNone
@@ -191,7 +194,7 @@ func TestForgedTokens(t *testing.T) {
 	require.NotEqual(t, string(payload), edited)
 	signature, err := base64.RawURLEncoding.DecodeString(parts[2])
 	require.NoError(t, err)
-	// RFC 7797: the payload is not encoded in base64.
+	// This header says that the payload is not encoded in base64 (RFC 7797).
 	unencoded := encode([]byte(`{"alg":"EdDSA","b64":false,"crit":["b64"],"kid":"` + kid + `"}`))
 	general := func(signatures int) string {
 		one := `{"protected":"` + parts[0] + `","signature":"` + parts[2] + `"}`
@@ -234,8 +237,8 @@ func plusOrder(signature []byte) []byte {
 	return out
 }
 
-// TestOtherSpellingsOfARevokedToken revokes a token and then shows it in other spellings that decode to the same bytes:
-// revocation goes by the token's ID, so no spelling of it is valid.
+// TestOtherSpellingsOfARevokedToken revokes a token and then verifies other texts that decode to the same bytes. All
+// must be refused, because the token's ID is revoked and not its text.
 func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	w := newWorld(t)
 	w.user("ada", member)
@@ -256,7 +259,7 @@ func TestOtherSpellingsOfARevokedToken(t *testing.T) {
 	}
 }
 
-// For any text, Verify returns the caller of a valid token or an error, and never another caller.
+// FuzzVerify checks that Verify returns, for any text, either Unauthenticated or the caller of the valid token.
 func FuzzVerify(f *testing.F) {
 	w := newWorld(f)
 	good := w.token(w.first, tokenRequest{User: "ada"})

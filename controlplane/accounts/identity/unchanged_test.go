@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// An update that would change nothing writes nothing, so that repeating it fills neither the log nor the audit.
+// TestUnchangedIsNotRecorded checks that repeated calls that change nothing, such as giving a role again, write no log
+// entry and no audit record.
 func TestUnchangedIsNotRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.user("mallory", cloud.Binding{Role: cloud.ProjectAdmin, Org: "evil", Project: "evil-p"})

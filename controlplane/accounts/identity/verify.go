@@ -24,20 +24,24 @@ import (
 const (
 	// hostKeyID is the ID of the host key, which is derived from the cluster key.
 	hostKeyID = "host"
-	// unprovenKeyID is the ID of the key of unauthenticated tokens. That key is derived from the cluster key too. It is
-	// not published, so programs that use the published keys refuse these tokens.
+	// unprovenKeyID is the ID of the key that signs unauthenticated tokens. That key is derived from the cluster key
+	// too. It is not published, so programs that use the published keys refuse these tokens.
 	unprovenKeyID = "unproven"
-	// verifyTime bounds the verification of a token, which may need the other members.
+	// verifyTime is the timeout of the verification of a token, which may have to wait for other members.
 	verifyTime = 3 * time.Second
-	// justIssued is the age in milliseconds up to which this member may not yet know the roles of a token's holder.
-	// unknownKeys is how many tokens with unknown keys per second make this member read the newest records.
-	justIssued  = 10_000
+	// justIssued is an age in milliseconds. If the holder of a younger token seems to have no roles, the token is
+	// checked again with the newest records, because this member's records may lag behind.
+	justIssued = 10_000
+	// unknownKeys is the maximum number of reads of the newest records per second that tokens with unknown key IDs
+	// cause.
 	unknownKeys = 10
-	// MaxSkew is how far this member's clock may be from the others' for it to issue and verify tokens.
+	// MaxSkew is the largest difference between this member's clock and the other members' clocks at which this member
+	// issues and verifies tokens.
 	MaxSkew = 5 * time.Minute
 )
 
-// skewed returns Unavailable if this member's clock is more than MaxSkew from the others'.
+// skewed returns Unavailable if this member's clock is known to differ by more than MaxSkew from the other members'
+// clocks.
 func (s *Service) skewed() error {
 	if s.opts.Skew == nil {
 		return nil
@@ -55,7 +59,8 @@ func (s *Service) skewed() error {
 }
 
 // Verify returns the holder of a token, with the holder's current roles. It returns Unauthenticated for a token that is
-// forged, expired or revoked, and Unavailable if this member cannot decide.
+// forged, expired or revoked, and Unavailable if this member cannot read current records or its clock is wrong by more
+// than MaxSkew.
 func (s *Service) Verify(ctx context.Context, text string) (*cloud.Caller, error) {
 	if err := s.skewed(); err != nil {
 		return nil, err
@@ -78,8 +83,8 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	look := func(v *store.View) error { return j.look(v, s, caller) }
 	err = s.opts.Store.Recent(ctx, staleness, look)
 	if err == nil && j.behind(s, caller) {
-		// This member's records may lag behind those of the member that made the token or the key, or that bound the
-		// role.
+		// This member's records may lag behind those of the member that issued the token, rotated the keys or gave the
+		// role, so read again with the newest records.
 		err = s.viewAfterMiss(ctx, look)
 	}
 	if err != nil {
@@ -94,7 +99,7 @@ func (s *Service) verify(ctx context.Context, text string) (*cloud.Caller, error
 	return caller, nil
 }
 
-// tokenCheck holds the state of a token's verification.
+// tokenCheck is the verification of one token. It holds the token, and what was read about it so far.
 type tokenCheck struct {
 	sum    [32]byte
 	parsed *token.Parsed
@@ -106,7 +111,8 @@ type tokenCheck struct {
 	denied bool
 }
 
-// newCheck returns the initial check of a token: parsed, or with the cached claims of the same text.
+// newCheck starts the verification of a token. If the signature of the same text was verified before, the claims come
+// from the cache; otherwise the text is parsed.
 func (s *Service) newCheck(text string) (*tokenCheck, error) {
 	j := &tokenCheck{sum: sha256.Sum256([]byte(text))}
 	if known, ok := s.checked.Get(j.sum); ok {
@@ -122,7 +128,7 @@ func (s *Service) newCheck(text string) (*tokenCheck, error) {
 }
 
 // look reads the records that decide whether a token is valid, as of one revision: the key, the holder, the scope, and
-// whether the token is revoked. Missing records leave their fields unset.
+// whether the token is revoked. It sets the fields of j and caller; a field whose record does not exist stays unset.
 func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	if j.claims == nil {
 		known, err := j.checkSignature(v, s)
@@ -138,7 +144,8 @@ func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error
 	return nil
 }
 
-// publicKey returns the public key with an ID, nil if there is none, and its record if it is a signing key.
+// publicKey returns the public key with the ID kid, or nil if there is none. For a key of the keyring it also returns
+// the key's record; the two keys derived from the cluster key have none.
 func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyring.Key, error) {
 	switch kid {
 	case hostKeyID:
@@ -157,7 +164,8 @@ func publicKey(v *store.View, s *Service, kid string) (ed25519.PublicKey, *keyri
 	return key.Public, key, nil
 }
 
-// checkSignature verifies a token's signature and sets its claims. known is false if this member does not know the key.
+// checkSignature verifies a token's signature and sets its claims. known is false, with a nil error, if this member's
+// records contain no key with the token's key ID.
 func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err error) {
 	public, key, err := publicKey(v, s, j.kid)
 	if err != nil || public == nil {
@@ -168,8 +176,8 @@ func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err 
 	if err != nil {
 		return true, err
 	}
-	// ProofHostKey is valid only with the host key, and ProofNone only with the unproven key; these keys sign no other
-	// proof.
+	// A token has ProofHostKey if and only if the host key signed it, and ProofNone if and only if the unproven key
+	// did.
 	if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
 		return true, token.NotValid()
 	}
@@ -189,7 +197,8 @@ type holder struct {
 	caller cloud.Caller
 }
 
-// readHolder reads the holder of a token with these claims, signed by the key with this ID.
+// readHolder reads the records about the holder of a token with the claims c, signed by the key kid. It returns an
+// empty holder if there is no such key.
 func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder, error) {
 	public, key, err := publicKey(v, s, kid)
 	if err != nil || public == nil {
@@ -217,9 +226,9 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 	return h, err
 }
 
-// located returns the scope of a token with the org of its project. The org is empty, which package auth refuses
-// without revealing whether the project exists, if the project does not exist, is not in the org that the token names,
-// or the holder has no role in it, and if actsIn returns false for the project.
+// located returns the scope t of a token with Org set to the org of its project. It leaves Org empty if the project
+// does not exist, if it is in another org than t names, if the holder has no role in it, or if actsIn returns false for
+// it. Package auth refuses a scope without an org, and does not reveal whether the project exists.
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil
@@ -243,14 +252,15 @@ func (s *Service) OrgOf(ctx context.Context, id cloud.ProjectID) (org cloud.OrgI
 		org, err = tenant.OrgOf(v, id)
 		return err
 	}
-	// This member's replica may lag behind: retry with recent data.
+	// This member's records may lag behind, so read again with the newest records.
 	if err = s.opts.Store.Recent(ctx, staleness, look); err == nil && org == "" {
 		err = s.viewAfterMiss(ctx, look)
 	}
 	return org, err
 }
 
-// alive returns the bindings whose org and project exist. Those in an earlier incarnation of the project do not count.
+// alive returns those bindings (roles of a principal in an org or project) whose org and project exist. It omits
+// bindings to an earlier, deleted project with the same ID.
 func alive(v *store.View, all []cloud.Binding) (bindings []cloud.Binding, err error) {
 	for _, b := range all {
 		if b.Org != "" {
@@ -278,7 +288,7 @@ func (j *tokenCheck) keyKnown() bool {
 	return j.key != nil || j.kid == hostKeyID || j.kid == unprovenKeyID
 }
 
-// behind reports whether newer records might make the token valid or give it more access.
+// behind reports whether reading the newest records might make the token valid or give it more access.
 func (j *tokenCheck) behind(s *Service, caller *cloud.Caller) bool {
 	if !j.keyKnown() {
 		return keyring.Possible(j.kid) && s.unknown.Allow()
@@ -311,7 +321,7 @@ func (j *tokenCheck) verdict(s *Service, caller *cloud.Caller, now time.Time) er
 	u := j.user
 	switch {
 	case u == nil && c.Proof == cloud.ProofHostKey:
-		return errSettingUp() // the administrator is never deleted
+		return errSettingUp() // the administrator is never deleted, so it has not been created yet
 	case u == nil, j.denied && !mutant.On(mutant.IgnoreRevocation), u.Disabled, u.Expired(now.UnixMilli()), (c.Kind == token.ServiceAccount) != (u.Account != nil),
 		c.Proof == cloud.ProofHostKey && c.At < u.Since, c.Proof != cloud.ProofHostKey && c.Epoch != u.Epoch && !mutant.On(mutant.IgnoreEpoch):
 		return token.Ended()
@@ -319,18 +329,19 @@ func (j *tokenCheck) verdict(s *Service, caller *cloud.Caller, now time.Time) er
 	return nil
 }
 
-// signed is a token whose signature this member has verified. Everything else about it is checked at each call.
+// signed is a token whose signature this member has verified. Its expiry, holder and revocation are checked at each
+// call.
 type signed struct {
 	kid    string
 	claims *token.Claims
 }
 
-// maxChecked is how many verified tokens a member caches, and also for how many it caches the holder's records.
+// maxChecked is the capacity of the cache of verified tokens, and of the cache of the records about their holders.
 const maxChecked = 8192
 
 // newChecked returns the cache of signed tokens, by the SHA-256 of their text.
 func newChecked() *freelru.SyncedLRU[[32]byte, signed] {
-	// The only error is a size of 0.
+	// NewSynced fails only for a capacity of 0.
 	c, err := freelru.NewSynced[[32]byte, signed](maxChecked, func(sum [32]byte) uint32 { return binary.LittleEndian.Uint32(sum[:]) })
 	if err != nil {
 		panic(err)

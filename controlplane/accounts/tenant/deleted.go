@@ -16,19 +16,22 @@ const (
 	// to notice a mistaken deletion, and short enough that no org blocks a name forever. It is longer than the lifetime of
 	// any token.
 	ReserveFor = 30 * 24 * 3600_000
-	// MaxReserved bounds the IDs reserved for an org: the most recently deleted ones.
+	// MaxReserved is the maximum number of IDs that are reserved for one org. If there are more, those that were
+	// deleted first become free.
 	MaxReserved = 100
 )
 
-// deleted is an index of the reserved IDs, in order of deletion: project-deleted/<org>/<when>/<project>.
+// deleted indexes the reserved project IDs of each org in order of deletion: project-deleted/<org>/<time>/<project>.
 var deleted = store.NewTable[struct{}]("project-deleted")
 
+// row returns the key of a deleted project in the index deleted: its org, the time of its deletion as 16 hexadecimal
+// digits, its ID.
 func (p *Project) row() []string {
 	return []string{string(p.Org), fmt.Sprintf("%016x", max(p.DeletedAt, 0)), string(p.ID)}
 }
 
-// reserve marks a project as deleted and keeps its ID for its org. If the org then has more than MaxReserved, the ID
-// that was reserved first becomes free.
+// reserve marks a project as deleted and reserves its ID for its org. If the org then has more than MaxReserved
+// reserved IDs, those that were reserved first become free.
 func reserve(tx *store.Tx, p *Project) error {
 	p.DeletedAt = max(tx.Now(), cloud.Time(p.Incarnation))
 	Projects.Put(tx, p, string(p.ID))
@@ -53,7 +56,7 @@ func reserve(tx *store.Tx, p *Project) error {
 	return nil
 }
 
-// release makes a reserved ID free.
+// release ends the reservation of a project ID, given its row in the index deleted, so that every org may use the ID.
 func release(tx *store.Tx, row []string) error {
 	p, err := Projects.Get(tx, row[2])
 	if err != nil {
@@ -66,8 +69,9 @@ func release(tx *store.Tx, row []string) error {
 	return nil
 }
 
-// claim returns the incarnation for a new project, or AlreadyExists if the ID is taken. The error does not reveal
-// whether another org has or had the ID, or which org.
+// claim returns the incarnation for a new project with the ID in t, and ends the reservation of the ID for its org. It
+// returns AlreadyExists if the ID is taken. The error does not reveal whether another org has or had the ID, or which
+// org.
 func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 	p, err := Projects.Get(tx, string(t.Project))
 	if err != nil {
@@ -99,11 +103,11 @@ func claim(tx *store.Tx, t cloud.Tenant) (cloud.Incarnation, error) {
 	return max(now, p.Incarnation+1, cloud.Incarnation(p.DeletedAt)+1), store.ForgetPlace(tx, store.InProject(t.Project))
 }
 
-// pruneAtOnce bounds the IDs that a transaction of PruneDeleted makes free.
+// pruneAtOnce is the maximum number of records that one transaction of PruneDeleted changes.
 const pruneAtOnce = 500
 
-// PruneDeleted frees the IDs whose reservation has expired, and those beyond MaxReserved that a version without
-// reservations left. It is a leader task.
+// PruneDeleted ends the reservation of project IDs after ReserveFor, and of those beyond MaxReserved, which a version
+// without reservations can have left. It is a leader task.
 func PruneDeleted(ctx context.Context, s *store.Store) error {
 	for more := true; more; {
 		if _, err := s.Update(ctx, func(tx *store.Tx) (err error) {
@@ -118,8 +122,8 @@ func PruneDeleted(ctx context.Context, s *store.Store) error {
 
 // prune executes one transaction of PruneDeleted, and reports whether there is more to do.
 func prune(tx *store.Tx) (more bool, err error) {
-	// An unguarded read suffices: later changes do not affect which of the oldest IDs become free, and release reads each
-	// again.
+	// An unguarded read suffices: later changes do not affect which of the oldest IDs become free, and release reads
+	// each project again.
 	all, _, err := Projects.List(tx.Unguarded(), 0)
 	if err != nil {
 		return false, err

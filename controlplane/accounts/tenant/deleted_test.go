@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// ticking returns a world whose clock the test sets, with the orgs acme and evil.
+// ticking returns a world with the orgs acme and evil, and its clock, which the test may set.
 func ticking(t *testing.T) (*world, *time.Time) {
 	at := time.UnixMilli(1_800_000_000_000)
 	w := &world{t, storetest.Memory(t, func() time.Time { return at })}
@@ -38,8 +38,8 @@ func (w *world) records() (n int) {
 	return n
 }
 
-// The org of a deleted project may use its ID again, for a project that is another incarnation, even in the same
-// millisecond.
+// TestDeletedIDCanBeUsedByItsOrg checks that the org of a deleted project can create a project with the same ID, which
+// has a later incarnation even in the same millisecond.
 func TestDeletedIDCanBeUsedByItsOrg(t *testing.T) {
 	w, _ := ticking(t)
 	var last cloud.Incarnation
@@ -55,8 +55,8 @@ func TestDeletedIDCanBeUsedByItsOrg(t *testing.T) {
 	require.Equal(t, 1, w.records())
 }
 
-// An ID of another org's project is taken while the project exists, and for a time after that, but not for ever. Both
-// refusals are the same, and name no org.
+// TestDeletedIDIsReserved checks that an org cannot use the ID of another org's project while the project exists and
+// for ReserveFor after its deletion, and can after that. Both errors must be equal and name no org.
 func TestDeletedIDIsReserved(t *testing.T) {
 	w, at := ticking(t)
 	first, err := w.create("evil", "acme-production")
@@ -78,7 +78,8 @@ func TestDeletedIDIsReserved(t *testing.T) {
 	require.True(t, fault.Is(err, fault.AlreadyExists), "%v", err)
 }
 
-// Only so many IDs are reserved for an org, so that creating and deleting projects does not fill the records.
+// TestReservedIDsAreLimited checks that at most MaxReserved IDs of deleted projects are reserved for an org, so that
+// creating and deleting projects does not fill the store.
 func TestReservedIDsAreLimited(t *testing.T) {
 	w, at := ticking(t)
 	for i := range tenant.MaxReserved + 20 {
@@ -102,7 +103,8 @@ func TestReservedIDsAreLimited(t *testing.T) {
 	require.Equal(t, 2, w.records())
 }
 
-// Reservations that a version without limits stored are pruned to the limits.
+// TestPruneOldRecords checks that PruneDeleted removes reservations beyond MaxReserved that a version without this
+// limit stored.
 func TestPruneOldRecords(t *testing.T) {
 	w, at := ticking(t)
 	const many = 1300

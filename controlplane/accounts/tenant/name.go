@@ -19,8 +19,8 @@ var joined = []*unicode.RangeTable{
 	unicode.Kannada, unicode.Malayalam, unicode.Sinhala, unicode.Khmer, unicode.Myanmar, unicode.Tibetan,
 }
 
-// printable reports whether text is UTF-8 without invisible characters. A joiner or non-joiner is allowed between two
-// characters of scripts that need it.
+// printable reports whether text is UTF-8 without invisible characters. The zero-width joiner or non-joiner is allowed
+// between two characters of the scripts in joined.
 func printable(text string) bool {
 	if !utf8.ValidString(text) {
 		return false
@@ -34,7 +34,7 @@ func printable(text string) bool {
 		}
 		before, _ := utf8.DecodeLastRuneInString(text[:i])
 		after, _ := utf8.DecodeRuneInString(text[i+utf8.RuneLen(r):])
-		// Vowel marks of these scripts are inherited ones.
+		// Some vowel marks of these scripts belong to the script Inherited in Unicode.
 		if !unicode.In(before, joined...) && !unicode.Is(unicode.Inherited, before) || !unicode.In(after, joined...) {
 			return false
 		}

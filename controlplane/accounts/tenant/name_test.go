@@ -9,14 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A display name may be in any script. A name with invisible characters, or with ones that reverse the text, is
-// refused:
-// it would look like another's, or change how the line that shows it is read.
+// TestDisplayNames checks that a display name may be in any script, and that names with invisible characters, or with
+// ones that change the direction of text, are refused: such a name can look like another, or change how the text around
+// it is read.
 func TestDisplayNames(t *testing.T) {
 	for _, name := range []string{
 		"", "Ada Lovelace", "O'Brien-Smith, 3rd (ops)", "Łukasz Żółć", "李明", "さくら", "한국어", "Ελένη", "Дарья", "שרה לוי", "فاطمة الزهراء",
-		"\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", // Persian, with the non-joiner that it is written with
-		"\u0915\u094d\u200d\u0937",                         // Devanagari, a virama and a joiner
+		"\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", // Persian, with a zero-width non-joiner
+		"\u0915\u094d\u200d\u0937",                         // Devanagari, with a virama and a zero-width joiner
 		"café", "cafe\u0301", "a\u00a0b", "🙂", strings.Repeat("x", maxName),
 	} {
 		require.NoError(t, CheckName("name", name), "%+q", name)

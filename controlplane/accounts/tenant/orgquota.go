@@ -13,12 +13,14 @@ import (
 // org:admin to fill the members' disks.
 const DefaultProjects = 100
 
-// orgProjects is the kind of an org's projects. Only orgs have this kind.
+// orgProjects is the kind under which the number of an org's projects is counted. Projects have no usage of this kind.
 const orgProjects Kind = "projects"
 
+// orgKinds are the kinds of usage that are counted for an org.
 var orgKinds = append([]Kind{orgProjects}, kinds...)
 
-// limits reports whether an org's quota limits anything of a kind. The number of projects is always limited.
+// limits reports whether an org's quota sets a limit for any quantity that is counted under a kind. The number of
+// projects is always limited.
 func (q *Quota) limits(kind Kind) bool {
 	switch kind {
 	case Machines:
@@ -42,7 +44,7 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It keeps no
+// takeOfOrg adds more to the usage of an org and subtracts less from it, if the org's quota allows it. It stores no
 // usage record for kinds that the quota does not limit, so that creating VMs in its projects does not contend for that
 // record.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {
@@ -69,7 +71,7 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	return nil
 }
 
-// giveToOrg subtracts less from the usage of an org. If no usage is recorded, it writes nothing.
+// giveToOrg subtracts less from the usage of an org. If the org has no usage record of the kind, it writes nothing.
 func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	used, err := orgUsages.Get(tx, string(id), string(kind))
 	if err != nil || used == nil {
@@ -121,7 +123,7 @@ func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum
 	return sum, nil
 }
 
-// OrgUsed returns the recorded usage of an org's projects together, and the number of projects.
+// OrgUsed returns the usage of all projects of an org together, from the usage records, and the number of projects.
 func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	for _, kind := range orgKinds {
 		used, err := orgUsageOf(r, id, kind, nil)
@@ -133,7 +135,7 @@ func OrgUsed(r store.Reader, id cloud.OrgID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// OrgQuotaOf returns an org's quota.
+// OrgQuotaOf returns the quota that was set for an org, or a Quota without limits. It does not add DefaultProjects.
 func OrgQuotaOf(r store.Reader, id cloud.OrgID) (Quota, error) {
 	q, err := orgQuotas.Get(r, string(id))
 	if err != nil || q == nil {

@@ -46,7 +46,8 @@ func (w *world) orgUsed() (sum tenant.Amount) {
 	return sum
 }
 
-// A project without a quota of its own does not escape that of its org, and neither do several projects together.
+// TestOrgQuotaIsSharedByItsProjects checks that the quota of an org limits the sum of its projects' usage, including
+// that of projects without a quota.
 func TestOrgQuotaIsSharedByItsProjects(t *testing.T) {
 	w := newWorld(t)
 	one := tenant.Amount{VCPUs: 2, MemoryMiB: 1024, VMs: 1}
@@ -71,7 +72,8 @@ func TestOrgQuotaIsSharedByItsProjects(t *testing.T) {
 	require.True(t, fault.Is(w.do(func(tx *store.Tx) error { return tenant.SetOrgQuota(tx, "nowhere", tenant.Quota{}) }), fault.NotFound))
 }
 
-// The number of an org's projects is limited even if no limit was set.
+// TestProjectsOfAnOrgAreLimited checks that an org whose quota sets no limit for projects can have DefaultProjects
+// projects and no more.
 func TestProjectsOfAnOrgAreLimited(t *testing.T) {
 	w := newWorld(t)
 	for i := 1; i < tenant.DefaultProjects; i++ {
@@ -95,7 +97,8 @@ func TestProjectsOfAnOrgAreLimited(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// Where no sum of an org is recorded it is counted from its projects: from their sums, or from what they have.
+// TestOrgUsageOfOldRecordsIsCounted checks that, without a usage record of an org, the org's usage is the sum of its
+// projects' usage records or, for projects without one, of their objects.
 func TestOrgUsageOfOldRecordsIsCounted(t *testing.T) {
 	s := storetest.Memory(t, time.Now)
 	w := &world{t, s}
@@ -121,7 +124,8 @@ func TestOrgUsageOfOldRecordsIsCounted(t *testing.T) {
 	require.Equal(t, tenant.Amount{VMs: 8, Projects: 2}, w.orgUsed())
 }
 
-// A limit that is set later, or again, counts everything that was created while there was none.
+// TestLimitCountsExistingResources checks that a limit set for an org includes what its projects used while there was
+// no limit, also when the limit is removed and set again.
 func TestLimitCountsExistingResources(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.create(web.Org, "other")

@@ -10,14 +10,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Amount holds an amount of each quantity that a quota limits.
+// Amount is an amount of each quantity that a quota limits, used or requested.
 type Amount struct {
 	VCPUs, MemoryMiB, StorageGiB, VMs, Images uint64
 	// Projects counts the projects of an org. It is 0 for a project.
 	Projects uint64 `cbor:",omitempty"`
 }
 
-// Quota holds a limit per quantity of an Amount. nil means no limit.
+// Quota holds the limit of each quantity in Amount; nil means no limit.
 type Quota struct {
 	VCPUs      *uint64 `cbor:",omitempty"`
 	MemoryMiB  *uint64 `cbor:",omitempty"`
@@ -28,13 +28,13 @@ type Quota struct {
 	Projects *uint64 `cbor:",omitempty"`
 }
 
-// Kind is a kind of object whose usage is counted in one record.
+// Kind is a group of quantities whose usage is counted in one record, because one kind of object uses them.
 type Kind string
 
 const (
-	// Machines use VCPUs, MemoryMiB, StorageGiB and VMs.
+	// Machines counts what VMs use: VCPUs, MemoryMiB, StorageGiB and VMs.
 	Machines Kind = "machines"
-	// Pictures use Images.
+	// Pictures counts the images of a project, in Images.
 	Pictures Kind = "images"
 )
 
@@ -45,7 +45,7 @@ var (
 	usages = store.NewTable[Amount]("usage")
 )
 
-// dimension describes a quantity that a quota limits.
+// dimension is a quantity that a quota limits: its name in errors, its field in an Amount, and its limit in a Quota.
 type dimension struct {
 	name  string
 	of    func(*Amount) *uint64
@@ -61,7 +61,7 @@ var dimensions = []dimension{
 	{"projects", func(a *Amount) *uint64 { return &a.Projects }, func(q *Quota) *uint64 { return q.Projects }},
 }
 
-// String lists the amounts that are not 0.
+// String returns the amounts that are not 0, such as "2 vcpus, 1 vms".
 func (a Amount) String() string {
 	var parts []string
 	for _, d := range dimensions {
@@ -75,7 +75,7 @@ func (a Amount) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Plus returns the sum of a and b.
+// Plus returns a + b for each quantity.
 func (a Amount) Plus(b Amount) Amount {
 	for _, d := range dimensions {
 		*d.of(&a) += *d.of(&b)
@@ -83,7 +83,7 @@ func (a Amount) Plus(b Amount) Amount {
 	return a
 }
 
-// Minus returns a less b, with each amount at least 0.
+// Minus returns a − b for each quantity, with 0 in place of negative results.
 func (a Amount) Minus(b Amount) Amount {
 	for _, d := range dimensions {
 		n := d.of(&a)
@@ -92,8 +92,8 @@ func (a Amount) Minus(b Amount) Amount {
 	return a
 }
 
-// Fits returns ResourceExhausted unless a project that uses used may use used − less + more. The error contains the
-// usage, the limit and the requested amount. Only quantities that increase are checked.
+// Fits returns ResourceExhausted if adding more to the project's present usage, used, and subtracting less exceeds the
+// quota. The error contains the usage, the limit and the requested amount. Only quantities that increase are checked.
 func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 	return q.fits(fmt.Sprintf("project %s", id), used, more, less)
 }
@@ -106,7 +106,7 @@ func (q *Quota) fits(owner string, used, more, less Amount) error {
 			continue
 		}
 		now := *d.of(&used)
-		// In this order, so that no sum overflows.
+		// Subtract before comparing, so that no sum overflows.
 		if left := *limit - min(*limit, now-min(now, minus)); plus > left {
 			return fault.New(fault.ResourceExhausted, "the quota of %s allows %d %s: %d are used, %d more are asked for",
 				owner, *limit, d.name, now, plus-minus).
@@ -116,7 +116,8 @@ func (q *Quota) fits(owner string, used, more, less Amount) error {
 	return nil
 }
 
-// Counted counts what a project uses of one kind. It is called if there is no usage record yet.
+// Counted returns what a project uses of one kind, counted from its objects. It is called if the project has no usage
+// record of the kind yet.
 type Counted func(cloud.ProjectID) (Amount, error)
 
 // Take adds more to the usage of a project and subtracts less, if the quotas of the project and of its org allow it. It
@@ -179,7 +180,7 @@ func usageOf(tx *store.Tx, id cloud.ProjectID, kind Kind, counted Counted) (Amou
 	return *used, nil
 }
 
-// Used returns the recorded usage of a project.
+// Used returns the usage of a project, from its usage records.
 func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	for _, kind := range kinds {
 		used, err := usages.Get(r, string(id), string(kind))
@@ -193,7 +194,7 @@ func Used(r store.Reader, id cloud.ProjectID) (sum Amount, err error) {
 	return sum, nil
 }
 
-// QuotaOf returns a project's quota.
+// QuotaOf returns the quota that was set for a project, or a Quota without limits.
 func QuotaOf(r store.Reader, id cloud.ProjectID) (Quota, error) {
 	q, err := quotaOf(r, id)
 	if err != nil {
@@ -210,7 +211,8 @@ func quotaOf(r store.Reader, id cloud.ProjectID) (*Quota, error) {
 	return q, err
 }
 
-// SetQuota replaces a project's quota.
+// SetQuota replaces the quota of a project. It returns NotFound for an unknown project, and InvalidArgument if Projects
+// is set.
 func SetQuota(tx *store.Tx, id cloud.ProjectID, q Quota) error {
 	if err := q.checkProject(); err != nil {
 		return err

@@ -10,14 +10,15 @@
 //     (ReserveFor, MaxReserved) and is free for every org after that.
 //   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
 //     incarnation of their project, so those of an earlier incarnation do not match the new one.
-//   - A limit that is not set limits nothing, and 0 allows none. A limit below the present usage removes nothing; only
-//     increases are refused.
+//   - A quantity without a limit is unlimited, and a limit of 0 allows none of it. A limit below the present usage
+//     removes nothing; only increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
 //     creating more projects. The number of an org's projects is always limited.
 //   - Usage is counted in separate records, one per project and kind, so that creating an image and creating a VM do
 //     not conflict. If there is no such record yet, the usage is counted from the objects themselves. An org has such a
 //     record for a kind that its quota limits; if there is none yet, the usage of its projects is summed.
-//   - Usage counts the requested amounts: a stopped VM keeps its room on its host, so it counts like a running one.
+//   - Usage counts the requested amounts: a stopped VM still occupies its part of a host, so it counts like a running
+//     one.
 //
 // Keys: org/<id>, project/<id>, quota/<project>, usage/<project>/<kind>, org-quota/<org>, org-usage/<org>/<kind>,
 // project-deleted/<org>/<when, 16 hexadecimal digits>/<id>.
@@ -32,7 +33,7 @@ import (
 // Default is the org and the project that exist from the first boot.
 var Default = cloud.Tenant{Org: "default", Project: "default"}
 
-// Org is a set of projects, such as those of a customer or a department.
+// Org owns projects. It stands for a customer or a department.
 type Org struct {
 	ID        cloud.OrgID
 	Name      string
@@ -55,8 +56,8 @@ type Project struct {
 }
 
 var (
-	// Orgs and Projects are exported for reading and listing; only this package changes them. They include deleted
-	// ones.
+	// Orgs and Projects are the tables of orgs and projects, including deleted ones. Other packages may read them; only
+	// this package changes them.
 	Orgs     = store.NewTable[Org]("org")
 	Projects = store.NewTable[Project]("project")
 )
@@ -73,7 +74,7 @@ func CheckName(field, text string) error {
 	return nil
 }
 
-// NoOrg and NoProject return the NotFound error for an ID.
+// NoOrg and NoProject return the NotFound error for an org or project that does not exist.
 func NoOrg(id cloud.OrgID) *fault.Fault { return fault.New(fault.NotFound, "no org %s", id) }
 func NoProject(id cloud.ProjectID) *fault.Fault {
 	return fault.New(fault.NotFound, "no project %s", id)
@@ -201,7 +202,8 @@ func CreateProject(tx *store.Tx, t cloud.Tenant, name string, q Quota) (*Project
 }
 
 // DeleteProject marks a project as deleted and reserves its ID for its org. It returns FailedPrecondition if the
-// project has any usage. Callers first check the objects that only other packages know.
+// project has any usage. Callers must first check that the project owns none of the objects that are not counted as
+// usage, such as wallets.
 func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	p, err := Find(tx, id)
 	if err != nil {
@@ -230,7 +232,8 @@ func DeleteProject(tx *store.Tx, id cloud.ProjectID) error {
 	return reserve(tx, p)
 }
 
-// Adopt completes records of versions that created orgs and projects implicitly, with the first role in them.
+// Adopt adds the missing org records and the missing fields of projects to a store written by a version that had no
+// calls to create orgs and projects. It does nothing if the default org exists.
 func Adopt(tx *store.Tx) error {
 	if done, err := Orgs.Has(tx, string(Default.Org)); done || err != nil {
 		return err

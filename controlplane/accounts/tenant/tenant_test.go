@@ -53,7 +53,8 @@ func (w *world) used() (sum tenant.Amount) {
 
 func upTo(n uint64) *uint64 { return &n }
 
-// Usage within the quota is taken. Usage beyond it is refused with the numbers, and nothing changes.
+// TestQuota checks that Take adds usage up to the quota, and that beyond it Take returns an error with the numbers and
+// changes nothing.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	one := tenant.Amount{VCPUs: 2, MemoryMiB: 1024, StorageGiB: 10, VMs: 1}
@@ -85,7 +86,8 @@ func TestQuota(t *testing.T) {
 	require.Zero(t, w.used())
 }
 
-// Usage in a project is refused if the call names another org.
+// TestQuotaChecksTheOrg checks that Take returns NotFound, and adds no usage, if the tenant names another org than the
+// project's.
 func TestQuotaChecksTheOrg(t *testing.T) {
 	w := newWorld(t)
 	err := w.do(func(tx *store.Tx) error {
@@ -95,7 +97,7 @@ func TestQuotaChecksTheOrg(t *testing.T) {
 	require.Zero(t, w.used())
 }
 
-// Sums of large numbers do not overflow.
+// TestQuotaDoesNotOverflow checks that Fits decides correctly for amounts near the largest uint64.
 func TestQuotaDoesNotOverflow(t *testing.T) {
 	q := tenant.Quota{MemoryMiB: upTo(100)}
 	const all = ^uint64(0)
@@ -111,7 +113,7 @@ func TestQuotaDoesNotOverflow(t *testing.T) {
 	}
 }
 
-// Without a stored sum the resources are counted once.
+// TestUsageIsCountedOnce checks that Take calls its Counted function only if the project has no usage record yet.
 func TestUsageIsCountedOnce(t *testing.T) {
 	w := newWorld(t)
 	require.NoError(t, w.do(func(tx *store.Tx) error {
@@ -135,7 +137,8 @@ func TestUsageIsCountedOnce(t *testing.T) {
 	}))
 }
 
-// The ID of an org is never used again, that of a project not while a project has it.
+// TestIDsAreUnique checks that the ID of a deleted org cannot be used again, and that of a project not while the
+// project exists.
 func TestIDsAreUnique(t *testing.T) {
 	w := newWorld(t)
 	create := func(org cloud.OrgID, id cloud.ProjectID) error {
@@ -162,7 +165,8 @@ func TestIDsAreUnique(t *testing.T) {
 	require.ErrorContains(t, create("acme", "later"), "no org acme")
 }
 
-// Records from before orgs and projects were created explicitly are completed.
+// TestAdopt checks that Adopt completes the records of a version that had no calls to create orgs and projects, and
+// that a second run changes nothing.
 func TestAdopt(t *testing.T) {
 	s := storetest.Memory(t, time.Now)
 	for range 2 {

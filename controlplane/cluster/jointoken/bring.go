@@ -31,17 +31,18 @@ import (
 const proofFile = "join.key"
 
 const (
-	// askTime limits a call to one member; askPause is the pause after all members failed.
+	// askTime is the timeout of a call to one member. askPause is the pause after the calls to all members failed.
 	askTime  = 10 * time.Second
 	askPause = time.Second
 )
 
-// final holds the status codes of errors that would be the same the next time.
+// final holds the status codes of permanent errors, after which the request is not repeated.
 var final = map[codes.Code]bool{
 	codes.InvalidArgument: true, codes.Unauthenticated: true, codes.PermissionDenied: true, codes.FailedPrecondition: true, codes.Unimplemented: true,
 }
 
-// ReadToken returns the token in a file, and the pin in the token.
+// ReadToken returns the join token in a file, and the token's pin: the fingerprint of the cluster's certificate
+// authority (mtls.Pin).
 func ReadToken(path string) (token, pin string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -61,7 +62,7 @@ func ReadToken(path string) (token, pin string, err error) {
 }
 
 // Bring exchanges the token in a file for the cluster key, at one of the members' ports for agents (host:port), and
-// writes the key to the file to, mode 0600, before it returns. It retries until a member responds. An error is
+// writes it with mode 0600 to the file named by the parameter to. It retries until a member responds. An error is
 // permanent: the token is refused, no member belongs to the token's cluster, or the directory cannot be written.
 func Bring(ctx context.Context, members []string, tokenFile, to string, log *slog.Logger) error {
 	token, pin, err := ReadToken(tokenFile)
@@ -101,7 +102,8 @@ func Bring(ctx context.Context, members []string, tokenFile, to string, log *slo
 	return nil
 }
 
-// askUntilAnswered calls the members in turn until one returns the key or a permanent error.
+// askUntilAnswered sends the request to the members in turn, and again after askPause, until one returns the cluster
+// key or a permanent error. It also returns an error if no server belongs to the token's cluster.
 func askUntilAnswered(ctx context.Context, members []string, pin string, q *memberv1.BringKeyRequest, log *slog.Logger) (string, error) {
 	logged := ""
 	for {

@@ -1,18 +1,18 @@
 // Package jointoken gives the cluster key to a process that is to become a member and has only a join token.
 //
-// The token is id.secret.pin, like a host's. The joining process checks the pin of the certificate authority before it
-// sends anything, proves that it holds a key, and receives the cluster key over that connection. From then on it acts
-// like a process that was started with --cluster-key: package membership admits it if an entry for it exists. The token
-// names no entry. A holder of the cluster key can act as any member and decrypt every stored secret, so a token is
-// equally valuable: it is valid for an hour by default and a day at most, it works once, and its use is recorded in the
-// audit log and in the log of the member that serves the call.
+// The token is id.secret.pin, like the join token of a host. The joining process checks the pin of the certificate
+// authority before it sends anything, proves that it holds a key, and receives the cluster key over that connection.
+// From then on it acts like a process that was started with --cluster-key: package membership admits it if an entry for
+// it exists. The token does not contain the ID of a member. A holder of the cluster key can act as any member and
+// decrypt every stored secret, so a token is equally valuable: it is valid for an hour by default and a day at most, it
+// works once, and each use adds an audit record and a message to the log of the member that serves the call.
 //
-// The first key that uses a token owns it. That key may repeat the request until the token expires, since a response
-// can be lost. The joining process stores the key on disk before the first request, and deletes it when it has the
-// cluster key.
+// A token is bound to the first key with which it is used. The process with that key may repeat the request until the
+// token expires, because a response can be lost. The joining process stores the key on disk before the first request,
+// and deletes it when it has the cluster key.
 //
-// The package knows neither members nor hosts. Tokens for hosts are in another table, and none of them gives access to
-// the cluster key.
+// The package does not depend on the records of members or hosts. Tokens for hosts are in another table, and none of
+// them gives access to the cluster key.
 package jointoken
 
 import (
@@ -39,18 +39,20 @@ import (
 const (
 	// Protocol is the version of member.v1 that this program implements.
 	Protocol = 1
+	// tokenTTL is the default validity of a token, maxTTL the longest one.
 	tokenTTL = time.Hour
 	maxTTL   = 24 * time.Hour
-	// maxTokens limits the number of unexpired tokens.
+	// maxTokens is the maximum number of unexpired tokens.
 	maxTokens = 100
-	maxText   = 512
+	// maxText is the maximum length of a token, in bytes.
+	maxText = 512
 )
 
 // invitation is a stored token: member-token/<id>.
 type invitation struct {
 	Secret  [32]byte // SHA-256 of the secret
 	Expires cloud.Time
-	// Key is the hash of the public key that used the token; empty before.
+	// Key is the hash of the public key with which the token was used, or nil if it was not used yet.
 	Key []byte
 }
 
@@ -69,20 +71,21 @@ type Service struct {
 	opts Options
 }
 
-// New creates the service and registers its commands.
+// New creates the service and registers its commands with opts.Commands.
 func New(opts Options) *Service {
 	s := &Service{opts: opts}
 	leader.Register(opts.Commands, s, newTokenCommand, admitCommand)
 	return s
 }
 
-// made is a token without its pin.
+// made is a new token without its pin, as newTokenCommand returns it.
 type made struct {
 	ID, Secret string
 	Expires    cloud.Time
 }
 
-// NewToken creates a token. The caller must have been authorized. ttl 0 means one hour; the maximum is one day.
+// NewToken creates a join token that is valid for ttl. It does not authorize the caller. ttl 0 means one hour; the
+// maximum is one day.
 func (s *Service) NewToken(ctx context.Context, ttl time.Duration) (token string, expires cloud.Time, err error) {
 	switch {
 	case ttl == 0:
@@ -120,9 +123,10 @@ func (s *Service) newTokenOnLeader(ctx context.Context, ttl time.Duration) (m ma
 	return m, err
 }
 
+// admitAsk holds the arguments of admitCommand.
 type admitAsk struct {
 	ID, Secret string
-	// Key is the hash of the joining process's public key, Address its IP address.
+	// Key is the hash of the joining process's public key, Address the IP address of the process.
 	Key                []byte
 	Address, RequestID string
 }

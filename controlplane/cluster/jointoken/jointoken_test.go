@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// world is a cluster with one member and its port 7443.
+// world is the join token service of a cluster with one member, which serves BringKey at address.
 type world struct {
 	memberv1.UnsafeMemberServiceServer
 	*Service
@@ -42,10 +42,11 @@ type world struct {
 	audits  *audit.Service
 	address string
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	now   time.Time
 	calls int
-	// lose breaks the next answer, after it was given.
+	// lose makes the next call of BringKey return an error after the service has responded, as if the response were
+	// lost.
 	lose bool
 }
 
@@ -75,7 +76,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// BringKey counts the calls, loses responses if the test wants it, and calls the service.
+// BringKey calls the service, counts the calls, and returns an error instead of the response if lose is set.
 func (w *world) BringKey(ctx context.Context, in *memberv1.BringKeyRequest) (*memberv1.BringKeyResponse, error) {
 	out, err := (&server{s: w.Service}).BringKey(ctx, in)
 	w.mu.Lock()
@@ -92,7 +93,7 @@ func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now 
 
 func (w *world) called() int { w.mu.Lock(); defer w.mu.Unlock(); return w.calls }
 
-// token returns the path of a file with a new token.
+// token creates a join token, and returns it and the path of a file that contains it.
 func (w *world) token() (file, text string) {
 	text, _, err := w.NewToken(w.t.Context(), 0)
 	require.NoError(w.t, err)
@@ -105,14 +106,15 @@ func written(t *testing.T, text string) string {
 	return file
 }
 
-// bring calls Bring for a joining member with a data directory.
+// bring calls Bring as a joining process with the data directory dir and the token file token.
 func bring(t *testing.T, dir, token string, members ...string) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	return Bring(ctx, members, token, filepath.Join(dir, "cluster.key"), slog.New(slog.DiscardHandler))
 }
 
-// secondNewcomer uses a token in two directories, and says when the second gets the key.
+// secondNewcomer calls Bring with one token for two data directories. It returns an error if the second gets the
+// cluster key too.
 func (w *world) secondNewcomer() error {
 	file, _ := w.token()
 	require.NoError(w.t, bring(w.t, w.t.TempDir(), file, w.address))
@@ -127,7 +129,8 @@ func (w *world) secondNewcomer() error {
 	return nil
 }
 
-// A joining member gets the cluster key with its token. The token cannot be used again.
+// TestBring checks that a joining process gets the cluster key with its token, that its key for the request is deleted,
+// and that another process cannot use the token.
 func TestBring(t *testing.T) {
 	w := newWorld(t)
 	file, text := w.token()
@@ -142,10 +145,10 @@ func TestBring(t *testing.T) {
 	info, err := left[0].Info()
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode())
-	w.pass(time.Second) // the audit is ordered by time
+	w.pass(time.Second) // audit records are ordered by time, so the two uses need different times
 	require.NoError(t, w.secondNewcomer())
 
-	// The audit names the user of the token. Neither record contains a secret.
+	// Each use of a token has an audit record with the token's ID as principal and the client's address.
 	kept, _, err := w.audits.List(t.Context(), audit.Query{Method: "BringKey"})
 	require.NoError(t, err)
 	require.Len(t, kept, 2)
@@ -154,8 +157,8 @@ func TestBring(t *testing.T) {
 	require.NotEmpty(t, kept[1].RequestID)
 }
 
-// The response is lost and the joining member restarts. It asks again with the same public key and gets the cluster
-// key.
+// TestLostResponse checks that a joining process whose response was lost gets the cluster key when it repeats the
+// request with the same public key, also after a restart.
 func TestLostResponse(t *testing.T) {
 	w := newWorld(t)
 	file, _ := w.token()
@@ -187,7 +190,7 @@ func TestLostResponse(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, proofFile))
 }
 
-// cancels ends the newcomer when it says that it waits.
+// cancels is a slog.Handler that calls cancel at the first log record. Bring logs when it begins to wait.
 type cancels struct{ cancel func() }
 
 func (c cancels) Enabled(context.Context, slog.Level) bool      { return true }
@@ -195,7 +198,7 @@ func (c cancels) Handle(_ context.Context, r slog.Record) error { c.cancel(); re
 func (c cancels) WithAttrs([]slog.Attr) slog.Handler            { return c }
 func (c cancels) WithGroup(string) slog.Handler                 { return c }
 
-// Refused requests return no key and do not use up the token.
+// TestRefusedRequestsKeepTheToken checks that refused requests return no cluster key and do not use up the token.
 func TestRefusedRequestsKeepTheToken(t *testing.T) {
 	w := newWorld(t)
 	good, text := w.token()
@@ -234,8 +237,8 @@ func TestRefusedRequestsKeepTheToken(t *testing.T) {
 	}))
 }
 
-// A server whose certificate does not match the token's pin receives no data. If no other server is known, Bring
-// returns an error.
+// TestWrongPin checks that a server whose certificate does not match the token's pin receives no request, and that
+// Bring returns an error if no other server is known.
 func TestWrongPin(t *testing.T) {
 	w, other := newWorld(t), newWorld(t)
 	file, _ := w.token()

@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The tests fail with the mutant that accepts a token for two keys.
+// TestMutants checks that secondNewcomer, which TestBring calls, returns an error with the mutant ReuseInvitation,
+// which accepts a token for two keys.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	require.NoError(t, newWorld(t).secondNewcomer())

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// method is the name of BringKey in audit records.
+// method is the name of the gRPC method BringKey in audit records.
 const method = "/member.v1.MemberService/BringKey"
 
 // OpenMethod is the full name of the only member method that requires no certificate.

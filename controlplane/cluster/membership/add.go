@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of an entry, in bytes, and default ports.
+// Limits of a member's record, and default ports. maxName and maxURL are lengths in bytes.
 const (
 	maxName       = 128
 	maxURL        = 512
@@ -31,18 +31,19 @@ type AddRequest struct {
 	ID uint64
 	// Name defaults to node-<ID> if ID is given.
 	Name string
-	// RaftAddr is host:port or a URL. Without a scheme, http:// is added.
+	// RaftAddr is host:port or a URL, at which the member receives raft messages. Without a scheme, http:// is added.
 	RaftAddr string
 	// ClientURLs default to http://<host of RaftAddr>:50051.
 	ClientURLs []string
-	// Learner means that the member is not promoted automatically.
+	// Learner means that the member stays a learner until Promote is called.
 	Learner bool
 	// Open is set if the caller sent no credential.
 	Open bool `cbor:",omitempty"`
 }
 
-// Add creates an entry, which then waits for its process. If an entry with the same ID and address exists, Add returns
-// it. It returns InvalidArgument, or FailedPrecondition with a reason.
+// Add creates the record of a new member, whose process may then join. If a member with the same ID and address exists,
+// Add returns it. It returns InvalidArgument, or FailedPrecondition with ReasonExists, ReasonAddressTaken,
+// ReasonRemoved, ReasonTooMany or ReasonBusy.
 func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Member, err error) {
 	if err := q.complete(); err != nil {
 		return Member{}, nil, err
@@ -54,8 +55,8 @@ func (s *Service) Add(ctx context.Context, q AddRequest) (added Member, all []Me
 	return added, all, s.inTime(ctx, err)
 }
 
-// complete checks a request and sets its defaults. The ID is chosen before the request is sent to the leader, so that
-// sending it again adds nothing.
+// complete checks a request and sets its defaults, among them a random ID. This is done before the request is sent to
+// the leader, so that a repeated request has the same ID and adds no second member.
 func (q *AddRequest) complete() (err error) {
 	chosen := q.ID == 0
 	if chosen {
@@ -99,7 +100,8 @@ func checkClientURLs(urls *[]string) error {
 	return nil
 }
 
-// checkURL returns an address as a URL with a scheme, or InvalidArgument.
+// checkURL adds the scheme http:// to an address without one. It returns InvalidArgument if the result is no URL with a
+// host, or is too long.
 func checkURL(field, text string) (string, error) {
 	text = strings.TrimSpace(text)
 	if text == "" {
@@ -120,7 +122,7 @@ func checkURL(field, text string) (string, error) {
 	return text, nil
 }
 
-// HostPort returns the host:port of a RaftAddr.
+// HostPort returns the host:port of a Member.RaftAddr, with port 2380 if it has none.
 func HostPort(raftAddr string) string {
 	u, err := url.Parse(raftAddr)
 	if err != nil || u.Hostname() == "" {
@@ -142,7 +144,7 @@ func newID() uint64 {
 
 var addCommand = leader.NewCommand("member.add", leader.Repeatable, (*Service).addOnLeader)
 
-// addOnLeader implements Add on the leader: it writes the entry.
+// addOnLeader implements Add on the leader: it stores the record of the new member, or returns the existing one.
 func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, err := list(tx)
@@ -174,7 +176,8 @@ func (s *Service) addOnLeader(ctx context.Context, q AddRequest) (made Member, e
 	return made, err
 }
 
-// admit returns an error if a new entry cannot be created.
+// admit returns FailedPrecondition if a member cannot be added: its ID belonged to a removed member, another member has
+// the address, or MaxWaiting members wait for their process.
 func admit(tx *store.Tx, all []Member, q AddRequest) error {
 	gone, err := removed.Has(tx, path(q.ID))
 	if err != nil {
@@ -188,7 +191,7 @@ func admit(tx *store.Tx, all []Member, q AddRequest) error {
 		if HostPort(m.RaftAddr) == HostPort(q.RaftAddr) {
 			return fault.New(fault.FailedPrecondition, "the address %s belongs to member %d", m.RaftAddr, m.ID).WithReason(ReasonAddressTaken)
 		}
-		if !m.Proven() && !m.NoExpiry && m.Open == q.Open { // unauthenticated entries and operators' entries have separate limits
+		if !m.Proven() && !m.NoExpiry && m.Open == q.Open { // members added with and without a credential have separate limits
 			waiting++
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// patience is how long a call without a deadline waits for the execution of a change.
+// patience is the maximum time for which a call waits until the groups have made a change.
 const patience = 30 * time.Second
 
-// Promote makes a learner that has caught up a voter, and returns when it votes. It returns FailedPrecondition with
-// ReasonNotFound, ReasonNotLearner, ReasonNotReady, ReasonQuorum or ReasonUnverified.
+// Promote makes a learner that has caught up a voter, and returns when it is a voter of all groups. It returns
+// FailedPrecondition with ReasonNotFound, ReasonNotLearner, ReasonNotReady, ReasonQuorum or ReasonUnverified.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	m, err := s.before(ctx, id)
 	if err != nil {
@@ -31,9 +31,9 @@ func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	return s.await(ctx, func(all []Member) bool { m := find(all, id); return m == nil || m.State == Voting })
 }
 
-// before returns a member as it is before the change. The member that received the call uses this to refuse changes
-// that are already done. The leader cannot check that: a command is sent again if a leader is lost after it made the
-// change and before it responded.
+// before returns the present record of a member that is to be changed, or ReasonNotFound. The member that received the
+// call uses it to refuse a change that was made earlier. The leader cannot refuse such a change, because a command is
+// repeated if the leader is lost after it made the change and before it responded.
 func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -47,7 +47,8 @@ func (s *Service) before(ctx context.Context, id uint64) (*Member, error) {
 
 var promoteCommand = leader.NewCommand("member.promote", leader.Repeatable, (*Service).promoteOnLeader)
 
-// promoteOnLeader records that a learner is to become a voter. It does not wait for the groups.
+// promoteOnLeader sets the desired role of a learner to voter. It changes the record only; Reconcile then changes the
+// groups.
 func (s *Service) promoteOnLeader(ctx context.Context, id uint64) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -78,6 +79,7 @@ func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	return s.verify(ctx, m.ID, m.RaftAddr)
 }
 
+// removeAsk holds the arguments of removeCommand.
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
@@ -85,14 +87,15 @@ type removeAsk struct {
 	Open bool `cbor:",omitempty"`
 }
 
-// trio is the minimum number of voters that must remain after a removal without a credential. A cluster of two voters
-// stops when it loses one.
+// trio is the minimum number of voters that must remain when a caller without a credential removes one. A cluster of
+// two voters has no quorum when it loses one.
 const trio = 3
 
-// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it; it does not wait
-// for the others, because a member that removes itself cannot follow them. The result does not list the removed member.
-// Its ID is not used again, unless no process had joined with it. With force, Remove also removes a member if only one
-// voter remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or ReasonLastVoter.
+// Remove removes a member from all raft groups. It returns when the first group, kv, has removed it. It does not wait
+// for the other groups, because a member that removes itself no longer receives their logs. The returned list does not
+// contain the removed member. Its ID is not used again, unless no process had joined with it. With force, Remove also
+// removes a member if only one voter remains. It returns FailedPrecondition with ReasonNotFound, ReasonQuorum or
+// ReasonLastVoter.
 func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -104,8 +107,8 @@ func (s *Service) Remove(ctx context.Context, id uint64, force bool) ([]Member, 
 }
 
 // RemoveOpen removes a member like Remove, for a caller without a credential. It also returns ReasonLastVoter if fewer
-// than three voters would remain, and ReasonOperator if an operator added the member, and its process has not joined
-// yet.
+// than three voters would remain, and ReasonOperator if an operator added the member and its process has not joined
+// yet, or an operator is replacing the member.
 func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	if _, err := s.before(ctx, id); err != nil {
 		return nil, err
@@ -116,8 +119,8 @@ func (s *Service) RemoveOpen(ctx context.Context, id uint64) ([]Member, error) {
 	return s.awaitGone(ctx, id)
 }
 
-// checkOpen returns an error if RemoveOpen may not remove the member. It reads within the transaction that marks the
-// member as leaving, so that concurrent removals are counted.
+// checkOpen returns the error of RemoveOpen if a caller without a credential may not remove the member. It counts the
+// voters in the transaction that marks the member as leaving, so that concurrent removals are counted.
 func checkOpen(tx *store.Tx, m *Member) error {
 	if m.NoExpiry || m.State == Leaving && m.Replace || m.State == Waiting && !m.Open {
 		return fault.New(fault.FailedPrecondition, "an operator added member %d: only a caller with a credential can remove it, for example with trivet cluster remove %d",
@@ -154,7 +157,8 @@ func (s *Service) Replace(ctx context.Context, id uint64, force bool) ([]Member,
 
 var removeCommand = leader.NewCommand("member.remove", leader.Repeatable, (*Service).removeOnLeader)
 
-// removeOnLeader records that a member is to leave the groups, or deletes an entry with which no process has joined.
+// removeOnLeader sets a member's state to Leaving, so that Reconcile removes it from the groups, or deletes an entry
+// with which no process has joined.
 func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -198,14 +202,14 @@ func (s *Service) removeOnLeader(ctx context.Context, q removeAsk) (struct{}, er
 	return struct{}{}, err
 }
 
-// UpdateRequest changes the addresses of a member. An empty field leaves the address as it is.
+// UpdateRequest contains the new addresses of a member. An empty field leaves the present address unchanged.
 type UpdateRequest struct {
 	ID         uint64
 	RaftAddr   string
 	ClientURLs []string
 }
 
-// Update changes a member's addresses. A new raft address of a member that has joined is recorded only after the leader
+// Update changes a member's addresses. A new raft address of a member that has joined is stored only after the leader
 // has dialled it and the member has presented its own certificate there. Update returns FailedPrecondition with
 // ReasonNotFound, ReasonAddressTaken or ReasonUnverified.
 func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error) {
@@ -227,7 +231,8 @@ func (s *Service) Update(ctx context.Context, q UpdateRequest) ([]Member, error)
 
 var updateCommand = leader.NewCommand("member.update", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader implements Update on the leader.
+// updateOnLeader implements Update on the leader: it verifies a new raft address, and then stores the addresses in one
+// transaction.
 func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {
@@ -267,8 +272,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q UpdateRequest) (struct{}
 	return struct{}{}, err
 }
 
-// of returns the member that the request changes. It returns ReasonNotFound, or ReasonAddressTaken if another member
-// has the raft address.
+// of returns the member that the request changes, from the list all. It returns ReasonNotFound, or ReasonAddressTaken
+// if another member has the raft address.
 func (q *UpdateRequest) of(all []Member) (*Member, error) {
 	m := find(all, q.ID)
 	if m == nil {
@@ -287,7 +292,7 @@ func (q *UpdateRequest) moves(m *Member) bool {
 	return q.RaftAddr != "" && m.Proven() && HostPort(m.RaftAddr) != HostPort(q.RaftAddr)
 }
 
-// verifyTime is the deadline for a member to present its certificate at an address.
+// verifyTime is the timeout for a member to present its certificate at an address.
 const verifyTime = 5 * time.Second
 
 // verify connects to a raft address and returns an error unless the member with this ID presents its certificate there.
@@ -306,7 +311,8 @@ func (s *Service) verify(ctx context.Context, id uint64, raftAddr string) error 
 		WithReason(ReasonUnverified).Because(err)
 }
 
-// rewrite changes a member's record. It returns FailedPrecondition with ReasonNotFound if there is none.
+// rewrite applies change to a member's record and stores the result. It returns FailedPrecondition with ReasonNotFound
+// if the member has no record, or the error of change.
 func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) error) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(id))
@@ -325,7 +331,8 @@ func (s *Service) rewrite(ctx context.Context, id uint64, change func(*Member) e
 	return err
 }
 
-// await waits until done returns true for the list of members, and returns the list.
+// await waits until done returns true for the list of members, and returns that list. It returns DeadlineExceeded after
+// patience.
 func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Member, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -351,10 +358,11 @@ func (s *Service) await(ctx context.Context, done func([]Member) bool) (all []Me
 	}
 }
 
-// gonePause is the interval at which awaitGone asks the leader of the first raft group whether it has removed a member.
+// gonePause is the interval at which awaitGone requests the status of the first raft group from its leader.
 const gonePause = 50 * time.Millisecond
 
-// awaitGone waits until the first raft group has removed a member, and returns the other members.
+// awaitGone waits until the first raft group has removed a member, and returns the other members. It returns
+// DeadlineExceeded after patience.
 func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -383,7 +391,8 @@ func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	}
 }
 
-// inTime returns DeadlineExceeded if err, or the end of ctx, is a deadline that has passed, and err otherwise.
+// inTime returns DeadlineExceeded if err is not nil and a deadline has passed, that of ctx or another. Otherwise it
+// returns err unchanged.
 func (s *Service) inTime(ctx context.Context, err error) error {
 	if err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").Because(err).MayRetry()
@@ -391,7 +400,7 @@ func (s *Service) inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// wakeLoop makes Reconcile run at once if this member is the leader.
+// wakeLoop makes Run call Reconcile at once if it is running, which it does on the leader.
 func (s *Service) wakeLoop() {
 	select {
 	case s.wake <- struct{}{}:

@@ -14,10 +14,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// listCall is the command that returns the members in another member's records.
+// listCall is the name of the command between members that returns the members in the called member's records.
 const listCall = "member.list"
 
-// known holds the arguments of Peers.SetMembers.
+// known holds the arguments of Peers.SetMembers: the members' addresses (host:port) by ID, and the IDs of removed
+// members.
 type known struct {
 	Addresses map[uint64]string
 	Removed   []uint64
@@ -68,7 +69,7 @@ func (s *Service) known() (k known, revision int64, err error) {
 	return k, revision, err
 }
 
-// Count returns the number of members that have joined, according to the local records.
+// Count returns the number of members whose process has joined, according to the local records.
 func (s *Service) Count() int { return len(s.joined()) }
 
 // Listeners returns a function that returns the host:port of each joined member for a port that is the same on all
@@ -93,7 +94,8 @@ func (s *Service) serveList(context.Context, uint64, []byte) ([]byte, error) {
 	return cbor.Marshal(k)
 }
 
-// UnknownMember records that a member called that is not in the local records. It does not block.
+// UnknownMember queues the ID of a member that called this one and is not in the local records, for
+// ResolveUnknownMembers. It does not block: if the queue is full, it drops the ID.
 func (s *Service) UnknownMember(id uint64) {
 	select {
 	case s.unknownMembers <- id:
@@ -101,8 +103,9 @@ func (s *Service) UnknownMember(id uint64) {
 	}
 }
 
-// ResolveUnknownMembers asks the known members about unknown ones that called, until the context ends. The local
-// records may be old, and the unknown member may be the one that can send the newer ones.
+// ResolveUnknownMembers requests the addresses of the members that UnknownMember queued from the known members, and
+// adds them to Peers, until the context ends. The local records may be old, and the unknown member may be the one that
+// can send the newer ones.
 func (s *Service) ResolveUnknownMembers(ctx context.Context) {
 	for {
 		select {

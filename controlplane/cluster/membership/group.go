@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// groupCall is the command that runs an act on the leader of a group.
+// groupCall is the name of the command between members that executes an act on the leader of a raft group.
 const groupCall = "member.group"
 
 // leaderRole is the name of the leader role in consensus.GroupStatus.
@@ -23,17 +23,18 @@ const leaderRole = "Leader"
 type act struct {
 	Group   uint64
 	Changes []consensus.Change
-	// VerifyOnly only checks whether the changes would be refused.
+	// VerifyOnly checks whether the group would accept Changes, without making them.
 	VerifyOnly bool `cbor:"Judge"`
 	Force      bool
-	// Transfer, if not 0, is the member to which leadership is transferred; other fields except Group are ignored.
+	// Transfer, if not 0, is the member to which the group's leadership is transferred. The other fields except Group
+	// are then ignored.
 	Transfer uint64
-	// StatusOnly only reads the status of the group.
+	// StatusOnly requests the status of the group. Nothing is changed.
 	StatusOnly bool `cbor:"Look"`
 }
 
-// onGroup executes an act on the leader of a group. All acts are idempotent, so onGroup tries the next leader if the
-// leader is lost.
+// onGroup executes an act on the leader of a raft group. If the leader is lost, onGroup repeats the act on the next
+// one, because all acts are idempotent.
 func (s *Service) onGroup(ctx context.Context, a act) error {
 	g, err := s.group(a.Group)
 	if err != nil {
@@ -48,7 +49,8 @@ func (s *Service) onGroup(ctx context.Context, a act) error {
 	})
 }
 
-// Look returns the status of a group from its leader, or this member's view without a leader.
+// Look returns the status of a raft group as its leader reports it. If no leader is known, it returns the status on
+// this member.
 func (s *Service) Look(ctx context.Context, group uint64) (out consensus.GroupStatus, err error) {
 	g, err := s.group(group)
 	if err != nil {
@@ -72,7 +74,7 @@ func (s *Service) group(id uint64) (Group, error) {
 	return Group{}, consensus.ErrNoGroup
 }
 
-// ask sends an act to the member that leads the group, and returns its response.
+// ask sends an act to another member, which leads the group, and returns the encoded response.
 func (s *Service) ask(ctx context.Context, leaderID uint64, a act) ([]byte, error) {
 	if s.opts.Peers == nil {
 		return nil, fmt.Errorf("member %d: %w", leaderID, leader.ErrNotSent)
@@ -97,7 +99,7 @@ func (s *Service) ownStatus(ctx context.Context, group uint64) (out consensus.Gr
 	return out, consensus.ErrNoGroup
 }
 
-// serveGroup executes an act for another member, on a group that this member leads.
+// serveGroup executes an act that another member sent, because this member leads the group.
 func (s *Service) serveGroup(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var a act
 	if err := cbor.Unmarshal(body, &a); err != nil {
@@ -126,7 +128,7 @@ func (s *Service) onOwn(ctx context.Context, a act) error {
 	return explain(err)
 }
 
-// reasons maps refusals of package consensus to the reasons that callers see.
+// reasons maps the reasons of a consensus.MembersError to the Reason constants of this package.
 var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonUnknown:     ReasonNotFound,
 	consensus.ReasonOtherDirID:  ReasonExists,
@@ -136,6 +138,7 @@ var reasons = map[consensus.MembersReason]string{
 	consensus.ReasonPending:     ReasonBusy,
 }
 
+// explain converts an error of package consensus to a fault.Fault for the caller, or to leader.ErrNotLeader.
 func explain(err error) error {
 	var refused *consensus.MembersError
 	var notLeader *consensus.NotLeaderError
@@ -169,7 +172,8 @@ func (s *Service) verifyChange(ctx context.Context, c consensus.Change, force bo
 	return nil
 }
 
-// change executes a change in every group, in order. A group that already has the change stays as it is.
+// change executes the membership change c in every group, in the order of Options.Groups. It does nothing in a group in
+// which c was executed before.
 func (s *Service) change(ctx context.Context, c consensus.Change, force bool) error {
 	for _, g := range s.opts.Groups {
 		if err := s.onGroup(ctx, act{Group: g.ID, Changes: []consensus.Change{c}, Force: force}); err != nil {

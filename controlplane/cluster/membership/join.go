@@ -16,14 +16,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Commands that a process calls before it is a member. They are not leader commands: the member that receives one
-// forwards it as needed.
+// Names of the commands that a process calls before it is a member. Every member serves them, and forwards a join to
+// the leader.
 const (
 	joinCall   = "member.enter"
 	locateCall = "member.locate"
 )
 
-// JoinRequest asks to join as a member. The certificate of the connection is the proof.
+// JoinRequest is the request of a process to join as the member ID. The certificate of the connection must be that of
+// the member.
 type JoinRequest struct {
 	ID uint64
 	// DirID is the ID of the process's data directory.
@@ -32,14 +33,15 @@ type JoinRequest struct {
 	ClientURLs []string
 }
 
-// JoinResponse lists the members.
+// JoinResponse contains all members, so that the joined process can connect to them.
 type JoinResponse struct {
 	Members []Member
 }
 
-// Join binds a waiting entry to the data directory of the process that joins as the member. The caller of Join must
-// have checked the process's certificate. It returns FailedPrecondition with ReasonNotFound if there is no entry, with
-// ReasonWiped if another directory is bound, or with ReasonRemoved.
+// Join sets the state of a waiting entry to Joined, and binds it to the data directory of the process that joins as the
+// member. The caller of Join must have checked the process's certificate. It returns FailedPrecondition with
+// ReasonNotFound if there is no entry, with ReasonWiped if the entry is bound to another directory, or with
+// ReasonRemoved if the member was removed.
 func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinResponse, error) {
 	if err := checkClientURLs(&q.ClientURLs); err != nil {
 		return JoinResponse{}, err
@@ -49,7 +51,7 @@ func (s *Service) Join(ctx context.Context, q JoinRequest) (JoinResponse, error)
 
 var joinCommand = leader.NewCommand("member.join", leader.Repeatable, (*Service).joinOnLeader)
 
-// joinOnLeader implements Join on the leader. It does not wait for the groups.
+// joinOnLeader implements Join on the leader. It changes the record only; Reconcile then adds the member to the groups.
 func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		m, err := Members.Get(tx, path(q.ID))
@@ -66,7 +68,7 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResp
 		case m.State == Leaving || slices.Contains(m.FormerDirIDs, q.DirID):
 			return fault.New(fault.FailedPrecondition, "member %d was replaced: start it with an empty directory", q.ID).WithReason(ReasonWiped)
 		case m.State != Waiting && m.DirID == q.DirID:
-			return nil // a repeated call
+			return nil // a repeated request of the same process
 		case m.State != Waiting || q.DirID == 0:
 			return fault.New(fault.FailedPrecondition, "%s", (&consensus.WipedError{Member: q.ID}).Error()).WithReason(ReasonWiped)
 		}
@@ -85,6 +87,8 @@ func (s *Service) joinOnLeader(ctx context.Context, q JoinRequest) (out JoinResp
 	return out, err
 }
 
+// serveJoin calls Join for a process whose certificate is that of the member from. It returns PermissionDenied if the
+// request is to join as another member.
 func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]byte, error) {
 	var q JoinRequest
 	if err := cbor.Unmarshal(body, &q); err != nil {
@@ -100,8 +104,9 @@ func (s *Service) serveJoin(ctx context.Context, from uint64, body []byte) ([]by
 	return cbor.Marshal(a)
 }
 
-// serveLocate returns the entry that has the process's address, from the local records. At the first start of a cluster
-// there is no newer source, and the leader checks every join anyway.
+// serveLocate returns the ID of the entry whose address the request contains, and whether the entry is waiting. It
+// reads the local records, because a cluster that starts for the first time has no leader yet. The leader checks every
+// join anyway.
 func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byte, error) {
 	var hostPort string
 	if err := cbor.Unmarshal(body, &hostPort); err != nil {
@@ -118,27 +123,28 @@ func (s *Service) serveLocate(ctx context.Context, _ uint64, body []byte) ([]byt
 	return cbor.Marshal(located{all[i].ID, all[i].State == Waiting})
 }
 
+// located is the response to locateCall: the ID of the entry, and whether it waits for a process.
 type located struct {
 	ID      uint64
 	Waiting bool
 }
 
-// Asker runs a command on the member that serves an address. *transport.Transport implements it.
+// Asker runs a command on the member at an address (host:port). *transport.Transport implements it.
 type Asker interface {
 	Ask(ctx context.Context, address, command string, body []byte) ([]byte, error)
 }
 
 const (
-	// askTime limits a call to one seed; askShort is used for optional calls. askPause is the pause after all seeds
-	// failed.
+	// askTime is the timeout of a call to one member or seed (the address of a member, from the configuration), and
+	// askShort that of the calls of Expected. askPause is the pause after the calls to all seeds failed.
 	askTime  = 10 * time.Second
 	askShort = time.Second
 	askPause = time.Second
 )
 
 // Enter joins the cluster as the member q.ID through the seeds (host:port), and returns the members' addresses. It
-// waits until there is an entry for the member. It returns an error if the cluster refuses this data directory for
-// good.
+// retries until a seed accepts the member, for example because its entry was not added yet. It returns an error if the
+// member was removed, or another data directory is bound to it.
 func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log *slog.Logger) (map[uint64]string, error) {
 	body, err := cbor.Marshal(q)
 	if err != nil {
@@ -156,8 +162,8 @@ func Enter(ctx context.Context, asker Asker, seeds []string, q JoinRequest, log 
 	return out, nil
 }
 
-// Locate returns the ID of the entry whose raft address is this process's own (host:port), as the seeds report it. It
-// waits until there is one.
+// Locate returns the ID of the member whose raft address is hostPort, the address of this process, as a seed reports
+// it. It retries until there is such a member.
 func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, log *slog.Logger) (uint64, error) {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -168,8 +174,9 @@ func Locate(ctx context.Context, asker Asker, seeds []string, hostPort string, l
 	return at.ID, err
 }
 
-// Expected reports whether one of the seeds, asked once, has an entry for this ID and address that waits for a process
-// with an empty directory: this member was then replaced.
+// Expected reports whether the member id at hostPort was replaced, so that its process may start with an empty
+// directory. That is so if a seed reports an entry with this ID and address that waits for a process. Each seed is
+// called once.
 func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostPort string) bool {
 	body, err := cbor.Marshal(hostPort)
 	if err != nil {
@@ -187,7 +194,8 @@ func Expected(ctx context.Context, asker Asker, seeds []string, id uint64, hostP
 	return false
 }
 
-// askUntilAnswered calls the seeds in turn until one responds or returns a permanent error.
+// askUntilAnswered calls the seeds in turn until one responds, and decodes the response into answer. It returns an
+// error if ctx ends or a seed returns a permanent error: ReasonWiped, ReasonRemoved or PermissionDenied.
 func askUntilAnswered(ctx context.Context, asker Asker, seeds []string, command string, body []byte, answer any, log *slog.Logger) error {
 	logged := ""
 	for {

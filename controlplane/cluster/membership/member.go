@@ -6,12 +6,12 @@
 // continues where the last one stopped. Before a change begins in any group, all groups check it.
 //
 // Guarantees:
-//   - A new entry has no effect until a process proves that it is the member. Its proof is the certificate
-//     member/<id>, which only a holder of the cluster key can make, and it sends the ID of its data directory. Only
-//     then is it added to the groups, as a learner bound to that directory. A caller that can add entries without a
+//   - A new entry has no effect until a process proves that it is the member. The proof is the certificate member/<id>,
+//     which only a holder of the cluster key can create. The process also sends the ID of its data directory. Only then
+//     is the member added to the groups, as a learner bound to that directory. A caller that can add entries without a
 //     credential can therefore add at most 8 entries for 10 minutes. They affect no quorum, log or traffic.
-//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address
-//     comes from the entry that added it, so before the promotion the leader dials the address and checks the
+//   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Its address is
+//     that of the entry, which may be wrong, so before the promotion the leader dials the address and checks the
 //     certificate member/<id>. A learner with a wrong address receives no log and stays a learner, which counts for no
 //     quorum.
 //   - The address of a member that has joined changes only after the leader has dialled the new address and the
@@ -25,8 +25,8 @@
 //     from all groups before a process with a new directory may join.
 //
 // The first members are those of the `--cluster` list; their records are written first. Agents, the command line and
-// the transport between members read addresses from here. The package knows the groups by number and name, but not
-// their contents.
+// the transport between members read addresses from here. The package uses the numbers and names of the groups, and
+// does not depend on their contents.
 package membership
 
 import (
@@ -44,12 +44,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of entries whose process has not joined yet.
+// Limits of entries, the records of members whose process has not joined yet.
 const (
-	// MaxWaiting limits the number of these entries. Entries that were added without a credential have a separate limit
-	// of the same size.
+	// MaxWaiting is the maximum number of entries whose process has not joined. Entries that were added without a
+	// credential have a separate limit of the same size.
 	MaxWaiting = 8
-	// WaitingTime is how long such an entry is kept.
+	// WaitingTime is the age at which an entry is deleted if its process has not joined.
 	WaitingTime = 10 * time.Minute
 	// MaxID is the largest ID that this package generates: every JSON reader represents it exactly.
 	MaxID = 1<<53 - 1
@@ -60,37 +60,37 @@ const (
 	ReasonExists       = "MEMBER_EXISTS"      // the ID exists with another address
 	ReasonAddressTaken = "PEER_URL_EXISTS"    // another member has the address
 	ReasonRemoved      = "MEMBER_ID_REMOVED"  // the ID belonged to a member that was removed
-	ReasonNotFound     = "MEMBER_NOT_FOUND"   // no such member
+	ReasonNotFound     = "MEMBER_NOT_FOUND"   // there is no member with the ID
 	ReasonNotLearner   = "MEMBER_NOT_LEARNER" // the member is already a voter
-	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or not caught up
+	ReasonNotReady     = "LEARNER_NOT_READY"  // the member has not joined, or its log has not caught up
 	ReasonQuorum       = "UNHEALTHY_CLUSTER"  // no quorum of the remaining members is reachable
 	ReasonLastVoter    = "LAST_VOTER"         // fewer than two voters would remain, or fewer than three without a credential
 	ReasonTooMany      = "TOO_MANY_UNPROVEN"  // there are MaxWaiting waiting entries already
 	ReasonBusy         = "CHANGE_UNDER_WAY"   // the group changes its members, or this member is leaving
-	ReasonIsLearner    = "TARGET_IS_LEARNER"  // leadership cannot go to a learner
-	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not take the leadership
-	ReasonWiped        = "MEMBER_WIPED"       // the cluster knows the member by another data directory
+	ReasonIsLearner    = "TARGET_IS_LEARNER"  // a learner cannot become leader
+	ReasonTransfer     = "TRANSFER_FAILED"    // the target did not become leader
+	ReasonWiped        = "MEMBER_WIPED"       // the member joined with another data directory
 	ReasonUnverified   = "ADDRESS_UNVERIFIED" // the member did not present its certificate at the address
 	ReasonOperator     = "OPERATOR_NEEDED"    // an operator added the member: only a caller with a credential can remove it
 )
 
-// Role is the current or desired role of a member.
+// Role is what a member is, or is to become, in the raft groups: a voter or a learner.
 type Role string
 
-// The roles.
+// Roles of a member in the raft groups:
 const (
 	Voter   Role = "VOTER"
 	Learner Role = "LEARNER"
 )
 
-// State is the progress of a member. The text is stored.
+// State is the step that a member has reached between being added and being removed. Its text is stored in records.
 type State string
 
 // The states, in the order in which a member passes through them.
 const (
 	// Waiting means that no process has joined as the member yet.
 	Waiting State = "WAITING"
-	// Joined means that a process has joined; the groups are being changed.
+	// Joined means that a process has joined, and that the member is being added to the groups as a learner.
 	Joined State = "JOINED"
 	// Learning means that the member is a learner of every group.
 	Learning State = "LEARNER"
@@ -100,7 +100,7 @@ const (
 	Leaving State = "LEAVING"
 )
 
-// Member is one member's record.
+// Member is the record of one member. While it is Waiting, it is called an entry.
 type Member struct {
 	ID   uint64
 	Name string
@@ -109,7 +109,7 @@ type Member struct {
 	RaftAddr string
 	// ClientURLs are the URLs at which the member serves clients; the first one is preferred.
 	ClientURLs []string
-	// Wanted is the desired role.
+	// Wanted is the desired role, which Reconcile establishes.
 	Wanted Role
 	State  State
 	// DirID is the ID of the data directory with which the process joined; 0 before, and for members of the first
@@ -117,11 +117,11 @@ type Member struct {
 	DirID uint64 `cbor:"Birth"`
 	// FormerDirIDs holds the IDs of the data directories that the member had before it was replaced; they are refused.
 	FormerDirIDs []uint64 `cbor:"Lost"`
-	// Since is when the entry was added.
+	// Since is when the entry was added or, after Replace, when the former member had left the groups.
 	Since cloud.Time
-	// NoExpiry entries do not expire while Waiting: an operator replaced their member.
+	// NoExpiry means that the entry does not expire while it is Waiting, because an operator replaced the member.
 	NoExpiry bool `cbor:"Kept"`
-	// Replace, for a leaving member, means that a process with another data directory will use its ID.
+	// Replace, for a leaving member, means that its entry then waits for a process with an empty data directory.
 	Replace bool
 	// Open is set if a caller without a credential added the entry.
 	Open bool `cbor:",omitempty"`
@@ -141,7 +141,8 @@ var Members = store.NewTable[Member]("member")
 // removed holds the IDs of removed members: member-removed/<id>.
 var removed = store.NewTable[tombstone]("member-removed")
 
-// clusterOf holds the ID of the cluster to which the records belong.
+// clusterOf holds the ID of the cluster to which the records belong: member-cluster/id. It differs from Options.Cluster
+// after a backup of another cluster was restored.
 var clusterOf = store.NewTable[uint64]("member-cluster")
 
 type tombstone struct {
@@ -149,7 +150,7 @@ type tombstone struct {
 	At   cloud.Time
 }
 
-// Group is a raft group that members belong to.
+// Group identifies a raft group, of which all members become voters or learners.
 type Group struct {
 	ID         uint64
 	Name       string
@@ -174,7 +175,8 @@ type Peers interface {
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 	// HandleNonMember registers a command that any holder of the cluster key can call.
 	HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// Members returns the addresses of the reachable members; SetMembers replaces them.
+	// Members returns the addresses (host:port) of the other members to which this one connects, by ID. SetMembers
+	// replaces them, and names the removed members.
 	Members() map[uint64]string
 	SetMembers(addresses map[uint64]string, removed []uint64) error
 }
@@ -185,7 +187,7 @@ type Options struct {
 	Commands *leader.Commands
 	// Consensus executes changes in the groups that this member leads.
 	Consensus Consensus
-	// Peers calls the leaders of the other groups; nil in a cluster that cannot grow.
+	// Peers calls other members. It may be nil; then groups that another member leads cannot be changed.
 	Peers Peers
 	// Groups lists the groups in the order in which changes are executed: kv, then system.
 	Groups []Group
@@ -198,11 +200,10 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Service implements the membership service of one member.
+// Service lists and changes the members of the cluster, and serves the calls of joining processes, on one member.
 type Service struct {
 	opts Options
-	// wake makes Reconcile run at once. unknownMembers holds IDs of members that called and are not in the local
-	// records.
+	// wake makes Run call Reconcile at once. unknownMembers is the queue of UnknownMember.
 	wake           chan struct{}
 	unknownMembers chan uint64
 
@@ -211,7 +212,7 @@ type Service struct {
 	logged map[uint64]string
 }
 
-// New creates the service and registers its commands.
+// New creates the service, and registers its commands with opts.Commands and opts.Peers.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, wake: make(chan struct{}, 1), unknownMembers: make(chan uint64, 16), logged: map[uint64]string{}}
 	leader.Register(opts.Commands, s, addCommand, joinCommand, promoteCommand, removeCommand, updateCommand)
@@ -242,7 +243,7 @@ func (s *Service) List(ctx context.Context, serializable bool) (members []Member
 	return s.first(), nil // no records have been written yet
 }
 
-// first returns the members of the first configuration as voters.
+// first returns the members in Options.First, with the role and the state of voters.
 func (s *Service) first() []Member {
 	members := slices.Clone(s.opts.First)
 	for i := range members {
@@ -251,7 +252,7 @@ func (s *Service) first() []Member {
 	return members
 }
 
-// joined returns the members that have joined, according to the local records.
+// joined returns the members whose process has joined, according to the local records.
 func (s *Service) joined() []Member {
 	all, err := s.List(context.Background(), true)
 	if err != nil {

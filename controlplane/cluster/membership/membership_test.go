@@ -27,23 +27,24 @@ const (
 	kvGroup     = 2
 )
 
-// world is the service of one member, which leads. The raft groups are simulated by lists of members.
+// world is the membership service of member 1, which leads. The raft groups are replaced by lists of members.
 type world struct {
 	t      *testing.T
 	now    time.Time
 	s      *Service
 	store  *store.Store
 	leads  *leader.Commands
-	mu     sync.Mutex // groups, dirIDs and log, while Run runs beside the test
+	mu     sync.Mutex // guards groups, dirIDs and log while Run is running
 	groups map[uint64]*consensus.GroupStatus
 	dirIDs map[uint64]uint64
-	// cluster is the id of the cluster.
+	// cluster is Options.Cluster, the ID of the cluster.
 	cluster uint64
-	ready   map[uint64]bool // who is caught up
+	ready   map[uint64]bool // the learners that have caught up, by ID
 	// refuse, if set, returns the error for a change or its verification.
 	refuse func(group uint64, c consensus.Change, verifyOnly bool) error
-	log    []string // what was done to groups
-	// at are the members that answer at addresses (host:port); without an entry member N answers at 10.0.0.N:2380.
+	log    []string // the changes made to groups, in order
+	// at holds the ID of the member whose certificate is presented at an address (host:port). Without an entry, member
+	// N presents its certificate at 10.0.0.N:2380.
 	at map[string]uint64
 }
 
@@ -72,7 +73,7 @@ func (w *world) open(first []Member) {
 	})
 }
 
-// network answers as the members that w.at names. Nothing else can be asked over it.
+// network implements Peers with the certificates of w.at. Calls to other members fail.
 type network struct{ w *world }
 
 func (n network) Verify(_ context.Context, address string, member uint64) error {
@@ -191,7 +192,7 @@ func (w *world) add(id uint64) (Member, []Member, error) {
 	return w.s.Add(w.t.Context(), AddRequest{ID: id, RaftAddr: fmt.Sprintf("10.0.0.%d:2380", id)})
 }
 
-// join calls Join as a process with the certificate of a member.
+// join sends a JoinRequest of a process with the certificate of the member id and the data directory dirID.
 func (w *world) join(id, dirID uint64) error {
 	body, err := cbor.Marshal(JoinRequest{ID: id, DirID: dirID})
 	require.NoError(w.t, err)
@@ -216,7 +217,7 @@ func (w *world) refused(err error, reason string) {
 	require.Equal(w.t, reason, f.Reason, "%v", f)
 }
 
-// in carries out what the callers wait for while f runs.
+// in calls f while Run is running, which makes the changes for which f waits. It returns the error of f.
 func (w *world) in(f func() error) error {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
@@ -230,8 +231,8 @@ func (w *world) in(f func() error) error {
 	return err
 }
 
-// Entries that a caller without a credential adds stay waiting: no process has joined for them, so the groups do not
-// change.
+// TestUnauthenticatedEntriesDoNotVote checks that added entries stay waiting and change no group until a process joins,
+// that at most MaxWaiting are accepted, and that they are deleted after WaitingTime.
 func TestUnauthenticatedEntriesDoNotVote(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for id := uint64(4); id <= 6; id++ {
@@ -257,7 +258,7 @@ func TestUnauthenticatedEntriesDoNotVote(t *testing.T) {
 	_, err = w.s.Promote(t.Context(), 4)
 	w.refused(err, ReasonNotReady)
 
-	// One may be taken back at once, and its id is free; the others are gone after ten minutes.
+	// One entry is removed, and its ID can be used again. The others are deleted after WaitingTime (10 minutes).
 	_, err = w.s.Remove(t.Context(), 4, false)
 	require.NoError(t, err)
 	_, _, err = w.add(4)
@@ -270,6 +271,8 @@ func TestUnauthenticatedEntriesDoNotVote(t *testing.T) {
 	require.Empty(t, w.log)
 }
 
+// TestAddIsChecked checks the errors of Add for invalid and conflicting requests, and the defaults of a request without
+// an ID.
 func TestAddIsChecked(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for name, c := range map[string]struct {
@@ -299,8 +302,8 @@ func TestAddIsChecked(t *testing.T) {
 	require.Equal(t, "host-4:2380", HostPort(m.RaftAddr))
 }
 
-// A member is added to the group kv and then to system, as a learner and then as a voter. Each step waits until the
-// previous one is done in both.
+// TestMemberBecomesVoter checks that a member is added to the group kv and then to system, first as a learner and then
+// as a voter, and that each step waits until the former one is done in both groups.
 func TestMemberBecomesVoter(t *testing.T) {
 	w := newWorld(t, 1)
 	w.refused(w.join(2, 22), ReasonNotFound)
@@ -327,7 +330,8 @@ func TestMemberBecomesVoter(t *testing.T) {
 	w.refused(w.s.Transfer(t.Context(), 7), ReasonNotFound)
 }
 
-// A learner whose desired role is learner becomes a voter by Promote, which refuses a learner that has not caught up.
+// TestPromote checks that a member added as a learner becomes a voter only by Promote, which returns ReasonNotReady for
+// a learner that has not caught up.
 func TestPromote(t *testing.T) {
 	w := newWorld(t, 1)
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 2, RaftAddr: "10.0.0.2", Learner: true})
@@ -343,7 +347,8 @@ func TestPromote(t *testing.T) {
 	require.Equal(t, Voting, w.state(2))
 }
 
-// A learner that has caught up does not become a voter while its entry has a wrong address.
+// TestNoVoteAtAWrongAddress checks that a learner that has caught up is not promoted while its record has a wrong
+// address.
 func TestNoVoteAtAWrongAddress(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	_, _, err := w.s.Add(t.Context(), AddRequest{ID: 4, RaftAddr: "10.0.0.99:2380"})
@@ -362,8 +367,8 @@ func TestNoVoteAtAWrongAddress(t *testing.T) {
 	require.Equal(t, Voting, w.state(4))
 }
 
-// A caller without a credential can remove neither a voter of a cluster of three or two, nor the entry of a member that
-// an operator is replacing.
+// TestRemovalWithoutACredential checks that a caller without a credential can remove neither a voter of a cluster with
+// one to three voters, nor an entry that an operator added or is replacing.
 func TestRemovalWithoutACredential(t *testing.T) {
 	remove := func(w *world, id uint64) error {
 		return w.in(func() error { _, err := w.s.RemoveOpen(t.Context(), id); return err })
@@ -377,7 +382,7 @@ func TestRemovalWithoutACredential(t *testing.T) {
 		require.Empty(t, w.log)
 	}
 
-	// Concurrent removals are checked one after the other: of four voters only one is removed.
+	// Of two removals from four voters, the second is refused before the first has reached the groups.
 	w := newWorld(t, 1, 2, 3, 4)
 	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 4, Open: true})
 	require.NoError(t, err)
@@ -401,7 +406,8 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	w.refused(err, ReasonTooMany)
 	require.NoError(t, remove(w, 20))
 
-	// Otherwise an unauthenticated caller could replace an operator's entry by one with another address.
+	// An operator's entry cannot be removed. Otherwise an unauthenticated caller could replace it by an entry with
+	// another address.
 	_, _, err = w.add(6)
 	require.NoError(t, err, "entries of callers without a credential do not count for the operator's limit")
 	w.refused(remove(w, 6), ReasonOperator)
@@ -412,7 +418,8 @@ func TestRemovalWithoutACredential(t *testing.T) {
 	require.NoError(t, err, "an operator may")
 }
 
-// losing is a leader.Caller that runs the command and then loses the response, once.
+// losing is a leader.Caller that runs a command on the leader. It replaces the first response by an error, as if the
+// connection were lost.
 type losing struct {
 	w    *world
 	lost int
@@ -434,8 +441,8 @@ func (*losing) Open(context.Context, uint64, string, []byte, *cloud.Caller, func
 	return errors.New("no streams")
 }
 
-// A repeated call whose first response was lost succeeds without a second effect. The same call by another data
-// directory is refused.
+// TestRepeatedCalls checks that Promote and Remove succeed if the response of the leader is lost and the command is
+// repeated, and that a second call of the same kind is refused.
 func TestRepeatedCalls(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	follower := func(to *losing) *Service {
@@ -465,7 +472,7 @@ func TestRepeatedCalls(t *testing.T) {
 	w.refused(err, ReasonNotFound)
 }
 
-// A change that one group would refuse is executed in no group.
+// TestChangeIsVerifiedInAllGroups checks that a removal that one group would refuse is made in no group.
 func TestChangeIsVerifiedInAllGroups(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.refuse = func(group uint64, _ consensus.Change, _ bool) error {
@@ -481,7 +488,8 @@ func TestChangeIsVerifiedInAllGroups(t *testing.T) {
 	require.Equal(t, Voting, w.state(3))
 }
 
-// After a change of leader between the two groups, the new leader continues the change.
+// TestNewLeaderContinues simulates the loss of the leader after the group kv has removed a member and before system
+// has. The next leader must complete the removal.
 func TestNewLeaderContinues(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	lost := errors.New("leader lost")
@@ -516,8 +524,8 @@ func TestNewLeaderContinues(t *testing.T) {
 	w.refused(err, ReasonLastVoter)
 }
 
-// A member that lost its disk is replaced: it is removed from both groups, its entry waits without expiry, and it
-// rejoins only with another data directory.
+// TestReplace checks that a replaced member is removed from both groups, that its entry then waits without expiry, and
+// that only a process with another data directory can join as it.
 func TestReplace(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.refused(w.join(3, 33), ReasonWiped)
@@ -539,7 +547,8 @@ func TestReplace(t *testing.T) {
 	require.NoError(t, w.join(3, 35))
 }
 
-// The replacement of a failed member that led the group kv waits for the next leader of kv.
+// TestReplaceLeaderOfAnotherGroup replaces an unreachable member that leads the group kv. The removal must continue
+// with the next leader of kv.
 func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	w.groups[kvGroup].Leader = 3
@@ -549,7 +558,7 @@ func TestReplaceLeaderOfAnotherGroup(t *testing.T) {
 	require.Equal(t, []string{"group 2: 3 of 3", "group 1: 3 of 3"}, w.log)
 }
 
-// dead implements Peers with an unreachable member. After the first call member 1 leads.
+// dead implements Peers with unreachable members. After the first call, member 1 leads the group kv.
 type dead struct{ w *world }
 
 func (d dead) Direct(_ context.Context, member uint64, _ string, _ []byte) ([]byte, error) {
@@ -566,26 +575,29 @@ func (dead) HandleNonMember(string, func(context.Context, uint64, []byte) ([]byt
 func (dead) Members() map[uint64]string                                                    { return nil }
 func (dead) SetMembers(map[uint64]string, []uint64) error                                  { return nil }
 
-// A leader that removes itself transfers leadership first.
-func TestLeaderTransfersBeforeItsRemoval(t *testing.T) {
+// TestRemovalOfLeaderWithoutTransferTarget removes a leader that has received messages from no other voter, to which it
+// could transfer the leadership. It must be removed from both groups without a transfer.
+func TestRemovalOfLeaderWithoutTransferTarget(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	for _, g := range w.groups {
 		g.Leader = 1
 	}
 	_, err := w.s.removeOnLeader(t.Context(), removeAsk{ID: 1})
 	require.NoError(t, err)
-	w.reconcile() // no other member was heard from: the removal itself ends the leadership
+	w.reconcile() // no voter can be the successor: the removal itself ends the leadership
 	require.Empty(t, w.state(1))
 	require.Equal(t, []string{"group 2: 3 of 1", "group 1: 3 of 1"}, w.log)
 }
 
+// TestUpdate checks that Update stores a new address of a joined member only if the member presents its certificate
+// there, and the errors of Update.
 func TestUpdate(t *testing.T) {
 	w := newWorld(t, 1, 2)
 	_, err := w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: "10.0.0.1:2380"})
 	w.refused(err, ReasonAddressTaken)
 	_, err = w.s.Update(t.Context(), UpdateRequest{ID: 9, RaftAddr: "10.0.0.9:2380"})
 	w.refused(err, ReasonNotFound)
-	// The address of a joined member is verified by its certificate: a wrong address would isolate the member.
+	// An address at which the member does not present its certificate is refused, because it would isolate the member.
 	for address, answers := range map[string]uint64{"10.0.0.7:2380": 0, "10.0.0.8:2380": 1} {
 		w.at = map[string]uint64{address: answers}
 		_, err = w.s.Update(t.Context(), UpdateRequest{ID: 2, RaftAddr: address})
@@ -603,7 +615,8 @@ func TestUpdate(t *testing.T) {
 	require.Equal(t, []string{"https://h:1"}, find(all, 2).ClientURLs)
 }
 
-// In a new cluster List returns the members of the first configuration until the leader has written their records.
+// TestListBeforeTheRecordsExist checks that List returns the members of the first configuration until the leader has
+// written their records.
 func TestListBeforeTheRecordsExist(t *testing.T) {
 	w := newWorld(t)
 	for _, serializable := range []bool{true, false} {
@@ -624,8 +637,8 @@ func TestListBeforeTheRecordsExist(t *testing.T) {
 	require.Len(t, all, 2)
 }
 
-// Records that were restored from another cluster's backup are replaced by the current members. The IDs of removed
-// members are dropped too.
+// TestRestoredRecordsAreReplaced checks that records restored from another cluster's backup are replaced by the members
+// of the first configuration, once, and that the IDs of removed members can be used again.
 func TestRestoredRecordsAreReplaced(t *testing.T) {
 	w := newWorld(t, 1, 2, 3)
 	require.NoError(t, w.in(func() error { _, err := w.s.Remove(t.Context(), 3, false); return err }))

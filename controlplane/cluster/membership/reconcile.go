@@ -8,11 +8,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// ReconcileEvery is the interval of Reconcile.
+// ReconcileEvery is the interval at which Run calls Reconcile.
 const ReconcileEvery = 500 * time.Millisecond
 
-// Reconcile brings the groups one step closer to the records, for each member. It is a leader task. Changes that cannot
-// be made yet are tried again by the next call.
+// Reconcile makes, for each member, the next change to the raft groups that the member's record requires. It is a
+// leader task. A change that cannot be made yet is tried again by the next call.
 func (s *Service) Reconcile(ctx context.Context) error {
 	if err := s.seed(ctx); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// logWaiting logs why a member's change waits, once per reason.
+// logWaiting logs err, the reason why a member's change cannot be made yet, unless it was logged for the member before.
 func (s *Service) logWaiting(m *Member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,7 @@ func (s *Service) logWaiting(m *Member, err error) {
 }
 
 // seed writes the members of the first configuration if there are no records, or if the records belong to another
-// cluster, from whose backup this one was made.
+// cluster, because this one was restored from that cluster's backup.
 func (s *Service) seed(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		of, err := clusterOf.Get(tx, "id")
@@ -88,7 +88,7 @@ func (s *Service) seed(ctx context.Context) error {
 		}
 		switch {
 		case len(s.opts.First) == 0:
-			return nil // this member joined: a first member writes the records
+			return nil // this member joined later: a member of the first configuration writes the records
 		case of != nil:
 			if err := forget(tx, all); err != nil {
 				return err
@@ -107,7 +107,8 @@ func (s *Service) seed(ctx context.Context) error {
 	return err
 }
 
-// forget removes all records of another cluster: its directory IDs and removed IDs do not apply here.
+// forget deletes all records of members that another cluster wrote. Their directory IDs and removed IDs do not apply
+// here.
 func forget(tx *store.Tx, all []Member) error {
 	for _, m := range all {
 		Members.Delete(tx, path(m.ID))
@@ -119,7 +120,8 @@ func forget(tx *store.Tx, all []Member) error {
 	return err
 }
 
-// reconcile advances one member by one step.
+// reconcile makes the next change for one member: it deletes a waiting entry after WaitingTime, adds a joined member to
+// the groups as a learner, promotes a learner that has caught up, or removes a leaving member.
 func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	switch m.State {
 	case Waiting:
@@ -150,7 +152,7 @@ func (s *Service) reconcile(ctx context.Context, m *Member) error {
 	return nil
 }
 
-// advance executes a change in all groups and records the new state.
+// advance executes the membership change c in all groups, and then sets the member's state to the argument then.
 func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, then State) error {
 	if err := s.verifyChange(ctx, c, false); err != nil {
 		return err
@@ -167,8 +169,8 @@ func (s *Service) advance(ctx context.Context, m *Member, c consensus.Change, th
 	})
 }
 
-// leave removes a member from all groups. If the member leads a group, leave first transfers the leadership. If that
-// makes another member the leader, its Reconcile continues.
+// leave removes a member from all groups. If the member leads a group, leave first transfers the leadership. If the
+// groups' leadership moves to another member, Reconcile on that member continues the removal.
 func (s *Service) leave(ctx context.Context, m *Member) error {
 	for _, g := range s.opts.Groups {
 		if leader, _ := g.Leadership.Leader(); leader != m.ID {
@@ -211,8 +213,8 @@ func (s *Service) leave(ctx context.Context, m *Member) error {
 	return err
 }
 
-// successor returns the voter that takes over leadership from a leaving member: this member if it votes, otherwise the
-// one heard from most recently, or 0 if there is none.
+// successor returns the voter that gets the leadership of a leaving member: this member if it is a voter, otherwise the
+// voter from which it received a message most recently, or 0 if there is none.
 func (s *Service) successor(ctx context.Context, leaving uint64) (uint64, error) {
 	all, err := s.List(ctx, false)
 	if err != nil {

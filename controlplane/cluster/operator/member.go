@@ -33,7 +33,8 @@ func membersOf(all []membership.Member) (out []*operatorv1.Member) {
 	return out
 }
 
-// look adds the status of a group from its leader to say, or this member's view without a leader.
+// look sets the voters, learners and progress in say to what the group's leader reports. If the leader does not respond
+// within askLeader, it uses own, the status of the group on this member.
 func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.GroupStatus) {
 	limited, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
@@ -47,7 +48,7 @@ func (s *server) look(ctx context.Context, say *operatorv1.Group, own consensus.
 	}
 }
 
-// admitted authorizes a call about the member id, and returns an error if id is 0.
+// admitted authorizes a call about the member with the ID id, and returns InvalidArgument if id is 0.
 func admitted(ctx context.Context, method auth.Method, id uint64) error {
 	if _, err := auth.Admit(ctx, service+method, "", ""); err != nil {
 		return err

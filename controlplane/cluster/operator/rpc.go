@@ -24,7 +24,7 @@ import (
 type Options struct {
 	Version string
 	Cluster string
-	// Members is the membership service.
+	// Members lists and changes the members of the cluster.
 	Members  *membership.Service
 	Runner   *consensus.Runner
 	Commands *leader.Commands
@@ -35,19 +35,19 @@ type Options struct {
 	Nodes         *node.Service
 	Invites       *jointoken.Service
 	VMs           *vm.Service
-	// Disks returns the disk space of the members that responded recently.
+	// Disks returns the disk space of the members that recently reported it, by member ID.
 	Disks func() map[uint64]diskspace.Space
-	// Backup writes an archive of all groups. The error of write is returned as it is.
+	// Backup passes an archive of all raft groups to write, in parts. It returns an error of write unchanged.
 	Backup func(ctx context.Context, write func([]byte) error) error
 }
 
-// Group is the name and the revision of a raft group.
+// Group describes a raft group: its name, and the function that returns the revision of its data on this member.
 type Group struct {
 	Name     string
 	Revision func() int64
 }
 
-// Register registers OperatorService and its leader command.
+// Register registers OperatorService with g, and heardCommand with opts.Commands.
 func Register(g grpc.ServiceRegistrar, opts Options) {
 	s := &server{opts: opts}
 	leader.Register(opts.Commands, s, heardCommand)
@@ -59,11 +59,11 @@ type server struct {
 	opts Options
 }
 
-// heardCommand runs heard on the leader.
+// heardCommand calls heard on the leader of the system group.
 var heardCommand = leader.NewCommand("operator.heard", leader.Repeatable, (*server).heard)
 
-// heard returns the members from which this member has received messages in the last ElectionTicks. The leader receives
-// messages from all members, a follower only from the leader.
+// heard reports, for each member, whether this member has received a message from it in the last ElectionTicks. The
+// leader receives messages from all members, a follower only from the leader.
 func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error) {
 	status, err := s.opts.Runner.Status(ctx)
 	if err != nil {
@@ -76,8 +76,8 @@ func (s *server) heard(ctx context.Context, _ struct{}) (map[uint64]bool, error)
 	return out, nil
 }
 
-// reachable returns the result of heard on the leader, or on this member if the leader does not respond within
-// askLeader.
+// reachable reports which members the leader has received messages from (see heard). If the leader does not respond
+// within askLeader, it uses the messages that this member received.
 func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	ask, cancel := context.WithTimeout(ctx, askLeader)
 	defer cancel()
@@ -87,7 +87,8 @@ func (s *server) reachable(ctx context.Context) (map[uint64]bool, error) {
 	return s.heard(ctx, struct{}{})
 }
 
-// askLeader limits a request to the leader, since ClusterStatus must also work without a leader.
+// askLeader is the timeout of a request to the leader. It is short, because ClusterStatus must also respond without a
+// leader.
 const askLeader = time.Second
 
 const service = "/operator.v1.OperatorService/"

@@ -25,15 +25,15 @@ import (
 
 func itoa(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// Files stores a member's image bytes in a directory of files named by their SHA-256. A file with such a name is
-// complete and verified; files being written have the prefix part-.
+// Files is a member's directory of image files. A file that is named by its SHA-256 is complete and verified. A file
+// that is being written has the prefix part-.
 type Files struct {
 	dir string
-	// mu prevents sweep from removing a file while the same bytes are stored again.
+	// mu prevents sweep from removing a file while commit stores the same bytes again.
 	mu sync.Mutex
 }
 
-// OpenFiles creates the directory if needed and removes incomplete files that a crash left.
+// OpenFiles creates the directory dir if needed, and removes incomplete files that a crash left in it.
 func OpenFiles(dir string) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make image directory: %w", err)
@@ -64,7 +64,7 @@ func (f *Files) path(sum string) (string, error) {
 	return filepath.Join(f.dir, sum), nil
 }
 
-// Open opens a verified image; NotFound without one.
+// Open opens the image with the SHA-256 sum. It returns NotFound if this member does not have it.
 func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -77,7 +77,7 @@ func (f *Files) Open(sum string) (io.ReadSeekCloser, error) {
 	return file, err
 }
 
-// has reports whether this member holds the bytes. On an error this is unknown.
+// has reports whether this member has the image with the SHA-256 sum. If it returns an error, that is unknown.
 func (f *Files) has(sum string) (bool, error) {
 	path, err := f.path(sum)
 	if err != nil {
@@ -92,7 +92,7 @@ func (f *Files) has(sum string) (bool, error) {
 	return false, fmt.Errorf("find image: %w", err)
 }
 
-// part is an image that is being written.
+// part is an image file that is being written. commit completes it, and discard removes it.
 type part struct {
 	files     *Files
 	file      *os.File
@@ -101,8 +101,8 @@ type part struct {
 	committed bool
 }
 
-// begin creates a file for an image of size bytes and reserves its disk space, so that later writes do not run out of
-// space. It returns errNoSpace if fewer than reserveBytes would stay free.
+// begin creates a part for an image of size bytes and reserves its disk space, so that later writes do not run out of
+// space. It returns errNoSpace if less than reserveBytes would stay free.
 func (f *Files) begin(size int64) (*part, error) {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(f.dir, &stat); err != nil {
@@ -128,18 +128,19 @@ func (f *Files) begin(size int64) (*part, error) {
 	return p, nil
 }
 
-// reserveBytes is the free disk space, in bytes, that images leave for the log and the records.
+// reserveBytes is the disk space, in bytes, that begin leaves free for the log and the records.
 const reserveBytes = 1 << 30
 
 var (
 	errNoSpace = errors.New("not enough disk space for the image")
-	// errSource wraps errors of reading an image's source, as opposed to errors of writing it.
+	// errSource wraps errors of reading an image, from its source or another member, as opposed to errors of writing
+	// it.
 	errSource  = errors.New("read image")
 	errTooLong = errors.New("it is longer than expected")
 )
 
-// copy appends all bytes of r. It checks ctx before each read, and returns errTooLong instead of writing beyond limit
-// bytes.
+// copy appends all bytes of r to the part. It checks ctx before each read. It returns errTooLong before the part would
+// become longer than limit bytes, and wraps errors of r in errSource.
 func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	buf := make([]byte, 1<<20)
 	for {
@@ -164,7 +165,7 @@ func (p *part) copy(ctx context.Context, r io.Reader, limit int64) error {
 	}
 }
 
-// reset discards the bytes written so far.
+// reset removes the bytes written so far, so that the part is empty.
 func (p *part) reset() error {
 	if err := p.file.Truncate(0); err != nil {
 		return fmt.Errorf("empty image file: %w", err)
@@ -179,8 +180,8 @@ func (p *part) reset() error {
 
 func (p *part) checksum() string { return hex.EncodeToString(p.sum.Sum(nil)) }
 
-// commit stores the bytes durably under their checksum. Package atomicfile does not fit: the name of the file is known only
-// after its content, and the rename excludes sweep.
+// commit syncs the part to disk and renames its file to the checksum. It does not use package atomicfile, because the
+// name is known only after the content is written, and because sweep must not run during the rename.
 func (p *part) commit() error {
 	path, err := p.files.path(p.checksum())
 	if err != nil {
@@ -211,7 +212,7 @@ func (f *Files) rename(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// discard closes the file, and removes it unless keep succeeded.
+// discard closes the part, and removes its file unless commit renamed it.
 func (p *part) discard() {
 	p.file.Close()
 	if !p.committed {
@@ -219,7 +220,7 @@ func (p *part) discard() {
 	}
 }
 
-// sweep removes files older than age whose checksum is not in wanted.
+// sweep removes the image files that are older than age and whose checksum is not in wanted.
 func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -236,13 +237,13 @@ func (f *Files) sweep(wanted map[string]bool, now time.Time, age time.Duration) 
 	return nil
 }
 
-// removeIfOld removes a file that is older than age.
+// removeIfOld removes the file e if it is older than age.
 func (f *Files) removeIfOld(e fs.DirEntry, now time.Time, age time.Duration) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	info, err := e.Info()
 	if err != nil || now.Sub(info.ModTime()) < age {
-		return nil // gone, or too young
+		return nil // the file was removed meanwhile, or is too young
 	}
 	if err := os.Remove(filepath.Join(f.dir, e.Name())); err != nil {
 		return fmt.Errorf("remove image: %w", err)

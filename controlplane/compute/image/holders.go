@@ -18,14 +18,14 @@ type importResult struct {
 	Size    uint64
 	Virtual uint64
 	Format  cloud.ImageFormat
-	// Failure is the reason why the import failed, or "".
+	// Failure is the reason why the import failed, or "" if it succeeded.
 	Failure string
 }
 
 var finishImportCommand = leader.NewCommand("image.imported", leader.Repeatable, (*Service).finishImportOnLeader)
 
-// finishImportOnLeader records the result of an import. It ignores results of members other than the importer, and
-// images that are no longer PENDING.
+// finishImportOnLeader stores the result of an import in the image's record. It ignores results from members other than
+// the importer, and for images that are no longer PENDING.
 func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		switch {
@@ -42,7 +42,8 @@ func (s *Service) finishImportOnLeader(ctx context.Context, q importResult) (str
 	})
 }
 
-// setFailed sets an image to ERROR. Its bytes are no longer needed.
+// setFailed sets an image to ERROR with the reason why. It removes the checksum and the holders, so that the members
+// delete the bytes.
 func setFailed(i *cloud.Image, why string) {
 	i.Status, i.SHA256, i.Holders = cloud.ImageError, "", nil
 	i.Metadata = cloud.Merge(i.Metadata, map[string]string{cloud.ImageReason: why})
@@ -56,7 +57,7 @@ type holderRequest struct {
 
 var addHolderCommand = leader.NewCommand("image.held", leader.Repeatable, (*Service).addHolderOnLeader)
 
-// addHolderOnLeader records that a member holds the verified bytes of an image.
+// addHolderOnLeader adds a member to the holders of an image, the members that have its verified bytes.
 func (s *Service) addHolderOnLeader(ctx context.Context, q holderRequest) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || slices.Contains(i.Holders, q.Member) {
@@ -69,8 +70,8 @@ func (s *Service) addHolderOnLeader(ctx context.Context, q holderRequest) (struc
 
 var removeHolderCommand = leader.NewCommand("image.lost", leader.Repeatable, (*Service).removeHolderOnLeader)
 
-// removeHolderOnLeader records that a member no longer holds the bytes of an image. An image that no member holds
-// becomes ERROR.
+// removeHolderOnLeader removes a member from the holders of an image, because the member has lost the bytes. If no
+// holder is left, the image becomes ERROR.
 func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (struct{}, error) {
 	return struct{}{}, s.rewrite(ctx, q.ID, func(i *cloud.Image) bool {
 		if i.SHA256 != q.SHA256 || !slices.Contains(i.Holders, q.Member) {
@@ -84,7 +85,8 @@ func (s *Service) removeHolderOnLeader(ctx context.Context, q holderRequest) (st
 	})
 }
 
-// rewrite stores an existing image if change returns true.
+// rewrite calls change with the record of the image with this ID, and stores the record if change returns true. It does
+// nothing if there is no record.
 func (s *Service) rewrite(ctx context.Context, id cloud.ImageID, change func(*cloud.Image) bool) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		i, err := Images.Get(tx, string(id))
@@ -105,10 +107,11 @@ func (s *Service) addHolder(i *cloud.Image, member uint64) {
 	}
 }
 
-// SettleEvery is the interval of Settle.
+// SettleEvery is the interval at which package leader calls Settle on the leader.
 const SettleEvery = 30 * time.Second
 
-// Settle sets images to ERROR that were not imported or copied to a majority in time. It is a leader task.
+// Settle sets images to ERROR that have been PENDING since their creation, or UPLOADING since their last change, for
+// more than importTime. It runs only on the leader.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	var late []cloud.ImageID
@@ -138,7 +141,7 @@ func (s *Service) Settle(ctx context.Context) error {
 	return nil
 }
 
-// timeoutReason returns the reason to give an image up, or "".
+// timeoutReason returns why an image has failed by timeout, as a text for its owner, or "" if it has not.
 func timeoutReason(i *cloud.Image, now cloud.Time) string {
 	switch {
 	case i.Status == cloud.ImagePending && now-i.CreatedAt > importTime.Milliseconds():

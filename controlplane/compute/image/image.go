@@ -1,18 +1,19 @@
-// Package image manages the images that VMs are created from. Records are in the store; the bytes are files on the
-// members, named by their SHA-256, and never in the raft log. The main types are Service and Files.
+// Package image manages the images that VMs are created from. The store has a record per image. The bytes are files on
+// the members, named by their SHA-256, and never in the raft log. The main types are Service and Files.
 //
-// An image goes from PENDING to UPLOADING to AVAILABLE, or to ERROR with the reason in metadata trivet/error. The
-// member that receives CreateImage, the importer, opens the source and returns PENDING. It then copies the source,
-// examines and hashes its copy, records the checksum and sets UPLOADING. The other members pull the bytes from members
-// that hold them, and verify them. The image becomes AVAILABLE when a majority of the members holds it. The bytes are
-// examined in pure Go, and their actual format counts, not the declared one. The importer reads no file of its host
-// except the named one, and only below the configured import directories.
+// The status of an image is first PENDING, then UPLOADING, then AVAILABLE. It becomes ERROR on a failure, with the
+// reason in metadata trivet/error. The member that receives CreateImage, the importer, opens the source and returns
+// PENDING. It then copies the source, examines and hashes its copy, records the checksum and sets UPLOADING. The other
+// members pull the bytes, which means that they copy them from members that have them, and verify the checksum. The
+// image becomes AVAILABLE when a majority of the members has the bytes. The format is determined from the bytes, by
+// pure Go code; an import with another declared format fails. The importer reads no file of its host except the named
+// one, and only below the configured import directories.
 //
 // Run does all copying. If a stop or a crash interrupts copying, the next Run starts it again from the records.
 //
 // Decisions of this version: sources are file:// only (http(s) is FAILED_PRECONDITION until it can be enabled). VMDK
 // and VHD are FAILED_PRECONDITION until conversion exists. An image becomes ERROR, with its importer in the reason, if
-// it was not copied half an hour after the call, or if no majority holds it half an hour after the last member got it;
+// it was not copied half an hour after the call, or if no majority has it half an hour after its record last changed;
 // its bytes are then deleted. A member whose copy is gone reports that and pulls the image again; when the last copy is
 // gone, the image becomes ERROR. Only system:admin may change a PUBLIC image. Only the image's own org sees the list of
 // orgs that it is shared with.
@@ -33,14 +34,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// use records that a VM uses an image: image-use/<image>/<vm>.
+// use is the record that a VM uses an image, at image-use/<image>/<vm>. An image with such records cannot be deleted.
 type use struct {
 	// Org is the org of the VM.
 	Org cloud.OrgID
 }
 
 var (
-	// Images is the table of images: image/<id>.
+	// Images is the table of image records, at image/<id>.
 	Images = store.NewTable[cloud.Image]("image")
 	uses   = store.NewTable[use]("image-use")
 )
@@ -52,11 +53,11 @@ type Options struct {
 	Files    *Files
 	// Self is this member's ID.
 	Self uint64
-	// Members returns the current number of members.
+	// Members returns the current number of members of the cluster.
 	Members func() int
 	// Peers reads image bytes from other members.
 	Peers Peers
-	// ImportDirs are the directories for file:// sources.
+	// ImportDirs are the directories from which file:// sources may be imported.
 	ImportDirs []ImportDir
 	Log        *slog.Logger
 }
@@ -64,14 +65,14 @@ type Options struct {
 // Service implements the image service of one member.
 type Service struct {
 	opts Options
-	// wake signals that Run may have work.
+	// wake has a value when Run must check the records.
 	wake chan struct{}
 	jobs *backgroundJobs
 	// imports and pulls are semaphores that limit concurrent imports and pulls.
 	imports, pulls chan struct{}
 }
 
-// New creates the service and registers its leader commands.
+// New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{
 		opts: opts, wake: make(chan struct{}, 1), imports: make(chan struct{}, maxImports), pulls: make(chan struct{}, maxPulls),
@@ -83,14 +84,14 @@ func New(opts Options) *Service {
 
 func noImage(id cloud.ImageID) error { return fault.New(fault.NotFound, "no image %s", id) }
 
-// Usable is an image that an org may use for VMs.
+// Usable is an image that the org forOrg may use for VMs, as returned by Lookup.
 type Usable struct {
 	cloud.Image
 	forOrg cloud.OrgID
 }
 
-// Lookup returns an image that org may use. It returns NotFound if org cannot see the image, and FailedPrecondition if
-// the image is not AVAILABLE.
+// Lookup returns the image with this ID if org may use it. It returns NotFound if org cannot see the image, and
+// FailedPrecondition if the image is not AVAILABLE.
 func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) {
 	i, err := Images.Get(r, string(id))
 	if err != nil {
@@ -105,20 +106,20 @@ func Lookup(r store.Reader, org cloud.OrgID, id cloud.ImageID) (*Usable, error) 
 	return &Usable{*i, org}, nil
 }
 
-// Use records that a VM uses the image, so that the image cannot be deleted.
+// Use stores that the VM uses the image, so that the image cannot be deleted.
 func (u *Usable) Use(tx *store.Tx, vm cloud.VMID) {
 	uses.Put(tx, &use{u.forOrg}, string(u.ID), string(vm))
 }
 
-// Release removes the record of Use.
+// Release deletes the record of Use, so that the VM no longer prevents the deletion of the image.
 func Release(tx *store.Tx, id cloud.ImageID, vm cloud.VMID) { uses.Delete(tx, string(id), string(vm)) }
 
-// Built returns the fields of the image that a host needs.
+// Built returns the fields of the image that a host needs to build a disk from it.
 func (u *Usable) Built() *cloud.ImageRef {
 	return &cloud.ImageRef{ID: u.ID, SHA256: u.SHA256, SizeBytes: u.SizeBytes, Format: u.Format}
 }
 
-// Get returns an image that org may read, or NotFound.
+// Get returns the image with this ID if org can see it, and NotFound otherwise.
 func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i *cloud.Image, err error) {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return nil, err
@@ -135,8 +136,8 @@ func (s *Service) Get(ctx context.Context, org cloud.OrgID, id cloud.ImageID) (i
 	return i, err
 }
 
-// List returns a page of the images of an org and of those shared with it, and the token of the next page. It includes
-// public images of other orgs if public is set.
+// List returns a page of images, and the token of the next page. The images are those of org and those shared with it,
+// and if public is set also other orgs' public images.
 func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size int32, token string) ([]*cloud.Image, string, error) {
 	keep := func(i *cloud.Image) bool {
 		return i.VisibleTo(org) && (public || i.Org == org || i.Visibility != cloud.Public)
@@ -148,7 +149,7 @@ func (s *Service) List(ctx context.Context, org cloud.OrgID, public bool, size i
 	return store.Page(ctx, s.opts.Store, Images, store.PageRequest{Size: size, Token: token, Query: query}, keep)
 }
 
-// Created is a new image, or the one that an earlier call with the same idempotency key created (Replayed).
+// Created is the result of Create. Replayed means that an earlier call with the same idempotency key created the image.
 type Created struct {
 	Image    cloud.Image
 	Replayed bool
@@ -157,12 +158,14 @@ type Created struct {
 type createRequest struct {
 	Image cloud.Image
 	Body  [32]byte
-	// Missing is set if the source cannot be opened: the call can then only return the response of an earlier call.
+	// Missing means that the source cannot be opened. The leader then returns the response of an earlier call with the
+	// same idempotency key, or NotFound if there is none.
 	Missing bool
 }
 
-// Create records an image, starts to import it on this member, and returns it as PENDING. A call repeated under its
-// idempotency key gets the same response, even if the source no longer exists.
+// Create creates the record of an image, starts to import the bytes on this member, and returns the image as PENDING. A
+// call repeated under its idempotency key gets the same response, even if the source no longer exists. body is the hash
+// of the request.
 func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Created, error) {
 	if err := i.Check(); err != nil {
 		return Created{}, err
@@ -200,8 +203,8 @@ func (s *Service) Create(ctx context.Context, i cloud.Image, body [32]byte) (Cre
 	return out, err
 }
 
-// CheckNoImages returns an error if a project, or an org without t.Project, still has images: it cannot be deleted
-// then.
+// CheckNoImages returns an error if the project t.Project still has images, or if t.Project is empty and the org t.Org
+// still has some. A project or org with images cannot be deleted.
 func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	all, _, err := Images.List(r, 0)
 	if err != nil {
@@ -215,7 +218,8 @@ func CheckNoImages(r store.Reader, t cloud.Tenant) error {
 	return nil
 }
 
-// chargeQuota charges a new image to the quotas of its project and its org.
+// chargeQuota counts a new image in the quotas of its project and its org. It returns ResourceExhausted if one of them
+// is used up.
 func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	if i.Project == "" {
 		return nil
@@ -231,7 +235,8 @@ func chargeQuota(tx *store.Tx, i *cloud.Image) error {
 	})
 }
 
-// checkVisibility returns an error unless the caller may give the image its visibility.
+// checkVisibility returns an error if the caller may not give the image the visibility that it has, or if a SHARED
+// image does not list valid org IDs.
 func checkVisibility(ctx context.Context, i *cloud.Image) error {
 	if i.Visibility == cloud.Public && !auth.CallerOf(ctx).IsCloudAdmin() {
 		return fault.New(fault.PermissionDenied, "only %s may publish an image, or change a public one", cloud.SystemAdmin)
@@ -251,7 +256,7 @@ func checkVisibility(ctx context.Context, i *cloud.Image) error {
 	return nil
 }
 
-// checkMetadata refuses metadata keys that callers must not set.
+// checkMetadata returns an error if m has a key that only the control plane may set.
 func checkMetadata(m map[string]string) error {
 	if _, ok := m[cloud.ImageReason]; ok {
 		return fault.Invalid("metadata", "%s is set by the control plane only", cloud.ImageReason)
@@ -261,8 +266,8 @@ func checkMetadata(m map[string]string) error {
 
 var createCommand = leader.NewCommand("image.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader implements Create on the leader: it writes the record. The member that received the call imports the
-// bytes.
+// createOnLeader implements Create on the leader: it writes the image's record. The member that received the call
+// imports the bytes.
 func (s *Service) createOnLeader(ctx context.Context, q createRequest) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -294,7 +299,8 @@ type updateRequest struct {
 	Metadata   map[string]string
 }
 
-// Update changes an image's name, visibility (when not unspecified) and metadata (merged).
+// Update changes an image's name unless name is empty, its visibility unless v is unspecified, and merges metadata into
+// its metadata. Only the image's own org may do so.
 func (s *Service) Update(ctx context.Context, org cloud.OrgID, id cloud.ImageID, name string, v cloud.Visibility, metadata map[string]string) (cloud.Image, error) {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return cloud.Image{}, err
@@ -335,8 +341,8 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 	return out, err
 }
 
-// getOwned returns an image of org. It returns PermissionDenied for another org's image that org can see, and NotFound
-// otherwise.
+// getOwned returns the image with this ID if it belongs to org. It returns PermissionDenied if it belongs to another
+// org and org can see it, and NotFound otherwise.
 func getOwned(tx *store.Tx, org cloud.OrgID, id cloud.ImageID) (*cloud.Image, error) {
 	i, err := Images.Get(tx, string(id))
 	switch {
@@ -356,7 +362,8 @@ type deleteRequest struct {
 	Body [32]byte
 }
 
-// Delete removes an image that no VM uses. Members delete its bytes later.
+// Delete deletes the record of an image that no VM uses. The members delete its bytes later. body is the hash of the
+// request.
 func (s *Service) Delete(ctx context.Context, org cloud.OrgID, id cloud.ImageID, body [32]byte) error {
 	if err := cloud.CheckUUID("image_id", string(id)); err != nil {
 		return err
@@ -393,7 +400,8 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (struct{}
 	return struct{}{}, err
 }
 
-// describeUsers returns a text that names the VMs of org, and mentions VMs of other orgs without naming them.
+// describeUsers returns, for an error message, the names of the VMs of org in used. It adds "other VMs" if used has VMs
+// of other orgs, or if more is set.
 func describeUsers(used []store.Record[use], more bool, org cloud.OrgID) string {
 	var out []string
 	for _, u := range used {

@@ -30,7 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// world holds several members that share one store. Each member has an image directory of its own.
+// world holds several members that share one store. Each member has its own image directory.
 type world struct {
 	t       *testing.T
 	now     time.Time
@@ -40,7 +40,7 @@ type world struct {
 	dirs    map[uint64]string
 	files   map[uint64]*Files
 	gates   map[uint64]chan struct{}
-	// readers receives the ID of each member that reads an image from another one.
+	// readers receives the ID of each member that begins to read an image from another one.
 	readers chan uint64
 	size    int
 }
@@ -64,7 +64,7 @@ func newWorld(t *testing.T, members int) *world {
 
 func (w *world) pass(d time.Duration) { w.mu.Lock(); defer w.mu.Unlock(); w.now = w.now.Add(d) }
 
-// member starts a program over the member's directory.
+// member creates the service of a member, as after a restart of its process, with the member's existing directory.
 func (w *world) member(id uint64) *Service {
 	if w.dirs[id] == "" {
 		w.dirs[id] = w.t.TempDir()
@@ -72,7 +72,7 @@ func (w *world) member(id uint64) *Service {
 	files, err := OpenFiles(w.dirs[id])
 	require.NoError(w.t, err)
 	w.files[id] = files
-	// Every member leads, since all of them share one store.
+	// Every member leads, because all of them share one store.
 	commands := leader.NewCommands(id, leadertest.NewLeadership(id), nil)
 	return New(Options{
 		Store: w.records, Commands: commands, Files: files, Self: id, Members: func() int { return w.size },
@@ -80,7 +80,8 @@ func (w *world) member(id uint64) *Service {
 	})
 }
 
-// reader implements Peers by reading other members' files. It blocks until the reader's gate is open.
+// reader implements Peers: it reads from the files of the other member. If the reading member has a gate, it first
+// waits until the gate is closed.
 type reader struct {
 	w    *world
 	self uint64
@@ -106,7 +107,7 @@ func (r *reader) ReadImage(ctx context.Context, member uint64, sum string, offse
 	return f, err
 }
 
-// run runs a member until the test, or stop, ends it.
+// run runs a member's Run until the end of the test or a call of stop.
 func (w *world) run(s *Service) (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	done := make(chan struct{})
@@ -122,7 +123,8 @@ func (w *world) write(name string, data []byte) (url string) {
 	return "file://" + path
 }
 
-// until waits until ok accepts the record of an image.
+// until waits until the image with this ID has a record for which ok returns true. what describes that condition in the
+// failure message.
 func (w *world) until(id cloud.ImageID, what string, ok func(*cloud.Image) bool) *cloud.Image {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), 30*time.Second)
@@ -174,8 +176,8 @@ func noise(n int) []byte {
 
 func sumOf(b []byte) string { sum := sha256.Sum256(b); return hex.EncodeToString(sum[:]) }
 
-// An image of three members is PENDING at once, UPLOADING when the importer has its copy, and AVAILABLE when a second
-// member has one. The third member copies it too.
+// TestMajority imports an image in a cluster of three members. The image must be PENDING at once, UPLOADING when the
+// importer has its copy, and AVAILABLE when a second member has one. The third member must copy it too.
 func TestMajority(t *testing.T) {
 	w := newWorld(t, 3)
 	data := noise(3 << 20)
@@ -226,8 +228,8 @@ func TestMajority(t *testing.T) {
 	require.Empty(t, w.kept(1))
 }
 
-// A repeated CreateImage under an idempotency key returns the first response, also on another member and after the
-// source was removed.
+// TestCreateIsIdempotent repeats CreateImage under an idempotency key. It must return the first response, also on
+// another member and after the source was removed.
 func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -256,7 +258,8 @@ func TestCreateIsIdempotent(t *testing.T) {
 	require.Len(t, list, 1)
 }
 
-// A member that stops during an import leaves the record PENDING. After a restart it starts the import again.
+// TestRestartContinuesImport stops a member during an import. The image must stay PENDING, and the member must import
+// it after a restart.
 func TestRestartContinuesImport(t *testing.T) {
 	w := newWorld(t, 1)
 	data := noise(1000)
@@ -278,7 +281,7 @@ func TestRestartContinuesImport(t *testing.T) {
 	require.Equal(t, []string{sumOf(data)}, w.kept(1))
 	halt()
 
-	// The source is removed between Create and the restart.
+	// If the source is removed between Create and the restart, the image must become ERROR.
 	url = w.write("other.raw", noise(1000))
 	s = w.member(1)
 	made, err = s.Create(member(t), described(url), [32]byte{})
@@ -290,7 +293,8 @@ func TestRestartContinuesImport(t *testing.T) {
 	require.Equal(t, "the source no longer exists", i.Metadata[cloud.ImageReason])
 }
 
-// Run returns only after running copies have ended, and OpenFiles removes the incomplete files that they leave.
+// TestStopWaitsForCopies checks that Run returns only after running copies have ended, and that OpenFiles removes
+// incomplete files that a crash left.
 func TestStopWaitsForCopies(t *testing.T) {
 	w := newWorld(t, 3)
 	w.gates[2] = make(chan struct{})
@@ -310,7 +314,8 @@ func TestStopWaitsForCopies(t *testing.T) {
 	require.Empty(t, w.kept(2))
 }
 
-// An image becomes ERROR if its importer, or the majority that should copy it, does not respond in time.
+// TestUnfinishedImportsTimeOut checks that an image becomes ERROR if its importer does not finish within importTime, or
+// if no majority copies it within importTime.
 func TestUnfinishedImportsTimeOut(t *testing.T) {
 	w := newWorld(t, 3)
 	s := w.member(1)
@@ -343,7 +348,7 @@ func TestUnfinishedImportsTimeOut(t *testing.T) {
 	require.Contains(t, get(uploading).Metadata[cloud.ImageReason], "member 3 imported it")
 	require.Equal(t, cloud.ImageAvailable, get(available).Status)
 
-	// Results that arrive after the timeout change nothing.
+	// Results that arrive after the timeout must change nothing.
 	_, err := finishImportCommand.Call(t.Context(), s.opts.Commands, importResult{ID: pending, Member: 2, SHA256: sumOf(nil)})
 	require.NoError(t, err)
 	_, err = addHolderCommand.Call(t.Context(), s.opts.Commands, holderRequest{uploading, 1, sumOf(nil)})
@@ -352,8 +357,8 @@ func TestUnfinishedImportsTimeOut(t *testing.T) {
 	require.Empty(t, get(uploading).Holders)
 }
 
-// A member without its copy removes itself from the holders and pulls the image again. When the last copy is lost, the
-// image becomes ERROR.
+// TestLostCopyIsPulledAgain deletes image files. A member without its file must remove itself from the holders and pull
+// the image again. When the last copy is lost, the image must become ERROR.
 func TestLostCopyIsPulledAgain(t *testing.T) {
 	w := newWorld(t, 2)
 	one, two := w.member(1), w.member(2)
@@ -419,7 +424,7 @@ func TestUsedImageIsNotDeleted(t *testing.T) {
 	err = s.Delete(member(t), "acme", id, [32]byte{})
 	require.True(t, fault.Is(err, fault.NotFound))
 
-	// A retry after a lost response gets the same response.
+	// A repeated Delete under the same idempotency key must return the same response.
 	made, err = s.Create(member(t), described(w.write("disk.raw", noise(1000))), [32]byte{})
 	require.NoError(t, err)
 	for range 2 {
@@ -427,7 +432,7 @@ func TestUsedImageIsNotDeleted(t *testing.T) {
 	}
 }
 
-// Which callers may give an image which visibility.
+// TestVisibility checks which callers may give an image which visibility, by Create and by Update.
 func TestVisibility(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -465,7 +470,7 @@ func TestVisibility(t *testing.T) {
 			require.True(t, fault.Is(err, c.kind), "%v", err)
 			require.ErrorContains(t, err, c.says)
 			require.Empty(t, made.Image.ID)
-			// Update is refused like Create.
+			// Update must be refused like Create.
 			private, err := s.Create(member(t), described(url), [32]byte{})
 			require.NoError(t, err)
 			_, err = s.Update(member(t), "acme", private.Image.ID, "", c.v, c.metadata)
@@ -477,7 +482,8 @@ func TestVisibility(t *testing.T) {
 	}
 }
 
-// What three orgs see of four images.
+// TestVisibilityInLists checks which of a private, a shared and a public image of one org each of three orgs can list,
+// read, update and delete.
 func TestVisibilityInLists(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -537,7 +543,7 @@ func TestVisibilityInLists(t *testing.T) {
 			require.Equal(t, convert.Image(i).GetChecksum(), toProto(i, c.org).GetChecksum())
 		}
 	}
-	// A page token is valid only for the list that returned it.
+	// A page token must be valid only for the list that returned it.
 	_, next, err := s.List(t.Context(), "acme", false, 1, "")
 	require.NoError(t, err)
 	require.NotEmpty(t, next)
@@ -553,7 +559,8 @@ func TestVisibilityInLists(t *testing.T) {
 	}
 }
 
-// Each job runs once at a time, the number of concurrent jobs is limited, and a failed job pauses before it runs again.
+// TestBackgroundJobs checks that each job runs once at a time, that the number of concurrent jobs is limited, that a
+// failed job pauses before it runs again, and that close waits for running jobs.
 func TestBackgroundJobs(t *testing.T) {
 	woken := make(chan struct{}, 100)
 	var failed []string
@@ -596,7 +603,7 @@ func TestBackgroundJobs(t *testing.T) {
 	require.False(t, e.start("late", slots, wait))
 }
 
-// An image counts in the quota of its creator's project until it is deleted.
+// TestQuota checks that an image counts in the quota of its creator's project until it is deleted.
 func TestQuota(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)
@@ -617,7 +624,7 @@ func TestQuota(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Images of all projects count in the quota of their org.
+// TestOrgQuota checks that images count in the quota of the org of their project until they are deleted.
 func TestOrgQuota(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)

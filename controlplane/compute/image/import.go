@@ -14,29 +14,30 @@ import (
 )
 
 const (
-	// maxBytes is the maximum image size in bytes.
+	// maxBytes is the maximum size of an image file, in bytes.
 	maxBytes = 1 << 40
-	// importTime limits one import or pull.
+	// importTime is the maximum duration of one import or pull. It is also how long an image may stay PENDING, or
+	// UPLOADING without a change.
 	importTime = 30 * time.Minute
-	// recordTime limits the recording of an import's result.
+	// recordTime is the maximum time to store the result of an import.
 	recordTime = time.Minute
-	// maxImports limits the concurrent imports of a member.
+	// maxImports is the maximum number of concurrent imports on a member.
 	maxImports = 4
 )
 
-// beginImport imports a source in the background. If the import cannot start now, Run starts it later because the
-// record is PENDING.
+// beginImport imports an image from an open source in the background. If all import slots are taken, it closes the
+// source, and Run starts the import later because the image is PENDING.
 func (s *Service) beginImport(i cloud.Image, from *source) {
 	if !s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error { return s.importFrom(ctx, i, from) }) {
 		from.Close()
 	}
 }
 
-// restartImport restarts an import that this member started but did not finish.
+// restartImport starts the import of a PENDING image again, from the source URL in its record.
 func (s *Service) restartImport(i *cloud.Image) {
 	s.jobs.start("import "+string(i.ID), s.imports, func(ctx context.Context) error {
 		// The caller was authorized when the import was requested. Now only check that the file is still in an import
-		// directory.
+		// directory: true stands for an administrator.
 		if u, err := url.Parse(i.Source); err == nil {
 			if from, err := s.openFile(i.Org, true, u.Path); err == nil {
 				return s.importFrom(ctx, *i, from)
@@ -46,8 +47,8 @@ func (s *Service) restartImport(i *cloud.Image) {
 	})
 }
 
-// importFrom copies and examines a source, and records the result. If ctx ends, the record stays PENDING and the next
-// Run starts the import again.
+// importFrom copies and examines the source of an image, and stores the result in the image's record. If ctx ends, the
+// image stays PENDING and the next Run starts the import again.
 func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) error {
 	defer from.Close()
 	limited, cancel := context.WithTimeout(ctx, importTime)
@@ -68,8 +69,8 @@ func (s *Service) importFrom(ctx context.Context, i cloud.Image, from *source) e
 	return s.record(ctx, done)
 }
 
-// record writes an import's result. It returns when this member's own records contain the result; otherwise look would
-// start the import again.
+// record sends the result of an import to the leader, which stores it. It returns only when this member's own records
+// contain the result; otherwise reconcile would start the import again.
 func (s *Service) record(ctx context.Context, done importResult) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTime)
 	defer cancel()
@@ -80,13 +81,13 @@ func (s *Service) record(ctx context.Context, done importResult) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// userError is an error whose text the owner of the image may read.
+// userError is an error whose text may be shown to the owner of the image, in metadata trivet/error.
 type userError struct{ text string }
 
 func (r *userError) Error() string { return r.text }
 
-// copySource copies a source into s.opts.Files and examines the copy, so that the examined bytes are those that are
-// used later.
+// copySource copies a source into s.opts.Files and examines the copy, not the source, because the source may change.
+// done has the checksum, sizes and format.
 func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) (done importResult, err error) {
 	if from.size > maxBytes {
 		return done, &userError{fmt.Sprintf("the source is larger than %d bytes", int64(maxBytes))}
@@ -114,7 +115,7 @@ func (s *Service) copySource(ctx context.Context, i *cloud.Image, from *source) 
 	return done, p.commit()
 }
 
-// contextReaderAt is a reader that fails after its context has ended.
+// contextReaderAt is an io.ReaderAt whose reads fail after ctx has ended.
 type contextReaderAt struct {
 	ctx context.Context
 	io.ReaderAt
@@ -127,8 +128,8 @@ func (u contextReaderAt) ReadAt(b []byte, at int64) (int, error) {
 	return u.ReaderAt.ReadAt(b, at)
 }
 
-// examine detects the format of an image and returns it with the virtual size in bytes. It returns a userError for a
-// format that differs from the declared one or is not supported.
+// examine detects the format of the image f, which is size bytes long, and returns it with the virtual disk size in
+// bytes. It returns a userError if the format differs from the declared one or is not supported.
 func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.ImageFormat, uint64, error) {
 	first := make([]byte, qcow2.DetectLength)
 	n, err := f.ReadAt(first, 0)
@@ -156,6 +157,6 @@ func examine(f io.ReaderAt, size int64, declared cloud.ImageFormat) (cloud.Image
 	return cloud.FormatQCOW2, info.VirtualSize, nil
 }
 
-// diskFormats lists the formats of virtual disks. A compressed file is not among them: it can be an initrd, which is a
-// valid RAW image.
+// diskFormats lists the formats of virtual disks that Detect can find. An image declared RAW must not have one.
+// Compressed files are not listed, because a compressed initrd is a valid RAW image.
 var diskFormats = []qcow2.Format{qcow2.QCOW2, qcow2.QED, qcow2.VMDK, qcow2.VHD, qcow2.VHDX, qcow2.VDI, qcow2.Parallels}

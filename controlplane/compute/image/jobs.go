@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// backgroundJobs runs a member's background jobs while Run runs: each named job once at a time, a limited number of jobs at a
-// time, and a failed job only after a pause. Run waits for all of them.
+// backgroundJobs runs a member's imports and pulls in goroutines while Run is active. Each named job runs once at a
+// time, a limited number of jobs run at a time, and a failed job starts again only after a pause.
 type backgroundJobs struct {
 	wake func()
 	warn func(name string, err error)
@@ -19,7 +19,7 @@ type backgroundJobs struct {
 	running sync.WaitGroup
 }
 
-// failure counts the consecutive failures of a job; the job does not start again before until.
+// failure counts the consecutive failures of a job. The job does not start again before the time until.
 type failure struct {
 	times int
 	until time.Time
@@ -34,14 +34,14 @@ func newBackgroundJobs(wake func(), warn func(string, error)) *backgroundJobs {
 	return &backgroundJobs{wake: wake, warn: warn, busy: map[string]bool{}, failed: map[string]failure{}}
 }
 
-// open allows jobs to start, until close.
+// open sets the context for jobs. start starts jobs only between open and close.
 func (e *backgroundJobs) open(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.ctx = ctx
 }
 
-// close prevents further jobs from starting and waits for running ones, whose context has ended.
+// close prevents further jobs from starting and waits for running ones. Their context must have ended.
 func (e *backgroundJobs) close() {
 	e.mu.Lock()
 	e.ctx = nil
@@ -49,8 +49,9 @@ func (e *backgroundJobs) close() {
 	e.running.Wait()
 }
 
-// start starts f in the background. It returns false if a job of this name is running or paused, or all slots are
-// taken. When f ends, Run is woken, since another job may then get the slot.
+// start runs f in a goroutine and returns true. It returns false, without running f, if a job of this name is running
+// or paused after a failure, if slots is full, or if Run is not active. When f ends, wake is called, because another
+// job may now use the slot.
 func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.Context) error) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -79,7 +80,8 @@ func (e *backgroundJobs) start(name string, slots chan struct{}, f func(context.
 	return true
 }
 
-// recordResult stores the result of a job and removes failures that ended long ago.
+// recordResult stores whether a job succeeded, with the pause after a failure, and deletes failures of jobs whose pause
+// ended long ago.
 func (e *backgroundJobs) recordResult(name string, err error, now time.Time) {
 	if err == nil {
 		delete(e.failed, name)

@@ -9,7 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants breaks the rules of images: verified bytes, a majority of copies, and which files may be imported.
+// TestMutants enables each mutant (a deliberate bug) of the rules of images, and checks that a test notices it. The
+// rules are that checksums are verified, that AVAILABLE needs a majority of copies, and that only permitted files are
+// imported.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SkipImageDigest, TestPull, `TestPull/one_is_corrupt`)
 	mutanttest.Notices(t, mutant.AvailableEarly, TestMajority, `Not equal`)

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers ImageService.
+// Register registers ImageService for API callers.
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	vmv1.RegisterImageServiceServer(g, &server{s: s})
 }
@@ -25,7 +25,8 @@ type server struct {
 	s *Service
 }
 
-// toProto converts an image for org. Only the image's own org sees the list of orgs that the image is shared with.
+// toProto converts an image to the response for a caller of org. Only the image's own org sees the list of orgs that
+// the image is shared with.
 func toProto(i *cloud.Image, org cloud.OrgID) *vmv1.Image {
 	out := convert.Image(i)
 	if i.Org != org {
@@ -121,7 +122,7 @@ func (r *server) BeginImageUpload(ctx context.Context, in *vmv1.BeginImageUpload
 	return nil, rpc.Unimplemented("BeginImageUpload")
 }
 
-// checkUploadIDs checks the IDs that all calls of an upload have.
+// checkUploadIDs checks the image ID and the upload session ID of an upload call.
 func checkUploadIDs(image, id string) error {
 	if err := cloud.CheckUUID("image_id", image); err != nil {
 		return err

@@ -18,30 +18,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ImportDir is a directory on a member's host from which files may be imported, by system:admin and by callers of Orgs.
-// A relative Path is opened as a relative path, which works where the member may not search the parent directories;
-// URLs name files by absolute path.
+// ImportDir is a directory on a member's host. Files in it may be imported by system:admin and by callers of Orgs. A
+// relative Path is opened relative to the working directory, which works even if the member may not search the parent
+// directories. Source URLs name files by absolute path in either case.
 type ImportDir struct {
 	Path string        `yaml:"path"`
 	Orgs []cloud.OrgID `yaml:"orgs"`
 }
 
-// source is a file opened for import.
+// source is a file that is open for import, with its size in bytes when it was opened.
 type source struct {
 	*os.File
 	size int64
 }
 
-// errNoSource returns the same text for every reason, so that callers cannot explore the host's file system.
+// errNoSource returns the error for a source that cannot be imported. The text is the same for every cause, so that
+// callers cannot explore the host's file system.
 func errNoSource() error {
 	return fault.New(fault.NotFound,
 		"source_url: no such file beneath an import directory that you may use (a regular file, without links, on the member that got this call)")
 }
 
-// open opens the file that a source_url names, on behalf of a caller and the image's org.
+// open opens the file that the source URL text names. org is the org of the image, and ctx has the caller. It returns
+// errNoSource if the caller may not import the file.
 func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*source, error) {
 	if text == "" {
-		return nil, fault.Invalid("source_url", "is required; an upload in parts begins with BeginImageUpload")
+		return nil, fault.Invalid("source_url", "is required: uploads in parts are not supported yet")
 	}
 	if len(text) > 4096 {
 		return nil, fault.Invalid("source_url", "at most 4096 bytes")
@@ -63,8 +65,8 @@ func (s *Service) open(ctx context.Context, org cloud.OrgID, text string) (*sour
 	return s.openFile(org, auth.CallerOf(ctx).IsCloudAdmin(), u.Path)
 }
 
-// openFile opens a path below one of the directories that org, or an administrator, may import from. A path with . or
-// .. in it is refused, since its target would depend on the directory that is searched.
+// openFile opens the file at path below one of the import directories of org, or of any org if admin is set. It refuses
+// a path with "." or ".." elements, because its target depends on which directory it is resolved in.
 func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, error) {
 	if filepath.Clean(path) != path {
 		return nil, errNoSource()
@@ -92,7 +94,8 @@ func (s *Service) openFile(org cloud.OrgID, admin bool, path string) (*source, e
 	return nil, errNoSource()
 }
 
-// openBeneath opens a regular file with exactly one hard link below dir. It follows no symbolic link.
+// openBeneath opens the file rel below dir. It follows no symbolic link, and returns an error unless the file is
+// regular and has exactly one hard link.
 func openBeneath(dir, rel string) (*source, error) {
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Which files may be imported by which org. All refusals have the same text, so that callers cannot explore the host.
+// TestSource checks which files callers of each org may import. All NotFound errors must have the same text, so that
+// callers cannot explore the host.
 func TestSource(t *testing.T) {
 	acmeDir, otherDir, own, outside := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	write := func(path string) {
@@ -63,7 +64,7 @@ func TestSource(t *testing.T) {
 		org  cloud.OrgID
 		url  string
 		kind fault.Kind
-		says string // empty: it opens
+		says string // text of the expected error; empty: the file opens
 	}{
 		{"a file", ada, "acme", "file://" + acmeDir + "/disk", 0, ""},
 		{"deeper", ada, "acme", "file://" + acmeDir + "/deep/er/disk", 0, ""},
@@ -141,7 +142,7 @@ func openFiles(t *testing.T) int {
 	require.NoError(t, err)
 	n := 0
 	for _, e := range entries {
-		// Descriptors of other kinds belong to the runtime's poller.
+		// Descriptors of sockets, pipes and epoll may belong to the Go runtime, so count only those of paths.
 		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(target, "/") {
 			n++
 		}
@@ -149,7 +150,8 @@ func openFiles(t *testing.T) int {
 	return n
 }
 
-// A file whose size changes while it is read is refused.
+// TestSourceChangesDuringImport checks that a file is refused if its size differs from the size when it was opened, or
+// is 0 or more than maxBytes.
 func TestSourceChangesDuringImport(t *testing.T) {
 	w := newWorld(t, 1)
 	s := w.member(1)

@@ -13,24 +13,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Peers reads image bytes from other members. The reader returns an error if it receives nothing for a while, since the
-// other member may hang.
+// Peers reads image bytes from other members. The returned reader must return an error if it receives nothing for some
+// time, because the other member may hang.
 type Peers interface {
 	ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error)
 }
 
 const (
-	// reconcileInterval is the interval at which a member checks which images it should hold, in addition to being
-	// woken.
+	// reconcileInterval is the interval at which Run compares this member's files with the records. Run also does so
+	// when an image record changes.
 	reconcileInterval = 10 * time.Second
-	// sweepAge is how long a file without a record is kept: an import writes the file before the record.
+	// sweepAge is how old a file without a record must be before sweep removes it. An import writes the file before its
+	// checksum is in the record.
 	sweepAge = 10 * time.Minute
-	// maxPulls limits concurrent reads from other members.
+	// maxPulls is the maximum number of concurrent pulls on a member.
 	maxPulls = 2
 )
 
-// Run makes this member hold the images of the records until ctx ends. It returns when all work that it started has
-// ended.
+// Run imports and pulls the images that this member should have according to the records, until ctx ends. It returns
+// when all work that it started has ended.
 func (s *Service) Run(ctx context.Context) {
 	s.jobs.open(ctx)
 	defer s.jobs.close()
@@ -54,7 +55,7 @@ func (s *Service) Run(ctx context.Context) {
 	}
 }
 
-// wakeUp makes Run check the records.
+// wakeUp makes Run check the records now.
 func (s *Service) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
@@ -62,11 +63,11 @@ func (s *Service) wakeUp() {
 	}
 }
 
-// watchImages wakes Run whenever an image changes.
+// watchImages calls wakeUp whenever an image record changes, until ctx ends.
 func (s *Service) watchImages(ctx context.Context) {
 	for ctx.Err() == nil {
 		w := Images.WatchPaths(s.opts.Store, 0)
-		s.wakeUp() // for changes before the watch began
+		s.wakeUp() // records may have changed before the watch began
 		for {
 			if _, _, err := w.Next(ctx); err != nil {
 				break
@@ -81,7 +82,8 @@ func (s *Service) watchImages(ctx context.Context) {
 	}
 }
 
-// reconcile compares the images that this member holds with the records, and starts the missing imports and pulls.
+// reconcile compares this member's files with the image records. It starts the missing imports and pulls, and removes
+// old files that no record needs.
 func (s *Service) reconcile() error {
 	var all []store.Record[cloud.Image]
 	if err := s.opts.Store.Local(func(v *store.View) (err error) {
@@ -106,7 +108,8 @@ func (s *Service) reconcile() error {
 	return errors.Join(errs...)
 }
 
-// startPull starts the pull of an image, unless this member holds it and the record says so.
+// startPull starts the pull of an image in the background, unless this member has the file and is listed in the
+// record's holders.
 func (s *Service) startPull(i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil || has && slices.Contains(i.Holders, s.opts.Self) {
@@ -123,8 +126,9 @@ func (s *Service) startPull(i *cloud.Image) error {
 	return nil
 }
 
-// pullAndRecord makes this member hold an image, pulling it if needed, and records that. If the record wrongly lists
-// this member as a holder, pullAndRecord first removes it there.
+// pullAndRecord pulls an image if this member does not have it, and adds this member to the holders in the image's
+// record. If the record lists this member although the file is missing, pullAndRecord first removes the member from the
+// holders.
 func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	has, err := s.opts.Files.has(i.SHA256)
 	if err != nil {
@@ -148,11 +152,12 @@ func (s *Service) pullAndRecord(ctx context.Context, i *cloud.Image) error {
 	return s.opts.Store.Barrier(ctx)
 }
 
-// errWrongBytes means that a member sent wrong bytes.
+// errWrongBytes means that another member sent bytes that do not match the image's checksum or size.
 var errWrongBytes = errors.New("it sent bytes with another checksum")
 
-// pull reads an image from its holders. If one fails, the next continues at the same offset. If the checksum is wrong,
-// the bytes are read again, from a single member if several had contributed.
+// pull copies an image from its holders. If one holder fails, the next one continues at the same offset. If the
+// checksum is wrong, the bytes are discarded. They are read again from the last holder if several had contributed, and
+// otherwise from the next one.
 func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	p, err := s.opts.Files.begin(int64(i.SizeBytes))
 	if err != nil {
@@ -186,8 +191,8 @@ func (s *Service) pull(ctx context.Context, i *cloud.Image) error {
 	return err
 }
 
-// read continues reading an image from one member. It returns nil when the image is complete and its checksum correct.
-// After errSource the bytes read so far are kept.
+// read reads the rest of an image from one member and appends it to p. It returns nil if the image is then complete and
+// its checksum correct. After an error that wraps errSource, p keeps the bytes read so far.
 func (s *Service) read(ctx context.Context, member uint64, i *cloud.Image, p *part) error {
 	r, err := s.opts.Peers.ReadImage(ctx, member, i.SHA256, uint64(p.size))
 	if err != nil {

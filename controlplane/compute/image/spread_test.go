@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/qcow2"
 )
 
-// blank returns a QCOW2 file without data, changed by patch.
+// blank returns the bytes of an empty QCOW2 image of 1 GiB, after patch, if any, has changed them.
 func blank(t *testing.T, patch func([]byte)) []byte {
 	path := filepath.Join(t.TempDir(), "blank")
 	f, err := os.Create(path)
@@ -36,9 +36,10 @@ func blank(t *testing.T, patch func([]byte)) []byte {
 	return b
 }
 
-// The format of an image is detected from its bytes, not taken from the request. Nothing is kept of a refused image.
+// TestExamine checks that the format of an image is detected from its bytes, and that it must equal the declared
+// format, if any. A refused image must leave no file.
 func TestExamine(t *testing.T) {
-	backing := func(b []byte) { // a backing file's name, in the rest of the header's cluster
+	backing := func(b []byte) { // write the name of a backing file into the free space after the header
 		copy(b[1024:], "/etc/shadow")
 		binary.BigEndian.PutUint64(b[8:], 1024)
 		binary.BigEndian.PutUint32(b[16:], uint32(len("/etc/shadow")))
@@ -88,13 +89,13 @@ func TestExamine(t *testing.T) {
 			require.Contains(t, got.Metadata[cloud.ImageReason], c.says)
 			require.NotContains(t, got.Metadata[cloud.ImageReason], w.imports, "no path of a host")
 			require.Empty(t, got.SHA256)
-			// The bytes are deleted just after the record has the reason.
+			// The file is deleted just after the record has the reason, so wait.
 			require.Eventually(t, func() bool { return len(w.kept(1)) == 0 }, 20*time.Second, time.Millisecond)
 		})
 	}
 }
 
-// fakeHolder is a function that plays a member from which an image is read.
+// fakeHolder simulates a member that has an image: it returns a reader of content from offset.
 type fakeHolder func(content []byte, offset uint64) (io.Reader, error)
 
 func serveAll(b []byte, at uint64) (io.Reader, error) { return bytes.NewReader(b[at:]), nil }
@@ -105,7 +106,8 @@ func serveWrongBytes(b []byte, at uint64) (io.Reader, error) {
 	return bytes.NewReader(b[at:]), nil
 }
 
-// serveThenFail serves the first n bytes, of other content if bad is set, and then an error.
+// serveThenFail returns a fakeHolder whose reader returns n bytes and then an error. If bad is set, the first byte is
+// wrong.
 func serveThenFail(n int, bad bool, with error) fakeHolder {
 	return func(b []byte, at uint64) (io.Reader, error) {
 		part := bytes.Clone(b[at:min(len(b), int(at)+n)])
@@ -136,14 +138,15 @@ func (m *fakeHolders) ReadImage(_ context.Context, member uint64, _ string, offs
 	return io.NopCloser(r), err
 }
 
-// Holders that send wrong bytes, fail or hang: the image is either complete and correct, or not kept.
+// TestPull pulls an image from holders that send wrong bytes, fail or end early. Afterwards the image must be stored
+// complete and correct, or not at all.
 func TestPull(t *testing.T) {
 	gone := errors.New("connection reset")
 	for _, c := range []struct {
 		name    string
-		holders []fakeHolder // members 1, 2, …; this one is 9
+		holders []fakeHolder // holders 1, 2, …; the member that pulls is 9
 		asked   string
-		says    string // empty: it is held
+		says    string // text of the expected error; empty: the pull succeeds
 	}{
 		{"one holder", []fakeHolder{serveAll}, "1@0", ""},
 		{"the first returns an error", []fakeHolder{absent, serveAll}, "1@0 2@0", ""},
@@ -200,7 +203,7 @@ func TestPullTimesOut(t *testing.T) {
 	require.Empty(t, w.kept(9))
 }
 
-// sweep removes old files whose name is a checksum that no record contains.
+// TestSweep checks that sweep removes exactly the old files that are named by a checksum and not in wanted.
 func TestSweep(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "with [odd* name")
 	f, err := OpenFiles(dir)
@@ -217,7 +220,7 @@ func TestSweep(t *testing.T) {
 	for _, name := range []string{sums["wanted"], sums["old"], sums["anew"], "part-1", "notes.txt", strings.ToUpper(sums["old"])} {
 		require.NoError(t, os.Chtimes(filepath.Join(dir, name), past, past))
 	}
-	// An import stores the same bytes again, which makes the file young.
+	// An import that stores the same bytes again must make the file young.
 	p, err := f.begin(4)
 	require.NoError(t, err)
 	require.NoError(t, p.copy(t.Context(), strings.NewReader("anew"), 4))
@@ -248,8 +251,8 @@ func TestNoDiskSpace(t *testing.T) {
 	require.ErrorIs(t, err, errNoSpace)
 }
 
-// TestOpenRefusesInvalidChecksums opens and looks for images by names that are not the SHA-256 of an image: paths to a
-// file beside the directory, and names of files in it. All are refused.
+// TestOpenRefusesInvalidChecksums calls Open and has with names that are no SHA-256: paths to a file outside the
+// directory, and names of other files in it. All must be refused.
 func TestOpenRefusesInvalidChecksums(t *testing.T) {
 	above := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(above, "secret"), []byte("secret"), 0o600))

@@ -26,7 +26,8 @@ import (
 
 func codeOf(err error) codes.Code { return status.Code(err) }
 
-// callAll calls every method, up to its first response.
+// callAll calls every method for agents and returns the errors by method. From a stream it receives at most one
+// message.
 func callAll(ctx context.Context, a agent) map[string]error {
 	out := map[string]error{}
 	_, out["Join"] = a.Join(ctx, &agentv1.JoinRequest{Protocol: Protocol})
@@ -56,7 +57,8 @@ func callAll(ctx context.Context, a agent) map[string]error {
 	return out
 }
 
-// Certificates of every kind are tried at the agents' port.
+// TestEveryCertificate calls every method for agents with each kind of certificate. Only a host's valid certificate may
+// be accepted; Join requires none.
 func TestEveryCertificate(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -106,7 +108,8 @@ func sendHeartbeat(a agent, change ...func(*vmv1.HeartbeatNodeRequest)) *vmv1.He
 	return r
 }
 
-// The content of a heartbeat is recorded if it differs from the record, and only then.
+// TestHeartbeat checks that a heartbeat is written to the host's record only if it changes the record. Heartbeats for
+// another host and invalid ones must be refused, and heartbeats to a follower redirected to the leader.
 func TestHeartbeat(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -180,8 +183,8 @@ func TestHeartbeat(t *testing.T) {
 	refused(t, err, codes.Unavailable, "no leader")
 }
 
-// A member that loses the leadership while it processes a heartbeat must not acknowledge it: that would renew the
-// host's lease, and the next leader would not know about it.
+// TestHeartbeatAfterLosingLeadership lets a member lose the leadership while it processes a heartbeat. The member must
+// not acknowledge the heartbeat, because that would renew the host's lease without the next leader's knowledge.
 func TestHeartbeatAfterLosingLeadership(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -201,7 +204,7 @@ func TestHeartbeatAfterLosingLeadership(t *testing.T) {
 	require.True(t, fault.Is(err, fault.FailedPrecondition), "%v", err)
 	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 
-	// The same holds if the member leads again, in a later term.
+	// The same must hold if the member leads again, in a later term.
 	w.leadership.Elect(1)
 	deposed = false
 	w.mu.Lock()
@@ -220,8 +223,8 @@ func TestHeartbeatAfterLosingLeadership(t *testing.T) {
 	require.Zero(t, w.members[1].lastHeartbeat[a.id])
 }
 
-// A new leader reports no host as unresponsive before HeartbeatTimeout has passed, and knows each host from its first
-// heartbeat.
+// TestNewLeaderLearnsLiveness checks that a new leader reports no host as unresponsive before HeartbeatTimeout has
+// passed, and reports a host as READY from its first heartbeat on.
 func TestNewLeaderLearnsLiveness(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -237,7 +240,7 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 	s := w.members[1]
 	require.False(t, s.Unresponsive(a.id), "no heartbeat has arrived yet")
 	require.Empty(t, s.Fleet())
-	// A heartbeat that arrives before the new leader has read its records counts.
+	// A heartbeat that arrives before the new leader has read its records must also make the host READY.
 	_, err := a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.NoError(t, err)
 	stop := w.follow(1)
@@ -258,7 +261,7 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 	require.False(t, s.Unresponsive(a.id))
 	require.Equal(t, cloud.NodeReady, states()[a.id])
 
-	// Setting the wall clock of this member makes no host unresponsive, and no unresponsive host responsive.
+	// Setting the member's wall clock must change neither the responsiveness nor the state of a host.
 	for _, d := range []time.Duration{10 * time.Minute, -10 * time.Minute, 0} {
 		w.setClock(d)
 		require.False(t, s.Unresponsive(a.id), d)
@@ -266,7 +269,8 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 		require.Equal(t, cloud.NodeReady, states()[a.id], d)
 	}
 
-	// A member that leads again keeps the old heartbeat times, and the time that it waits for hosts begins again.
+	// A member that leads again must keep its old heartbeat times, and wait HeartbeatTimeout again before it reports a
+	// host as unresponsive.
 	stop()
 	require.Empty(t, s.Fleet())
 	require.False(t, s.Unresponsive(b.id))
@@ -281,7 +285,8 @@ func TestNewLeaderLearnsLiveness(t *testing.T) {
 	require.NotContains(t, s.lastHeartbeat, a.id)
 }
 
-// Observations are recorded for the host that the certificate names, and facts in its record.
+// TestReport checks that reports are passed on for the host that the certificate names, and that facts are written to
+// its record. Invalid facts must be refused.
 func TestReport(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -319,13 +324,13 @@ func TestReport(t *testing.T) {
 	}
 	require.Equal(t, []string{"EPYC"}, w.node(a.id).CPUModels)
 
-	// A stream ends when the host's record is deleted and when the leadership ends.
+	// A Report stream must end when the host's record is deleted, and when the leadership ends.
 	s, err = a.Report(ctx)
 	require.NoError(t, err)
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, string(a.id)); return nil })
-	s.Send(message) // the answer says whether it was taken
+	s.Send(message) // an error of Send does not matter: CloseAndRecv returns the result
 	_, err = s.CloseAndRecv()
-	require.Error(t, err) // refused, or its connection was closed
+	require.Error(t, err) // the call was refused or the connection was closed
 	_, err = a.HeartbeatNode(ctx, sendHeartbeat(a))
 	require.Error(t, err)
 	require.Eventually(t, func() bool {
@@ -338,14 +343,14 @@ func TestReport(t *testing.T) {
 	s, err = b.Report(ctx)
 	require.NoError(t, err)
 	w.leadership.Elect(2)
-	s.Send(message) // the answer says whether it was taken
+	s.Send(message) // an error of Send does not matter: CloseAndRecv returns the result
 	_, err = s.CloseAndRecv()
 	refused(t, err, codes.FailedPrecondition, "member 2 leads")
 	require.NotContains(t, w.vms.reports, b.id)
 }
 
-// An agent reads the images of its VMs from any member that holds them, a limited number at a time. For an image that
-// no VM of its host uses, the error is the same as for one that does not exist, although its SHA-256 is known.
+// TestReadImage checks that an agent can read the images of its VMs from any member that has them, up to maxImageReads
+// at a time. For an image that no VM of its host uses, the error must be the same as for an unknown one.
 func TestReadImage(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -403,8 +408,8 @@ func as(t *testing.T, role cloud.Role) context.Context {
 	return auth.With(t.Context(), c, auth.RPC)
 }
 
-// What operators and tenants see of hosts, and who may cordon. The response to a cordon contains its effect on every
-// member.
+// TestListNodes checks which fields of hosts administrators and tenants see, and that only administrators may cordon.
+// The response to a cordon or uncordon through a follower must already show the new state.
 func TestListNodes(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)

@@ -11,11 +11,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Ban refuses a host's key: node-ban/<SHA-256 of the public key, hex>. VMs that are placed on the host keep their
-// placement.
+// Ban is the record of a banned host key, at node-ban/<SHA-256 of the public key, hex>. Every call and join with the
+// key is refused. The VMs that are placed on the host stay placed there.
 type Ban struct {
 	Key string
-	// Node is the host that held the key, if any, and Name its name.
+	// Node and Name are the ID and name of the host that had the key when it was banned; both are empty if there was
+	// none.
 	Node   cloud.NodeID
 	Name   string
 	Reason string
@@ -33,7 +34,7 @@ func errBanned() *fault.Fault {
 	return fault.New(fault.PermissionDenied, "this host is banned: its key is refused until `trivet node unban`").WithReason(ReasonBanned)
 }
 
-// checkBan returns an error if the key is banned.
+// checkBan returns the errBanned error if key, the SHA-256 of a public key, is banned.
 func checkBan(r store.Reader, key []byte) error {
 	banned, err := bans.Has(r, keyText(key))
 	if err == nil && banned && !mutant.On(mutant.IgnoreBans) {
@@ -42,7 +43,7 @@ func checkBan(r store.Reader, key []byte) error {
 	return err
 }
 
-// banRequest identifies a host either by Node or by Key.
+// banRequest identifies a host by Node or by Key; exactly one of the two is set.
 type banRequest struct {
 	Node   cloud.NodeID
 	Key    string
@@ -62,8 +63,10 @@ func (q *banRequest) check() error {
 	return nil
 }
 
-// Ban refuses a host, given by its ID or by its key, and cordons it. Its record and the placement of its VMs stay. An
-// existing ban is not changed. The caller must have been authorized.
+// Ban bans the key of a host and cordons the host. The host is given by its ID or by the SHA-256 of its public key in
+// hex; the other argument is empty. Ban keeps the host's record and the placement of its VMs. If the key is already
+// banned, the old ban keeps its reason and time. Ban returns the bans of the host's keys. The caller must already be
+// authorized.
 func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) ([]Ban, error) {
 	q := banRequest{id, key, reason}
 	if err := q.check(); err != nil {
@@ -77,7 +80,8 @@ func (s *Service) Ban(ctx context.Context, id cloud.NodeID, key, reason string) 
 
 var banCommand = leader.NewCommand("node.ban", leader.Repeatable, (*Service).banOnLeader)
 
-// banOnLeader implements Ban on the leader. It returns the bans of the host, including earlier ones.
+// banOnLeader implements Ban on the leader. It returns one ban per key of the host, including bans that already
+// existed.
 func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		made = nil
@@ -133,7 +137,8 @@ func (s *Service) banOnLeader(ctx context.Context, q banRequest) (made []Ban, er
 	return made, err
 }
 
-// Unban removes the ban of a host or key. It returns NotFound without one.
+// Unban removes the bans of a host, given by its ID, or of a key; the other argument is empty. It returns a NotFound
+// error if there is no such ban.
 func (s *Service) Unban(ctx context.Context, id cloud.NodeID, key string) error {
 	q := banRequest{Node: id, Key: key}
 	if err := q.check(); err != nil {
@@ -167,7 +172,7 @@ func (s *Service) unbanOnLeader(ctx context.Context, q banRequest) (none struct{
 	return none, err
 }
 
-// Bans returns a page of the bans and the token of the next page.
+// Bans returns one page of all bans, and the token of the next page.
 func (s *Service) Bans(ctx context.Context, size int32, token string) ([]*Ban, string, error) {
 	all := func(*Ban) bool { return true }
 	return store.Page(ctx, s.opts.Store, bans, store.PageRequest{Size: size, Token: token, Query: "bans"}, all)

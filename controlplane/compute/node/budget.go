@@ -10,54 +10,63 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits per host and member. An agent stays far below them. They prevent a host whose key was stolen from slowing the
-// control plane down for others.
+// Limits on the calls of one host to one member. An agent needs far less. They prevent someone with the stolen key of a
+// host from slowing the control plane down for others.
 const (
-	// MaxMessage limits a message from an agent, in bytes; gRPC refuses larger ones with RESOURCE_EXHAUSTED. The
-	// largest message that an agent sends is a Watch request with maxPresent VMs.
+	// MaxMessage is the maximum size, in bytes, of a message from an agent; gRPC refuses larger ones with
+	// RESOURCE_EXHAUSTED. The largest message that an agent sends is a Watch request that lists maxPresent VMs.
 	MaxMessage = 1 << 20
-	// maxPresent limits the VMs in a Watch request.
+	// maxPresent is the maximum number of VMs in a Watch request.
 	maxPresent = 20_000
-	// maxObservations limits the VMs in one message of a Report stream.
+	// maxObservations is the maximum number of VMs in one message of a Report stream.
 	maxObservations = 1000
-	// maxConnections limits the connections of a host. An agent uses one, and one more for each member from which it
-	// reads an image. Connections from before a power failure remain until keepalive closes them.
+	// maxConnections is the maximum number of connections of a host. An agent uses one, and one more for each member
+	// from which it reads an image. After a power failure of the host, its old connections count until keepalive closes
+	// them.
 	maxConnections = 16
-	// maxCalls limits the concurrent calls of a host: its consoles (maxConsoles), its image reads, and a few more.
+	// maxCalls is the maximum number of concurrent calls of a host: its consoles (maxConsoles), its image reads, and a
+	// few more.
 	maxCalls = 128
-	// maxReportStreams limits the concurrent Report streams of a host, each of which may hold a message of MaxMessage.
+	// maxReportStreams is the maximum number of concurrent Report streams of a host. The member may buffer one message
+	// of up to MaxMessage bytes for each.
 	maxReportStreams = 4
-	// callRate and callBurst limit new calls of a host, per second. An agent sends one heartbeat every 5 s.
+	// callRate is the allowed number of new calls of a host per second, and callBurst the number allowed at once. An
+	// agent sends one heartbeat every 5 s.
 	callRate, callBurst = 20, 200
-	// watchRate and watchBurst limit new sessions of a host, per second: each one reads all records of VMs placed on
-	// the host.
+	// watchRate is the allowed number of new Watch streams of a host per second, and watchBurst the number allowed at
+	// once. Each new stream reads all records of VMs placed on the host.
 	watchRate, watchBurst = 1, 20
-	// imageRate and imageBurst limit new image reads of a host, per second: each one searches the VMs placed on the
-	// host.
+	// imageRate is the allowed number of new image reads of a host per second, and imageBurst the number allowed at
+	// once. Each one searches the VMs placed on the host.
 	imageRate, imageBurst = 2, 64
-	// observationRate and observationBurst limit the observations from a host, per second. An agent sends one per VM
-	// every 10 s, and all at once when it connects. Each message costs messageCost more.
+	// observationRate is the allowed number of reported VM states of a host per second, and observationBurst the number
+	// allowed at once. An agent reports each VM every 10 s, and all VMs when it connects. Each message counts as
+	// messageCost more VM states.
 	observationRate, observationBurst = 2000, 10_000
 	messageCost                       = 10
-	// changeRate and changeBurst limit the observations of a host that change a record, per second. A host starts 8 VMs
-	// at a time; a burst occurs when all its VMs end at once.
+	// changeRate is the allowed number of reported VM states per second that change a record, and changeBurst the
+	// number allowed at once. A host starts at most 8 VMs at a time; a burst occurs when all VMs of a host stop at
+	// once.
 	changeRate, changeBurst = 200, 2000
-	// refusalDelay delays the refusal of a call beyond callRate, so that a client that retries at once costs little.
+	// refusalDelay is the time before a call beyond callRate is refused. It limits the load from a client that retries
+	// at once.
 	refusalDelay = time.Second
-	// minUpdateInterval is the minimum time between two writes of a host's heartbeat data, and between two of its
-	// facts, in milliseconds. Changes in between are recorded together at the end of that time.
+	// minUpdateInterval is the minimum time, in milliseconds, between two writes of a host's heartbeat data to its
+	// record, and between two writes of its facts. Of the changes in between, only the last is written, at the end of
+	// that time.
 	minUpdateInterval cloud.Time = 30_000
 )
 
-// budget holds this member's limiters and counters for one host. It exists in memory, for each host that has called.
+// budget holds this member's rate limiters and counters for one host. It is created when the host first calls, and is
+// not stored.
 type budget struct {
 	calls, watches, images, observations, changes *rate.Limiter
 
-	// Guarded by Service.mu:
+	// Service.mu guards the following fields:
 	activeCalls, reportStreams int
-	lastUpdate                 cloud.Time // when heartbeat data was last recorded; 0: never
-	lastFacts                  cloud.Time // when facts were last recorded; 0: never
-	pendingFacts               *hostFacts // the newest facts, until they are recorded
+	lastUpdate                 cloud.Time // time of the last write of heartbeat data to the host's record; 0: none
+	lastFacts                  cloud.Time // time of the last write of facts to the host's record; 0: none
+	pendingFacts               *hostFacts // the host's newest facts until they are written to its record, then nil
 }
 
 // budgetOf returns the budget of a host, creating it if needed.
@@ -75,7 +84,8 @@ func (s *Service) budgetOf(id cloud.NodeID) *budget {
 	return b
 }
 
-// beginCall admits one call of a host. Call leave when the call ends, unless err is set.
+// beginCall counts a call of a host, or refuses it with ResourceExhausted if the host is beyond maxCalls or callRate.
+// If err is nil, the caller must call leave when the call ends.
 func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -102,7 +112,8 @@ func (s *Service) beginCall(ctx context.Context, id cloud.NodeID) (leave func(),
 	return nil, fault.New(fault.ResourceExhausted, "this host makes more than %d calls a second: make fewer", callRate)
 }
 
-// beginReport counts a Report stream of a host. Call end when it ends.
+// beginReport counts a Report stream of a host, or refuses it with ResourceExhausted if the host has maxReportStreams
+// already. The caller must call end when the stream ends.
 func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	b := s.budgetOf(id)
 	s.mu.Lock()
@@ -118,8 +129,8 @@ func (s *Service) beginReport(id cloud.NodeID) (end func(), err error) {
 	}, nil
 }
 
-// throttle takes n tokens from a limiter and waits until they are available. The stream is not read meanwhile, so flow
-// control slows its sender.
+// throttle takes n tokens from the limiter l and waits until they are available, or returns the error of ctx. A stream
+// handler reads no messages while it waits, so flow control slows the sender down.
 func (s *Service) throttle(ctx context.Context, l *rate.Limiter, n int) error {
 	for n > 0 {
 		now, part := s.opts.Steady(), min(n, l.Burst())
@@ -145,8 +156,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// updateNodeThrottled calls change if at least minUpdateInterval has passed since *last, the time of the last recorded
-// change, and updates *last. Otherwise it does nothing and returns ok false.
+// updateNodeThrottled calls updateNode if *last is 0 or at least minUpdateInterval ago, and sets *last to now if the
+// record changed. Otherwise it changes nothing and returns ok=false.
 func (s *Service) updateNodeThrottled(ctx context.Context, id cloud.NodeID, last *cloud.Time, change func(*cloud.Node)) (n cloud.Node, ok bool, err error) {
 	now := s.opts.Steady().UnixMilli()
 	s.mu.Lock()

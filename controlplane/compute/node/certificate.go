@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// storePeerKey stores the key of a connection's certificate. Certificates that were issued before keys were stored have
-// none.
+// storePeerKey stores the key of the connection's client certificate as the key of the host with this ID. Hosts that
+// joined before keys were stored have no stored key until then.
 func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
@@ -30,8 +30,8 @@ func (s *Service) storePeerKey(ctx context.Context, id cloud.NodeID) error {
 	return err
 }
 
-// caller returns the host that the certificate of a connection names. It returns an error if the certificate has
-// expired, or if the host is evicted, banned or has no record.
+// caller returns the host that the client certificate of a connection names. It returns an error if there is no
+// certificate, if it has expired, or if the host is evicted, banned or has no record.
 func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	leaf, err := peerCertificate(ctx)
 	if err != nil {
@@ -43,7 +43,8 @@ func (s *Service) caller(ctx context.Context) (cloud.NodeID, error) {
 	return s.certifiedHost(ctx, leaf)
 }
 
-// admit authenticates a call like caller and counts it. Call leave when the call ends.
+// admit returns the calling host like caller, and counts the call like beginCall. If err is nil, the caller must call
+// leave when the call ends.
 func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err error) {
 	if id, err = s.caller(ctx); err != nil {
 		return "", nil, err
@@ -52,8 +53,9 @@ func (s *Service) admit(ctx context.Context) (id cloud.NodeID, leave func(), err
 	return id, leave, err
 }
 
-// certifiedHost returns the host that a certificate names, unless it is evicted, banned or has no record. It does not check
-// whether the certificate has expired.
+// certifiedHost returns the host that the certificate leaf names. It returns an error if leaf is nil or no host's
+// certificate, or if the host is evicted, banned or has no record. It does not check whether the certificate has
+// expired.
 func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cloud.NodeID, error) {
 	if leaf == nil {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
@@ -62,7 +64,7 @@ func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cl
 	if err != nil || id.Kind != mtls.Node {
 		return "", fault.New(fault.Unauthenticated, "this call needs the certificate of a host")
 	}
-	// Streams have no deadline of their own.
+	// The context of a stream has no deadline, so set one for reading the records.
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	err = s.opts.Store.Recent(ctx, time.Second, func(v *store.View) error { return checkHost(v, cloud.NodeID(id.Name), leaf) })
@@ -72,10 +74,10 @@ func (s *Service) certifiedHost(ctx context.Context, leaf *x509.Certificate) (cl
 	return cloud.NodeID(id.Name), nil
 }
 
-// recordTimeout limits the lookup of a host's record.
+// recordTimeout limits the time to read the records for one call of a host.
 const recordTimeout = 5 * time.Second
 
-// peerCertificate returns the peer certificate of a connection, or nil without one.
+// peerCertificate returns the client certificate of the connection of a call, or nil if the client presented none.
 func peerCertificate(ctx context.Context) (*x509.Certificate, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {

@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// consoles holds the readers of console logs by request ID. They exist on the leader, where the agents' sessions are.
+// consoles holds the API callers that currently read a VM's console log, by request ID. They are on the leader, because
+// agents connect to the leader.
 type consoles struct {
 	mu   sync.Mutex
 	open map[string]*console
@@ -25,34 +26,39 @@ type consoles struct {
 type console struct {
 	node   cloud.NodeID
 	tenant cloud.Tenant
-	// chunks has a small buffer: a slow reader slows down only the agent's stream.
+	// chunks carries the log to the reader. Its buffer is small, so a slow reader slows down only the agent's stream of
+	// this log.
 	chunks chan chunk
-	// accepted is closed when the agent has opened its stream.
+	// accepted is closed when the agent has opened the SendConsole stream for this request. closed is closed when the
+	// reader has ended.
 	accepted chan struct{}
 	closed   chan struct{}
 	opened   sync.Once
 }
 
-// chunk is a part of a console log, or its end: io.EOF, or the error that ended it.
+// chunk is a part of a console log (data), or its end (err): io.EOF if the log is complete, otherwise the error that
+// ended the stream.
 type chunk struct {
 	data []byte
 	err  error
 }
 
 const (
-	// consoleTimeout limits the wait for an agent's response, and for each further piece of a log that is not followed.
+	// consoleTimeout limits the wait for the agent to open its stream, and the wait for each further chunk unless the
+	// log is followed.
 	consoleTimeout = 10 * time.Second
-	// maxConsoles limits the open consoles of a host. An agent has the same limit.
+	// maxConsoles is the maximum number of console logs read from one host at a time. An agent has the same limit.
 	maxConsoles = 64
-	// maxProjectConsoles and maxOrgConsoles limit the open consoles on a host per project and per org, so that one org
-	// cannot use all consoles of a host.
+	// maxProjectConsoles and maxOrgConsoles limit the console logs that one project and one org read from a host at a
+	// time. They prevent one org from using up maxConsoles.
 	maxProjectConsoles = 4
 	maxOrgConsoles     = 8
-	// maxChunk limits one message of an agent in bytes; agents send smaller ones.
+	// maxChunk is the maximum size, in bytes, of one message with console data. Agents send smaller ones.
 	maxChunk = 256 << 10
 )
 
-// add adds a reader, or returns an error if the host, the org or the project has reached its limit.
+// add registers a console reader under a request ID. It returns an error if the host, the org or the project has
+// reached its limit of readers.
 func (c *consoles) add(id string, q consoleRequest) (*console, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,15 +110,17 @@ type consoleRequest struct {
 	Tail   uint64
 }
 
-// ReadConsole passes the console log of a tenant's VM to send. It runs on the leader, to which the host is connected.
+// ReadConsole reads the console log of a tenant's VM from its host, and calls send with each part. It forwards the
+// request to the leader, to which the host is connected. If follow is set, it continues with new output until ctx ends.
+// tail limits the old output, in bytes.
 func (s *Service) ReadConsole(ctx context.Context, t cloud.Tenant, node cloud.NodeID, vm cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	return readConsoleCommand.Call(ctx, s.opts.Commands, consoleRequest{t, node, vm, follow, tail}, send)
 }
 
 var readConsoleCommand = leader.NewStream("node.console", (*Service).readConsoleOnLeader)
 
-// readConsoleOnLeader requests a console log over the host's session and passes it to send. It returns Unavailable if
-// the host has no session with this member, or does not respond within consoleTimeout.
+// readConsoleOnLeader sends the agent a console request over the host's session, and calls send with each part of the
+// log. It returns Unavailable if the host has no session with this member, or does not respond within consoleTimeout.
 func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleRequest, send func([]byte) error) error {
 	s.mu.Lock()
 	agent := s.sessions[q.Node]
@@ -135,7 +143,7 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleRequest, sen
 		select {
 		case <-accepted:
 			accepted = nil
-			late.Stop() // a followed console may be silent for any time
+			late.Stop() // a followed console may print nothing for any time
 			if !q.Follow {
 				late.Reset(consoleTimeout)
 			}
@@ -160,7 +168,8 @@ func (s *Service) readConsoleOnLeader(ctx context.Context, q consoleRequest, sen
 	}
 }
 
-// sendConsole passes an agent's stream to the reader with the request ID of its first message.
+// sendConsole forwards the messages of an agent's SendConsole stream to the reader whose request ID is in the first
+// message. It returns NotFound if the host has no such reader, and AlreadyExists if another stream already serves it.
 func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func() (*agentv1.SendConsoleRequest, error)) error {
 	first, err := recv()
 	if err != nil {
@@ -184,7 +193,7 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 		case <-c.closed:
 			return nil
 		case <-ctx.Done():
-			// Send an error, so that the reader does not take this for the end of the log.
+			// Send the reader an error, so that it does not mistake the cancellation for the end of the log.
 			select {
 			case c.chunks <- toChunk(nil, ctx.Err()):
 			case <-c.closed:
@@ -198,7 +207,8 @@ func (s *Service) sendConsole(ctx context.Context, node cloud.NodeID, recv func(
 	}
 }
 
-// toChunk converts an agent's message, or the error that ended its stream, for the reader.
+// toChunk converts the result of receiving from an agent's stream to a chunk. A message with an error text or more than
+// maxChunk bytes becomes an error.
 func toChunk(message *agentv1.SendConsoleRequest, err error) chunk {
 	switch {
 	case errors.Is(err, io.EOF):
@@ -213,5 +223,6 @@ func toChunk(message *agentv1.SendConsoleRequest, err error) chunk {
 	return chunk{data: message.GetData()}
 }
 
-// maxError is how many bytes of an agent's error text a reader gets.
+// maxError is the maximum length, in bytes, of an agent's error text that is returned to a reader. Longer texts are
+// cut.
 const maxError = 1 << 10

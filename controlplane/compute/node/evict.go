@@ -15,26 +15,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Reasons of errors after which an agent stops retrying.
+// Reasons in errors to agents. An agent that receives an error with one of these reasons stops retrying.
 const (
 	ReasonEvicted = "NODE_EVICTED"
 	ReasonBanned  = "NODE_BANNED"
 )
 
-// eviction invalidates the certificates that a host got before At: node-evicted/<node>. It exists only for an evicted
-// host whose record remains.
+// eviction is the record of an evicted host, at node-evicted/<node>. It invalidates the host's certificates that were
+// issued before At. It exists only if the host's record remains, which is so when VMs were placed on the host.
 type eviction struct{ At cloud.Time }
 
 var evictions = store.NewTable[eviction]("node-evicted")
 
-// invalidates reports whether a certificate was issued before the eviction. Certificates record the time of issue in
-// seconds.
+// invalidates reports whether the certificate leaf was issued before the eviction. The issue time in a certificate is
+// in whole seconds.
 func (e *eviction) invalidates(leaf *x509.Certificate) bool {
 	return mtls.Issued(leaf).UnixMilli() < e.At
 }
 
-// issueTime returns the issue time for a new certificate: now, but later than the eviction even if this member's clock
-// is behind.
+// issueTime returns the issue time for a new certificate of the host: now, or the first full second after the eviction
+// if now is earlier because this member's clock is behind.
 func (e *eviction) issueTime(now time.Time) time.Time {
 	if after := time.UnixMilli(e.At).Truncate(time.Second).Add(time.Second); now.Before(after) {
 		return after
@@ -42,7 +42,7 @@ func (e *eviction) issueTime(now time.Time) time.Time {
 	return now
 }
 
-// evicted returns a host's eviction, or nil.
+// evicted returns the eviction record of a host, or nil if the host has none.
 func (s *Service) evicted(ctx context.Context, id cloud.NodeID) (e *eviction, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		e, err = evictions.Get(v, string(id))
@@ -56,7 +56,8 @@ func errEvicted() *fault.Fault {
 		WithReason(ReasonEvicted)
 }
 
-// checkHost returns an error unless the holder of the certificate may call: errBanned or errEvicted.
+// checkHost returns nil if the host with this ID may make calls with the certificate leaf. It returns errBanned if the
+// certificate's key is banned, and errEvicted if the host has no record or leaf was issued before its eviction.
 func checkHost(r store.Reader, id cloud.NodeID, leaf *x509.Certificate) error {
 	key, err := mtls.KeyOf(leaf.PublicKey)
 	if err != nil {
@@ -84,13 +85,13 @@ type evictRequest struct {
 	Force bool
 }
 
-// Evict invalidates a host's certificates and returns how many VMs are placed on it. The caller must have been
-// authorized. If the host has no VMs, Evict deletes its record, its keys, its used join tokens and its pending
-// clean-ups; a later join gets a new ID.
+// Evict invalidates a host's certificates and returns how many VMs are placed on it. The caller must already be
+// authorized. If the host has no VMs, Evict deletes its record, its keys, the join tokens that it used, and the
+// placements of deleted VMs that it has not cleaned up; a later join gets a new ID.
 //
-// If the host has VMs, Evict fails with ReasonHasVMs unless force is set. With force, the record stays and the host is
-// cordoned: its VMs may still run there, so they must not start elsewhere. With the same key and a new token, the host
-// joins again under the same ID.
+// If the host has VMs, Evict fails with ReasonHasVMs unless force is set. With force, Evict keeps the record and
+// cordons the host: its VMs may still run there, so they must not start elsewhere. With the same key and a new token,
+// the host joins again under the same ID.
 func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms int, err error) {
 	if err := cloud.CheckUUID("node_id", string(id)); err != nil {
 		return 0, err
@@ -98,12 +99,12 @@ func (s *Service) Evict(ctx context.Context, id cloud.NodeID, force bool) (vms i
 	return evictCommand.Call(ctx, s.opts.Commands, evictRequest{id, force})
 }
 
-// ReasonHasVMs is the error reason when a host with VMs is evicted without force.
+// ReasonHasVMs is the reason in the error for evicting a host with VMs without force.
 const ReasonHasVMs = "NODE_HAS_VMS"
 
 var evictCommand = leader.NewCommand("node.evict", leader.Once, (*Service).evictOnLeader)
 
-// evictOnLeader implements Evict on the leader.
+// evictOnLeader implements Evict on the leader. It returns the number of VMs placed on the host, without deleted ones.
 func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(q.Node))
@@ -154,7 +155,7 @@ func (s *Service) evictOnLeader(ctx context.Context, q evictRequest) (vms int, e
 	return vms, err
 }
 
-// deleteUsedTokens removes the join tokens that a host has used: it could join again with them.
+// deleteUsedTokens removes the join tokens that a host has used. Otherwise the evicted host could join again with them.
 func deleteUsedTokens(tx *store.Tx, id cloud.NodeID) error {
 	all, _, err := joinTokens.List(tx, 0)
 	if err != nil {
@@ -168,7 +169,7 @@ func deleteUsedTokens(tx *store.Tx, id cloud.NodeID) error {
 	return nil
 }
 
-// keysOf returns the keys that belong to a host, in hex. A host normally has one.
+// keysOf returns the stored public keys of a host, as SHA-256 in hex. A host normally has one.
 func keysOf(tx *store.Tx, id cloud.NodeID) (keys []string, err error) {
 	all, _, err := hostKeys.List(tx, 0)
 	if err != nil {

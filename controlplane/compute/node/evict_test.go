@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// joined is a host that joined with a token.
+// joined is a host that joined with a token, with its key, the token and its certificate (own).
 type joined struct {
 	id    cloud.NodeID
 	key   ed25519.PrivateKey
@@ -33,7 +33,7 @@ type joined struct {
 	own   mtls.Source
 }
 
-// join joins a host with a new token.
+// join lets a new host join at member 2 with a new token.
 func (w *world) join(ctx context.Context, key ed25519.PrivateKey, name string) (*joined, error) {
 	return w.joinWith(ctx, key, name, w.token("", 0))
 }
@@ -50,14 +50,14 @@ func (w *world) joinWith(ctx context.Context, key ed25519.PrivateKey, name, toke
 	return &joined{cloud.NodeID(c.GetNodeId()), key, token, func() (*tls.Certificate, error) { return own, nil }}, nil
 }
 
-// at returns the host's connection to a member. Each call opens a new connection.
+// at returns a new connection to a member with the host's certificate.
 func (w *world) at(member uint64, h *joined) agent {
 	a := w.with(member, h.own)
 	a.id = h.id
 	return a
 }
 
-// reason returns the reason of an error's ErrorInfo.
+// reason returns the reason in the ErrorInfo detail of a gRPC error, or "" if it has none.
 func reason(err error) string {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
@@ -67,8 +67,8 @@ func reason(err error) string {
 	return ""
 }
 
-// open begins a watch and a report at the leader and a console at the other member. It returns, for each, a function
-// that waits for its end and returns the error.
+// open opens a Watch and a Report stream of the host h to member 1, the leader, and a SendConsole stream to member 2.
+// For each stream it returns a function that waits until the stream ends and returns its error.
 func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	watch, err := w.at(1, h).AgentServiceClient.Watch(ctx, &agentv1.WatchRequest{Protocol: Protocol})
 	require.NoError(w.t, err)
@@ -96,8 +96,9 @@ func (w *world) open(ctx context.Context, h *joined) map[string]func() error {
 	}
 }
 
-// Evicting a host without VMs ends all its streams on every member and refuses all its calls, also a renewal. Its
-// records are deleted. With a new token it joins under another ID, although it has the same key.
+// TestEvict evicts a host without VMs. All its streams must end on every member, all its calls must be refused, also
+// Renew, and its records must be deleted. With a new token the host must get a new ID, although it has the same key.
+// Another host's streams must stay open.
 func TestEvict(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -149,7 +150,7 @@ func TestEvict(t *testing.T) {
 	_, err = w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
 	refused(t, err, codes.PermissionDenied, "no longer in the cluster")
 
-	// The streams of the other host stay open.
+	// The streams of the host other must stay open: two connections to member 1 and one to member 2.
 	open := func() (n int) {
 		for member := uint64(1); member <= 2; member++ {
 			n += len(w.members[member].guard.filter(func(g *guardedConn) bool { return g.node == other.id }))
@@ -164,8 +165,8 @@ func TestEvict(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), err)
 }
 
-// evictWithVMs evicts a host on which VMs are placed. It returns the host, and an error if the eviction freed what the
-// host may still run.
+// evictWithVMs evicts a host on which VMs are placed, first without force, which must fail, and then with force. It
+// returns an error if the forced eviction removed the host's record or placements, or did not cordon the host.
 func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 	h, err := w.join(ctx, newKey(w.t), "rack-1")
 	require.NoError(w.t, err)
@@ -196,8 +197,9 @@ func (w *world) evictWithVMs(ctx context.Context) (h *joined, problem error) {
 	return h, nil
 }
 
-// A host with VMs is evicted only with force. Its VMs stay placed on it, so that none starts elsewhere. With its key
-// and a new token it joins under its old ID; its old certificate stays invalid.
+// TestEvictWithVMs checks that a host with VMs can be evicted only with force, and that its VMs then stay placed on it,
+// so that none starts elsewhere. With the same key and a new token the host must join under its old ID, and its old
+// certificate must stay invalid.
 func TestEvictWithVMs(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -226,7 +228,7 @@ func TestEvictWithVMs(t *testing.T) {
 	_, err = w.at(2, back).Renew(ctx, &agentv1.RenewRequest{Csr: request(t, h.key)})
 	require.NoError(t, err)
 
-	// A copy of its disk with another key joins as another host.
+	// A copy of the host's disk that uses another key joins as a new host.
 	other, err := w.join(ctx, newKey(t), "rack-1")
 	require.NoError(t, err)
 	require.NotEqual(t, h.id, other.id)
@@ -238,7 +240,8 @@ func TestEvictWithVMs(t *testing.T) {
 	require.Nil(t, w.node(h.id))
 }
 
-// A certificate that is issued right after an eviction, by a member whose clock is behind, is valid.
+// TestCertificateAfterEviction issues a certificate right after an eviction, on a member whose clock is up to 5 s
+// behind. The eviction must not invalidate that certificate.
 func TestCertificateAfterEviction(t *testing.T) {
 	w := newWorld(t)
 	at := time.Now()
@@ -254,8 +257,8 @@ func TestCertificateAfterEviction(t *testing.T) {
 	}
 }
 
-// bannedCalls bans a host and returns an error if any call with its key is accepted: a normal call, a renewal (also
-// after expiry) or a join.
+// bannedCalls makes calls with the key of the banned host h: a heartbeat, a renewal, a renewal with an expired
+// certificate, and a join. It returns an error unless each one fails with ReasonBanned.
 func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	late := &joined{h.id, h.key, h.token, w.certificateFor(h.id, h.key, time.Now().Add(-48*time.Hour), 24*time.Hour)}
 	_, call := w.at(1, h).HeartbeatNode(ctx, sendHeartbeat(w.at(1, h)))
@@ -270,7 +273,8 @@ func (w *world) bannedCalls(ctx context.Context, h *joined) error {
 	return nil
 }
 
-// Every call of a banned host is refused, and the placements on it stay. After unban it continues as before.
+// TestBan checks that every call of a banned host is refused, that its streams end, and that the placements on it stay.
+// After Unban its calls must succeed again.
 func TestBan(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -295,7 +299,7 @@ func TestBan(t *testing.T) {
 		return err
 	}))
 
-	// A second ban changes nothing, and the ban remains after the host's record is deleted.
+	// A second ban must change nothing. Below, the ban must remain after the host's record is deleted.
 	again, err := w.members[1].Ban(ctx, "", made[0].Key, "other words")
 	require.NoError(t, err)
 	require.Equal(t, made, again)
@@ -322,7 +326,8 @@ func TestBan(t *testing.T) {
 	require.NotEqual(t, h.id, back.id)
 }
 
-// A key can be banned before its host has joined. A host whose key is not recorded cannot be banned.
+// TestBanAKey checks that a key can be banned before a host joins with it, that a host whose key is not stored cannot
+// be banned, and that invalid arguments of Ban are refused.
 func TestBanAKey(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -354,7 +359,8 @@ func TestBanAKey(t *testing.T) {
 	}
 }
 
-// A member that cannot read evictions within the limit closes the connections of all hosts.
+// TestStaleMemberClosesConnections checks that a member that cannot confirm in time that its records are current closes
+// the connections of all hosts. Other members must keep theirs.
 func TestStaleMemberClosesConnections(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -367,9 +373,10 @@ func TestStaleMemberClosesConnections(t *testing.T) {
 	w.pass(time.Hour)
 	over, cancel := context.WithCancel(ctx)
 	cancel()
-	s.closeIfStale(over, freshTimeout) // that it stops is no reason
+	s.closeIfStale(over, freshTimeout) // the end of the context is no reason to close connections
 	require.NotEmpty(t, s.guard.filter(anyConn))
-	// The member's own check, once a second, may run between the two.
+	// Guard also checks the connections once a second, and may have renewed the confirmation just before this call. So
+	// try again.
 	require.Eventually(t, func() bool {
 		w.pass(time.Hour)
 		s.closeIfStale(ctx, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// hostFacts holds the facts that a host reports once per session.
+// hostFacts holds properties of a host that its agent reports once per session: CPU models, QEMU version, architecture.
 type hostFacts struct {
 	models       []string
 	qemu         string
@@ -26,7 +26,8 @@ func (f hostFacts) equal(g hostFacts) bool {
 	return slices.Equal(f.models, g.models) && f.qemu == g.qemu && f.architecture == g.architecture
 }
 
-// checkFacts returns an error for facts that are too large to be recorded, or have unknown values.
+// checkFacts converts the facts that a host reports. It returns InvalidArgument if they are too large to store or have
+// unknown values.
 func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	if len(f.GetCpuModels()) > maxModels {
 		return hostFacts{}, fault.Invalid("facts.cpu_models", "at most %d", maxModels)
@@ -50,8 +51,9 @@ func checkFacts(f *agentv1.NodeFacts) (hostFacts, error) {
 	return hostFacts{f.GetCpuModels(), f.GetQemuVersion(), cloud.Architecture(f.GetArchitecture())}, nil
 }
 
-// receiveFacts accepts the facts that a host reports once per session. Facts that arrive within minUpdateInterval of the last
-// recorded ones replace any pending facts, and the first heartbeat after that time records them.
+// receiveFacts checks the facts that a host reports once per session, and writes them to its record if they differ. If
+// facts were written less than minUpdateInterval ago, the new facts wait in the host's budget, where later ones replace
+// them. The first heartbeat after that time writes them.
 func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.NodeFacts) error {
 	stated, err := checkFacts(f)
 	if err != nil {
@@ -67,7 +69,8 @@ func (s *Service) receiveFacts(ctx context.Context, id cloud.NodeID, f *agentv1.
 	return s.recordFacts(ctx, id, b)
 }
 
-// recordFacts records the pending facts if minUpdateInterval has passed since the last ones.
+// recordFacts writes the pending facts in b to the host's record if minUpdateInterval has passed since the last write
+// of facts.
 func (s *Service) recordFacts(ctx context.Context, id cloud.NodeID, b *budget) error {
 	s.mu.Lock()
 	waiting := b.pendingFacts

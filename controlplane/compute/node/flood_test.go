@@ -18,8 +18,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// A host that changes its labels with every heartbeat gets responses, and one record is written per minUpdateInterval.
-// The last labels are recorded afterwards.
+// TestHeartbeatFlood sends heartbeats of one host that change the capacity and the labels each time. They must be
+// acknowledged up to the call limit, but change the record only once per minUpdateInterval. A heartbeat after that time
+// must record the last change.
 func TestHeartbeatFlood(t *testing.T) {
 	w := newWorld(t)
 	w.mu.Lock()
@@ -57,7 +58,7 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.Equal(t, before, w.records.Revision(), "nothing more is recorded within minUpdateInterval")
 	require.Equal(t, map[codes.Code]int{codes.OK: callBurst - 1, codes.ResourceExhausted: streams*each - callBurst + 1}, answered)
 
-	// The responses renewed the lease, and calls of another host are not delayed.
+	// The acknowledged heartbeats must count as heartbeats, and another host's calls must not be delayed.
 	w.members[1].mu.Lock()
 	require.Equal(t, w.frozen.UnixMilli(), w.members[1].lastHeartbeat[a.id])
 	w.members[1].mu.Unlock()
@@ -77,7 +78,8 @@ func TestHeartbeatFlood(t *testing.T) {
 	require.EqualValues(t, 7, w.node(a.id).Capacity.VCPUs)
 }
 
-// Facts that change with every message are recorded once per minUpdateInterval, with their last values.
+// TestFactsFlood sends facts that change with every message. They must be written once per minUpdateInterval, and the
+// last facts must be written at its end.
 func TestFactsFlood(t *testing.T) {
 	w := newWorld(t)
 	w.follow(1)
@@ -98,7 +100,7 @@ func TestFactsFlood(t *testing.T) {
 	}
 	_, err = s.CloseAndRecv()
 	require.NoError(t, err)
-	// Two writes: the first facts, and the key of the connection's certificate.
+	// At most two writes are allowed: the first facts, and the key of the connection's certificate.
 	require.LessOrEqual(t, w.records.Revision()-before, int64(2))
 	require.Equal(t, "model-0-0", w.node(a.id).CPUModels[0])
 
@@ -119,8 +121,8 @@ func observations(from, n int) (out []*agentv1.VmObservation) {
 	return out
 }
 
-// Observations beyond a host's rate are read more slowly, while other hosts are served. A message that is too large
-// ends the stream.
+// TestReportFlood checks that reports beyond a host's rate are read more slowly while other hosts are served, and that
+// too large a message ends the stream.
 func TestReportFlood(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -161,7 +163,7 @@ func TestReportFlood(t *testing.T) {
 	const burst = observationBurst / (messageCost + maxObservations) * maxObservations
 	require.Equal(t, burst, w.told(a.id))
 
-	// Meanwhile the observations of a host with 5,000 VMs are all processed, and its heartbeats are acknowledged.
+	// Meanwhile all reports of a host with 5,000 VMs must be processed, and its heartbeats acknowledged.
 	other, err := b.Report(ctx)
 	require.NoError(t, err)
 	for n := range 50 {
@@ -181,8 +183,8 @@ func (w *world) told(id cloud.NodeID) int {
 	return len(w.vms.reports[id])
 }
 
-// holdPauses stops a member's clock and makes each of its pauses last until the context of the call ends. awaitPause
-// waits until one has begun.
+// holdPauses stops the clock that member reads and makes each throttling pause of the member last until the context of
+// the call ends. awaitPause waits until one pause has begun.
 func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,7 +208,7 @@ func (w *world) holdPauses(member uint64) (awaitPause func(context.Context)) {
 	}
 }
 
-// Observations that change records are slowed down by the number of changed records.
+// TestChangeRateLimit checks that reports that change records are throttled by the number of changed records, per host.
 func TestChangeRateLimit(t *testing.T) {
 	w := newWorld(t)
 	limit := limited(t)
@@ -227,7 +229,8 @@ func TestChangeRateLimit(t *testing.T) {
 	require.NoError(t, s.applyReports(ctx, "another host", all[:changeBurst]))
 }
 
-// The connections, calls and report streams of a host are limited, independently of other hosts.
+// TestConnectionAndCallLimits opens connections, calls and Report streams of one host up to each limit. One more must
+// be refused, and another host's calls must succeed.
 func TestConnectionAndCallLimits(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -279,7 +282,8 @@ func TestConnectionAndCallLimits(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Snapshots to a host that opens one session after the other are sent at a limited rate.
+// TestWatchFlood opens more than watchBurst sessions of one host in a row. The next session must be delayed, and
+// another host's session must not.
 func TestWatchFlood(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)

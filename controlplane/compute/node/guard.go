@@ -18,24 +18,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// guard holds the connections on which hosts presented a certificate, so that they can be closed. Calls and streams are
-// authenticated only when they begin, and some streams are open for days.
+// guard holds the open connections on which a host presented a certificate, so that they can be closed when the host is
+// evicted or banned. Calls and streams are authenticated only when they begin, and some streams are open for days.
 type guard struct {
 	mu    sync.Mutex // guards conns
 	conns map[*guardedConn]bool
 }
 
-// guardedConn is one connection of a host.
+// guardedConn is one TLS connection of a host, with the host's certificate (leaf).
 type guardedConn struct {
 	net.Conn
-	raw   net.Conn // the connection below TLS
+	raw   net.Conn // the TCP connection below TLS
 	node  cloud.NodeID
 	leaf  *x509.Certificate
 	guard *guard
 }
 
-// closeRaw closes the connection, and with it every call and stream on it. It sends no TLS alert, since the host may
-// not read it.
+// closeRaw closes the TCP connection, which ends every call and stream on it. It sends no TLS alert, because sending
+// one could block if the host does not read.
 func (c *guardedConn) closeRaw() { c.raw.Close() }
 
 // Close implements net.Conn.
@@ -46,7 +46,8 @@ func (c *guardedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// Credentials returns the transport credentials of the server on port 7443. config comes from mtls.ServerOptional.
+// Credentials returns the TLS credentials of the server for agents on port 7443, based on config, which comes from
+// mtls.ServerOptional. The connections of hosts are registered so that Guard can close them.
 func (s *Service) Credentials(config *tls.Config) credentials.TransportCredentials {
 	return guardedCredentials{credentials.NewTLS(config), &s.guard}
 }
@@ -83,7 +84,7 @@ func (w guardedCredentials) Clone() credentials.TransportCredentials {
 	return guardedCredentials{w.TransportCredentials.Clone(), w.guard}
 }
 
-// add registers a connection. It returns false if the host has maxConnections already.
+// add registers a connection. It returns false without doing so if the host already has maxConnections connections.
 func (g *guard) add(c *guardedConn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -114,14 +115,15 @@ func (g *guard) filter(choose func(*guardedConn) bool) (out []*guardedConn) {
 func anyConn(*guardedConn) bool { return true }
 
 const (
-	// freshInterval is how often a member checks that its records are current, so that it would have seen an eviction.
+	// freshInterval is how often a member checks that its records are current. Without the check, a partitioned member
+	// would not notice an eviction.
 	freshInterval = time.Second
-	// freshTimeout limits that check. A member that fails it closes the connections of all hosts; they connect to
-	// another member and continue interrupted image reads there.
+	// freshTimeout limits the duration of that check. A member that fails it closes the connections of all hosts; the
+	// hosts connect to another member and continue interrupted image reads there.
 	freshTimeout = 5 * time.Second
 )
 
-// Guard closes the connections of evicted or banned hosts on this member until ctx ends. Every member runs it.
+// Guard closes this member's connections from hosts that are evicted or banned, until ctx ends. Every member runs it.
 func (s *Service) Guard(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := s.guardOnce(ctx)
@@ -136,7 +138,8 @@ func (s *Service) Guard(ctx context.Context) {
 	}
 }
 
-// guardOnce checks every connection once, and then those that a change of records affects.
+// guardOnce checks every connection once. It then checks connections again when the record of their host, its eviction
+// or any ban changes, and returns the error that ended a watch.
 func (s *Service) guardOnce(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	var work sync.WaitGroup
@@ -149,7 +152,7 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Start the watches before the first check: a change in between is then handled twice instead of never.
+	// Start the watches before the first check: a change in between is then handled twice instead of not at all.
 	work.Go(func() {
 		end(forEachChange(ctx, Nodes.WatchPaths(s.opts.Store, from), func(c store.PathChange) error {
 			if !c.Deleted {
@@ -181,7 +184,8 @@ func (s *Service) guardOnce(ctx context.Context) error {
 	}
 }
 
-// forEachChange calls take for each change of a watch until one call fails.
+// forEachChange calls take for each change that the watch w returns, until take or the watch fails, and returns the
+// error.
 func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.PathChange) error) error {
 	defer w.Close()
 	for {
@@ -197,8 +201,8 @@ func forEachChange(ctx context.Context, w *store.PathWatch, take func(store.Path
 	}
 }
 
-// recheck closes the chosen connections whose host is evicted, banned or unknown, and deletes the hosts' last-heartbeat
-// times.
+// recheck checks the connections for which choose returns true. It closes those whose host is evicted, banned or
+// unknown, and deletes these hosts' times in lastHeartbeat.
 func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	chosen := s.guard.filter(choose)
 	if len(chosen) == 0 || mutant.On(mutant.KeepEvictedOpen) {
@@ -220,8 +224,8 @@ func (s *Service) recheck(choose func(*guardedConn) bool) error {
 	})
 }
 
-// closeIfStale closes all hosts' connections if this member cannot confirm within the given time that its records are
-// current.
+// closeIfStale closes all hosts' connections unless this member can confirm, in the given time, that its records are at
+// most freshInterval old. It closes none if ctx ends.
 func (s *Service) closeIfStale(ctx context.Context, within time.Duration) {
 	if len(s.guard.filter(anyConn)) == 0 {
 		return

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// heartbeat processes a host's description of itself and returns the recorded description. Before it returns, a quorum
-// has confirmed that this member still led after the heartbeat arrived, because the response renews the host's lease.
-// If the description changes more often than minUpdateInterval, the change is recorded by a later heartbeat that
-// repeats it.
+// heartbeat processes the description of a host in its heartbeat, and returns the host's record. The response renews
+// the host's lease. Therefore heartbeat returns success only after a quorum has confirmed that this member still leads
+// in the same term. A changed description is written to the record at most once per minUpdateInterval. A change within
+// that time is written by the first heartbeat after it.
 func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Node, error) {
 	leader, term := s.opts.Leadership.Leader()
 	if leader != s.opts.Self {
@@ -51,7 +51,7 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	if err := s.opts.Store.Barrier(ctx); err != nil {
 		return cloud.Node{}, err
 	}
-	// Barrier also succeeds on a follower: the leader is then another member, which has not received this heartbeat.
+	// Barrier also succeeds on a follower. In that case another member leads, and it has not received this heartbeat.
 	if leader, now := s.opts.Leadership.Leader(); leader != s.opts.Self || now != term {
 		return cloud.Node{}, s.redirect(leader)
 	}
@@ -61,7 +61,8 @@ func (s *Service) heartbeat(ctx context.Context, reported cloud.Node) (cloud.Nod
 	return known, nil
 }
 
-// updateNode applies change to a host's record, and reports whether the record changed.
+// updateNode calls change on a host's record and stores the result if a heartbeat's fields or the facts changed. It
+// returns the record and whether it was stored.
 func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*cloud.Node)) (out cloud.Node, changed bool, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		n, err := Nodes.Get(tx, string(id))
@@ -85,14 +86,14 @@ func (s *Service) updateNode(ctx context.Context, id cloud.NodeID, change func(*
 	return out, changed && err == nil, err
 }
 
-// copyHeartbeat copies the fields that a heartbeat sets from reported to n. Other fields of n keep their values.
+// copyHeartbeat copies from reported to n those fields that a heartbeat sets. Other fields of n keep their values.
 func copyHeartbeat(n, reported *cloud.Node) {
 	n.Name, n.Declared, n.Capacity, n.Allocatable = reported.Name, reported.Declared, reported.Capacity, reported.Allocatable
 	n.Hypervisors, n.Labels, n.AgentVersion = reported.Hypervisors, reported.Labels, reported.AgentVersion
 	n.VolumeDrivers, n.StorageClasses, n.SharedMigration = reported.VolumeDrivers, reported.StorageClasses, reported.SharedMigration
 }
 
-// sameHeartbeat reports whether two records agree in all fields that a heartbeat sets.
+// sameHeartbeat reports whether two records are equal in all fields that copyHeartbeat copies.
 func sameHeartbeat(a, b *cloud.Node) bool {
 	return a.Name == b.Name && a.Declared == b.Declared && a.Capacity == b.Capacity && a.Allocatable == b.Allocatable &&
 		slices.Equal(a.Hypervisors, b.Hypervisors) && maps.Equal(a.Labels, b.Labels) && a.AgentVersion == b.AgentVersion &&
@@ -100,16 +101,18 @@ func sameHeartbeat(a, b *cloud.Node) bool {
 		a.SharedMigration == b.SharedMigration
 }
 
-// Limits of a host's description, in bytes unless stated otherwise.
+// Limits on the description in a host's heartbeat, in bytes unless stated otherwise.
 const (
 	maxHostName  = 253
 	maxWordBytes = 128
-	// maxModels and maxModelBytes limit the CPU models that a host offers. QEMU 7.2 has 140 for x86-64, 2 KiB in total.
+	// maxModels and maxModelBytes limit the number and the total length of the CPU models that a host offers. QEMU 7.2
+	// has 140 for x86-64, 2 KiB in total.
 	maxModels     = 512
 	maxModelBytes = 16 << 10
 )
 
-// maxCapacity limits a host's capacity. It is more than any host has, and far from integer overflow of sums.
+// maxCapacity is the maximum capacity that a host may report. It is more than any host has, and small enough that sums
+// over hosts do not overflow.
 var maxCapacity = cloud.Capacity{VCPUs: 1 << 20, MemoryMiB: 1 << 32, StorageGiB: 1 << 32}
 
 func checkHeartbeat(n *cloud.Node) error {

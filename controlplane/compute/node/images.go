@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openImage opens an image that a VM of the host uses. If no VM of the host uses the image, the error is the same as
-// for an image that this member does not hold, so that a host cannot find out which images exist.
+// openImage opens the image with the checksum sha256 for a host. It returns errNoImage both if no VM of the host uses
+// the image and if this member does not have it, so that a host cannot find out which images exist.
 func (s *Service) openImage(ctx context.Context, id cloud.NodeID, sha256 string) (io.ReadSeekCloser, error) {
 	if err := s.throttle(ctx, s.budgetOf(id).images, 1); err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func errNoImage() error {
 	return fault.New(fault.NotFound, "this member has no such image for a VM of this host")
 }
 
-// maxImageReads limits the concurrent image reads of a host from one member.
+// maxImageReads is the maximum number of concurrent image reads of a host from one member.
 const maxImageReads = 8
 
 func (s *Service) beginReading(id cloud.NodeID) bool {

@@ -25,29 +25,32 @@ const (
 	// tokenTTL and maxTokenTTL are the default and maximum lifetimes of join tokens.
 	tokenTTL    = time.Hour
 	maxTokenTTL = 30 * 24 * time.Hour
-	// CertificateLife is the lifetime of a host's certificate; agents renew at half of it.
+	// CertificateLife is the lifetime of a host's certificate. An agent renews its certificate at half of it.
 	CertificateLife = 24 * time.Hour
-	// RenewGrace is how long after its certificate expired a host can renew it without a new token.
+	// RenewGrace is how long after its certificate has expired a host can still renew it without a new token.
 	RenewGrace = 7 * 24 * time.Hour
 )
 
-// joinToken is a stored join token: join-token/<id>.
+// joinToken is the record of a join token, at join-token/<id>. A host joins the cluster with a token.
 type joinToken struct {
 	Secret  [32]byte // SHA-256 of the secret
 	Name    string
 	Expires cloud.Time
-	// Key is the hash of the public key that used the token, and Node the resulting host. Both are empty before.
+	// Key is the SHA-256 of the public key that joined with the token, and Node the resulting host. Both are empty
+	// until a host has used the token.
 	Key  []byte
 	Node cloud.NodeID
 }
 
 var joinTokens = store.NewTable[joinToken]("join-token")
 
-// hostKeys maps a key to its host: host-key/<SHA-256 of the public key, hex>. A host that joins again with a new token,
-// because its certificate expired or the cluster was restored from a backup, keeps its ID.
+// hostKeys maps a host's public key to the host's ID, at host-key/<SHA-256 of the public key, hex>. It lets a host keep
+// its ID when it joins again with a new token, because its certificate expired or the cluster was restored from a
+// backup.
 var hostKeys = store.NewTable[cloud.NodeID]("host-key")
 
-// storeKey stores that a host holds a key, unless the key belongs to another host that has a record.
+// storeKey stores that a key belongs to the host with this ID. It changes nothing if the key already belongs to a host
+// that has a record.
 func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	if holder, err := keyOwner(tx, key); err != nil || holder != "" {
 		return err
@@ -56,7 +59,7 @@ func storeKey(tx *store.Tx, key []byte, id cloud.NodeID) error {
 	return nil
 }
 
-// keyOwner returns the host that holds a key, or "" if there is none with a record.
+// keyOwner returns the host to which a key belongs, or "" if no host with a record has the key.
 func keyOwner(tx *store.Tx, key []byte) (cloud.NodeID, error) {
 	id, err := hostKeys.Get(tx, keyText(key))
 	if err != nil || id == nil {
@@ -80,8 +83,8 @@ type tokenResponse struct {
 
 var newTokenCommand = leader.NewCommand("node.new-token", leader.Repeatable, (*Service).newTokenOnLeader)
 
-// newTokenOnLeader stores a join token and returns its text: the ID, the secret, and the pin of the certificate
-// authority, which the agent verifies. Only the hash of the secret is stored.
+// newTokenOnLeader stores a new join token and returns its text, "<id>.<secret>.<pin>". The pin is the SHA-256 of the
+// certificate authority's public key, by which the agent verifies the server. Only the hash of the secret is stored.
 func (s *Service) newTokenOnLeader(ctx context.Context, q tokenRequest) (made tokenResponse, err error) {
 	secret := make([]byte, 24)
 	rand.Read(secret)
@@ -107,8 +110,9 @@ func errBadToken() error {
 
 var admitCommand = leader.NewCommand("node.admit", leader.Repeatable, (*Service).admitOnLeader)
 
-// admitOnLeader marks a join token as used by a key and returns the host's ID. A key that already belongs to a host
-// gets the same ID again, also with a new token: only the machine that runs the host's VMs has the key.
+// admitOnLeader marks a join token as used by the key q.Key and returns the host's ID. It creates a host record for a
+// new key. A key that already belongs to a host gets that host's ID again, because only the machine that runs the
+// host's VMs has the key.
 func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.NodeID, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		t, err := joinTokens.Get(tx, q.ID)
@@ -130,7 +134,7 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 				return errBadToken()
 			}
 			if known, err := Nodes.Has(tx, string(t.Node)); err != nil || !known {
-				return cmp.Or(err, errBadToken()) // the host was removed since
+				return cmp.Or(err, errBadToken()) // the host's record was deleted meanwhile
 			}
 			id = t.Node
 			return nil
@@ -163,14 +167,14 @@ func (s *Service) admitOnLeader(ctx context.Context, q joinRequest) (id cloud.No
 	return id, err
 }
 
-// Expire removes expired join tokens. It is a leader task.
+// Expire deletes expired join tokens, at most 1000 per call. Package leader calls it periodically on the leader.
 func (s *Service) Expire(ctx context.Context) error {
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		all, _, err := joinTokens.List(tx.Unguarded(), 0)
 		if err != nil {
 			return err
 		}
-		left := 1000 // the next call removes the others
+		left := 1000 // a later call deletes the rest
 		for _, r := range all {
 			if left > 0 && tx.Now() >= r.Value.Expires {
 				joinTokens.Delete(tx, r.Path...)
@@ -182,7 +186,8 @@ func (s *Service) Expire(ctx context.Context) error {
 	return err
 }
 
-// checkRequest parses a certificate request and verifies that its sender holds the key.
+// checkRequest parses a certificate signing request (PKCS #10, DER), verifies its signature and returns the SHA-256 of
+// its public key. An invalid request gives InvalidArgument.
 func checkRequest(der []byte) (*x509.CertificateRequest, []byte, error) {
 	csr, key, err := mtls.ParseRequest(der)
 	if err != nil {

@@ -34,7 +34,8 @@ func (w *world) token(name string, ttl time.Duration) string {
 	return token
 }
 
-// A host joins at a member that does not lead, repeats the call, and is identified by its certificate.
+// TestJoin joins a host through a follower, checks its certificate and record, and opens a session with it. Join
+// repeated with the same key must return the same ID; with another key it must be refused.
 func TestJoin(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -77,7 +78,8 @@ func TestJoin(t *testing.T) {
 	refused(t, err, codes.Unauthenticated, "make a new one")
 }
 
-// Joins that are refused, and change no record.
+// TestJoinRefused makes joins with invalid arguments. Each must be refused, change no record and leave its token
+// usable.
 func TestJoinRefused(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -127,7 +129,7 @@ func TestJoinRefused(t *testing.T) {
 		return err
 	}))
 
-	// None of these calls used a token.
+	// The refused calls must not have used up the tokens.
 	_, err = pinned.Join(ctx, &ask{Protocol: 1, Token: named, Csr: good, Name: "rack-9"})
 	require.NoError(t, err)
 	curve, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -139,8 +141,8 @@ func TestJoinRefused(t *testing.T) {
 	refused(t, err, codes.Unavailable, "another certificate authority")
 }
 
-// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. One of them
-// joins.
+// TestConcurrentJoinsWithOneToken has twenty hosts join at two members with one token at the same time. Exactly one of
+// them must succeed.
 func TestConcurrentJoinsWithOneToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -168,7 +170,7 @@ func TestConcurrentJoinsWithOneToken(t *testing.T) {
 	}))
 }
 
-// How long tokens are valid, and that expired ones are deleted.
+// TestTokens checks the lifetimes that join tokens can have, and that Expire deletes expired tokens.
 func TestTokens(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[2]
@@ -195,7 +197,7 @@ func TestTokens(t *testing.T) {
 	w.pass(2 * time.Minute)
 	require.NoError(t, s.Expire(t.Context()))
 	require.Equal(t, 2, left())
-	// Expired tokens are deleted also if there are many valid ones.
+	// Expire must also delete expired tokens if there are many valid ones.
 	w.update(func(tx *store.Tx) error {
 		for n := range 1500 {
 			expires := tx.Now() + 1
@@ -211,8 +213,8 @@ func TestTokens(t *testing.T) {
 	require.Equal(t, 1102, left())
 }
 
-// A host can renew its certificate while it is valid and for a week after. With an expired certificate it can call
-// nothing else.
+// TestRenew checks that a host can renew its certificate while it is valid and for RenewGrace after it has expired.
+// With an expired certificate every other call must be refused.
 func TestRenew(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -248,9 +250,9 @@ func TestRenew(t *testing.T) {
 	refused(t, err, codes.PermissionDenied, "join again")
 }
 
-// A host that joins again with its key keeps its ID: after its certificate expired, or after a restore, when its tokens
-// and sessions are gone. No other caller gets its ID: not another key under its name, and not a copy of the host while
-// it is connected.
+// TestRejoinKeepsNodeID checks that a host that joins again with its key keeps its ID and its record. A host with
+// another key and the same name must get another ID. A second machine with the same key must be refused while the host
+// is connected.
 func TestRejoinKeepsNodeID(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)
@@ -288,7 +290,7 @@ func TestRejoinKeepsNodeID(t *testing.T) {
 	_, err = join(key, "rack-2")
 	require.NoError(t, err)
 
-	// A host without a record joins under a new ID.
+	// If the host's record was deleted, it must join under a new ID.
 	w.update(func(tx *store.Tx) error { Nodes.Delete(tx, first.GetNodeId()); return nil })
 	later, err := join(key, "rack-1")
 	require.NoError(t, err)
@@ -298,7 +300,8 @@ func TestRejoinKeepsNodeID(t *testing.T) {
 	require.Equal(t, later.GetNodeId(), again.GetNodeId())
 }
 
-// The key of a host that joined before keys were recorded is recorded when it reports.
+// TestKeyIsStoredOnReport checks that the key of a host whose key is not stored is stored when the host reports facts,
+// so that a later join gets the same ID.
 func TestKeyIsStoredOnReport(t *testing.T) {
 	w := newWorld(t)
 	ctx := limited(t)

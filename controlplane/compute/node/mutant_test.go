@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests notice each mutant of this package.
+// TestMutants enables each mutant (a deliberate bug) of this package, and checks that a test notices it.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	ctx := limited(t)

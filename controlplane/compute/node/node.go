@@ -1,30 +1,34 @@
-// Package node manages the hypervisor hosts: their records, their liveness, the desired state that their agents receive
-// and the reports that agents send. The main type is Service.
+// Package node manages the hosts, the machines that run VMs. It stores a record per host, tracks which hosts are alive,
+// sends each host's agent (the Trivet process on the host) the desired state of its VMs, and receives the agents'
+// reports. The main type is Service.
 //
-// The leader writes a host's record when the host's description changes. Liveness is not stored: the leader keeps in
-// memory when it last received a heartbeat of each host, and the session of its agent. A new leader has none of this
-// and collects it within one heartbeat interval. Until a host's first heartbeat, a new leader reports the host as
-// NOT_READY. It reports no host as Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state
-// READY, NOT_READY or CORDONED is computed for each request.
+// A heartbeat contains a description of its host. The leader writes it to the host's record only if it has changed.
+// Liveness is not stored: the leader keeps in memory when it last received a heartbeat of each host, and which hosts'
+// agents have a Watch stream to it. A new leader starts without this data and collects it within one heartbeat
+// interval. A new leader reports a host as NOT_READY until the host's first heartbeat. It reports no host as
+// Unresponsive before cloud.HeartbeatTimeout has passed since the start of its term. The state READY, NOT_READY or
+// CORDONED is computed for each request.
 //
-// The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController (package
-// vm) returns the desired state of each. There is no second copy of the desired state.
+// The desired state of a host is computed from records: placed/<node>/<vm> lists the VMs of a host, and VMController
+// (package vm) returns the desired state of each. There is no second copy of the desired state.
 //
-// A host is identified by its key. It keeps its ID when it joins again, for example after its certificate expired or
-// after the cluster was restored from a backup, so its VMs stay placed on it. A copy of a host is refused while the
-// other one is connected. If a host reports a VM that no record places there, the leader tells the agent that the VM is
-// orphaned, and logs it. A host that has just joined a restored cluster keeps such a guest running (package machine of
-// the agent), because the guest may be newer than the records.
+// A host is identified by its public key. It keeps its ID when it joins again, for example after its certificate
+// expired or after the cluster was restored from a backup, so its VMs stay placed on it. If two machines have the same
+// key, such as a host and a copy of its disk, the second cannot join while the first is connected. If a host reports a
+// VM that no record places there, the leader tells the agent that the VM is orphaned, and logs it. A host that has just
+// joined a restored cluster lets such a VM run (package machine of the agent), because the VM may be newer than the
+// records.
 //
-// An evicted host (evict.go) is refused until it joins again; a banned key (ban.go) is refused until it is unbanned.
-// Neither frees the VMs that are placed on the host: they may still run, and the control plane cannot stop them. To
-// start them elsewhere, an operator must fence the host first. Every member closes the connections of an evicted or
-// banned host (guard.go). Later calls are refused because of the record.
+// The calls of an evicted host (evict.go) are refused until it joins again. The calls of a host with a banned key
+// (ban.go) are refused until the key is unbanned. Neither frees the VMs that are placed on the host: they may still
+// run, and the control plane cannot stop them. To start them elsewhere, an operator must fence the host first. Every
+// member closes the connections of an evicted or banned host (guard.go), and refuses its later calls because of the
+// record.
 //
-// Decisions of this version: a host has one session, and a newer session ends the older one. A host reads at most 8
-// images from a member, and sends at most 64 consoles, at a time. An attacker may control a host, so this package
-// limits what a host can write into records and the load that it can cause on a member (budget.go). A host may read
-// only the images of its own VMs.
+// Decisions of this version: a host has one session, which is a Watch stream to the leader, and a newer session ends
+// the older one. A host reads at most 8 images from a member, and sends at most 64 consoles, at a time. An attacker may
+// control a host, so this package limits what a host can write into records and the load that it can cause on a member
+// (budget.go). A host may read only the images of its own VMs.
 package node
 
 import (
@@ -43,20 +47,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Nodes is the table of hosts: node/<id>.
+// Nodes is the table of the hosts' records, at node/<id>.
 var Nodes = store.NewTable[cloud.Node]("node")
 
 // LeaseSeconds is how long, in seconds, a host may run its VMs after it sent the last heartbeat that got a response.
+// Agents get it in the first message of a Watch stream.
 const LeaseSeconds = 30
 
-// VMController provides the desired state of VMs and records what hosts report. Package vm implements it.
+// VMController computes the desired state of VMs and stores the VM states that hosts report. Package vm implements it.
 type VMController interface {
-	// Assigned returns the desired state of VMs that are or were placed on the host: of the given VMs, or of all if
-	// none are given.
+	// Assigned returns the desired state of VMs that are or were placed on a host: of the VMs in vms, or of all such
+	// VMs if vms is empty.
 	Assigned(v *store.View, node cloud.NodeID, vms ...cloud.VMID) ([]Assignment, error)
-	// Observed records a host's reports and returns how many of them changed a record.
+	// Observed stores the VM states that a host reports. changed is the number of reports that changed a record.
 	Observed(ctx context.Context, node cloud.NodeID, reports []cloud.Observation) (changed int, err error)
-	// UsesImage reports whether a VM placed on the host uses the image as the backing file of a disk or to boot.
+	// UsesImage reports whether a VM placed on a host uses the image with this checksum to boot or as the backing file
+	// of a disk.
 	UsesImage(v *store.View, node cloud.NodeID, sha256 string) (bool, error)
 }
 
@@ -66,14 +72,14 @@ type Options struct {
 	Commands   *leader.Commands
 	Leadership leader.Leadership
 	Self       uint64
-	// Listeners returns each current member's listener for agents, host:port.
+	// Listeners returns the address, host:port, on which each current member serves agents, by member ID.
 	Listeners func() map[uint64]string
 	Authority *mtls.Authority
 	Log       *slog.Logger
 	// Now returns the wall-clock time.
 	Now func() time.Time
-	// Steady returns the time of a clock that is never set, which measures heartbeats: setting the wall clock must not
-	// make all hosts look lost. Default: Now.
+	// Steady returns the time from which the ages of heartbeats are computed. It should come from a clock that nobody
+	// can set, so that setting the wall clock does not make all hosts look lost. Default: Now.
 	Steady func() time.Time
 }
 
@@ -84,31 +90,32 @@ type Service struct {
 	images ImageSource
 
 	mu sync.Mutex
-	// termStart is when this member's term as leader began, 0 while it does not lead. lastHeartbeat holds the time of each host's
-	// last heartbeat to this member as leader; it stays valid for this member's next term.
+	// termStart is the Steady time, in Unix milliseconds, at which Follow began in this member's current term as
+	// leader; 0 while this member does not lead. lastHeartbeat holds the Steady time of each host's last heartbeat to
+	// this member. It is kept when a term ends and used again if this member leads again.
 	termStart     cloud.Time
 	lastHeartbeat map[cloud.NodeID]cloud.Time
-	// nodes holds every host's record while this member leads; it is empty on other members.
+	// nodes is a copy of every host's record while this member leads, by host ID; it is empty on other members.
 	nodes    map[cloud.NodeID]cloud.Node
 	sessions map[cloud.NodeID]*session
-	// imageReads counts the image reads in progress per host.
+	// imageReads counts the image reads in progress on this member, by host.
 	imageReads map[cloud.NodeID]int
-	// budgets holds one budget per host that has called this member.
+	// budgets holds the rate limiters and call counters of each host that has called this member.
 	budgets map[cloud.NodeID]*budget
-	// pause is sleep, except in tests.
+	// pause waits for a duration or until the context ends. It is the function sleep, except in tests.
 	pause    func(context.Context, time.Duration) error
 	consoles consoles
 	guard    guard
 }
 
-// liveness is the response of lastHeardCommand.
+// liveness is the response of lastHeardCommand: when the leader last received a heartbeat of each host.
 type liveness struct {
-	// Now is the leader's Steady clock, by which the times in Seen were taken.
+	// Now is the leader's Steady clock at the time of the response. The times in Seen are from the same clock.
 	Now  cloud.Time
 	Seen map[cloud.NodeID]cloud.Time
 }
 
-// New creates the service and registers its leader commands.
+// New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	if opts.Steady == nil {
 		opts.Steady = opts.Now
@@ -123,10 +130,11 @@ func New(opts Options) *Service {
 	return s
 }
 
-// Attach sets the sources of VM states and images. Call it before serving.
+// Attach sets the sources of VM states and image bytes. Call it before the service receives calls.
 func (s *Service) Attach(guests VMController, images ImageSource) { s.vms, s.images = guests, images }
 
-// Follow keeps s.nodes equal to the host records while this member leads. It is a leader task: it ends with the term.
+// Follow keeps s.nodes equal to the host records while this member leads. Package leader runs it on the leader and
+// cancels ctx when the term ends.
 func (s *Service) Follow(ctx context.Context) error {
 	defer func() {
 		s.mu.Lock()
@@ -134,7 +142,8 @@ func (s *Service) Follow(ctx context.Context) error {
 		s.termStart = 0
 		clear(s.nodes)
 	}()
-	// A host that sent a heartbeat before the records are read either has a record in them, or was removed.
+	// Only a host with a record can send a heartbeat. So if a host that is in lastHeartbeat now has no record in the
+	// View below, its record was deleted, and its entry can be removed.
 	s.mu.Lock()
 	before := slices.Collect(maps.Keys(s.lastHeartbeat))
 	s.mu.Unlock()
@@ -184,7 +193,8 @@ func (s *Service) Follow(ctx context.Context) error {
 	}
 }
 
-// Fleet returns every host with its current state. It is empty on members other than the leader.
+// Fleet returns every host with its current state, sorted by host ID. It returns no hosts on members other than the
+// leader.
 func (s *Service) Fleet() []schedule.Candidate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,8 +207,8 @@ func (s *Service) Fleet() []schedule.Candidate {
 	return out
 }
 
-// Unresponsive reports whether a host has sent no heartbeat for more than cloud.HeartbeatTimeout. It returns false if this member
-// does not lead, or has led for less than that time.
+// Unresponsive reports whether a host has sent no heartbeat for more than cloud.HeartbeatTimeout. It returns false if
+// this member does not lead, or has led for no longer than cloud.HeartbeatTimeout.
 func (s *Service) Unresponsive(id cloud.NodeID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +218,8 @@ func (s *Service) Unresponsive(id cloud.NodeID) bool {
 
 var lastHeardCommand = leader.NewCommand("node.heard", leader.Repeatable, (*Service).lastHeardOnLeader)
 
-// lastHeardOnLeader returns when this member, as the leader, last received a heartbeat of each host; 0 for never.
+// lastHeardOnLeader returns the time of the last heartbeat of each host in ids to this member, which leads. The time is
+// 0 for a host that has sent none.
 func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (liveness, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +230,7 @@ func (s *Service) lastHeardOnLeader(_ context.Context, ids []cloud.NodeID) (live
 	return out, nil
 }
 
-// get returns a host's record, or NotFound.
+// get returns the record of the host with this ID, or a NotFound error if there is none.
 func (s *Service) get(ctx context.Context, id cloud.NodeID) (n *cloud.Node, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		if n, err = Nodes.Get(v, string(id)); err == nil && n == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers NodeService on the server of port 50051.
+// Register registers NodeService for API callers, on the server of port 50051.
 func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterNodeServiceServer(g, &server{s: s}) }
 
 type server struct {
@@ -99,14 +99,14 @@ func (r *server) HeartbeatNode(context.Context, *vmv1.HeartbeatNodeRequest) (*vm
 	return nil, fault.New(fault.PermissionDenied, "HeartbeatNode is for agents, on their own port, with a host's certificate")
 }
 
-// shown converts nodes to what the caller may see: all fields for system:admin; for others the ID, name, hypervisors,
-// labels beginning with trivet/, and state.
+// shown converts host records to what the caller may see, with each host's current state. A caller with system:admin
+// sees all fields. Others see the ID, the name, the hypervisors, the labels beginning with trivet/, and the state.
 func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node, error) {
 	ids := make([]cloud.NodeID, len(nodes))
 	for i, n := range nodes {
 		ids[i] = n.ID
 	}
-	// Only the leader knows which hosts are alive, so this fails without one.
+	// Only the leader has the heartbeat times, so this call fails while there is no leader.
 	alive, err := lastHeardCommand.Call(ctx, s.opts.Commands, ids)
 	if err != nil {
 		return nil, err
@@ -126,8 +126,8 @@ func (s *Service) shown(ctx context.Context, nodes []*cloud.Node) ([]*vmv1.Node,
 	return out, nil
 }
 
-// NewToken creates a join token and returns its text and expiry. The caller must have been authorized. ttl 0 means one
-// hour; the maximum is 30 days.
+// NewToken creates a join token and returns its text and its expiry time. A nonempty name restricts the token to the
+// host of that name. ttl 0 means one hour; the maximum is 30 days. The caller must already be authorized.
 func (s *Service) NewToken(ctx context.Context, name string, ttl time.Duration) (token string, expires cloud.Time, err error) {
 	switch {
 	case ttl == 0:

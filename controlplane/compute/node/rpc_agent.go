@@ -22,18 +22,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Protocol is the major version of agent.v1 that this program implements.
+// Protocol is the major version of the protocol agent.v1 that this program implements. Agents with another version are
+// refused.
 const Protocol = 1
 
-// ImageSource opens this member's verified copy of an image. Open returns NotFound without one.
+// ImageSource opens this member's verified copy of an image. Open returns NotFound if this member has none.
 type ImageSource interface {
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
-// OpenMethod is the full name of the only agent method that requires no certificate.
+// OpenMethod is the full name of Join, the only agent method that may be called without a client certificate.
 const OpenMethod = agentv1.AgentService_Join_FullMethodName
 
-// RegisterAgents registers the services for agents on the server of port 7443.
+// RegisterAgents registers the services that agents call, on the server of port 7443.
 func (s *Service) RegisterAgents(g grpc.ServiceRegistrar) {
 	agentv1.RegisterAgentServiceServer(g, &agents{s: s})
 	vmv1.RegisterNodeServiceServer(g, &heartbeats{s: s})
@@ -93,8 +94,8 @@ func (s *Service) credential(ctx context.Context, id cloud.NodeID, public any) (
 	return c, nil
 }
 
-// Renew issues a new certificate if the current one is valid or expired at most RenewGrace ago; TLS refuses older ones.
-// The new certificate must be for the same key, since bans refer to keys.
+// Renew issues a new certificate to a host whose current one is valid or expired at most RenewGrace ago; the TLS
+// handshake fails for older ones. The new certificate must be for the same key, because bans refer to keys.
 func (a *agents) Renew(ctx context.Context, r *agentv1.RenewRequest) (*agentv1.Credential, error) {
 	leaf, err := peerCertificate(ctx)
 	if err != nil {
@@ -147,7 +148,8 @@ func (a *agents) Watch(r *agentv1.WatchRequest, stream agentv1.AgentService_Watc
 	return a.s.watch(ctx, id, r.GetPresentVms(), stream.Send)
 }
 
-// untilExpiry returns a context that ends when the stream's client certificate expires.
+// untilExpiry returns a context that ends when the client certificate of the stream expires, with errExpired as the
+// cause.
 func (s *Service) untilExpiry(ctx context.Context) (context.Context, context.CancelFunc, error) {
 	leaf, err := peerCertificate(ctx)
 	if err != nil || leaf == nil {
@@ -184,14 +186,15 @@ func (a *agents) Report(stream agentv1.AgentService_ReportServer) error {
 		if len(r.GetVms()) > maxObservations {
 			return fault.Invalid("vms", "at most %d in a message, got %d: send several messages", maxObservations, len(r.GetVms()))
 		}
-		// Apply the host's limit before reading the stream's next message.
+		// Apply the host's rate limit before reading the stream's next message.
 		if err := a.s.throttle(stream.Context(), b.observations, messageCost+len(r.GetVms())); err != nil {
 			return err
 		}
 		if err := a.s.checkLeader(); err != nil {
 			return err
 		}
-		// A stream may outlive the certificate and the host's record.
+		// Check the host again for each message: its certificate may expire, or its record be deleted, while the stream
+		// is open.
 		if _, err := a.s.caller(stream.Context()); err != nil {
 			return err
 		}
@@ -246,7 +249,7 @@ func (a *agents) SendConsole(stream agentv1.AgentService_SendConsoleServer) erro
 	return stream.SendAndClose(&agentv1.SendConsoleResponse{})
 }
 
-// heartbeats implements NodeService on the agents' port: HeartbeatNode only.
+// heartbeats implements NodeService for agents, on port 7443. It supports only HeartbeatNode.
 type heartbeats struct {
 	vmv1.UnimplementedNodeServiceServer
 	s *Service

@@ -16,18 +16,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Placed records that a VM is, or was, on a host: placed/<node>/<vm>. Every transaction that changes the desired state
-// of a host also writes its Placed records, so a host's session needs to watch only the prefix placed/<node>/.
+// Placed is the record that a VM is, or was, placed on a host, at placed/<node>/<vm>. Every transaction that changes
+// the desired state of a VM also writes its Placed record, so a host's session needs to watch only the prefix
+// placed/<node>/.
 type Placed struct {
 	Project    cloud.ProjectID
 	Generation uint64
-	// Gone means that the VM's record was deleted. The host destroys the VM and reports so; then this record is deleted
-	// and Held is returned to the host's free capacity.
+	// Gone means that the VM's record was deleted. The host then destroys the VM and reports that. After the report,
+	// this record is deleted and the capacity in Held is returned to the host's free capacity.
 	Gone bool
 	Held cloud.Capacity
 }
 
-// PlacedVMs is the table of placements.
+// PlacedVMs is the table of Placed records.
 var PlacedVMs = store.NewTable[Placed]("placed")
 
 // Assignment is the desired state of one VM, as sent to its host.
@@ -36,19 +37,19 @@ type Assignment struct {
 	State *agentv1.AssignedVm
 }
 
-// session is one Watch call of an agent.
+// session is one Watch stream of an agent.
 type session struct {
 	node cloud.NodeID
-	// cancel cancels the session's context.
+	// cancel cancels the session's context with a cause.
 	cancel context.CancelCauseFunc
-	// wake signals that asks is not empty.
+	// wake receives a value when requests is not empty.
 	wake chan struct{}
 
 	mu       sync.Mutex
 	requests []*agentv1.ConsoleRequest
 }
 
-// enqueue queues a console request for the agent. maxConsoles bounds the length of the queue.
+// enqueue adds a console request to the queue for the agent. maxConsoles limits the length of the queue.
 func (s *session) enqueue(r *agentv1.ConsoleRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +60,8 @@ func (s *session) enqueue(r *agentv1.ConsoleRequest) {
 	}
 }
 
-// cancelRequest removes a request from the queue, or sends a cancellation if the agent has it already.
+// cancelRequest removes the console request with this ID from the queue. If the request has already been sent to the
+// agent, cancelRequest sends a cancellation instead.
 func (s *session) cancelRequest(id string) {
 	s.mu.Lock()
 	waits := slices.IndexFunc(s.requests, func(r *agentv1.ConsoleRequest) bool { return r.GetRequestId() == id })
@@ -80,10 +82,11 @@ func (s *session) takeRequests() []*agentv1.ConsoleRequest {
 	return asks
 }
 
-// errReplaced ends a session that a newer session of the same host replaces.
+// errReplaced is the error of a session that ended because the same host opened a newer one.
 var errReplaced = fault.New(fault.Aborted, "another session of this host has begun")
 
-// openSession registers a new session of a host and ends the older one, if any.
+// openSession registers a new session of a host, and ends the host's older session, if any, by calling that session's
+// cancel.
 func (s *Service) openSession(node cloud.NodeID, end context.CancelCauseFunc) *session {
 	n := &session{node: node, cancel: end, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -110,14 +113,15 @@ func (s *Service) closeSession(n *session) {
 	}
 }
 
-// maxLoggedVMs limits how many VMs one log line names.
+// maxLoggedVMs limits the VM IDs in one log line.
 const maxLoggedVMs = 16
 
-// snapshotChunk limits the VMs in one message of a snapshot.
+// snapshotChunk is the maximum number of VMs in one message of a snapshot.
 const snapshotChunk = 100
 
-// watch sends an agent the desired state of its host until ctx ends, this member's term as leader ends, or the agent
-// starts another session.
+// watch sends an agent the desired state of its host: a snapshot, then every change. present lists the IDs of the VMs
+// that exist on the host. watch returns when ctx ends, when this member's term as leader ends, or when the agent opens
+// another session.
 func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string, send func(*agentv1.WatchResponse) error) error {
 	leading, term := s.opts.Leadership.Leader()
 	if leading != s.opts.Self {
@@ -141,7 +145,8 @@ func (s *Service) watch(ctx context.Context, node cloud.NodeID, present []string
 	return context.Cause(ctx)
 }
 
-// termOver returns the error for a session whose term has ended.
+// termOver returns the error for a session of an earlier term: a redirect to the new leader, or Unavailable if this
+// member leads again.
 func (s *Service) termOver() error {
 	if err := s.checkLeader(); err != nil {
 		return err
@@ -149,14 +154,15 @@ func (s *Service) termOver() error {
 	return fault.New(fault.Unavailable, "this member has become the leader again in a new term").MayRetry()
 }
 
-// batch is one result of the watch on Placed records.
+// batch is one result of PathWatch.Next for the host's Placed records.
 type batch struct {
 	changes  []store.PathChange
 	revision int64
 	err      error
 }
 
-// serve sends a session's snapshot, and then the changes.
+// serve sends an agent the snapshot of its host's VMs, then the desired state of VMs whose Placed record changes, and
+// the console requests that are queued.
 func (s *Service) serve(ctx context.Context, me *session, present []string, term uint64, work *sync.WaitGroup, send func(*agentv1.WatchResponse) error) error {
 	from, err := s.snapshot(ctx, me.node, present, term, send)
 	if err != nil {
@@ -206,8 +212,8 @@ func (s *Service) serve(ctx context.Context, me *session, present []string, term
 	}
 }
 
-// snapshot sends the desired state of all VMs of the host. VMs in present that have no record on this host are sent as
-// ORPHANED.
+// snapshot sends the desired state of all VMs of the host in chunks. VMs in present that no record places on this host
+// are sent as ORPHANED. from is the revision at which the watch for later changes must start.
 func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []string, term uint64, send func(*agentv1.WatchResponse) error) (from int64, err error) {
 	var all []Assignment
 	if err := s.opts.Store.View(ctx, func(v *store.View) (err error) {
@@ -249,10 +255,10 @@ func (s *Service) snapshot(ctx context.Context, node cloud.NodeID, present []str
 	return from, nil
 }
 
-// delta adds the desired state of the changed VMs, as of this member's records, to the message. The records contain
-// the changes, which the watch returned after they were applied here; a confirmation by the other members would not
-// make the message any newer. The state may be newer than the changes, which is harmless since generations only grow.
-// ReleasedVms lists VMs that are no longer placed on the host: the host keeps nothing of them.
+// delta adds the current desired state of the changed VMs to message. It reads this member's records without a quorum
+// read: they contain the changes, because a watch returns only applied ones. The state may be newer than the changes,
+// which is harmless, because generations only grow. VMs that are no longer placed on the host are listed in
+// ReleasedVms; the host has already destroyed them.
 func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, message *agentv1.WatchResponse) error {
 	touched := map[cloud.VMID]bool{}
 	for _, c := range changes {
@@ -280,7 +286,8 @@ func (s *Service) delta(node cloud.NodeID, changes []store.PathChange, message *
 	})
 }
 
-// redirect returns the error that gives an agent the address of the leader.
+// redirect returns the error that tells an agent the address of the leading member, or Unavailable if no leader is
+// known.
 func (s *Service) redirect(leading uint64) error {
 	if leading == 0 {
 		return fault.New(fault.Unavailable, "no leader is known yet").MayRetry()
@@ -288,7 +295,7 @@ func (s *Service) redirect(leading uint64) error {
 	return fault.New(fault.FailedPrecondition, "member %d leads", leading).WithReason("NOT_LEADER").With("leader", s.opts.Listeners()[leading])
 }
 
-// checkLeader returns nil on the leader, and the error of redirect on other members.
+// checkLeader returns nil if this member leads. Otherwise it returns the error of redirect.
 func (s *Service) checkLeader() error {
 	if leading, _ := s.opts.Leadership.Leader(); leading != s.opts.Self {
 		return s.redirect(leading)
@@ -296,8 +303,9 @@ func (s *Service) checkLeader() error {
 	return nil
 }
 
-// applyReports passes a host's reports to VMController in batches of 16, so that the size of a transaction does not
-// grow with the number of VMs. It waits while the host changes records faster than changeRate.
+// applyReports passes a host's reports to VMController.Observed in batches of 16, so that the size of a transaction
+// does not grow with the number of VMs. It waits while the host's reports change more than changeRate records per
+// second.
 func (s *Service) applyReports(ctx context.Context, node cloud.NodeID, all []cloud.Observation) error {
 	const most = 16
 	b := s.budgetOf(node)

@@ -43,7 +43,7 @@ func (s watching) next() *agentv1.WatchResponse {
 	return m
 }
 
-// all returns the VMs of a whole snapshot.
+// all receives a snapshot to its last message. It returns the power state of each VM, and that message.
 func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchResponse) {
 	s.t.Helper()
 	vms = map[cloud.VMID]agentv1.Power{}
@@ -61,8 +61,8 @@ func (s watching) all() (vms map[cloud.VMID]agentv1.Power, last *agentv1.WatchRe
 	}
 }
 
-// A session sends a snapshot in chunks, with a desired state for each VM that the host has, and then the changes of
-// this host's VMs only.
+// TestWatch checks what a session sends: a snapshot in chunks, with a desired state for each VM placed on the host or
+// present there, and then the changes of this host's VMs only.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -77,7 +77,7 @@ func TestWatch(t *testing.T) {
 	})
 	want[testVM(7)] = agentv1.Power_POWER_DESTROYED
 	want[testVM(400)] = agentv1.Power_POWER_ORPHANED
-	want[testVM(300)] = agentv1.Power_POWER_ORPHANED // another host's
+	want[testVM(300)] = agentv1.Power_POWER_ORPHANED // placed on another host
 	s := a.watch(t, testVM(1), testVM(7), testVM(400), testVM(300), testVM(400))
 	got, last := s.all()
 	require.Equal(t, want, got)
@@ -103,7 +103,7 @@ func TestWatch(t *testing.T) {
 	require.Empty(t, m.GetVms())
 	require.Equal(t, []string{string(testVM(2))}, m.GetReleasedVms())
 
-	// A placement without a VM record is not sent as a destroyed VM.
+	// If a placement has no VM record, the VM must not be sent as destroyed.
 	w.place(a.id, testVM(3), &Placed{Project: "no record", Generation: 9})
 	m = s.next()
 	require.Empty(t, m.GetVms())
@@ -116,7 +116,7 @@ func TestWatch(t *testing.T) {
 	require.Empty(t, empty, "an empty snapshot is complete, too")
 }
 
-// Which callers get no session, and to which member they are redirected.
+// TestWatchRefused checks which Watch calls are refused, and that a follower's error names the leader's address.
 func TestWatchRefused(t *testing.T) {
 	w := newWorld(t)
 	for _, c := range []struct {
@@ -145,8 +145,8 @@ func TestWatchRefused(t *testing.T) {
 	require.Empty(t, w.members[1].sessions)
 }
 
-// A session ends when the leadership ends, with the address of the next leader; when the same host opens a newer
-// session; and when its certificate expires.
+// TestSessionsEnd checks that a session ends when the same host opens a newer one, when the leadership ends (with the
+// address of the next leader, if any), and when the host's certificate expires.
 func TestSessionsEnd(t *testing.T) {
 	w := newWorld(t)
 	a := w.host(1, 1)
@@ -189,7 +189,7 @@ func TestSessionsEnd(t *testing.T) {
 	refused(t, err, codes.Unauthenticated, "expired")
 }
 
-// reading is a caller that reads a console through a member.
+// reading is a ReadConsole call through a member: the received pieces, the final error, and a function that cancels it.
 type reading struct {
 	pieces chan string
 	end    chan error
@@ -205,8 +205,9 @@ func (w *world) read(member uint64, on cloud.NodeID, follow bool) *reading {
 	return r
 }
 
-// A reader at a follower gets the bytes of a console: the request goes to the agent over its session, and the bytes
-// come back. All ways in which this can end.
+// TestConsole reads consoles through a follower. The leader must send the request to the agent over its session, and
+// the reader must get the bytes that the agent sends back. The test ends reads in every possible way: the log is
+// complete, the agent sends an error or too large a message, the connection breaks, and the reader cancels.
 func TestConsole(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.host(1, 1), w.host(1, 2)
@@ -233,14 +234,14 @@ func TestConsole(t *testing.T) {
 		require.Equal(t, id, r.GetRequestId())
 	}
 
-	// The agent sends the complete log.
+	// First read: the agent sends all of the log.
 	r := w.read(2, a.id, false)
 	ask := nextRequest()
 	require.Equal(t, string(testVM(1)), ask.GetVmId())
 	require.EqualValues(t, 4096, ask.GetTailBytes())
 	require.False(t, ask.GetFollow())
 	_, err := answer(b, ask.GetRequestId()).CloseAndRecv()
-	refused(t, err, codes.NotFound, "no reader waits") // another host cannot send the console of this one
+	refused(t, err, codes.NotFound, "no reader waits") // another host must not be able to send this host's console
 	out := answer(a, ask.GetRequestId())
 	require.NoError(t, out.Send(&agentv1.SendConsoleRequest{Data: []byte("hello")}))
 	require.Empty(t, <-r.pieces, "the first message says only what it answers")
@@ -254,7 +255,8 @@ func TestConsole(t *testing.T) {
 	_, err = answer(a, ask.GetRequestId()).CloseAndRecv()
 	refused(t, err, codes.NotFound, "no reader waits")
 
-	// The agent returns an error, breaks the stream, sends too large a message; then the reader cancels.
+	// Further reads: the agent returns an error, breaks the stream, or sends too large a message; or the reader
+	// cancels.
 	for name, c := range map[string]struct {
 		how  func(agentv1.AgentService_SendConsoleClient, context.CancelFunc, *reading)
 		kind fault.Kind
@@ -295,7 +297,8 @@ func TestConsole(t *testing.T) {
 	require.Empty(t, w.members[1].consoles.open)
 }
 
-// Readers beyond the limit are refused, and no requests stay queued for an agent that reads none.
+// TestConsoleLimits checks that readers beyond maxConsoles are refused, and that ended readers leave no request in the
+// queue of an agent that reads none.
 func TestConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
@@ -332,8 +335,8 @@ func TestConsoleLimits(t *testing.T) {
 	require.True(t, a.takeRequests()[0].GetCancel())
 }
 
-// The numbers of consoles that a project and an org read on one host are limited, so that other tenants can read
-// theirs.
+// TestTenantConsoleLimits checks that the consoles that one project and one org read on a host are limited, and that
+// another org can still read its consoles.
 func TestTenantConsoleLimits(t *testing.T) {
 	w := newWorld(t)
 	s := w.members[1]
@@ -383,7 +386,8 @@ func TestTenantConsoleLimits(t *testing.T) {
 	require.Empty(t, s.consoles.open)
 }
 
-// How the reader gets each message and each end of an agent's stream.
+// TestConsolePieces checks which chunk the reader gets for each message, and for each way in which an agent's stream
+// ends.
 func TestConsolePieces(t *testing.T) {
 	long := make([]byte, 2*maxError)
 	for i := range long {

@@ -35,14 +35,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// fakeVMs implements VMController: it returns all VMs that are placed, and stores the reports that it gets.
+// fakeVMs implements VMController for tests. The desired state of every placed VM is on, or destroyed if its placement
+// is Gone. Reports are stored in the field reports.
 type fakeVMs struct {
 	mu      sync.Mutex
 	reports map[cloud.NodeID][]cloud.Observation
 	fail    error
-	// uses holds the SHA-256 of the images that each host's VMs use.
+	// uses holds the checksums of the images that the VMs of each host use.
 	uses map[cloud.NodeID][]string
-	// changes makes every report change a record.
+	// changes makes Observed count each report as a changed record.
 	changes bool
 }
 
@@ -92,7 +93,7 @@ func (i images) Open(sum string) (io.ReadSeekCloser, error) {
 	return file{bytes.NewReader(b)}, nil
 }
 
-// world holds two members over one store, the first of which leads. Each has a listener for agents on loopback.
+// world holds two members that share one store. Member 1 leads at first. Each member serves agents on a loopback port.
 type world struct {
 	t          *testing.T
 	records    *store.Store
@@ -104,11 +105,11 @@ type world struct {
 
 	mu  sync.Mutex
 	off time.Duration
-	// frozen, if set, is the constant time of the clock that measures heartbeats.
+	// frozen, if set, is the constant time that steady returns to measure heartbeats.
 	frozen time.Time
-	// wallOffset is how far the wall clock was set forward. It does not affect the clock that measures heartbeats.
+	// wallOffset is how far the wall clock is set forward. It changes now, but not steady.
 	wallOffset time.Duration
-	// tick, if set, is called when a member reads its clock.
+	// tick, if set, is called whenever a member reads its wall clock.
 	tick func()
 }
 
@@ -186,7 +187,7 @@ func (w *world) certificate(kind mtls.Kind, name string, at time.Time, life time
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// certificateFor issues a host's certificate for a given key.
+// certificateFor issues a certificate for the given key to the host with this ID.
 func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.Time, life time.Duration) mtls.Source {
 	leaf, err := w.authority.Issue(mtls.Node, string(id), key.Public(), at, life)
 	require.NoError(w.t, err)
@@ -195,7 +196,7 @@ func (w *world) certificateFor(id cloud.NodeID, key ed25519.PrivateKey, at time.
 	}
 }
 
-// follow makes a member the leader and runs its Follow until the test ends or stop is called.
+// follow runs a member's Follow until the end of the test or a call of stop, and waits until it has read the records.
 func (w *world) follow(id uint64) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -207,7 +208,7 @@ func (w *world) follow(id uint64) (stop func()) {
 	return stop
 }
 
-// agent is a host's connection to one member.
+// agent is a connection to one member, with the ID of the host that it belongs to.
 type agent struct {
 	agentv1.AgentServiceClient
 	vmv1.NodeServiceClient
@@ -221,12 +222,13 @@ func (w *world) dial(member uint64, config *tls.Config) agent {
 	return agent{agentv1.NewAgentServiceClient(conn), vmv1.NewNodeServiceClient(conn), ""}
 }
 
-// with dials a member with a certificate, or with none.
+// with connects to a member with the client certificate own, or without a certificate if own is nil.
 func (w *world) with(member uint64, own mtls.Source) agent {
 	return w.dial(member, mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member)))
 }
 
-// host returns a host that has a record and a valid certificate.
+// host creates the record of test host n if it does not exist, and returns a connection with a valid certificate of
+// that host.
 func (w *world) host(member uint64, n int) agent {
 	id := cloud.NodeID(fmt.Sprintf("00000000-0000-7000-a000-%012d", n))
 	w.update(func(tx *store.Tx) error {
@@ -285,7 +287,7 @@ func newKey(t *testing.T) ed25519.PrivateKey {
 	return key
 }
 
-// refused checks an error's code and text.
+// refused checks that err has the gRPC code and contains the text says.
 func refused(t *testing.T, err error, code codes.Code, says string) {
 	t.Helper()
 	require.Equal(t, code, status.Code(err), "%v", err)

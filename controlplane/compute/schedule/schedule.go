@@ -1,6 +1,6 @@
-// Package schedule chooses a host for a VM. Filters exclude hosts, scores rank the others, and for each excluded host
-// the result names the first filter that excluded it. Place is a pure function of the hosts and the request: equal
-// arguments give the same host and the same explanation.
+// Package schedule chooses a host for a VM. Filters exclude hosts that cannot run the VM, and a score ranks the others.
+// For each excluded host the result has the reason of the first filter that excluded it. Place is a pure function:
+// equal arguments give the same host and the same reasons.
 package schedule
 
 import (
@@ -12,27 +12,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Candidate is a host with its state as the leader knows it.
+// Candidate is a host with its state (such as READY) according to the leader.
 type Candidate struct {
 	Node  cloud.Node
 	State cloud.NodeState
 }
 
-// Request describes what a VM needs.
+// Request describes what a VM needs of a host.
 type Request struct {
 	VM   cloud.VMID
 	Need cloud.Capacity
-	// Architecture is that of the VM's images; unspecified allows any.
+	// Architecture is the CPU architecture of the VM's images; unspecified allows any host.
 	Architecture cloud.Architecture
-	// CPUModel must be among the models that the host reports; empty allows any host.
+	// CPUModel must be among the CPU models that the host reports; empty allows any host.
 	CPUModel string
-	// Selector holds labels that the host must have.
+	// Selector holds the labels, with their values, that the host must have.
 	Selector map[string]string
-	// Avoid holds the hosts that run a member of the VM's anti-affinity group.
+	// Avoid holds the hosts that must not be chosen, because a VM of the same anti-affinity group is placed on them.
 	Avoid map[cloud.NodeID]bool
 }
 
-// filters run in order. The first non-empty result excludes the host and is the explanation.
+// filters run in this order. The first non-empty result excludes the host and is the reason that Place returns.
 var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, _ *Request) string {
 		if c.State != cloud.NodeReady {
@@ -75,7 +75,7 @@ var filters = []func(*Candidate, *Request) string{
 	func(c *Candidate, r *Request) string { return Shortage(&c.Node, r.Need) },
 }
 
-// Shortage returns a text about the first resource of which a node has too little, or "".
+// Shortage returns a text about the first resource of which the host n has less free than need, or "" if need fits.
 func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	free := n.Allocatable.Minus(n.Allocated)
 	for _, r := range []struct {
@@ -93,7 +93,8 @@ func Shortage(n *cloud.Node, need cloud.Capacity) string {
 	return ""
 }
 
-// Place chooses a host. If none is suitable, ok is false and refused holds the reason for each host.
+// Place chooses a host of fleet for the VM of r. refused holds the reason for each excluded host. If all hosts are
+// excluded, ok is false.
 func Place(fleet []Candidate, r *Request) (node cloud.NodeID, refused map[cloud.NodeID]string, ok bool) {
 	best := -1.0
 	var chosen []cloud.NodeID
@@ -133,10 +134,12 @@ func refusal(c *Candidate, r *Request) string {
 	return ""
 }
 
-// scoreTolerance is the difference in score within which hosts count as equal, so that a burst of VMs is spread.
+// scoreTolerance is the difference to the best score within which hosts count as equally good. tieBreaker chooses among
+// them, so that VMs created at the same time are spread.
 const scoreTolerance = 0.05
 
-// score returns the fraction of the scarcest resource that stays free on the host after placement.
+// score returns the fraction that stays free, after placement, of the host's scarcest resource. A higher score is
+// better.
 func score(c *Candidate, r *Request) float64 {
 	after := c.Node.Allocated.Plus(r.Need)
 	left := 1.0
@@ -152,7 +155,8 @@ func score(c *Candidate, r *Request) float64 {
 	return left
 }
 
-// tieBreaker returns a hash that orders hosts of equal score: differently for each VM, always the same for one VM.
+// tieBreaker returns a hash by which hosts of equal score are ordered. The order differs between VMs, but is always the
+// same for one VM.
 func tieBreaker(vm cloud.VMID, node cloud.NodeID) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(vm))

@@ -12,7 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// TestPlace runs scripts that add hosts and then place VMs, which take their capacity.
+// TestPlace runs the scripts in testdata. `host id= vcpus= mem= disk=` adds a host with that allocatable capacity, in
+// MiB and GiB; `label=key:value`, `cordoned` or `lost` (NOT_READY) may be added. `place vm= vcpus= mem= disk=` places a
+// VM that needs that capacity, and prints the chosen host and the reason for each excluded one; `select=key:value`,
+// `avoid=HOST` or `model=CPU-MODEL` may be added. The VM's capacity is then allocated on the chosen host.
 func TestPlace(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var fleet []Candidate

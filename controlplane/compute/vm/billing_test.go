@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// fakeBilling implements Billing. It records each call in a record of its own, in the same transaction.
+// fakeBilling implements Billing. Each call adds a line to the table billingLog in the same transaction, or fails with
+// its error in refuse.
 type fakeBilling struct {
 	refuse map[string]error
 }
@@ -53,7 +54,7 @@ func (w *world) assignment() (out []string) {
 	return out
 }
 
-// Billing is called for every change of a VM, and may refuse a create and a start.
+// TestBillingIsNotified checks that each change of a VM calls the right methods of Billing, in order.
 func TestBillingIsNotified(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -88,7 +89,7 @@ func TestBillingIsNotified(t *testing.T) {
 	require.Equal(t, []string{"removed DELETED"}, w.assignment())
 }
 
-// A change that billing refuses has no effect.
+// TestBillingRefuses checks that a create, start or update has no effect if Billing returns an error for it.
 func TestBillingRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -113,7 +114,7 @@ func TestBillingRefuses(t *testing.T) {
 	require.Equal(t, vm, w.get(vm.ID))
 }
 
-// Halt has the effect of a stop, within the caller's transaction.
+// TestHalt checks that Halt has the effect of a stop within the caller's transaction, and when it does nothing.
 func TestHalt(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

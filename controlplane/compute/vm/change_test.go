@@ -19,9 +19,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// In which states a delete and a forced delete succeed, and which capacity they free at once: all but the storage of a
-// VM that is certainly off, and none of a VM that may still run. The rest is freed once, when the host reports the VM
-// absent.
+// TestDeleteTable checks in which states a delete and a forced delete succeed, and which capacity each frees at once:
+// processors and memory of a VM that is certainly off, nothing of a VM that may still run. The rest must be freed once,
+// when the host reports the VM absent.
 func TestDeleteTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -60,7 +60,7 @@ func TestDeleteTable(t *testing.T) {
 			require.Equal(t, *left, w.allocated(host), "a report of another host is ignored")
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Zero(t, w.allocated(host), name)
-			w.create("next") // a second report must not free the capacity of another VM
+			w.create("next") // a second report must not free the capacity of this VM
 			w.reportAbsent(host, vm.ID, vm.Generation+1)
 			require.Equal(t, taken, w.allocated(host), name)
 			list, _, err := w.vms.List(t.Context(), acme, 0, "", "")
@@ -71,7 +71,8 @@ func TestDeleteTable(t *testing.T) {
 	}
 }
 
-// A VM on an unresponsive host can be deleted only with force, and its capacity stays allocated until the host is back.
+// TestDeleteOnUnresponsiveHost checks that a VM on an unresponsive host can be deleted only with force, and that its
+// storage stays allocated until the host reports the VM absent.
 func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -99,7 +100,8 @@ func TestDeleteOnUnresponsiveHost(t *testing.T) {
 	}))
 }
 
-// A forced delete waits until the host has powered the VM off.
+// TestForcedDeleteWaitsForPowerOff checks that a forced delete of a running VM returns only after the host has reported
+// the VM absent.
 func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -120,7 +122,8 @@ func TestForcedDeleteWaitsForPowerOff(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// A delete repeated under its idempotency key returns its response although the VM is gone.
+// TestDeleteIsIdempotent repeats a delete under its idempotency key. It must return the first response although the VM
+// no longer exists.
 func TestDeleteIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -134,8 +137,8 @@ func TestDeleteIsIdempotent(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// TestUpdateTable changes VMs in every state: labels and metadata can always be changed, CPUs, memory and boot images
-// of a STOPPED VM, devices never. A refused update changes nothing.
+// TestUpdateTable changes VMs in every state. Labels and metadata can always be changed, processors, memory and boot
+// images only of a STOPPED VM, and disks and NICs never. A refused update must change nothing.
 func TestUpdateTable(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 100, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -231,7 +234,8 @@ func TestUpdateTable(t *testing.T) {
 	}
 }
 
-// A VM keeps an image that its org can no longer see: an update checks only new images.
+// TestUpdateKeepsCurrentImages checks that a VM whose org can no longer see its image can still be updated, and that
+// the image's minimum memory still applies.
 func TestUpdateKeepsCurrentImages(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -246,14 +250,15 @@ func TestUpdateKeepsCurrentImages(t *testing.T) {
 	require.ErrorContains(t, err, "needs 256 MiB", "its requirements still hold")
 }
 
-// A host's report must not break a record, nor change the VMs of another host.
+// TestHostReportLimits checks that too long texts in a host's report are cut so that the record stays readable, and
+// that a host's reports about VMs of other hosts are ignored.
 func TestHostReportLimits(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
 	vm := w.createInState(cloud.Running, "web")
 	long := strings.Repeat("é", 4<<10)
 	now := w.report(vm.ID, cloud.ObservedRunning, func(o *cloud.Observation) {
-		o.LastError = "x" + long // cut within a rune
+		o.LastError = "x" + long // é is 2 bytes, so the limit falls within a character
 		for range 1000 {
 			o.Addresses = append(o.Addresses, long)
 		}
@@ -284,7 +289,8 @@ func TestHostReportLimits(t *testing.T) {
 	require.Empty(t, w.vms.usage)
 }
 
-// A report that changes nothing writes no entry to the log.
+// TestUnchangedReportWritesNothing checks that a report that changes nothing, or is of an earlier generation, writes no
+// log entry.
 func TestUnchangedReportWritesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -297,7 +303,8 @@ func TestUnchangedReportWritesNothing(t *testing.T) {
 	require.Equal(t, before, w.store.Revision())
 }
 
-// A watch delivers each commit of a VM as an event, in order, from the current VM to its deletion.
+// TestWatch checks that a watch sends the current VM and then one event per commit of this VM, in order, and ends when
+// the VM is deleted.
 func TestWatch(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -353,7 +360,7 @@ func TestWatch(t *testing.T) {
 	require.Equal(t, CreatedEvent, event(store.Change[cloud.VM]{Value: vm}, 0).Type)
 }
 
-// The leader ends transient states whose deadline has passed, also those that began under an earlier leader.
+// TestSettle checks that the leader ends transient states whose deadline has passed, and changes no other VM.
 func TestSettle(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())

@@ -30,7 +30,7 @@ type CreateRequest struct {
 	Labels     map[string]string
 }
 
-// Created is a new VM, or the one that an earlier call with the same idempotency key created (Replayed).
+// Created is the result of Create. Replayed means that an earlier call with the same idempotency key created the VM.
 type Created struct {
 	VM       cloud.VM
 	Replayed bool
@@ -39,11 +39,11 @@ type Created struct {
 type createArgs struct {
 	Tenant  cloud.Tenant
 	Request CreateRequest `cbor:"Wanted"`
-	// Body is the hash of the request, stored with its idempotency key.
+	// Body is the hash of the request. It is stored with the idempotency key and compared when the key is used again.
 	Body [32]byte
 }
 
-// Create places and records a VM, and returns it as CREATING.
+// Create places a VM on a host, creates its record, and returns the VM as CREATING. body is the hash of the request.
 func (s *Service) Create(ctx context.Context, t cloud.Tenant, w CreateRequest, body [32]byte) (Created, error) {
 	w.Spec.Normalize()
 	if err := w.check(); err != nil {
@@ -104,8 +104,8 @@ func selector(labels map[string]string) (map[string]string, error) {
 
 var createCommand = leader.NewCommand("vm.create", leader.Keyed, (*Service).createOnLeader)
 
-// createOnLeader implements Create on the leader. It waits up to heartbeatWait if a host that has not sent this leader
-// a heartbeat yet may have room.
+// createOnLeader implements Create on the leader. If no host fits, but one that has not yet sent this leader a
+// heartbeat may fit, it tries again for up to heartbeatWait.
 func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created, err error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -135,16 +135,17 @@ func (s *Service) createOnLeader(ctx context.Context, q createArgs) (out Created
 	}
 }
 
-// heartbeatWait is how long a placement waits for the first heartbeats to a new leader. It is longer than the heartbeat
-// interval.
+// heartbeatWait is how long a placement waits for the first heartbeats of hosts to a new leader. It is longer than the
+// heartbeat interval.
 const heartbeatWait = 7 * time.Second
 
-// retryableRefusal means that no host fits now, but one may after its next heartbeat.
+// retryableRefusal means that no host fits now, but that a host may fit after its next heartbeat.
 type retryableRefusal struct{ refusal error }
 
 func (e *retryableRefusal) Error() string { return e.refusal.Error() }
 
-// awaitingHeartbeats reports whether the leader is so new that it does not know yet which hosts are alive.
+// awaitingHeartbeats reports whether a host that was READY has not yet sent this leader a heartbeat, or whether the
+// leader has not yet read the host records. In both cases a placement may succeed later.
 func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (bool, error) {
 	if len(fleet) == 0 {
 		known, _, err := node.Nodes.List(tx.Unguarded(), 1)
@@ -155,7 +156,7 @@ func (s *Service) awaitingHeartbeats(tx *store.Tx, fleet []schedule.Candidate) (
 	}), nil
 }
 
-// createRecords writes all records of a new VM.
+// createRecords checks whether a VM can be created, chooses its host, and writes all its records in tx.
 func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID, q createArgs) (vm cloud.VM, err error) {
 	project := string(q.Tenant.Project)
 	if taken, err := names.Has(tx, project, q.Request.Name); err != nil {
@@ -192,11 +193,12 @@ func (s *Service) createRecords(ctx context.Context, tx *store.Tx, id cloud.VMID
 	return vm, err
 }
 
-// groupKey converts any label value to a valid key element.
+// groupKey converts the name of an anti-affinity group, which is any label value, to a valid part of a record's key.
 func groupKey(group string) string { return uuid.NewSHA1(uuid.Nil, []byte(group)).String() }
 
-// resolveImages reads the images of a VM and sets the disks, kernel and initrd that the host is to build. The VM keeps
-// its current images, given in have, even if its org can no longer see them.
+// resolveImages checks the images that a VM's spec names, sets the disks, kernel and initrd that the host builds the VM
+// with, and returns the images. Images in current, which the VM uses already, are accepted even if its org can no
+// longer see them.
 func resolveImages(tx *store.Tx, vm *cloud.VM, current []cloud.ImageID) (map[cloud.ImageID]*image.Usable, error) {
 	images := map[cloud.ImageID]*image.Usable{}
 	var first *image.Usable
@@ -251,8 +253,9 @@ func lookupImage(tx *store.Tx, org cloud.OrgID, id cloud.ImageID, current bool) 
 	return image.Lookup(tx, org, id)
 }
 
-// place chooses a host and allocates the VM's capacity on it. The choice uses the leader's memory; the host's record in
-// this transaction is authoritative, and a host that turns out to be full or cordoned is excluded.
+// place chooses a host for vm and allocates the VM's capacity on it. It first chooses from the leader's copy of the
+// host records. It then reads the chosen host's record in tx, and chooses again if that host is full, cordoned or
+// deleted.
 func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*image.Usable) error {
 	r := &schedule.Request{VM: vm.ID, Need: vm.Spec.Need(), CPUModel: vm.Spec.CPU.Model}
 	r.Selector, _ = selector(vm.Labels)
@@ -310,7 +313,8 @@ func (s *Service) place(tx *store.Tx, vm *cloud.VM, images map[cloud.ImageID]*im
 	}
 }
 
-// errNoHost returns the error of a placement that found no host, with the reason per host.
+// errNoHost returns the error for a placement that found no host. Its details hold the reason for each of the first 20
+// hosts.
 func errNoHost(refused map[cloud.NodeID]string, fleet []schedule.Candidate) error {
 	if len(fleet) == 0 {
 		return fault.New(fault.ResourceExhausted, "no host fits: the cloud has no hosts yet").WithReason("NO_HOST_FITS")

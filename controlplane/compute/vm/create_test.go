@@ -17,7 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Create places a VM, allocates its capacity and assigns it to the host in one transaction.
+// TestCreate checks that Create places a VM on a host that has room, allocates its capacity there, and assigns the VM
+// and its images to that host only.
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
 	host, idle := w.AddHost("h1", plenty()), w.AddHost("h2", cloud.Capacity{})
@@ -56,7 +57,8 @@ func TestCreate(t *testing.T) {
 	}))
 }
 
-// TestCreateRefuses creates VMs that are refused: each error names the reason, and no capacity is allocated.
+// TestCreateRefuses creates VMs that must be refused. Each error must name the reason, and no capacity may be
+// allocated.
 func TestCreateRefuses(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -124,8 +126,8 @@ func TestCreateRefuses(t *testing.T) {
 	require.NoError(t, err, "the response of a failed call is not stored under its key")
 }
 
-// A name is unique within its project: a second VM of that name is refused. Another project may use the name, and the
-// project itself may use it again after the VM is deleted.
+// TestNames checks that a second VM of the same name in a project is refused. Another project may use the name, and so
+// may the project itself after the VM is deleted.
 func TestNames(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -140,8 +142,8 @@ func TestNames(t *testing.T) {
 	w.create("web")
 }
 
-// A create repeated under its idempotency key makes one VM and returns the same response for a day, even if the VM was
-// deleted. Another request under the same key is refused.
+// TestCreateIsIdempotent repeats a create under its idempotency key. For a day it must create no second VM and return
+// the first response, even if the VM was deleted. Another request under the same key must be refused.
 func TestCreateIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -175,14 +177,14 @@ func TestCreateIsIdempotent(t *testing.T) {
 	require.NotEqual(t, first.VM.ID, later.VM.ID)
 }
 
-// Hosts are filled up to their allocatable capacity. The refusal names what each host lacks, and freed capacity can be
-// used again.
+// TestCapacity fills three hosts up to their allocatable capacity. The next create must be refused, naming what each
+// host lacks. Freed capacity must be usable again.
 func TestCapacity(t *testing.T) {
 	w := newWorld(t)
 	hosts := []cloud.NodeID{
-		w.AddHost("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 by vCPUs
-		w.AddHost("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // for 1 by memory
-		w.AddHost("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // for 3 by storage
+		w.AddHost("h1", cloud.Capacity{VCPUs: 4, MemoryMiB: 4096, StorageGiB: 100}), // room for 2 VMs, by vCPUs
+		w.AddHost("h2", cloud.Capacity{VCPUs: 64, MemoryMiB: 512, StorageGiB: 100}), // room for 1 VM, by memory
+		w.AddHost("h3", cloud.Capacity{VCPUs: 64, MemoryMiB: 4096, StorageGiB: 19}), // room for 3 VMs, by storage
 	}
 	var vms []*cloud.VM
 	for i := range 6 {
@@ -202,7 +204,7 @@ func TestCapacity(t *testing.T) {
 		"h1": "has 0 vCPUs free, 2 needed", "h2": "has 0 MiB of memory free, 512 needed", "h3": "has 4 GiB of storage free, 5 needed",
 	}, f.Details)
 
-	// The host's record decides, not the leader's memory, whether a VM fits.
+	// After the VM is deleted and reported absent, its capacity must be available to another VM.
 	full := vms[0]
 	w.report(full.ID, cloud.ObservedBuilt)
 	_, err = w.vms.Delete(w.as(acme, ""), acme, full.ID, false, [32]byte{})
@@ -212,8 +214,8 @@ func TestCapacity(t *testing.T) {
 	require.Equal(t, full.Node, w.create("more").Node)
 }
 
-// Concurrent creates never share capacity that only one of them can have. VMs of different projects have only the host
-// in common.
+// TestConcurrentCreatesShareNoCapacity makes 16 creates at the same time for a host with room for 4 VMs. Exactly 4 must
+// succeed. The VMs belong to two projects, so that their transactions conflict only in the host's record.
 func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", cloud.Capacity{VCPUs: 8, MemoryMiB: 64 << 10, StorageGiB: 1000})
@@ -238,8 +240,8 @@ func TestConcurrentCreatesShareNoCapacity(t *testing.T) {
 	require.EqualValues(t, 8, w.allocated(host).VCPUs)
 }
 
-// VMs of an anti-affinity group share no host, and groups of other projects do not count. A selector chooses hosts by
-// their labels.
+// TestGroupsAndSelectors checks that VMs of an anti-affinity group share no host, that groups of other projects do not
+// count, and that a VM with a node selector is placed on a host with the labels.
 func TestGroupsAndSelectors(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -262,7 +264,8 @@ func TestGroupsAndSelectors(t *testing.T) {
 	}
 }
 
-// A cordoned host and an unresponsive one get no VMs. The host's record decides if the leader's memory differs from it.
+// TestUnavailableHostsAreNotChosen checks that cordoned and unresponsive hosts get no VMs, also if the leader's copy of
+// the host records does not show the cordon yet.
 func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -284,7 +287,8 @@ func TestUnavailableHostsAreNotChosen(t *testing.T) {
 	require.Equal(t, silent, w.create("x").Node)
 }
 
-// A placement waits if a new leader has not received the hosts' heartbeats yet.
+// TestPlacementWaitsForHeartbeatsToNewLeader creates a VM at a leader that has received no heartbeat yet. The call must
+// wait, and succeed after the host's heartbeat.
 func TestPlacementWaitsForHeartbeatsToNewLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -311,7 +315,7 @@ func TestNoHosts(t *testing.T) {
 	require.ErrorContains(t, err, "the cloud has no hosts yet")
 }
 
-// An image is recorded as used until its last VM is deleted.
+// TestUsedImagesAreRecorded checks that an image cannot be deleted until the VM that uses it is deleted.
 func TestUsedImagesAreRecorded(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -324,8 +328,8 @@ func TestUsedImagesAreRecorded(t *testing.T) {
 	require.NoError(t, images.Delete(w.as(acme, ""), acme.Org, id, [32]byte{}))
 }
 
-// The pages of a list hold each VM once, in order, also if VMs are created meanwhile. They hold no VM of another
-// project, and a page token is valid only for its list.
+// TestList checks that the pages of a list have each VM of the project once, in order, also if a VM is created
+// meanwhile. A page token must be valid only for the list that returned it.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -372,7 +376,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// List refuses every token that it did not return. The fuzzer begins with a returned token whose last byte is changed.
+// FuzzPageToken checks that List accepts no token that it did not return. The corpus includes a returned token without
+// its last byte.
 func FuzzPageToken(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())

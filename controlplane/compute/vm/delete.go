@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// powerOffWait is how long a forced delete waits for the host to power the VM off.
+// powerOffWait is how long a forced Delete waits for the host to report that nothing of the VM is left.
 const powerOffWait = 10 * time.Second
 
 type deleteRequest struct {
@@ -26,15 +26,16 @@ type deleteRequest struct {
 
 type deleteResponse struct {
 	Node cloud.NodeID
-	// Away means that the host does not respond and will clean up when it returns.
+	// Away means that the host does not respond. It will destroy the VM when it connects again.
 	Away bool
-	// Replayed is set in the response, but not stored with it.
+	// Replayed means that an earlier call with the same idempotency key deleted the VM. It is not part of the response
+	// that is stored under the key.
 	Replayed bool
 }
 
-// Delete removes a VM and all records that belong to it. Without force, it refuses a VM that is powered on or whose
-// host does not respond. With force, the host powers the VM off, and Delete waits up to powerOffWait for that. replayed
-// reports whether an earlier call with the same idempotency key removed the VM.
+// Delete deletes a VM's record and all records that belong to it. Without force, it refuses to delete a VM that is
+// powered on or whose host does not respond. With force, it also deletes such a VM, and waits up to powerOffWait until
+// the host has destroyed it. replayed reports whether an earlier call with the same idempotency key deleted the VM.
 func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, force bool, body [32]byte) (replayed bool, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return false, err
@@ -45,14 +46,14 @@ func (s *Service) Delete(ctx context.Context, t cloud.Tenant, id cloud.VMID, for
 	}
 	ctx, cancel := context.WithTimeout(ctx, powerOffWait)
 	defer cancel()
-	// The record is deleted in any case; this only waits until nothing runs any more.
+	// The VM's record is deleted already. Wait only until the host has reported that nothing of the VM is left.
 	store.Await(ctx, s.opts.Store, node.PlacedVMs, func(p *node.Placed) (bool, error) { return p == nil, nil }, string(response.Node), string(id))
 	return response.Replayed, nil
 }
 
 var deleteCommand = leader.NewCommand("vm.delete", leader.Keyed, (*Service).deleteOnLeader)
 
-// deleteOnLeader implements Delete on the leader. It does not wait for the host.
+// deleteOnLeader implements Delete on the leader, without waiting for the host.
 func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out deleteResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		var replayed bool
@@ -69,9 +70,10 @@ func (s *Service) deleteOnLeader(ctx context.Context, q deleteRequest) (out dele
 	return out, err
 }
 
-// deleteRecords removes the VM's records and tells the host, through its Placed record, to destroy the VM. Capacity
-// that the host may still use stays allocated until the host reports the VM absent: storage always, and processors and
-// memory unless the VM is certainly off. In ERROR a process may still run: one that did not stop in time.
+// deleteRecords deletes the VM's records, and sets its Placed record to Gone, so that the host destroys the VM.
+// Capacity that the host may still use stays allocated until the host reports the VM absent. That is always the
+// storage, and also the processors and memory unless the VM is certainly off. In ERROR the VM's process may still run,
+// because it did not stop in time.
 func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteResponse, error) {
 	ev := cloud.DeleteRequested
 	if force {
@@ -116,7 +118,7 @@ func (s *Service) deleteRecords(tx *store.Tx, vm *cloud.VM, force bool) (deleteR
 	return deleteResponse{Node: vm.Node, Away: unresponsive}, nil
 }
 
-// releaseCapacity returns capacity to a host.
+// releaseCapacity subtracts c from the allocated capacity of a host. It does nothing if the host has no record.
 func releaseCapacity(tx *store.Tx, id cloud.NodeID, c cloud.Capacity) error {
 	n, err := node.Nodes.Get(tx, string(id))
 	if err != nil || n == nil {

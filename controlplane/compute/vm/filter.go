@@ -13,9 +13,9 @@ import (
 // matcher reports whether a VM matches a filter.
 type matcher func(*cloud.VM) bool
 
-// parseFilter compiles an AIP-160 filter: name, id, state, node_id and labels.<key>, compared by = and !=, labels also
-// by : (exists), combined with AND, OR, NOT and parentheses. A label key that is not a plain word is quoted:
-// labels."a/b". An empty filter accepts every VM.
+// parseFilter compiles an AIP-160 filter. The fields name, id, state, node_id and labels.<key> can be compared by = and
+// !=, labels also by : (exists). Comparisons can be combined by AND, OR, NOT and parentheses. A label key that is not a
+// plain word must be quoted: labels."a/b". An empty filter accepts every VM.
 func parseFilter(text string) (matcher, error) {
 	if len(text) > cloud.MaxFilter {
 		return nil, fault.Invalid("filter", "at most %d bytes, got %d", cloud.MaxFilter, len(text))
@@ -86,7 +86,7 @@ func join(f string, parts []matcher) matcher {
 	}
 }
 
-// compare compiles one comparison.
+// compare compiles the comparison of a field (left) with a value (right) by the operator f.
 func compare(f string, left, right *expr.Expr) (matcher, error) {
 	path, ok := fieldPath(left)
 	if !ok {
@@ -141,7 +141,7 @@ func compareLabel(f string, key []string, right *expr.Expr) (matcher, error) {
 	return func(vm *cloud.VM) bool { return (vm.Labels[name] == value) == want }, nil
 }
 
-// fieldPath splits a.b.c into its parts.
+// fieldPath splits the field expression a.b.c into a, b and c. It returns false for any other expression.
 func fieldPath(e *expr.Expr) ([]string, bool) {
 	if s := e.GetSelectExpr(); s != nil {
 		below, ok := fieldPath(s.GetOperand())
@@ -153,7 +153,7 @@ func fieldPath(e *expr.Expr) ([]string, bool) {
 	return nil, false
 }
 
-// literal returns the text of a string, a word or a number.
+// literal returns the text of a string or of an unquoted word. It returns false for any other expression.
 func literal(e *expr.Expr) (string, bool) {
 	if c := e.GetConstExpr(); c != nil {
 		if s, ok := c.GetConstantKind().(*expr.Constant_StringValue); ok {

@@ -54,8 +54,8 @@ func TestBadFilter(t *testing.T) {
 	}
 }
 
-// TestHostileFilters parses and evaluates filters that are expensive on purpose. Each is refused, or evaluated in a
-// bounded number of steps: length and depth of a filter are limited.
+// TestHostileFilters parses and evaluates filters that are made to be expensive. Each must be refused, or not match.
+// The length of a filter and its number of parentheses are limited, which limits the work.
 func TestHostileFilters(t *testing.T) {
 	vm := &cloud.VM{ID: "i", Name: "web-1", Labels: map[string]string{"a": "b"}}
 	for name, text := range map[string]string{

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a rule of creating VMs is broken.
+// TestMutants enables each mutant (a deliberate bug) of the rules for creating VMs, and checks that a test notices it.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ForgetAnswers, TestCreateIsIdempotent, "the project has a VM called web")
 	mutanttest.Notices(t, mutant.StaleQuota, TestConcurrentQuota, "more VMs than the quota allows")

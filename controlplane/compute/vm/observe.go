@@ -50,7 +50,8 @@ func (s *Service) Assigned(v *store.View, on cloud.NodeID, vms ...cloud.VMID) ([
 	return out, nil
 }
 
-// assigned returns the desired state of one VM, or nil if the host no longer has the VM.
+// assigned returns the desired state of one VM on a host, or nil if the VM is no longer placed there. p is the VM's
+// Placed record.
 func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*agentv1.AssignedVm, error) {
 	if p == nil {
 		return nil, nil
@@ -65,7 +66,7 @@ func assigned(v *store.View, on cloud.NodeID, id cloud.VMID, p *node.Placed) (*a
 	return convert.Assigned(vm), nil
 }
 
-// UsesImage implements node.VMController.
+// UsesImage implements node.VMController. An empty checksum matches no image.
 func (s *Service) UsesImage(v *store.View, on cloud.NodeID, sha256 string) (bool, error) {
 	if sha256 == "" {
 		return false, nil
@@ -94,7 +95,7 @@ func usesImage(vm *cloud.VM, sha256 string) bool {
 	return is(vm.Kernel) || is(vm.Initrd) || slices.ContainsFunc(vm.Disks, func(d cloud.ResolvedDisk) bool { return is(d.Image) })
 }
 
-// Observed implements node.VMController. Most reports contain nothing new; these cost only a local read.
+// Observed implements node.VMController. Most reports change nothing; these cost only a read of this member's records.
 func (s *Service) Observed(ctx context.Context, on cloud.NodeID, reports []cloud.Observation) (changed int, err error) {
 	var changes []cloud.Observation
 	err = s.opts.Store.Local(func(v *store.View) error {
@@ -137,8 +138,9 @@ func (s *Service) storeUsage(o cloud.Observation) {
 	}
 }
 
-// applyReport applies one report to the records. known reports whether the VM is placed on the host, and changed whether any
-// record changes. Without a tx, take only reads. A report about a VM that is not placed on the host is ignored.
+// applyReport applies a host's report about one VM to the VM's records. known reports whether the VM is placed on the
+// host, and changed whether a record changes. If tx is nil, applyReport writes nothing. A report about a VM that is not
+// placed on the host is ignored.
 func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o cloud.Observation, now cloud.Time) (known, changed bool, err error) {
 	if cloud.CheckUUID("vm_id", string(o.VM)) != nil {
 		return false, false, nil
@@ -148,7 +150,8 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 		return false, false, err
 	}
 	if p.Gone {
-		// A report of an earlier generation may mean that the VM is not built yet, not that it was destroyed.
+		// The report must be of this generation or a later one. An earlier report of ABSENT may mean that the VM is not
+		// built yet.
 		if o.Observed != cloud.ObservedAbsent || o.Generation < p.Generation {
 			return false, false, nil
 		}
@@ -173,8 +176,8 @@ func (s *Service) applyReport(r store.Reader, tx *store.Tx, on cloud.NodeID, o c
 	return true, true, err
 }
 
-// Limits of what a host can write into a record, in bytes and addresses. Truncated text stays valid UTF-8, because
-// records are text and must be readable.
+// Limits of what a host can write into a record: bytes of the error text, number of addresses, bytes of an address.
+// Longer text is cut so that it stays valid UTF-8.
 const (
 	maxLastError = 1 << 10
 	maxAddresses = 64
@@ -191,23 +194,24 @@ func truncateReport(o *cloud.Observation) {
 
 func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// deadline is the deadline of a VM's transient state.
+// deadline is the time at which the transient state of a VM, such as STARTING, ends with an error.
 type deadline struct {
 	project cloud.ProjectID
 	at      cloud.Time
 }
 
-// deadlineFields has the fields of a VM that Follow needs. Decoding them takes a fraction of the time of a whole VM.
+// deadlineFields has the fields of a VM record that Follow needs. Decoding only these takes a fraction of the time.
 type deadlineFields struct {
 	ID       cloud.VMID
 	Project  cloud.ProjectID
 	Deadline cloud.Time
 }
 
-// vmDeadlines reads these fields of the records of VMs. It must not be used to write.
+// vmDeadlines decodes deadlineFields from the VM records. Writing through it would delete all other fields.
 var vmDeadlines = store.NewTable[deadlineFields]("vm")
 
-// Follow keeps the deadlines of all VMs current while this member leads. It is a leader task.
+// Follow keeps s.deadlines equal to the deadlines in the VM records. Package leader runs it on the leader until the end
+// of the term.
 func (s *Service) Follow(ctx context.Context) error {
 	var from int64
 	err := s.opts.Store.View(ctx, func(v *store.View) error {
@@ -256,10 +260,11 @@ func (s *Service) trackDeadline(vm *deadlineFields) {
 	}
 }
 
-// SettleEvery is the interval of Settle.
+// SettleEvery is the interval at which package leader calls Settle on the leader.
 const SettleEvery = time.Second
 
-// Settle ends transient states whose deadline has passed. It is a leader task.
+// Settle applies a timeout to each VM whose deadline has passed (cloud.VM.TimeOut), which ends the VM's transient
+// state. It runs only on the leader.
 func (s *Service) Settle(ctx context.Context) error {
 	now := s.opts.Store.Now()
 	late := map[cloud.VMID]deadline{}

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// sortByBootOrder sorts disks by boot_index, then by position. QEMU refuses two disks of the same index, and the wire
-// contract's default is 0 for each disk.
+// sortByBootOrder returns a copy of disks, sorted by boot_index and then by position. Their order replaces boot_index
+// on the host, because QEMU refuses two disks with the same bootindex, and boot_index is 0 for each disk by default.
 func sortByBootOrder(disks []cloud.Disk) []cloud.Disk {
 	out := slices.Clone(disks)
 	slices.SortStableFunc(out, func(a, b cloud.Disk) int { return cmp.Compare(a.BootIndex, b.BootIndex) })

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// orgQuotaUsage returns the org's recorded quota usage, after comparing it with the org's VMs.
+// orgQuotaUsage returns the stored quota usage of the org acme, and checks that it equals the sum over the org's VMs.
 func (w *world) orgQuotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
@@ -33,12 +33,12 @@ func (w *world) orgQuotaUsage() (used tenant.Amount) {
 	return used
 }
 
-// An org:admin who creates a project without a quota gets no more VMs than the org's quota allows, also with concurrent
-// calls.
+// TestOrgQuotaCoversNewProjects creates projects without a quota in an org with a quota for 5 VMs, and makes 15 creates
+// in them at the same time. Exactly 5 must succeed.
 func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	w := newWorld(t)
 	var hosts []cloud.NodeID
-	for i := range 4 { // VMs on different hosts have only the quota in common
+	for i := range 4 { // on 4 hosts, so that the transactions conflict mainly in the quota
 		hosts = append(hosts, w.AddHost(fmt.Sprintf("h%d", i), plenty()))
 	}
 	allocated := func() (all []cloud.Capacity) {
@@ -98,7 +98,8 @@ func TestOrgQuotaCoversNewProjects(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A response stored under an idempotency key in a deleted project is not returned in a later project of the same ID.
+// TestIdempotencyKeyOfDeletedProject deletes a project and creates it again under the same ID. A response that was
+// stored under an idempotency key in the old project must not be returned in the new one.
 func TestIdempotencyKeyOfDeletedProject(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// How long calls wait for the desired state.
+// How long a power call waits for the VM to reach the desired state. Stop waits for its grace period plus stopMargin.
 const (
 	startWait  = 30 * time.Second
 	stopMargin = 10 * time.Second
@@ -32,28 +32,29 @@ type powerRequest struct {
 	Tenant cloud.Tenant
 	VM     cloud.VMID
 	Action powerAction
-	// GraceMS is the grace period of a stop in milliseconds; 0 powers off at once.
+	// GraceMS is how long the guest may take to shut down in a stop, in milliseconds; 0 powers the VM off at once.
 	GraceMS uint64
 	Body    [32]byte
 }
 
-// powerResponse is the VM after the command, or after the earlier command with the same idempotency key.
+// powerResponse holds the VM after the power command. If Replayed is set, it holds the VM after an earlier command with
+// the same idempotency key.
 type powerResponse struct {
 	VM       cloud.VM
 	Replayed bool
 }
 
-// powerCommand is a command that changes the desired power state of a VM.
+// powerCommand is a command that the leader runs to change the desired power state of a VM.
 type powerCommand = leader.Command[*Service, powerRequest, powerResponse]
 
 var (
-	// setPowerCommand starts or stops a VM: running it twice has the effect of running it once.
+	// setPowerCommand starts or stops a VM. Running it twice has the same effect as running it once.
 	setPowerCommand = leader.NewCommand("vm.power", leader.Repeatable, (*Service).changePowerOnLeader)
 	// pulseCommand reboots or resets a VM each time that it runs.
 	pulseCommand = leader.NewCommand("vm.press", leader.Keyed, (*Service).changePowerOnLeader)
 )
 
-// changePowerOnLeader records the desired power state of a VM. It does not wait for the host.
+// changePowerOnLeader stores the new desired power state of a VM. It does not wait for the host.
 func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out powerResponse, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		out.VM, out.Replayed, err = store.Idempotent(tx, auth.CallerOf(ctx), store.InProject(q.Tenant.Project), string(q.Action), q.Body, func() (cloud.VM, error) {
@@ -91,16 +92,16 @@ func (s *Service) changePowerOnLeader(ctx context.Context, q powerRequest) (out 
 	return out, err
 }
 
-// PowerResult is the result of a call that waits for the desired state.
+// PowerResult is the result of a call that waits until a VM has reached the desired state.
 type PowerResult struct {
 	VM *cloud.VM
-	// TimedOut means that the wait timed out. The desired state stays recorded.
+	// TimedOut means that the VM did not reach the desired state in time. The desired state stays in effect.
 	TimedOut bool
 	// Replayed means that the call was made before under its idempotency key.
 	Replayed bool
 }
 
-// Start sets the desired state of a VM to on and waits until the VM is running.
+// Start sets the desired state of a VM to on, and waits up to startWait until the VM is running.
 func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
 	return s.powerAndWait(ctx, setPowerCommand, powerRequest{t, id, start, 0, body}, startWait, func(_, vm *cloud.VM) (bool, error) {
 		switch vm.State {
@@ -116,8 +117,9 @@ func (s *Service) Start(ctx context.Context, t cloud.Tenant, id cloud.VMID, body
 	})
 }
 
-// Stop sets the desired state of a VM to off and waits until the VM is off. The host presses the power button and
-// powers the VM off after grace; with a grace of 0 it powers off at once.
+// Stop sets the desired state of a VM to off, and waits up to grace plus stopMargin until the VM is off. The host
+// presses the VM's power button, and powers the VM off if the guest has not shut down after grace. With a grace of 0 it
+// powers the VM off at once.
 func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace time.Duration, body [32]byte) (PowerResult, error) {
 	return s.powerAndWait(ctx, setPowerCommand, powerRequest{t, id, stop, uint64(grace.Milliseconds()), body}, grace+stopMargin, func(_, vm *cloud.VM) (bool, error) {
 		switch {
@@ -130,15 +132,15 @@ func (s *Service) Stop(ctx context.Context, t cloud.Tenant, id cloud.VMID, grace
 	})
 }
 
-// Reboot presses the power button, waits for the guest to shut down, and starts it again. If the guest does not shut
-// down within 30 s, the host powers it off.
+// Reboot presses the VM's power button, and starts the VM again when the guest has shut down. If the guest does not
+// shut down within 30 s, the host powers the VM off. Reboot waits up to rebootWait.
 func (s *Service) Reboot(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
 	return s.powerAndWait(ctx, pulseCommand, powerRequest{t, id, reboot, 0, body}, rebootWait, func(asked, vm *cloud.VM) (bool, error) {
 		return restarted(vm, vm.Status.RebootsDone >= asked.Desired.Reboots, "reboot")
 	})
 }
 
-// Reset presses the reset button.
+// Reset presses the VM's reset button, and waits up to resetWait until the host has done so.
 func (s *Service) Reset(ctx context.Context, t cloud.Tenant, id cloud.VMID, body [32]byte) (PowerResult, error) {
 	return s.powerAndWait(ctx, pulseCommand, powerRequest{t, id, reset, 0, body}, resetWait, func(asked, vm *cloud.VM) (bool, error) {
 		return restarted(vm, vm.Status.ResetsDone >= asked.Desired.Resets, "reset")
@@ -153,7 +155,7 @@ func restarted(vm *cloud.VM, done bool, verb string) (bool, error) {
 	return false, powerError(vm, verb)
 }
 
-// powerError returns the error for a VM that did not reach the desired state.
+// powerError returns the error for a VM that did not reach the desired state. verb is the requested action.
 func powerError(vm *cloud.VM, verb string) error {
 	why := vm.Status.LastError
 	if why == "" {
@@ -162,11 +164,11 @@ func powerError(vm *cloud.VM, verb string) error {
 	return fault.New(fault.FailedPrecondition, "%s VM %s: %s", verb, vm.Name, why)
 }
 
-// retryPause is the pause before a read is repeated, after the records could not be read or a placement came too early.
+// retryPause is the pause before a wait or a placement is tried again.
 const retryPause = 100 * time.Millisecond
 
-// powerAndWait runs a command on the leader and waits until done reports that the VM has reached the desired state, according to
-// the records of this member. asked is the VM as the command left it, now the current VM.
+// powerAndWait runs a command on the leader. It then waits until done returns true for the VM's record on this member,
+// at most for the duration wait. done gets the VM in the leader's response, and the current VM.
 func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q powerRequest, wait time.Duration, done func(response, now *cloud.VM) (bool, error)) (PowerResult, error) {
 	if err := cloud.CheckUUID("vm_id", string(q.VM)); err != nil {
 		return PowerResult{}, err
@@ -181,7 +183,7 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	// over is the final error of the wait according to the VM's record.
+	// final is the error that check returned for the VM's current record. It ends the wait.
 	var final error
 	check := func(vm *cloud.VM) (ok bool, err error) {
 		switch {
@@ -189,7 +191,7 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 			if ok, err = done(&response.VM, vm); err == nil {
 				out.VM = vm
 			} else if response.Replayed && vm.State != cloud.Error && vm.State != cloud.Failed {
-				return true, nil // the VM got another desired state since
+				return true, nil // the VM has got another desired state since the first call
 			}
 		case response.Replayed:
 			return true, nil
@@ -209,8 +211,8 @@ func (s *Service) powerAndWait(ctx context.Context, command *powerCommand, q pow
 		case ctx.Err() != nil:
 			return PowerResult{}, ctx.Err()
 		case waiting.Err() == nil:
-			// The desired state is recorded, so keep waiting if there is no leader at the moment or this member
-			// received a new snapshot of the records.
+			// The desired state is stored, so wait again if no leader can be reached at the moment, or if this member
+			// has received a new snapshot of the records.
 			select {
 			case <-time.After(retryPause):
 				continue

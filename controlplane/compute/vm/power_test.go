@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The state after each power call in each state, or the refusal. In ERROR, stop and start are allowed.
+// TestPowerTable makes each power call in each state. The table has the state that must follow, or "no" if the call
+// must be refused.
 func TestPowerTable(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", cloud.Capacity{VCPUs: 1000, MemoryMiB: 1 << 20, StorageGiB: 10_000})
@@ -55,7 +56,8 @@ func TestPowerTable(t *testing.T) {
 	require.Equal(t, 28, i)
 }
 
-// A power call waits for its VM and returns it in its new state.
+// TestPowerCallsWait checks that each power call waits for the host's report and returns the VM in its new state, or an
+// error if the VM cannot reach the desired state.
 func TestPowerCallsWait(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -64,7 +66,7 @@ func TestPowerCallsWait(t *testing.T) {
 		name string
 		from cloud.State
 		call func(context.Context, cloud.VMID) (PowerResult, error)
-		// seen is the observation that the host reports after the call.
+		// seen makes the host's reports after the call, or the call of another caller.
 		seen func(cloud.VMID)
 		kind fault.Kind
 		says string
@@ -111,7 +113,7 @@ func TestPowerCallsWait(t *testing.T) {
 			defer w.deleteIfPresent(vm.ID)
 			requested := make(chan struct{})
 			go func() {
-				// The next generation carries the desired state to the host.
+				// The call increments the VM's generation when it stores the desired state.
 				store.Await(t.Context(), w.store, VMs, func(now *cloud.VM) (bool, error) { return now.Generation > vm.Generation, nil },
 					string(acme.Project), string(vm.ID))
 				c.seen(vm.ID)
@@ -132,14 +134,14 @@ func TestPowerCallsWait(t *testing.T) {
 	}
 }
 
-// power records the desired state without waiting.
+// power stores the desired state of a power call without waiting for the VM.
 func (w *world) power(id cloud.VMID, a powerAction, grace uint64) {
 	w.t.Helper()
 	_, err := w.vms.changePowerOnLeader(w.as(acme, ""), powerRequest{Tenant: acme, VM: id, Action: a, GraceMS: grace})
 	require.NoError(w.t, err)
 }
 
-// deleteIfPresent deletes a VM, and its placement, if it exists.
+// deleteIfPresent deletes a VM by force and reports it absent as its host. It does nothing if the VM does not exist.
 func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.t.Helper()
 	vm, err := w.vms.Get(w.t.Context(), acme, id)
@@ -151,7 +153,7 @@ func (w *world) deleteIfPresent(id cloud.VMID) {
 	w.reportAbsent(vm.Node, id, vm.Generation+1)
 }
 
-// A call that changes nothing returns at once, without a wait.
+// TestNoOpPowerCalls checks that a start of a running VM and a stop of a stopped one return at once.
 func TestNoOpPowerCalls(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -165,7 +167,8 @@ func TestNoOpPowerCalls(t *testing.T) {
 	require.Equal(t, PowerResult{VM: stopped}, out)
 }
 
-// When the wait times out, the call returns the VM as it is, and the desired state stays recorded.
+// TestPowerWaitTimesOut checks how long each power call waits for a host that reports nothing. The call must then
+// return the current VM, and the desired state must stay stored.
 func TestPowerWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -192,7 +195,7 @@ func TestPowerWaitTimesOut(t *testing.T) {
 			require.NotEqual(t, vm.Desired, now.Desired)
 		}
 
-		// A canceled call ends the wait, but the desired state stays recorded.
+		// If the caller cancels, the wait must end, and the desired state must stay stored.
 		vm := w.createInState(cloud.Stopped, "left")
 		leaving, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -202,8 +205,9 @@ func TestPowerWaitTimesOut(t *testing.T) {
 	})
 }
 
-// A power call repeated under its idempotency key has no second effect: no second reboot, and no start after a stop. It
-// returns its response also after the VM was deleted. Without a key, a repeated reboot is another reboot.
+// TestPowerIsIdempotent repeats power calls under their idempotency keys. They must have no second effect: no second
+// reboot, and no start after a stop. They must return their response, also if the VM was deleted. Without a key, a
+// repeated reboot must be another reboot.
 func TestPowerIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -234,7 +238,8 @@ func TestPowerIsIdempotent(t *testing.T) {
 	_, err = w.vms.Start(w.as(acme, "s"), acme, vm.ID, [32]byte{1})
 	require.True(t, fault.Is(err, fault.InvalidArgument), "another request: %v", err)
 
-	// A start that was in progress at the first call, and has succeeded or failed since.
+	// The first call returns while the start is in progress. Before the call is repeated, the VM is deleted, or the
+	// start fails.
 	w.startWithKey(t, vm.ID, "late")
 	w.deleteIfPresent(vm.ID)
 	out, err = w.vms.Start(w.as(acme, "late"), acme, vm.ID, body)
@@ -250,13 +255,14 @@ func TestPowerIsIdempotent(t *testing.T) {
 	require.ErrorContains(t, err, "no memory")
 }
 
-// startWithKey calls the start command under an idempotency key and does not wait for the VM.
+// startWithKey runs the start command on the leader under an idempotency key, without waiting for the VM.
 func (w *world) startWithKey(t *testing.T, id cloud.VMID, key string) {
 	_, err := setPowerCommand.Call(w.as(acme, key), w.vms.opts.Commands, powerRequest{Tenant: acme, VM: id, Action: start})
 	require.NoError(t, err)
 }
 
-// Malformed IDs are InvalidArgument and IDs of other orgs' VMs NotFound, for every call.
+// TestIDs makes every call with malformed VM IDs, which must give InvalidArgument, and with IDs of VMs of other
+// projects or orgs, which must give NotFound.
 func TestIDs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())
@@ -314,7 +320,8 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// A loss of the leader does not end a wait: the desired state is recorded, and the call keeps waiting.
+// TestPowerWaitSurvivesLeaderChange makes the leader unreachable during a wait. The wait must continue and see the VM
+// running.
 func TestPowerWaitSurvivesLeaderChange(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

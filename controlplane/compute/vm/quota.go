@@ -7,14 +7,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// amountOf returns the share of its project's quota that a VM takes from creation to deletion, also while it is
-// stopped.
+// amountOf returns what a VM with this spec uses of its project's quota. It counts from the VM's creation to its
+// deletion, also while the VM is stopped.
 func amountOf(spec *cloud.Spec) tenant.Amount {
 	need := spec.Need()
 	return tenant.Amount{VCPUs: uint64(need.VCPUs), MemoryMiB: need.MemoryMiB, StorageGiB: need.StorageGiB, VMs: 1}
 }
 
-// CheckNoVMs returns an error if a project still has VMs: it cannot be deleted then.
+// CheckNoVMs returns an error if the project t.Project still has VMs, because a project with VMs cannot be deleted.
 func CheckNoVMs(r store.Reader, t cloud.Tenant) error {
 	if t.Project == "" {
 		return nil
@@ -26,7 +26,8 @@ func CheckNoVMs(r store.Reader, t cloud.Tenant) error {
 	return fault.New(fault.FailedPrecondition, "project %s has VM %s: delete its VMs first", t.Project, found[0].Value.Name)
 }
 
-// chargeQuota charges the additional resources that a VM needs to the quotas of its project and its org.
+// chargeQuota charges the resources of a new or changed VM to the quotas of its project and its org. more is what the
+// VM will use, and less what it has used so far. It returns ResourceExhausted if a quota is used up.
 func chargeQuota(tx *store.Tx, vm *cloud.VM, more, less tenant.Amount) error {
 	return tenant.Take(tx, cloud.Tenant{Org: vm.Org, Project: vm.Project}, tenant.Machines, more, less, func(p cloud.ProjectID) (sum tenant.Amount, err error) {
 		all, _, err := VMs.List(tx, 0, string(p))

@@ -19,7 +19,7 @@ func (w *world) quota(q tenant.Quota) {
 	w.update(func(tx *store.Tx) { require.NoError(w.t, tenant.SetQuota(tx, acme.Project, q)) })
 }
 
-// quotaUsage returns the project's recorded quota usage, after comparing it with the project's VMs.
+// quotaUsage returns the stored quota usage of the project, and checks that it equals the sum over the project's VMs.
 func (w *world) quotaUsage() (used tenant.Amount) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) (err error) {
@@ -43,7 +43,8 @@ func (w *world) try(name string, change ...func(*CreateRequest)) error {
 	return err
 }
 
-// A VM and its quota usage are recorded in the same transaction. A stopped VM counts, a deleted one does not.
+// TestQuota checks that creates and updates beyond a quota are refused without allocating capacity, and that a stopped
+// VM counts in the quota while a deleted one does not.
 func TestQuota(t *testing.T) {
 	w := newWorld(t)
 	host := w.AddHost("h1", plenty())
@@ -72,10 +73,10 @@ func TestQuota(t *testing.T) {
 	require.NoError(t, w.try("web"), "the quota has room again")
 }
 
-// Concurrent creates never exceed the quota, and use all of it.
+// TestConcurrentQuota makes 20 creates at the same time with a quota for 5 VMs. Exactly 5 must succeed.
 func TestConcurrentQuota(t *testing.T) {
 	w := newWorld(t)
-	for i := range 4 { // VMs on different hosts have only the quota in common
+	for i := range 4 { // on 4 hosts, so that the transactions conflict mainly in the quota
 		w.AddHost(fmt.Sprintf("h%d", i), plenty())
 	}
 	limit := uint64(5)
@@ -99,7 +100,8 @@ func TestConcurrentQuota(t *testing.T) {
 	require.Equal(t, limit, w.quotaUsage().VMs)
 }
 
-// The quota usage equals the sum over the VMs after any sequence of creates, changes and deletes.
+// TestQuotaMatchesVMs creates and deletes VMs in a random order. After each step the stored quota usage must equal the
+// sum over the VMs.
 func TestQuotaMatchesVMs(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -15,8 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes registers the REST endpoints of the wire contract (docs/api.md). Reboot, reset, update and watch exist only in
-// gRPC.
+// Routes registers the VM endpoints of the REST API (docs/api.md). Reboot, reset, update and watch exist only in gRPC.
 func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodGet, "/api/v1/vms", service+"ListVms", s.getVMs)
 	r.Handle(http.MethodPost, "/api/v1/vms", service+"CreateVm", s.postVM)
@@ -27,7 +26,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/vms/{id}/migrate", service+"MigrateVm", s.migrateVM)
 }
 
-// vmResponse is VmResponse of the wire contract.
+// vmResponse is the JSON object VmResponse of the wire contract (docs/api.md).
 type vmResponse struct {
 	ID         string        `json:"id"`
 	Name       string        `json:"name"`
@@ -87,7 +86,7 @@ func toREST(vm *cloud.VM) vmResponse {
 	return out
 }
 
-// admitVM authorizes a call and returns the tenant and the VM ID of its path.
+// admitVM authorizes a call and returns the caller's tenant and the VM ID in the request path.
 func admitVM(r *http.Request, method auth.Method) (cloud.Tenant, cloud.VMID, error) {
 	t, err := auth.Admit(r.Context(), service+method, "", "")
 	return t, cloud.VMID(mux.Vars(r)["id"]), err
@@ -124,7 +123,7 @@ func (s *Service) getVM(_ *rest.Response, r *http.Request) (any, error) {
 	return toREST(vm), nil
 }
 
-// createBody is CreateVmRequestRest of the wire contract.
+// createBody is the JSON object CreateVmRequestRest of the wire contract (docs/api.md).
 type createBody struct {
 	Name       *string    `json:"name"`
 	OrgID      string     `json:"org_id"`
@@ -163,7 +162,7 @@ type nicBody struct {
 	SecurityGroups []string `json:"security_groups"`
 }
 
-// request converts a create body, with the defaults of the wire contract.
+// request converts the body to a CreateRequest. Absent fields get the defaults of the wire contract.
 func (b *createBody) request() (w CreateRequest, err error) {
 	if b.Name == nil {
 		return w, fault.Invalid("name", "is required")
@@ -180,7 +179,7 @@ func (b *createBody) request() (w CreateRequest, err error) {
 	if b.MemoryMiB != nil {
 		memory.SizeMiB = *b.MemoryMiB
 	}
-	// proto3 reads 0 as absent; JSON does not.
+	// In gRPC, 0 means that the field is absent. In JSON, a 0 was sent by the caller, and is invalid.
 	if cpu.VCPUs == 0 {
 		return w, fault.Invalid("vcpus", "must be 1 to %d, got 0", cloud.MaxVCPUs)
 	}
@@ -256,7 +255,7 @@ func (b *nicBody) nic(i int) cloud.NIC {
 }
 
 func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
-	// Authenticate the caller before reading the body; the tenant is in the body.
+	// Authenticate the caller before reading the body. The tenant is in the body, so authorize the caller afterwards.
 	if _, err := auth.Admit(r.Context(), service+"CreateVm", "", ""); err != nil && !auth.Undecided(err) {
 		return nil, err
 	}
@@ -282,12 +281,12 @@ func (s *Service) postVM(w *rest.Response, r *http.Request) (any, error) {
 	return toREST(&out.VM), nil
 }
 
-// bodyFieldNames maps field names of a spec to those of a create body.
+// bodyFieldNames maps the beginnings of spec field names to the field names of createBody.
 var bodyFieldNames = []struct{ spec, body string }{
 	{"spec.cpu.vcpus", "vcpus"}, {"spec.memory.size_mib", "memory_mib"}, {"spec.disks", "disks"}, {"spec.network", "network"},
 }
 
-// withBodyField returns err with the field name that the create body uses.
+// withBodyField returns err with the field name that the caller used in the request body instead of that in the spec.
 func withBodyField(err error) error {
 	f, ok := fault.From(err)
 	if !ok || f.Field == "" {
@@ -304,7 +303,7 @@ func withBodyField(err error) error {
 	return err
 }
 
-// replayed sets the header that marks the response of an earlier call with the same idempotency key.
+// replayed sets the header Idempotency-Replayed if the response is the stored one of an earlier call.
 func replayed(w *rest.Response, is bool) {
 	if is {
 		w.Header().Set("Idempotency-Replayed", "true")
@@ -324,7 +323,8 @@ func (s *Service) deleteVM(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"id": id, "deleted": true}, nil
 }
 
-// pathHash replaces the body hash for calls without a body.
+// pathHash returns the hash that is stored with the idempotency key of a call without a body: of the method and the
+// path.
 func pathHash(r *http.Request) [32]byte { return sha256.Sum256([]byte(r.Method + " " + r.URL.Path)) }
 
 func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
@@ -332,7 +332,7 @@ func (s *Service) startVM(w *rest.Response, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A start that is still in progress is recorded, so it counts as done.
+	// A start that has not finished in time is not an error here, because the desired state is stored.
 	out, err := s.Start(r.Context(), t, id, pathHash(r))
 	if err != nil {
 		return nil, err

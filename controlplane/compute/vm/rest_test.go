@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers implements the token check for the scripts: each token is the name of its caller.
+// callers verifies tokens for the scripts: the token is the key of its caller in the map.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -54,10 +54,15 @@ func (w *world) rest() *rest.Server {
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// TestREST runs scripts against the REST API of docs/api.md. `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
-// [type=CONTENT-TYPE] [then=STATE]` sends the lines below it as the body; then= is the observation that the host
-// reports after the call. <name> is the ID of the VM that has or had that name. IDs in responses are printed in the
-// same way.
+// TestREST runs scripts against the REST API of docs/api.md.
+//
+// `get|post|delete PATH [as=TOKEN] [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [then=OBSERVATION] [error=TEXT]
+// [query=PAGE-TOKEN]` makes a call with the lines below it as the body and prints the response. With then=, the VM's
+// host reports that observation, with the error text, after the call has changed the VM. `host name= vcpus= mib= gib=`
+// adds a host with that capacity. `report vm= observed= [error=]` reports an observation of a VM as its host, and
+// prints the VM's state.
+//
+// <name> stands for the ID of the VM or host with that name, in paths, bodies and printed responses.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -157,8 +162,8 @@ var levels = map[string]cloud.Observed{
 	"built": cloud.ObservedBuilt, "up": cloud.ObservedRunning, "ended": cloud.ObservedEnded, "build-failed": cloud.ObservedBuildFailed,
 }
 
-// For every body, a create either makes a VM that can be read back, or returns an error in the contract's form that is
-// not INTERNAL.
+// FuzzCreateBody sends any bytes as the body of a create. It must either create a VM with a valid spec, or return an
+// error of the wire contract that is not INTERNAL.
 func FuzzCreateBody(f *testing.F) {
 	w := newWorld(f)
 	w.AddHost("h1", plenty())

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers VmService.
+// Register registers VmService for API callers.
 func (s *Service) Register(g grpc.ServiceRegistrar) { vmv1.RegisterVmServiceServer(g, &server{s: s}) }
 
 type server struct {
@@ -27,7 +27,7 @@ type server struct {
 
 const service = "/vmcontroller.v1.VmService/"
 
-// request is the part that all requests of this service have in common.
+// request is implemented by every request of VmService.
 type request interface {
 	GetOrgId() string
 	GetProjectId() string
@@ -129,7 +129,7 @@ func (r *server) DeleteVm(ctx context.Context, in *vmv1.DeleteVmRequest) (*empty
 	return &emptypb.Empty{}, nil
 }
 
-// powerResult converts the result of a call that waited: the VM in its current state, also if the wait timed out.
+// powerResult converts the result of a power call to its response, which is the current VM, also if the wait timed out.
 func (r *server) powerResult(ctx context.Context, out PowerResult, err error) (*vmv1.VirtualMachine, error) {
 	if err != nil {
 		return nil, err
@@ -191,7 +191,8 @@ func (r *server) WatchVm(in *vmv1.WatchVmRequest, stream grpc.ServerStreamingSer
 	return r.s.Watch(stream.Context(), t, cloud.VMID(in.GetVmId()), func(m rpc.Lazy) error { return stream.SendMsg(m) })
 }
 
-// The calls below are not supported yet. They check the caller and the arguments, and then return Unimplemented.
+// The calls below are not supported yet. They check the caller's permission and the arguments, and then return
+// Unimplemented.
 
 func (s *Service) checkMigrate(ctx context.Context, t cloud.Tenant, id cloud.VMID, destination string) error {
 	if _, err := s.Get(ctx, t, id); err != nil {
@@ -244,7 +245,8 @@ func (r *server) RecoverVm(ctx context.Context, in *vmv1.RecoverVmRequest) (*vmv
 	return nil, rpc.Unimplemented("RecoverVm")
 }
 
-// device checks an Attach or Detach call: the VM must exist, and a spec with only the device must be valid.
+// device implements the Attach and Detach calls, which are not supported. It returns an error if the VM does not exist
+// or spec, which has only the device, is invalid, and Unimplemented otherwise.
 func (r *server) device(ctx context.Context, method auth.Method, in interface {
 	request
 	GetVmId() string

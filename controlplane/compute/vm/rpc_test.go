@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Errors of gRPC calls name the field: values that an enumeration does not have, limits, and arguments of calls that
-// are not implemented.
+// TestRPCArguments makes gRPC calls with invalid arguments: unknown enumeration values, values beyond limits, and
+// arguments of calls that are not implemented. Each error must name the field. No call may change the VM.
 func TestRPCArguments(t *testing.T) {
 	w := newWorld(t)
 	w.AddHost("h1", plenty())

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Change holds the fields of an update. Nil or empty fields stay unchanged.
+// Change holds the new values of an update. Nil or empty fields stay unchanged.
 type Change struct {
 	CPU      *cloud.CPU
 	Memory   *cloud.Memory
@@ -32,7 +32,8 @@ type updateRequest struct {
 	Change Change
 }
 
-// Update changes labels and metadata at any time, and processor, memory, boot and security of a STOPPED VM.
+// Update changes labels and metadata of a VM in any state, and processor, memory, boot and security of a STOPPED VM.
+// The new labels and metadata are merged into the old ones. Disks and NICs cannot be changed.
 func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c Change) (cloud.VM, error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return cloud.VM{}, err
@@ -42,7 +43,7 @@ func (s *Service) Update(ctx context.Context, t cloud.Tenant, id cloud.VMID, c C
 
 var updateCommand = leader.NewCommand("vm.update", leader.Repeatable, (*Service).updateOnLeader)
 
-// updateOnLeader implements Update on the leader.
+// updateOnLeader implements Update on the leader. It writes nothing if no field changes.
 func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out cloud.VM, err error) {
 	_, err = s.opts.Store.Update(ctx, func(tx *store.Tx) error {
 		vm, err := getOwned(tx, q.Tenant, q.VM)
@@ -63,7 +64,7 @@ func (s *Service) updateOnLeader(ctx context.Context, q updateRequest) (out clou
 	return out, err
 }
 
-// apply changes a VM and reports whether any field differs.
+// apply applies the change c to vm, and reports whether it changed a field of vm.
 func (s *Service) apply(tx *store.Tx, vm *cloud.VM, c *Change) (bool, error) {
 	before := *vm
 	if group, isSet := c.Labels[AntiAffinity]; isSet && group != vm.Labels[AntiAffinity] {
@@ -121,7 +122,8 @@ func checkPairs(vm *cloud.VM) error {
 	return cloud.CheckPairs("labels", vm.Labels)
 }
 
-// changeSpec changes the spec of a stopped VM, on the host that has its disks.
+// changeSpec changes the spec of a stopped VM. The VM stays on its host, which has its disks. It returns
+// ResourceExhausted if the new spec does not fit there.
 func (s *Service) changeSpec(tx *store.Tx, vm *cloud.VM, spec cloud.Spec) error {
 	if err := spec.Check(); err != nil {
 		return err

@@ -1,15 +1,15 @@
 // Package vm implements the VM controller: the records of virtual machines, the calls that change them, and the
 // processing of reports from hosts. The main type is Service.
 //
-// A call records the desired state in one transaction together with everything that must stay consistent with it: the
-// host's allocated capacity, the names, the image uses, the stored response of its idempotency key. Then the member
-// that received the call waits until the record reaches the desired state. The state machine is in cloud.VM; package
-// node sends the desired state to hosts.
+// A call writes the desired state of a VM in one transaction, together with everything that must stay consistent with
+// it: the allocated capacity of the host, the VM's name, its use of images, and the stored response for the idempotency
+// key. Then the member that received the call waits until the VM's record reaches the desired state. The state machine
+// is in cloud.VM; package node sends the desired state to hosts.
 //
 // Decisions:
-//   - If the response to a start or stop command is lost, this member repeats the command, since starting and
-//     stopping are idempotent. It repeats a reboot, reset, create or delete only under an idempotency key. A wait
-//     continues across a change of leader.
+//   - If the response of the leader to a start or stop is lost, this member sends the command again, because starting
+//     and stopping are idempotent. It repeats a reboot, reset, create or delete only under an idempotency key. Waiting
+//     for a VM continues across a change of leader.
 //   - A call that is repeated under its idempotency key waits again. If its VM was deleted or got another desired
 //     state meanwhile, the call returns its response without an error.
 //   - Right after a change of leader, a placement that found no host waits for the hosts' first heartbeats.
@@ -33,17 +33,17 @@ import (
 )
 
 var (
-	// VMs is the table of virtual machines.
+	// VMs is the table of VM records, at vm/<project>/<id>.
 	VMs    = store.NewTable[cloud.VM]("vm")
 	names  = store.NewTable[cloud.VMID]("vm-name")
 	groups = store.NewTable[cloud.NodeID]("vm-group")
 )
 
-// Labels of a VM that control its placement.
+// Keys of VM labels that control where the VM is placed.
 const (
-	// AntiAffinity names a group within the project. No two VMs of a group are placed on the same host.
+	// AntiAffinity names a group of VMs of the project. No two VMs of a group are placed on the same host.
 	AntiAffinity = "trivet/anti-affinity"
-	// NodeSelector lists labels that the host must have: k=v, comma-separated.
+	// NodeSelector lists the labels that the host must have, as comma-separated k=v pairs.
 	NodeSelector = "trivet/node-selector"
 )
 
@@ -53,7 +53,7 @@ type Options struct {
 	Commands *leader.Commands
 	Nodes    *node.Service
 	Log      *slog.Logger
-	// Billing is nil if VMs are free of charge.
+	// Billing is called for changes of VMs. It is nil if VMs are free of charge.
 	Billing Billing
 }
 
@@ -63,13 +63,13 @@ type Service struct {
 	messages *messages
 
 	mu sync.Mutex
-	// usage holds the last usage that hosts reported, on the leader.
+	// usage holds, on the leader, the last usage that a host reported for each running VM.
 	usage map[cloud.VMID]cloud.Usage
-	// deadlines holds the deadlines of all VMs in a transient state, on the leader.
+	// deadlines holds, on the leader, the deadline of each VM in a transient state such as STARTING.
 	deadlines map[cloud.VMID]deadline
 }
 
-// New creates the service and registers its leader commands.
+// New creates the service and registers the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	if opts.Billing == nil {
 		opts.Billing = noBilling{}
@@ -81,7 +81,8 @@ func New(opts Options) *Service {
 
 func noVM(id cloud.VMID) error { return fault.New(fault.NotFound, "no VM %s", id) }
 
-// Get returns a VM. It returns NotFound for another tenant's VM.
+// Get returns the VM with this ID. It returns NotFound if there is none, also if the VM belongs to another tenant than
+// t.
 func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *cloud.VM, err error) {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return nil, err
@@ -93,7 +94,7 @@ func (s *Service) Get(ctx context.Context, t cloud.Tenant, id cloud.VMID) (vm *c
 	return vm, err
 }
 
-// getOwned returns a tenant's VM, or NotFound.
+// getOwned returns the VM with this ID, or NotFound, like Get. It reads from a transaction or a view.
 func getOwned(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) {
 	vm, err := VMs.Get(r, string(t.Project), string(id))
 	if err != nil {
@@ -105,8 +106,8 @@ func getOwned(r store.Reader, t cloud.Tenant, id cloud.VMID) (*cloud.VM, error) 
 	return vm, nil
 }
 
-// List returns a page of a tenant's VMs that the filter accepts, and the token of the next page. VMs are sorted by ID,
-// which is the order of creation.
+// List returns a page of the tenant's VMs that match filter (see parseFilter), and the token of the next page. VMs are
+// sorted by ID, which is the order of creation.
 func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, filter string) ([]*cloud.VM, string, error) {
 	match, err := parseFilter(filter)
 	if err != nil {
@@ -117,8 +118,8 @@ func (s *Service) List(ctx context.Context, t cloud.Tenant, size int32, token, f
 	return store.Page(ctx, s.opts.Store, VMs, req, keep, string(t.Project))
 }
 
-// save writes a changed VM. If its generation is no longer before, save also writes its Placed record, which notifies
-// the host's session.
+// save stores a changed VM. before is the VM's generation before the change. If the generation has changed, save also
+// writes the VM's Placed record, so that the VM's host is sent the new desired state.
 func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	vm.UpdatedAt = tx.Now()
 	VMs.Put(tx, vm, string(vm.Project), string(vm.ID))
@@ -128,8 +129,8 @@ func (s *Service) save(tx *store.Tx, vm *cloud.VM, before uint64) error {
 	return s.opts.Billing.Changed(tx, vm)
 }
 
-// Usage returns the last reported usage of running VMs. VMs without a report are left out, and on an error it returns
-// nil.
+// Usage returns the last reported usage of those VMs that are running. VMs without a report are left out. If the leader
+// does not respond within 200 ms, Usage returns nil.
 func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cloud.Usage {
 	var ids []cloud.VMID
 	for _, vm := range vms {
@@ -140,7 +141,7 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 	if len(ids) == 0 {
 		return nil
 	}
-	// Usage figures are optional, so wait only briefly.
+	// Callers can do without usage, so wait only briefly.
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
 	usage, err := usageCommand.Call(ctx, s.opts.Commands, ids)
@@ -152,7 +153,7 @@ func (s *Service) Usage(ctx context.Context, vms ...*cloud.VM) map[cloud.VMID]cl
 
 var usageCommand = leader.NewCommand("vm.usage", leader.Repeatable, (*Service).usageOnLeader)
 
-// usageOnLeader implements Usage on the leader, which keeps the last reported usage in memory.
+// usageOnLeader implements Usage on the leader, which holds the last reported usage in memory.
 func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.VMID]cloud.Usage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +166,8 @@ func (s *Service) usageOnLeader(_ context.Context, ids []cloud.VMID) (map[cloud.
 	return out, nil
 }
 
-// Console passes a VM's console log from its host to send.
+// Console reads a VM's console log from its host and calls send with each part; see node.Service.ReadConsole. A VM that
+// is not placed gives FailedPrecondition.
 func (s *Service) Console(ctx context.Context, t cloud.Tenant, id cloud.VMID, follow bool, tail uint64, send func([]byte) error) error {
 	vm, err := s.Get(ctx, t, id)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/convert"
 )
 
-// EventType numbers are those of the wire contract (docs/api.md).
+// EventType is the kind of an Event. Its numbers are those of VmEventType in the wire contract (docs/api.md).
 type EventType uint8
 
 const (
@@ -21,17 +21,17 @@ const (
 	StateChangedEvent
 )
 
-// Event describes one commit that changed a VM.
+// Event describes one commit that changed a VM: the kind of change, the VM after it, and the time.
 type Event struct {
 	Type EventType
 	VM   *cloud.VM
 	At   cloud.Time
 }
 
-// maxEventCacheBytes limits the cache of encoded VM events, in bytes.
+// maxEventCacheBytes is the maximum size, in bytes, of the cache of encoded VM events.
 const maxEventCacheBytes = 16 << 20
 
-// messages caches the encoded WatchVm events of all VMs. Each event is encoded once for all watches of its VM.
+// messages caches the encoded WatchVm events of all VMs. Each event is encoded once, for all watches of its VM.
 type messages = store.Shared[cloud.VM, *rpc.Encoded]
 
 func newMessages(s *store.Store) *messages {
@@ -45,9 +45,9 @@ func newMessages(s *store.Store) *messages {
 }
 
 // Watch sends the current VM, then one event per commit, in log order, until the VM is deleted or ctx ends. Each event
-// is passed to send as an rpc.Late, which encodes the VmEvent when the stream can send it; until then the watch holds
-// no record. If the reader falls behind the retained history, Watch returns OutOfRange and the client has to read
-// again.
+// is passed to send as an rpc.Lazy, which returns the encoded VmEvent when the stream is ready to send it. If the
+// client reads so slowly that the events are no longer retained, Watch returns OutOfRange, and the client has to start
+// a new watch.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send func(rpc.Lazy) error) error {
 	if err := cloud.CheckUUID("vm_id", string(id)); err != nil {
 		return err
@@ -74,7 +74,8 @@ func (s *Service) Watch(ctx context.Context, t cloud.Tenant, id cloud.VMID, send
 	}
 }
 
-// current returns the first event of a watch, and the revision after it.
+// current returns the first event of a watch, which has the current VM, and the revision from which later events must
+// be read.
 func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (first rpc.Lazy, next int64, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) (err error) {
 		next = v.Revision() + 1
@@ -87,7 +88,7 @@ func (s *Service) current(ctx context.Context, t cloud.Tenant, id cloud.VMID) (f
 	return first, next, err
 }
 
-// event converts a commit to an Event.
+// event converts a change of a VM's record to an Event. now is the time of a deletion.
 func event(c store.Change[cloud.VM], now cloud.Time) Event {
 	switch {
 	case c.Value == nil:

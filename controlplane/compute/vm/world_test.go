@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world holds the VM controller of a member that leads, over records in memory, with hosts that the test plays.
+// world is a nodetest.World, a member that leads with simulated hosts, and the VM controller on it.
 type world struct {
 	*nodetest.World
 	t     testing.TB
@@ -40,7 +40,8 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// delayCommits makes each commit take as long as on a disk, so that calls at once read the same records.
+// delayCommits delays each commit by 2 ms, about as long as on a disk, so that concurrent transactions read the same
+// records and conflict.
 func (w *world) delayCommits() {
 	w.Quorum.Lose = func(after bool) bool {
 		if !after {
@@ -50,7 +51,7 @@ func (w *world) delayCommits() {
 	}
 }
 
-// update changes records directly.
+// update runs f in one transaction on the records.
 func (w *world) update(f func(tx *store.Tx)) {
 	w.t.Helper()
 	w.Update(func(tx *store.Tx) error { f(tx); return nil })
@@ -58,7 +59,7 @@ func (w *world) update(f func(tx *store.Tx)) {
 
 func (w *world) allocated(id cloud.NodeID) cloud.Capacity { return w.Node(id).Allocated }
 
-// image adds an AVAILABLE image of the given size in bytes.
+// image stores the image number n as AVAILABLE, with a virtual size in bytes. change may modify it.
 func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud.ImageID {
 	w.t.Helper()
 	i := cloud.Image{
@@ -73,7 +74,8 @@ func (w *world) image(n int, virtual uint64, change ...func(*cloud.Image)) cloud
 	return i.ID
 }
 
-// as returns the context of a call by a member of a tenant, with an idempotency key unless it is empty.
+// as returns the context of a call by a project member of the tenant t, with the idempotency key key if it is not
+// empty.
 func (w *world) as(t cloud.Tenant, key string) context.Context {
 	c := &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, IdempotencyKey: key,
@@ -82,7 +84,7 @@ func (w *world) as(t cloud.Tenant, key string) context.Context {
 	return auth.With(w.t.Context(), c, auth.RPC)
 }
 
-// small returns the request for a VM with a blank disk: 2 vCPUs, 512 MiB and 5 GiB.
+// small returns the request for a VM with 2 vCPUs, 512 MiB of memory and one blank disk of 5 GiB. change may modify it.
 func small(name string, change ...func(*CreateRequest)) CreateRequest {
 	w := CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
@@ -111,7 +113,8 @@ func (w *world) get(id cloud.VMID) *cloud.VM {
 	return vm
 }
 
-// report reports an observation of the VM's current generation as its host, and returns the record.
+// report reports an observation for the VM's current generation, as its host, and returns the VM's record after that.
+// change may modify the observation.
 func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) *cloud.VM {
 	w.t.Helper()
 	vm := w.get(id)
@@ -126,7 +129,7 @@ func (w *world) report(id cloud.VMID, level cloud.Observed, change ...func(*clou
 	return w.get(id)
 }
 
-// reportAbsent reports, as the host, that nothing of a deleted VM is left.
+// reportAbsent reports, as a host, that nothing is left of a deleted VM, with the given generation.
 func (w *world) reportAbsent(on cloud.NodeID, id cloud.VMID, generation uint64) {
 	w.t.Helper()
 	_, err := w.vms.Observed(w.t.Context(), on, []cloud.Observation{{VM: id, Generation: generation, Observed: cloud.ObservedAbsent}})
@@ -137,7 +140,7 @@ func failed(why string) func(*cloud.Observation) {
 	return func(o *cloud.Observation) { o.Exit, o.LastError = cloud.ExitFailed, why }
 }
 
-// createInState creates a VM and brings it into a state.
+// createInState creates a VM, brings it into the given state by calls and reports, and returns it.
 func (w *world) createInState(state cloud.State, name string) *cloud.VM {
 	w.t.Helper()
 	id := w.create(name).ID

@@ -1,5 +1,5 @@
-// Package volume implements VolumeService, which this version does not support: each call checks the caller and the
-// arguments, and then returns Unimplemented.
+// Package volume implements VolumeService, which this version does not support: each call checks the caller's
+// permission and the arguments, and then returns Unimplemented.
 package volume
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register registers VolumeService.
+// Register registers VolumeService for API callers.
 func Register(g grpc.ServiceRegistrar) { vmv1.RegisterVolumeServiceServer(g, server{}) }
 
 type server struct {
@@ -28,7 +28,7 @@ type request interface {
 	GetProjectId() string
 }
 
-// unsupported authorizes a call, runs check, and then returns Unimplemented.
+// unsupported authorizes the caller, runs check on the arguments, and then returns Unimplemented.
 func unsupported(ctx context.Context, method auth.Method, in request, check func() error) error {
 	if _, err := auth.Admit(ctx, "/vmcontroller.v1.VolumeService/"+method, in.GetOrgId(), in.GetProjectId()); err != nil {
 		return err
@@ -39,7 +39,7 @@ func unsupported(ctx context.Context, method auth.Method, in request, check func
 	return rpc.Unimplemented(string(method))
 }
 
-// newVolume is the common part of CreateVolumeRequest and RegisterExternalVolumeRequest.
+// newVolume holds the fields that CreateVolumeRequest and RegisterExternalVolumeRequest have in common.
 type newVolume interface {
 	GetName() string
 	GetSizeGib() uint64

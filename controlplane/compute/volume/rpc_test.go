@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A call is checked in this order: authorization, arguments, and then UNIMPLEMENTED.
+// TestCallsAreUnimplemented makes calls with and without errors. Each must check the authorization first, then the
+// arguments, and return UNIMPLEMENTED if both are correct.
 func TestCallsAreUnimplemented(t *testing.T) {
 	as := func(role cloud.Role, project cloud.ProjectID) *cloud.Caller {
 		b := cloud.Binding{Role: role, Org: "o", Project: project}

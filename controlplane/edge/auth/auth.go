@@ -1,9 +1,9 @@
-// Package auth authorizes calls. It is shared by all services and both edges.
+// Package auth authorizes calls, for all services, over gRPC and over REST.
 //
-// An edge (package rest or rpc) verifies a bearer token with a Verifier and puts the Caller into the context. Each
-// handler then calls Admit once, before it reads any record. Admit resolves the tenant of the call (tenant.go),
-// evaluates the policy (Cedar: policy.cedar, over the authorization table in rules.go), and sets the method and the
-// tenant of the Caller for the audit. For open streams, Readmit and Rechecker (recheck.go) repeat the check.
+// Package rest or rpc verifies the bearer token of a call with a Verifier and puts the Caller into the context. The
+// handler then calls Admit once, before it reads any record. Admit finds the tenant of the call (tenant.go), evaluates
+// the policy (Cedar: policy.cedar, with the authorization table in rules.go), and sets the method and the tenant of the
+// Caller for the audit. For open streams, Readmit and Rechecker (recheck.go) repeat the check.
 //
 // The package must not know records or transports.
 package auth
@@ -20,12 +20,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Verifier verifies bearer tokens.
+// Verifier verifies bearer tokens. Verify returns the token's holder, or an error if the token is not valid.
 type Verifier interface {
 	Verify(ctx context.Context, token string) (*cloud.Caller, error)
 }
 
-// Edge is the protocol of a call. It matters only where the two differ.
+// Edge is the protocol of a call. It affects how Admit finds the tenant of a call, and which error a missing tenant
+// gets.
 type Edge uint8
 
 const (
@@ -39,19 +40,19 @@ type entry struct {
 	let    *admission
 }
 
-// admission records the last successful authorization of a call, so that a repeated check of the same call is cheap.
+// admission holds the last successful authorization of a call, so that a repeated check of the same call is cheap.
 type admission struct {
 	mu     sync.Mutex
 	method Method
 	tenant cloud.Tenant
-	// roles holds the caller's roles in tenant, for which the policy allowed the method.
+	// roles holds the roles of the caller in tenant with which the policy allowed the method.
 	roles []cloud.Role
-	// count is the function that was given to OnAdmit, or nil.
+	// count is the function that was passed to OnAdmit, or nil.
 	count func(cloud.Tenant) error
 }
 
-// covers reports whether the policy has already allowed this caller to call method in tenant with these roles. A REST
-// handler calls Admit before it reads the body, and again with the tenant in the body, which is usually the same.
+// covers reports whether the last successful authorization was for the same method, tenant and roles. A REST handler
+// calls Admit before it reads the body, and again with the tenant in the body, which is usually the same.
 func (a *admission) covers(method Method, tenant cloud.Tenant, roles []cloud.Role) bool {
 	if a == nil {
 		return false
@@ -63,22 +64,22 @@ func (a *admission) covers(method Method, tenant cloud.Tenant, roles []cloud.Rol
 
 type key struct{}
 
-// With returns a context for a call of the caller.
+// With returns a context for a call by the given caller, over the given protocol.
 func With(ctx context.Context, caller *cloud.Caller, edge Edge) context.Context {
 	return context.WithValue(ctx, key{}, entry{caller, edge, &admission{}})
 }
 
-// Without returns a context that belongs to no call.
+// Without returns a context without a caller, for background work that continues after a call.
 func Without(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, entry{}) }
 
-// CallerOf returns the caller that an edge verified, or nil if the context has none.
+// CallerOf returns the caller whose token the server has verified, or nil if the context has none.
 func CallerOf(ctx context.Context) *cloud.Caller {
 	e, _ := ctx.Value(key{}).(entry)
 	return e.caller
 }
 
 // OnAdmit makes Admit call f with the tenant of the call before it admits the call. If f returns an error, Admit
-// refuses the call with that error. ctx must come from With. f runs each time that the handler calls Admit.
+// refuses the call with that error. ctx must come from With. Each call of Admit by the handler calls f.
 func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
 	if e, _ := ctx.Value(key{}).(entry); e.let != nil {
 		e.let.mu.Lock()
@@ -87,7 +88,8 @@ func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
 	}
 }
 
-// Bearer returns the token in an Authorization header, or Unauthenticated if there is none.
+// Bearer returns the token in the value of an Authorization header. It returns an Unauthenticated fault if there is
+// none or the scheme is not Bearer.
 func Bearer(header string) (string, error) {
 	if header == "" {
 		return "", fault.New(fault.Unauthenticated, "no token: send Authorization: Bearer <token>")
@@ -100,8 +102,8 @@ func Bearer(header string) (string, error) {
 	return token, nil
 }
 
-// CheckIdempotencyKey returns InvalidArgument, naming field, if an idempotency key is malformed. An empty key is valid
-// and means none.
+// CheckIdempotencyKey returns an InvalidArgument fault that names field if key is not a valid idempotency key. An empty
+// key is valid and means that the caller gave none.
 func CheckIdempotencyKey(field, key string) error {
 	if len(key) > cloud.MaxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return fault.Invalid(field, "must be at most %d bytes of printable ASCII", cloud.MaxIdempotencyKey)
@@ -153,8 +155,9 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	return tenant, nil
 }
 
-// Readmit returns nil if a call that was admitted would be admitted now, with the caller's present roles, and
-// PermissionDenied otherwise. It returns nil for a call that was not admitted yet.
+// Readmit checks the call that Admit has admitted for ctx again, with the present roles of its caller in now. It
+// returns nil if the call would be admitted now, or if no call was admitted yet, and a PermissionDenied fault
+// otherwise.
 func Readmit(ctx context.Context, now *cloud.Caller) error {
 	e, _ := ctx.Value(key{}).(entry)
 	if e.let == nil {
@@ -172,22 +175,24 @@ func Readmit(ctx context.Context, now *cloud.Caller) error {
 	return nil
 }
 
-// Auditor records calls that write no record themselves.
+// Auditor creates audit records for calls that change no record and therefore have none: failed calls, and successful
+// ones of certain methods.
 type Auditor interface {
 	Failed(c *cloud.Caller, outcome, message string)
-	// Done records a call that succeeded and wrote no record.
+	// Done creates the audit record of a call that succeeded but changed no record.
 	Done(c *cloud.Caller)
 }
 
-// ReportSuccess reports a call that succeeded to the auditor if its method writes no record.
+// ReportSuccess passes a successful call to the auditor if its method is one of unwritten. Other methods create their
+// audit records as part of their changes, or need none.
 func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 	if a != nil && c != nil && slices.Contains(unwritten, m) {
 		a.Done(c)
 	}
 }
 
-// ReportFailure reports a call that ended with a fault to the auditor: a refused call, or a failed call of a method
-// that changes something. The caller may be nil.
+// ReportFailure passes a call that ended with the fault f to the auditor, if the call was refused or its method changes
+// something. c is nil if the caller is not known.
 func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {
@@ -205,8 +210,8 @@ func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, request
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
 	if rule.Scope == OfPlace || rule.Scope == OfProjectOrOrg && tenant.Project == "" {
-		// A role in a project grants no rights in its org or in the whole cloud, and a role in an org none in the whole
-		// cloud.
+		// A role in a project grants no rights in its org or in the entire cloud, and a role in an org grants none in
+		// the entire cloud.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
 			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
 		})

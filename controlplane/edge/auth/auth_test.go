@@ -19,7 +19,7 @@ func in(role cloud.Role, org cloud.OrgID, project cloud.ProjectID) cloud.Binding
 	return cloud.Binding{Role: role, Org: org, Project: project}
 }
 
-// TestAdmit checks the authorization of calls: the resolution of the tenant together with the table of roles.
+// TestAdmit checks for each case which tenant Admit returns, or with which error it refuses the call.
 func TestAdmit(t *testing.T) {
 	const get, create, list, cordon = vms + "GetVm", vms + "CreateVm", images + "ListImages", nodes + "CordonNode"
 	const wallet, topUp, reserve = credits + "GetWallet", credits + "TopUpWallet", credits + "CreateReservation"
@@ -130,8 +130,8 @@ func TestBearer(t *testing.T) {
 	}
 }
 
-// For every role and method: a role that the table does not list is refused, and methods without roles are for
-// system:admin only.
+// TestRolesGrantOnlyListedMethods calls Admit for every role and method. A role must be admitted only to the methods
+// whose rule lists it, and methods without roles must admit only system:admin.
 func TestRolesGrantOnlyListedMethods(t *testing.T) {
 	op := cloud.Tenant{Org: "o", Project: "p"}
 	binding := map[cloud.Role]cloud.Binding{
@@ -177,7 +177,8 @@ func TestIdempotencyKeys(t *testing.T) {
 	}
 }
 
-// An admitted call is authorized again with the caller's current roles. A call that was not admitted yet is not.
+// TestReadmit checks that an admitted call is authorized again with the present roles of its caller. For a call that
+// was not admitted, Readmit must return nil.
 func TestReadmit(t *testing.T) {
 	now := func(bindings ...cloud.Binding) *cloud.Caller {
 		return caller(cloud.ProofPassword, cloud.Tenant{}, bindings...)
@@ -196,13 +197,14 @@ func TestReadmit(t *testing.T) {
 	}
 }
 
-// countingAuditor is an Auditor that counts its calls.
+// countingAuditor is an Auditor that counts the calls of its two methods.
 type countingAuditor struct{ done, failed int }
 
 func (a *countingAuditor) Done(*cloud.Caller)                   { a.done++ }
 func (a *countingAuditor) Failed(*cloud.Caller, string, string) { a.failed++ }
 
-// Successful calls that write no record, failed changes, and refused reads are reported to the auditor.
+// TestCallsAreReportedToTheAuditor checks which calls reach the auditor: successful calls that write no record, failed
+// changes, and refused reads, but no others.
 func TestCallsAreReportedToTheAuditor(t *testing.T) {
 	c := caller(cloud.ProofPassword, cloud.Tenant{})
 	for _, x := range []struct {
@@ -224,8 +226,8 @@ func TestCallsAreReportedToTheAuditor(t *testing.T) {
 	}
 }
 
-// A second Admit of a call evaluates the policy only if the method, the tenant or the caller's roles there differ from
-// those that were allowed. A refusal is evaluated each time.
+// TestAdmitTwice calls Admit several times for one call. The policy must be evaluated again only if the method, the
+// tenant or the caller's roles differ from those that were allowed. A refusal must not be cached.
 func TestAdmitTwice(t *testing.T) {
 	const get, create = vms + "GetVm", vms + "CreateVm"
 	c := caller(cloud.ProofPassword, cloud.Tenant{}, in(cloud.ProjectMember, "o", "p"), in(cloud.ProjectMember, "o", "q"), in(cloud.ProjectViewer, "x", "p"))
@@ -250,7 +252,7 @@ func TestAdmitTwice(t *testing.T) {
 		require.Equal(t, step.evaluations, Evaluations()-before, "%s in %s/%s", step.method, step.org, step.project)
 	}
 
-	// The same call with other roles.
+	// The caller's roles have changed, so the same call must be evaluated again.
 	_, err := Admit(ctx, create, "o", "p")
 	require.NoError(t, err)
 	c.Bindings = []cloud.Binding{in(cloud.ProjectViewer, "o", "p")}

@@ -13,18 +13,18 @@ import (
 //go:embed policy.cedar
 var policyText []byte
 
-// policyEngine holds a Cedar policy and the authorization table as Cedar entities.
+// policyEngine evaluates a Cedar policy. actions holds the authorization table as Cedar entities.
 type policyEngine struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap
-	// evaluations counts the calls of permitted.
+	// evaluations counts the calls of permits.
 	evaluations *atomic.Int64
 }
 
-// Evaluations returns how often the policy was evaluated since the program started.
+// Evaluations returns how often the policy was evaluated for calls since the program started.
 func Evaluations() int64 { return defaultPolicy.evaluations.Load() }
 
-// defaultPolicy evaluates policyText over rules.
+// defaultPolicy evaluates the policy in policyText with the authorization table rules.
 var defaultPolicy = mustPolicyEngine(policyText, rules)
 
 func newPolicyEngine(text []byte, table map[Method]Rule) (policyEngine, error) {
@@ -42,7 +42,8 @@ func mustPolicyEngine(text []byte, table map[Method]Rule) policyEngine {
 
 func actionOf(m Method) cedar.EntityUID { return cedar.NewEntityUID("Action", cedar.String(m)) }
 
-// actionsOf returns an action per method. The parents of an action are a group per role that may call the method.
+// actionsOf returns one Cedar action per method. The parents of an action are one group for each role that may call the
+// method.
 func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	out := cedar.EntityMap{}
 	for m, rule := range table {
@@ -56,7 +57,7 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	return out
 }
 
-// permits evaluates the policy for a caller with these roles at a place and a method.
+// permits reports whether the policy allows the caller c to call method m, if c has the given roles in the tenant at.
 func (j policyEngine) permits(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
 	j.evaluations.Add(1)
 	roleValues := make([]cedar.Value, len(roles))

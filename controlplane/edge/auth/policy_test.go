@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// places lists the cloud itself, two orgs, and projects of them.
+// places lists tenants for the tests: the entire cloud, two orgs, and projects in them.
 var places = []cloud.Tenant{{}, {Org: "o"}, {Org: "o", Project: "p"}, {Org: "o", Project: "q"}, {Org: "x"}, {Org: "x", Project: "y"}}
 
-// bindings returns every role at every place where it can be given.
+// bindings returns a binding for each role and each tenant in places in which the role can be given.
 func bindings() (all []cloud.Binding) {
 	for _, role := range cloud.Roles() {
 		for _, at := range places {
@@ -28,7 +28,8 @@ func bindings() (all []cloud.Binding) {
 	return all
 }
 
-// allCallers returns callers with each proof, hosts and others, with no role, one or two.
+// allCallers returns callers with each proof, users and hosts, with no role or with each binding, and users with each
+// pair of bindings.
 func allCallers() (all []*cloud.Caller) {
 	held := [][]cloud.Binding{nil}
 	for _, b := range bindings() {
@@ -48,8 +49,8 @@ func allCallers() (all []*cloud.Caller) {
 	return all
 }
 
-// allowed decides by the table: it uses neither the policy nor the functions of package cloud about
-// roles.
+// allowed decides by the authorization table whether c may call m in the tenant at. It is independent of what it
+// checks: it uses neither the Cedar policy nor the role functions of package cloud.
 func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) bool {
 	lasting := m == identity+"BindRole" || m == identity+"AcceptInvitation" || m == identity+"CreateServiceAccount"
 	if lasting && (c.Proof == cloud.ProofAppCred || c.Proof == cloud.ProofDev) {
@@ -82,7 +83,8 @@ func allowed(table map[Method]Rule, c *cloud.Caller, m Method, at cloud.Tenant) 
 	return ruled && slices.Contains(rule.Roles, AnyProven)
 }
 
-// compare counts the decisions of a policy engine up to the first one that differs from the table, and describes it.
+// compare compares the decisions of a policy engine with those of allowed, for each method, tenant and caller. It stops
+// at the first difference and describes it in wrong. decisions is the number of comparisons.
 func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (decisions int, wrong string) {
 	methods := append(slices.Sorted(maps.Keys(table)), "/nowhere.v1.Nothing/Ask")
 	for _, m := range methods {
@@ -101,14 +103,16 @@ func compare(j policyEngine, table map[Method]Rule, callers []*cloud.Caller) (de
 	return decisions, ""
 }
 
-// For every method, place and kind of caller, the Cedar policy decides as the table does.
+// TestPolicyMatchesTable checks that the Cedar policy decides as the table does, for every method, tenant and kind of
+// caller.
 func TestPolicyMatchesTable(t *testing.T) {
 	decisions, wrong := compare(defaultPolicy, rules, allCallers())
 	require.Empty(t, wrong)
 	t.Logf("%d decisions", decisions)
 }
 
-// A policy with one defect, and a policy that is evaluated over another table, give at least one wrong decision.
+// TestWrongPolicyIsNoticed changes the policy, or the table that it is evaluated with, in one place. compare must find
+// a difference for each change.
 func TestWrongPolicyIsNoticed(t *testing.T) {
 	callers := allCallers()
 	const never = `forbid (principal, action, resource) when { false };`

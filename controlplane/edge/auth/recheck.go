@@ -9,8 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// RecheckEvery is the time between two verifications of the token of an open stream. A stream continues after its
-// token, or the role that admitted it, became invalid for at most this time plus the duration of one verification.
+// RecheckEvery is the time between two verifications of the token of an open stream. After the token, or the role that
+// admitted the stream, becomes invalid, the stream continues for at most this time plus the duration of one
+// verification.
 const RecheckEvery = time.Second
 
 // Rechecker verifies the tokens of open streams every RecheckEvery. All streams of one token share one verification.
@@ -21,7 +22,7 @@ type Rechecker struct {
 	tokens map[[sha256.Size]byte]*recheck
 }
 
-// recheck is the state of one token that has subscribers.
+// recheck is a token that is verified repeatedly, with the functions that are called with each result.
 type recheck struct {
 	text string
 	end  context.CancelFunc
@@ -30,11 +31,12 @@ type recheck struct {
 	subscribers map[*func(*Check)]struct{} // guarded by Rechecker.mu
 }
 
-// Check is the result of one verification. All streams of the token share it.
+// Check is the result of one verification of a token. All streams of the token share it.
 type Check struct {
-	// Caller is the token's holder with their present roles; nil if Err is set.
+	// Caller is the token's holder with the roles that they have now; nil if Err is set.
 	Caller *cloud.Caller
-	// Err is Unauthenticated if the token is no longer valid, and another error if this member cannot verify it now.
+	// Err is an Unauthenticated fault if the token is no longer valid, and another error if the token could not be
+	// verified.
 	Err error
 
 	admitted map[admitted]error
@@ -46,14 +48,14 @@ type admitted struct {
 	tenant cloud.Tenant
 }
 
-// NewRechecker returns a Rechecker that verifies tokens with verifier.
+// NewRechecker returns a Rechecker that calls verifier to verify tokens.
 func NewRechecker(verifier Verifier) *Rechecker {
 	return &Rechecker{verifier: verifier, tokens: map[[sha256.Size]byte]*recheck{}}
 }
 
 // Subscribe calls f with the result of each verification of token until stop is called. One goroutine makes all calls
-// for a token, one after the other: f must return at once, and must not call stop. f may run once more after stop has
-// returned.
+// for a token, one after the other, so f must not block and must not call stop. f may be called once more after stop
+// has returned.
 func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 	sum := sha256.Sum256([]byte(token))
 	r.mu.Lock()
@@ -84,7 +86,7 @@ func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 	}
 }
 
-// run verifies c's token every RecheckEvery until ctx ends.
+// run verifies the token of c every RecheckEvery and calls its subscribers, until ctx ends.
 func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	again := time.NewTicker(RecheckEvery)
 	defer again.Stop()
@@ -114,8 +116,8 @@ func (r *Rechecker) run(ctx context.Context, c *recheck) {
 }
 
 // Readmit returns nil if the call of ctx would be admitted now, and otherwise the same error as the function Readmit.
-// Streams of the token with the same method and tenant share one evaluation of the policy. Call it only within the
-// function that was passed to Subscribe.
+// Streams of the token with the same method and tenant share one evaluation of the policy. Call it only within a
+// function that was passed to Subscribe, because it is not safe for concurrent use.
 func (c *Check) Readmit(ctx context.Context) error {
 	if c.Err != nil {
 		return c.Err

@@ -9,32 +9,32 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Method is the full name of a gRPC method. Each REST route is authorized as one of these methods.
+// Method is the full name of a gRPC method, such as /vmcontroller.v1.VmService/GetVm. Each REST route is authorized as
+// one of these methods.
 type Method string
 
-// verb returns the method's name without its service, for messages.
+// verb returns the method's name without its service, such as GetVm, for messages.
 func (m Method) verb() string { return string(m[strings.LastIndexByte(string(m), '/')+1:]) }
 
-// Scope is the kind of tenant that a method's resources belong to.
+// Scope is the kind of tenant that a method acts on, and how a call chooses it.
 type Scope uint8
 
 const (
-	// Nowhere means the cloud itself: the method has no tenant.
+	// Nowhere is for methods that concern the entire cloud and have no tenant.
 	Nowhere Scope = iota
 	OfOrg
 	OfProject
-	// OfNamedProject means a project that the request itself names, on REST too. A caller who may act in every project
-	// needs no token for that project and need not name its org: project IDs are unique in the cloud.
+	// OfNamedProject is for methods whose request names the project, on REST too. A caller who may act in every project
+	// needs no token for that project and need not name its org, because project IDs are unique in the cloud.
 	OfNamedProject
-	// OfPlace means the place that the request itself names: an org, a project, or the whole cloud if it names neither.
-	// It must be within the token's scope.
+	// OfPlace is for methods whose request names an org, a project, or neither for the entire cloud. What it names must
+	// be within the token's scope.
 	OfPlace
-	// OfProjectOrOrg is OfPlace for a request that names an org and no project, and OfNamedProject for any other
-	// request.
+	// OfProjectOrOrg is treated as OfPlace if the request names an org and no project, and as OfNamedProject otherwise.
 	OfProjectOrOrg
 )
 
-// Rule is the authorization of one method. system:admin may call every method.
+// Rule states who may call a method: callers with one of Roles in the method's tenant, and those with system:admin.
 type Rule struct {
 	Scope Scope
 	Roles []cloud.Role
@@ -43,9 +43,10 @@ type Rule struct {
 var (
 	read  = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember, cloud.ProjectViewer}
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
-	// bill is for methods that create or remove credit, which a tenant must not.
+	// bill is for methods that create or remove credit. Tenants must not call them.
 	bill = []cloud.Role{cloud.BillingAdmin}
-	// govern is for decisions of an org, manage for decisions of a project about itself.
+	// govern is for methods by which an org's admins manage the org. manage is for methods by which a project's or an
+	// org's admins manage a project.
 	govern = []cloud.Role{cloud.OrgAdmin}
 	manage = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin}
 	look   = append([]cloud.Role{cloud.BillingAdmin}, read...)
@@ -61,9 +62,9 @@ const (
 	credits   = "/credit.v1.CreditService/"
 )
 
-// rules is the authorization table: the roles that may call each method. A method that is not listed is refused.
-// Methods without authentication (Open, health, reflection) do not call Admit. A rule without roles admits only
-// system:admin, one with anyProven every authenticated caller.
+// rules is the authorization table: the roles that may call each method. A method that is not listed is refused, except
+// those in Open and health and reflection, which do not call Admit. A rule with nil roles admits only system:admin; one
+// with anyProven admits every authenticated caller.
 var rules = map[Method]Rule{
 	vms + "CreateVm":           {OfProject, write},
 	vms + "GetVm":              {OfProject, read},
@@ -100,7 +101,8 @@ var rules = map[Method]Rule{
 	volumes + "ResizeVolume":           {OfProject, write},
 	volumes + "RegisterExternalVolume": {OfProject, nil},
 
-	// Every authenticated caller gets part of a node's fields; the handler returns the rest to system:admin.
+	// Every authenticated caller may read some fields of a node; the handler returns the other fields only to
+	// system:admin.
 	nodes + "ListNodes":    {Nowhere, anyProven},
 	nodes + "GetNode":      {Nowhere, anyProven},
 	nodes + "CordonNode":   {Nowhere, nil},
@@ -122,12 +124,12 @@ var rules = map[Method]Rule{
 	operators + "BackupCluster":     {Nowhere, nil},
 	operators + "ReadConsoleLog":    {OfProject, read},
 
-	// Every authenticated caller may call these: the handlers let users act only on themselves.
+	// Every authenticated caller may call these methods; the handlers let users act only on themselves.
 	identity + "WhoAmI":       {Nowhere, anyProven},
 	identity + "SetPassword":  {Nowhere, anyProven},
 	identity + "RevokeToken":  {Nowhere, anyProven},
 	identity + "RevokeTokens": {Nowhere, anyProven},
-	// These return only orgs and projects in which the caller has a role.
+	// These methods return only orgs and projects in which the caller has a role.
 	identity + "GetOrg":       {Nowhere, anyProven},
 	identity + "ListOrgs":     {Nowhere, anyProven},
 	identity + "GetProject":   {Nowhere, anyProven},
@@ -156,7 +158,7 @@ var rules = map[Method]Rule{
 	identity + "UnbindRole":   {OfPlace, manage},
 	identity + "ListBindings": {OfPlace, manage},
 
-	// A user's own invitations.
+	// These methods concern only the caller's own invitations.
 	identity + "ListInvitations":   {Nowhere, anyProven},
 	identity + "AcceptInvitation":  {Nowhere, anyProven},
 	identity + "DeclineInvitation": {Nowhere, anyProven},
@@ -187,12 +189,12 @@ var rules = map[Method]Rule{
 	credits + "AuditLedger":        {Nowhere, nil},
 }
 
-// AnyProven represents every authenticated caller in a rule.
+// AnyProven stands for every authenticated caller in a rule.
 const AnyProven cloud.Role = "anybody proven"
 
 var anyProven = []cloud.Role{AnyProven}
 
-// Open holds the methods that do not call Admit, with the reason.
+// Open holds the methods that do not call Admit, each with the reason why it needs no authorization.
 var Open = map[Method]string{
 	identity + "IssueToken":         "gives a token to whoever proves who they are",
 	identity + "ExchangeToken":      "gives a token to whoever another provider vouches for",
@@ -201,14 +203,14 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
-// unwritten lists the methods that act without changing a record: the audit gets no record of them unless ReportSuccess
+// unwritten lists the methods that act without changing a record. They appear in the audit only because ReportSuccess
 // reports them.
 var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
 
-// rolesAt returns the caller's roles at a place.
+// rolesAt returns the roles that the caller has in the tenant at.
 func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	for _, role := range cloud.Roles() {
-		// Images belong to orgs: a role in any of the org's projects counts.
+		// An image belongs to an org, so a role in any project of the org counts too.
 		if c.Has(role, at) || r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
 			roles = append(roles, role)
 		}
@@ -219,7 +221,7 @@ func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	return roles
 }
 
-// allows reports whether one of the caller's roles at a place permits the method.
+// allows reports whether one of the caller's roles in the tenant at permits the method.
 func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
 	return slices.ContainsFunc(r.rolesAt(c, at), func(role cloud.Role) bool {
 		return role == cloud.SystemAdmin || slices.Contains(r.Roles, role)
@@ -238,13 +240,13 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 	return false
 }
 
-// Rules returns a copy of the authorization table, for the test that calls every method.
+// Rules returns a copy of the authorization table. It is for the test that calls every method.
 func Rules() map[Method]Rule { return maps.Clone(rules) }
 
-// reading lists name prefixes of the methods that change nothing.
+// reading lists name prefixes of the methods that change nothing. Reads matches them.
 var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}
 
-// Reads reports whether a method changes nothing.
+// Reads reports whether the method changes nothing, judged by the prefix of its name.
 func (m Method) Reads() bool {
 	verb := m.verb()
 	return slices.ContainsFunc(reading, func(r string) bool { return strings.HasPrefix(verb, r) })

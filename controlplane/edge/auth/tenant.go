@@ -18,19 +18,20 @@ import (
 //   - the defaults of the token's holder: the first org and the first project in which the holder got a role.
 //
 // A tenant in which the caller has no role gets the same error as one that does not exist: NOT_FOUND, on REST 403 (part
-// 5.4 of the wire contract). Methods without a tenant (Nowhere), and those whose request names an org, a project or the
-// whole cloud (OfPlace), ignore the metadata: otherwise the metadata could turn a request about the whole cloud into
-// one about an org.
+// 5.4 of the wire contract). Methods with the scope Nowhere, which have no tenant, and OfPlace, whose request names an
+// org, a project or the entire cloud, ignore the metadata: otherwise the metadata could turn a request about the entire
+// cloud into one about an org.
 
-// Projects looks up the org of a project, for calls that name a project without its org.
+// Projects looks up the org of a project. Admit needs it for calls that name a project without its org.
 type Projects interface {
-	// OrgOf returns the org of a project; empty when there is no such project.
+	// OrgOf returns the ID of the org that a project belongs to, or "" if the project does not exist.
 	OrgOf(ctx context.Context, id cloud.ProjectID) (cloud.OrgID, error)
 }
 
 type projectsKey struct{}
 
-// WithProjects lets Admit look up projects with v, if v implements Projects.
+// WithProjects returns a context in which Admit looks up the orgs of projects with v. It returns ctx itself if v does
+// not implement Projects.
 func WithProjects(ctx context.Context, v Verifier) context.Context {
 	if p, ok := v.(Projects); ok {
 		return context.WithValue(ctx, projectsKey{}, p)
@@ -39,7 +40,7 @@ func WithProjects(ctx context.Context, v Verifier) context.Context {
 }
 
 // Chosen returns the tenant that a call's metadata names. orgs and projects are the values of the two metadata keys;
-// orgKey and projectKey are the names of the keys, for error messages.
+// orgKey and projectKey are the names of those keys, for error messages. A key with more than one value is an error.
 func Chosen(orgKey string, orgs []string, projectKey string, projects []string) (cloud.Tenant, error) {
 	one := func(key string, values []string) (string, error) {
 		switch {
@@ -58,25 +59,25 @@ func Chosen(orgKey string, orgs []string, projectKey string, projects []string) 
 	return cloud.Tenant{Org: cloud.OrgID(org), Project: cloud.ProjectID(project)}, err
 }
 
-// Machine-readable reasons (ErrorInfo) of refusals.
+// Machine-readable reasons (google.rpc.ErrorInfo) of the errors of Admit:
 const (
-	// noTenant: the tenant does not exist, or the caller has no role in it.
+	// noTenant means that the tenant does not exist, or that the caller has no role in it.
 	noTenant = "TENANT_NOT_FOUND"
-	// TenantRequired: the call names no tenant, and has no default one; it may be admitted if it names a project or an
-	// org.
+	// TenantRequired means that the call names no tenant and the caller has no default. The call may be admitted if it
+	// names a project or an org.
 	TenantRequired = "TENANT_REQUIRED"
-	// TokenScope: the call names a tenant outside the scope of the token.
+	// TokenScope means that the call names a tenant outside the scope of the token.
 	TokenScope = "TOKEN_SCOPE"
 )
 
-// Undecided reports whether Admit refused a call only because it names no tenant. A handler that finds the tenant in
-// the request body may read the body and call Admit again.
+// Undecided reports whether Admit returned err only because the call names no tenant. A handler whose request body
+// names the tenant may then read the body and call Admit again.
 func Undecided(err error) bool {
 	f, ok := fault.From(err)
 	return ok && f.Reason == TenantRequired
 }
 
-// resolution holds the inputs of resolve for one call.
+// resolution holds what determines the tenant of one call, except the tenant that the call names.
 type resolution struct {
 	ctx  context.Context
 	c    *cloud.Caller
@@ -122,8 +123,8 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	return r.resolveProject(asked)
 }
 
-// withChosen fills the missing part of the tenant that a request names from the tenant of the call's metadata. It
-// ignores the metadata if the two contradict each other.
+// withChosen returns the tenant that a request names, with missing parts from the tenant that the call's metadata
+// names. If the two contradict each other, it returns asked unchanged.
 func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	if asked.Org != "" && chosen.Org != "" && asked.Org != chosen.Org || asked.Project != "" && asked.Project != chosen.Project {
 		return asked
@@ -135,7 +136,7 @@ func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	return asked
 }
 
-// place returns the tenant that an OfPlace request names, if it is within the token's scope.
+// place returns the tenant asked, which an OfPlace request names, or an error if it is outside the token's scope.
 func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
 		where := asked.String()
@@ -147,11 +148,12 @@ func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	return asked, nil
 }
 
-// resolveNarrowed resolves the tenant of a call whose token is limited to one project.
+// resolveNarrowed returns the tenant of a call whose token is limited to one project: that project or, for a method
+// about an org, its org.
 func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	scope := r.c.Scope
-	// The verifier clears the org of the scope if the project does not exist, is in another org, or the holder has no
-	// role in it.
+	// The verifier of the token clears the org of the scope if the project does not exist, is in another org, or the
+	// holder has no role in it.
 	if scope.Org == "" || !r.c.HasRoleIn(scope) {
 		return r.errNoAccess(scope)
 	}
@@ -168,13 +170,14 @@ func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	return scope, nil
 }
 
-// isBiller reports whether billing:admin allows the caller to call the method in every project.
+// isBiller reports whether the method acts on a project that the request names, and the caller may call it in every
+// project because of the role billing:admin.
 func (r Rule) isBiller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// resolveAny resolves the tenant of a caller who may act in every tenant: system:admin, or billing:admin if
-// r.rule.biller.
+// resolveAny returns the tenant of a call whose caller may act in every tenant: system:admin, or billing:admin if
+// Rule.isBiller is true.
 func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {
@@ -203,7 +206,7 @@ func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	return asked, nil
 }
 
-// resolveOrg resolves the tenant of a method about an org (OfOrg).
+// resolveOrg returns the tenant of a call of a method about an org (OfOrg).
 func (r resolution) resolveOrg(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Org == "" && asked.Project != "" {
 		t, err := r.resolveNamed(asked)
@@ -229,7 +232,7 @@ func (r resolution) resolveOrg(asked cloud.Tenant) (cloud.Tenant, error) {
 	return r.errAmbiguous("org", names)
 }
 
-// resolveProject resolves the tenant of a method about a project (OfProject, OfNamedProject).
+// resolveProject returns the tenant of a call of a method about a project (OfProject, OfNamedProject).
 func (r resolution) resolveProject(asked cloud.Tenant) (cloud.Tenant, error) {
 	if asked.Project != "" {
 		return r.resolveNamed(asked)
@@ -260,7 +263,8 @@ func (r resolution) resolveProject(asked cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
 }
 
-// errAmbiguous refuses a call that names no tenant although the caller has roles in several, which names lists.
+// errAmbiguous returns the error for a call that names no tenant although the caller has roles in several. names lists
+// those.
 func (r resolution) errAmbiguous(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
@@ -268,7 +272,7 @@ func (r resolution) errAmbiguous(what string, names []string) (cloud.Tenant, err
 		WithReason(TenantRequired)
 }
 
-// resolveNamed returns the project that the call names, if the caller has a role in the project or in its whole org.
+// resolveNamed returns the project that the call names, if the caller has a role in the project or in its entire org.
 func (r resolution) resolveNamed(asked cloud.Tenant) (cloud.Tenant, error) {
 	for _, b := range r.c.Bindings {
 		if b.Project == asked.Project && (asked.Org == "" || b.Org == asked.Org) {
@@ -289,7 +293,7 @@ func (r resolution) resolveNamed(asked cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{Org: org, Project: asked.Project}, nil
 }
 
-// orgOf looks up the org of a project that a request names.
+// orgOf looks up the org of a project that a request names. It returns InvalidArgument if the ID is malformed.
 func orgOf(ctx context.Context, p Projects, id cloud.ProjectID) (cloud.OrgID, error) {
 	if err := cloud.CheckCallerID("project_id", string(id)); err != nil {
 		return "", err
@@ -297,8 +301,8 @@ func orgOf(ctx context.Context, p Projects, id cloud.ProjectID) (cloud.OrgID, er
 	return p.OrgOf(ctx, id)
 }
 
-// wholeOrgs returns the orgs in which the caller has a role for the whole org. Unless org is empty it considers only
-// org.
+// wholeOrgs returns the orgs in which the caller has a role that is not limited to one project. If org is not empty,
+// the result contains at most org.
 func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	for _, b := range r.c.Bindings {
 		if b.Org != "" && b.Project == "" && (org == "" || b.Org == org) && !slices.Contains(found, string(b.Org)) {
@@ -308,7 +312,8 @@ func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	return found
 }
 
-// errNoAccess refuses a tenant that does not exist and one in which the caller has no role, with the same error.
+// errNoAccess returns the error for a tenant in which the caller has no role. The error is the same if the tenant does
+// not exist, so that callers cannot learn which tenants exist.
 func (r resolution) errNoAccess(t cloud.Tenant) (cloud.Tenant, error) {
 	kind := fault.NotFound
 	if r.edge == REST {

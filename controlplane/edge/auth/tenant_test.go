@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// registry is a Verifier that knows the orgs of some projects.
+// registry is a Verifier that also implements Projects: it maps project IDs to the IDs of their orgs.
 type registry map[cloud.ProjectID]cloud.OrgID
 
 func (registry) Verify(context.Context, string) (*cloud.Caller, error) { return nil, nil }
@@ -19,7 +19,8 @@ func (r registry) OrgOf(_ context.Context, id cloud.ProjectID) (cloud.OrgID, err
 	return r[id], nil
 }
 
-// A call may name any tenant in which its caller has a role, within the scope of the token.
+// TestCallSelectsItsTenant checks which tenant a call gets, depending on the request, the metadata, the token's scope,
+// and the roles and defaults of the caller.
 func TestCallSelectsItsTenant(t *testing.T) {
 	const get, list, bind, wallet = vms + "GetVm", images + "ListImages", identity + "BindRole", credits + "GetWallet"
 	projects := registry{"p": "o", "q": "o", "y": "x"}
@@ -82,8 +83,8 @@ func TestCallSelectsItsTenant(t *testing.T) {
 	}
 }
 
-// A call about another tenant's project gets the same error as one about a project that does not exist, however the
-// call names the project. The error does not contain the project's org.
+// TestForeignProjectIsNotFound names another tenant's project in each possible way. The error must be the same as for a
+// project that does not exist, and must not contain the project's org.
 func TestForeignProjectIsNotFound(t *testing.T) {
 	projects := registry{"theirs": "acme", "own": "evil"}
 	for name, ask := range map[string]func(id cloud.ProjectID) error{

@@ -1,6 +1,6 @@
-// Package delay delays responses to callers whose calls a member refuses often, so that a client that waits for each
-// response sends fewer calls. A refusal costs little, but on a small host thousands of them per second slow down other
-// callers. The main type is Answers.
+// Package delay delays responses to callers whose calls a member refuses often. A client that waits for each response
+// then sends fewer calls. A single refusal costs little, but on a small host thousands of them per second slow down
+// other callers. The main type is Answers.
 //
 // The package must not know calls or callers: a key identifies the caller, such as an address or an org.
 package delay
@@ -13,27 +13,28 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits are the limits of the responses to one caller.
+// Limits configures how many responses one caller gets without delay.
 type Limits struct {
-	// Burst is how many responses may be sent at once without delay. Above Burst, one per Every is sent without delay.
+	// Burst is how many responses are sent to a caller without delay at first. After these, one response per interval
+	// Every is sent without delay.
 	Burst int
 	Every time.Duration
 	// Longest is the longest delay of a response.
 	Longest time.Duration
 }
 
-// Bounds of Answers: the delayed responses per caller and in total, and the callers in memory. A response beyond the
-// first two bounds is not delayed, because each delayed one holds a goroutine and a stream or a connection.
+// Limits of Answers: delayed responses per caller, delayed responses in total, and callers in memory. Beyond the first
+// two, responses are not delayed, because each delayed response occupies a goroutine and a stream or connection.
 const (
 	maxDelayedOf = 256
 	maxDelayed   = 2048
 	maxCallers   = 10_000
 )
 
-// Answers delays responses by caller. Its methods may be called concurrently.
+// Answers delays responses, with a rate limit per caller. Its methods may be called concurrently.
 type Answers struct {
 	limits Limits
-	// Now is a monotonic clock and Sleep waits on it. Tests replace them.
+	// Now is a monotonic clock; Sleep waits for a time by that clock. Tests replace both.
 	Now   func() time.Time
 	Sleep func(context.Context, time.Duration)
 
@@ -42,19 +43,19 @@ type Answers struct {
 	callers map[string]*caller
 }
 
-// caller is the state of one caller.
+// caller holds the rate limit of one caller, and how many of its responses are being delayed.
 type caller struct {
 	rate    *rate.Limiter
 	delayed int
 }
 
-// New returns Answers without any callers.
+// New returns an Answers in which no caller has used any of its limit.
 func New(limits Limits) *Answers {
 	return &Answers{limits: limits, Now: time.Now, Sleep: sleep, callers: map[string]*caller{}}
 }
 
-// Wait counts a response to a caller. If the caller is above its rate, Wait waits until the response is due or the
-// context ends.
+// Wait counts a response to the caller that key identifies. If the caller is above its rate, Wait blocks until the
+// response is due or ctx ends.
 func (a *Answers) Wait(ctx context.Context, key string) {
 	wait, c := a.take(key)
 	if wait <= 0 {
@@ -67,7 +68,8 @@ func (a *Answers) Wait(ctx context.Context, key string) {
 	a.delayed--
 }
 
-// take counts a response and returns its delay. If that is more than 0, the response counts as delayed.
+// take counts a response and returns its delay. If the delay is more than 0, take also counts the response as delayed,
+// in c and in total.
 func (a *Answers) take(key string) (time.Duration, *caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -83,7 +85,7 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	turn := c.rate.ReserveN(now, 1)
 	wait := turn.DelayFrom(now)
 	if wait > a.limits.Longest {
-		// Do not let later responses wait even longer.
+		// Undo the reservation, so that the delays of later responses do not grow further.
 		turn.CancelAt(now)
 		wait = a.limits.Longest
 	}
@@ -95,7 +97,8 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	return wait, c
 }
 
-// evict removes one caller without delayed responses: of a sample of up to 16, the one furthest below its rate.
+// evict removes one caller without delayed responses: of up to 16 such callers, the one that may send the most
+// responses without delay now.
 func (a *Answers) evict(now time.Time) {
 	least, most, sampled := "", -1.0, 0
 	for key, c := range a.callers {

@@ -11,7 +11,8 @@ import (
 
 var limits = Limits{Burst: 10, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
-// newStopped returns Answers whose clock stands still, and a function that returns the delays since its last call.
+// newStopped returns an Answers whose clock does not advance, and a function that returns the delays since it was last
+// called.
 func newStopped() (*Answers, func() []time.Duration) {
 	a := New(limits)
 	at := time.Now()
@@ -25,7 +26,8 @@ func newStopped() (*Answers, func() []time.Duration) {
 	}
 }
 
-// A caller's responses above the burst are delayed, one per interval. Responses to another caller are not delayed.
+// TestResponsesAboveTheRateAreDelayed sends more responses than Burst to one caller. Those above Burst must be delayed
+// by one more interval each, and responses to another caller not at all.
 func TestResponsesAboveTheRateAreDelayed(t *testing.T) {
 	a, since := newStopped()
 	for range limits.Burst {
@@ -40,7 +42,8 @@ func TestResponsesAboveTheRateAreDelayed(t *testing.T) {
 	require.Empty(t, since())
 }
 
-// A delay has a maximum, is not extended by later responses, and ends with the call's context.
+// TestDelayIsBounded checks that a delay is at most Longest, that responses above this limit do not extend later
+// delays, and that a delay ends with the call's context.
 func TestDelayIsBounded(t *testing.T) {
 	a, since := newStopped()
 	for range limits.Burst + 10*int(limits.Longest/limits.Every) {
@@ -67,8 +70,8 @@ func TestDelayIsBounded(t *testing.T) {
 	}
 }
 
-// The delayed responses are bounded per caller and in total, and so are the callers in memory. A caller with a delayed
-// response is not removed.
+// TestDelayedResponsesAreBounded checks the limits of delayed responses, per caller and in total, and of the callers in
+// memory. A caller with a delayed response must not be evicted.
 func TestDelayedResponsesAreBounded(t *testing.T) {
 	a, _ := newStopped()
 	for n := range maxDelayed/maxDelayedOf + 1 {

@@ -10,8 +10,8 @@ package loopback
 
 import "net"
 
-// Both reports whether the local and the remote address of a TCP connection are loopback addresses. It returns false
-// for unknown addresses and those of other networks.
+// Both reports whether the local and the remote address of a TCP connection are loopback addresses. It returns false if
+// an address is nil or not a TCP address.
 func Both(local, remote net.Addr) bool { return is(local) && is(remote) }
 
 func is(a net.Addr) bool {

@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Decode decodes a JSON body into v and returns the body for the hash of the idempotency key. It ignores unknown
-// fields. It returns InvalidArgument with the name of the field if a value has another type than v, and TooLarge if the
-// body is too long.
+// Decode decodes the JSON body of a request into v and returns the body, which callers hash for the idempotency key. It
+// ignores unknown fields. It returns InvalidArgument with the name of the field if a value does not have the type that
+// v requires, and TooLarge if the body is too long.
 func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
@@ -28,14 +28,14 @@ func Decode(r *http.Request, v any) ([]byte, error) {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", big.Limit)
 		}
 		if f, ok := fault.From(err); ok {
-			return nil, f // the service has replaced the body by a reader of its own
+			return nil, f // the service has replaced r.Body by a reader that returns faults
 		}
 		return nil, fault.New(fault.InvalidArgument, "the request body is incomplete: the connection ended before its end").Because(err)
 	}
 	return raw, parse(raw, v)
 }
 
-// parse decodes a JSON object into v.
+// parse decodes a JSON object into v. It returns an InvalidArgument fault if raw is not UTF-8 or not JSON.
 func parse(raw []byte, v any) error {
 	if len(raw) == 0 {
 		return fault.New(fault.InvalidArgument, "the body is empty: want a JSON object")
@@ -69,7 +69,7 @@ func parse(raw []byte, v any) error {
 	return fault.New(fault.InvalidArgument, "the body is not JSON: %v", err)
 }
 
-// jsonName describes the JSON value that is decoded into a Go type.
+// jsonName describes, for error messages, the JSON value that is decoded into a Go type.
 func jsonName(goType string) string {
 	goType = strings.TrimLeft(goType, "*")
 	switch {
@@ -87,7 +87,7 @@ func jsonName(goType string) string {
 	return "an object"
 }
 
-// jsonType returns InvalidArgument if a request has a Content-Type other than application/json.
+// jsonType returns an InvalidArgument fault if the request has a Content-Type other than application/json.
 func jsonType(r *http.Request) error {
 	value := r.Header.Get("Content-Type")
 	if value == "" {
@@ -99,8 +99,8 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// RefuseBrowser refuses requests that a web page can make a browser send: those with a foreign Origin or
-// Sec-Fetch-Site, with a host name rebound to a loopback address, or with a body type that requires no CORS preflight.
+// RefuseBrowser returns an error for requests that a web page can make a browser send: those that CheckPage refuses,
+// and those whose body type requires no CORS preflight.
 func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err
@@ -112,7 +112,8 @@ func (s *Server) RefuseBrowser(r *http.Request) error {
 }
 
 // CheckPage returns PermissionDenied for a request from a web page, and for one whose Host is not an IP address,
-// localhost or one of hosts: by DNS rebinding an attacker's host name can resolve to a loopback address.
+// localhost or one of hosts. The Host is checked because an attacker's host name can resolve to a loopback address (DNS
+// rebinding).
 //
 // Browsers set Sec-Fetch-Site (W3C Fetch Metadata). "none" means a navigation by the user, such as a typed address;
 // "same-origin" a request by a page of this server; "same-site" and "cross-site" requests by other pages.

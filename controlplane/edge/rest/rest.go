@@ -2,8 +2,9 @@
 // errors (part 7), strict JSON bodies, authentication, limits, /health and /ready, metrics and the access log.
 //
 // A service registers its routes on a Server. A Handler returns data or an error and does not write the response
-// itself. A response that is too long for memory is a Stream, which is written while it is made. The response of
-// another member is passed on as Verbatim. The package must not know records or services.
+// itself. A response that is too long for memory is returned as a Stream, which is sent while it is generated. The
+// response of another member is returned as Verbatim and forwarded unchanged. The package must not know records or
+// services.
 package rest
 
 import (
@@ -30,66 +31,66 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// MaxBody is the default limit of a request body in bytes.
+// MaxBody is the default limit of the size of a request body, in bytes.
 const MaxBody = 1 << 20
 
-// Handler handles a request. It returns the value of `data` in the envelope, or an error.
+// Handler handles a request. The returned value is sent as `data` in the JSON envelope; an error is sent as `error`.
 type Handler func(w *Response, r *http.Request) (data any, err error)
 
-// Response holds what a handler may set in its response.
+// Response holds the parts of the response, besides its data, that a handler may set.
 type Response struct {
-	// Status is 200 unless set.
+	// Status is the HTTP status of a successful response; 200 unless set.
 	Status int
-	// Failure is the code of internal errors, for operations to which the wire contract gives a code of their own.
+	// Failure is the error code that is sent for internal errors. Empty means the general code; the wire contract gives
+	// some operations one of their own.
 	Failure string
 	header  http.Header
 }
 
-// Header returns the header of the response.
+// Header returns the HTTP header of the response, which the handler may change.
 func (w *Response) Header() http.Header { return w.header }
 
-// Options of a Server.
+// Options configures a Server.
 type Options struct {
-	// Service selects the column of the error table.
+	// Service selects the column of the error table in package fault: the status and code for each kind of error.
 	Service fault.Service
-	// Name labels metrics and log lines.
+	// Name is the service's name in metrics and log lines.
 	Name string
-	// Verifier checks bearer tokens. Nil for a service whose routes need none.
+	// Verifier checks bearer tokens. It is nil for a service without routes that need one.
 	Verifier auth.Verifier
-	// Ready returns nil if the service can work, and otherwise the reason that /ready reports.
+	// Ready returns nil if the service can serve requests, and otherwise the error that /ready reports.
 	Ready func(context.Context) error
 	Log   *slog.Logger
-	// Metrics records the requests; required.
+	// Metrics records the durations of requests; required.
 	Metrics *Metrics
-	// MaxBody is the limit of a request body in bytes; 0 means the constant MaxBody.
+	// MaxBody is the limit of the size of a request body, in bytes; 0 means the constant MaxBody.
 	MaxBody int64
-	// Audit records calls that were refused, and changes that failed. Optional.
+	// Audit receives calls that were refused, and changes that failed. Optional.
 	Audit auth.Auditor
-	// Hosts lists the host names, in addition to IP addresses and localhost, by which routes without a token may be
-	// called.
+	// Hosts lists further allowed host names for routes without a token. IP addresses and localhost are always allowed.
 	Hosts []string
 }
 
-// Server routes one HTTP service.
+// Server is the http.Handler of one HTTP service, with the service's routes.
 type Server struct {
 	opts   Options
 	router *mux.Router
 	routes []Route
 }
 
-// Route is a method and a path of a server.
+// Route is one HTTP method and path that a server handles.
 type Route struct {
 	Method, Path string
-	// As is the gRPC method as which calls of the route are authorized. If it is empty, Open is the reason why the
-	// route needs no authorization.
+	// As is the gRPC method with whose rule calls of the route are authorized. If As is empty, Open is the reason why
+	// the route needs no authorization.
 	As   auth.Method
 	Open string
 }
 
-// Routes returns all routes of the server, for tests that call each of them.
+// Routes returns all routes of the server. It is for tests that call each of them.
 func (s *Server) Routes() []Route { return s.routes }
 
-// New returns a server with the routes /health and /ready.
+// New returns a server that already has the routes /health and /ready.
 func New(opts Options) *Server {
 	if opts.MaxBody == 0 {
 		opts.MaxBody = MaxBody
@@ -119,7 +120,7 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
 }
 
-// Handle adds a route for callers with a valid token. The route is authorized as the gRPC method as.
+// Handle adds a route for callers with a valid token. Calls are authorized with the rule of the gRPC method as.
 func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
 		var caller *cloud.Caller
@@ -152,7 +153,7 @@ func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	})
 }
 
-// Remote returns the address that a request came from, without the port.
+// Remote returns the IP address that a request came from, without the port.
 func Remote(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -161,15 +162,16 @@ func Remote(r *http.Request) string {
 	return host
 }
 
-// FromLoopback reports whether both addresses of the request's connection are loopback addresses: see package loopback.
+// FromLoopback reports whether both addresses of the request's connection are loopback addresses, as package loopback
+// requires for callers with more rights.
 func FromLoopback(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	remote, err := netip.ParseAddrPort(r.RemoteAddr)
 	return err == nil && loopback.Both(local, net.TCPAddrFromAddrPort(remote))
 }
 
-// HandleOpen adds a route that requires no token; why is the reason. Web pages in a browser on an operator's computer
-// can reach the route too, so it refuses requests that fail RefuseBrowser.
+// HandleOpen adds a route that requires no token; why is the reason. A web page in an operator's browser can reach such
+// a route too, so it refuses requests for which RefuseBrowser returns an error.
 func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
 		if err := s.RefuseBrowser(r); err != nil {
@@ -179,7 +181,7 @@ func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	})
 }
 
-// HandleBare adds a route without any checks, because its handler makes its own; why is the reason.
+// HandleBare adds a route whose handler makes all checks itself; why is the reason.
 func (s *Server) HandleBare(method, path, why string, h Handler) { s.open(method, path, "", why, h) }
 
 func (s *Server) open(method, path string, as auth.Method, why string, h Handler) {
@@ -191,7 +193,7 @@ func (s *Server) open(method, path string, as auth.Method, why string, h Handler
 	s.router.Handle(path, s.handler(path, h)).Methods(methods...)
 }
 
-// allowed returns the methods of the routes that match the path of a request.
+// allowed returns the HTTP methods for which the server has a route that matches the path of r.
 func (s *Server) allowed(r *http.Request) (methods []string) {
 	for _, m := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete} {
 		ask := *r
@@ -204,18 +206,19 @@ func (s *Server) allowed(r *http.Request) (methods []string) {
 	return methods
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It calls the handler of the route that matches the request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.router.ServeHTTP(w, r) }
 
 type requestID struct{}
 
-// RequestID returns the ID of the request that a context belongs to, or "".
+// RequestID returns the ID of the request that ctx belongs to, or "" if there is none.
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestID{}).(string)
 	return id
 }
 
-// handler wraps a Handler with a request ID, limits, panic recovery, the envelope, the log and metrics.
+// handler returns an http.Handler that runs h with a request ID, the limit of the body and panic recovery. It sends the
+// result in the JSON envelope, and records the log line and the metrics.
 func (s *Server) handler(route string, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -250,8 +253,8 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 	})
 }
 
-// answer writes the value that a handler returned. After an error the response is incomplete; began reports whether
-// part of it was sent.
+// answer writes the data that a handler returned. If it returns an error, the response is incomplete, and began reports
+// whether part of it was sent.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data any, id string) (began bool, err error) {
 	switch data := data.(type) {
 	case Stream:
@@ -263,7 +266,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data
 	return true, nil
 }
 
-// call runs a handler and returns a panic as an error.
+// call runs a handler and turns a panic into an error.
 func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -273,8 +276,8 @@ func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err er
 	return h(w, r)
 }
 
-// faultOf returns the fault to send for an error. An error that is not a Fault is logged, and the caller gets only the
-// request ID.
+// faultOf returns the fault that is sent to the caller for an error. An error that is not a fault.Fault is logged, and
+// the caller gets only the request ID.
 func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	if f, ok := fault.From(err); ok {
 		return f
@@ -286,10 +289,11 @@ func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	return fault.New(fault.Internal, "internal error, request %s", id)
 }
 
-// maxMessage is the most bytes of an error's message, which may quote the request.
+// maxMessage is the longest error message that is sent, in bytes. Longer ones, which may quote the request, are cut.
 const maxMessage = 2 << 10
 
-// failure returns the status and the body of an error. code, if set, replaces the code of an internal error.
+// failure returns the HTTP status and the body of an error response. code, if set, replaces the code of an internal
+// error.
 func (s *Server) failure(f *fault.Fault, code string) (int, envelope) {
 	shape := f.Kind.REST(s.opts.Service)
 	if f.Kind == fault.Internal && code != "" {
@@ -353,10 +357,10 @@ func metaOf(id string) meta {
 	return meta{RequestID: id, Timestamp: time.Now().UTC().Format(time.RFC3339Nano)}
 }
 
-// Metrics records the duration of the requests of all services.
+// Metrics records the durations of the requests of all HTTP services.
 type Metrics struct{ seconds *prometheus.HistogramVec }
 
-// NewMetrics returns Metrics that are registered with reg.
+// NewMetrics returns a Metrics and registers it with reg.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "trivet_http_request_seconds", Help: "Time to answer HTTP requests.",
@@ -370,7 +374,7 @@ func (m *Metrics) observe(service, route, method string, status int, d time.Dura
 	switch method {
 	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete:
 	default:
-		method = "other" // callers choose the method: without this they could add any number of label values
+		method = "other" // clients choose the method, and could otherwise add any number of label values
 	}
 	m.seconds.WithLabelValues(service, route, method, fmt.Sprint(status)).Observe(d.Seconds())
 }

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// Stream writes the value of `data` piece by piece, as one JSON value. If it fails after something was sent, the
-// connection is closed, so that the client does not take the part for the whole.
+// Stream writes the value of `data` piece by piece, as one JSON value. If it fails after a part was sent, the
+// connection is closed, so that the client does not mistake that part for the complete response.
 type Stream func(w io.Writer) error
 
-// Verbatim is the complete response of another member, including the envelope. It is copied while it is received; if it
-// ends early, the connection is closed. Response.Status is its status.
+// Verbatim is the complete response of another member, including the envelope. It is forwarded unchanged while it is
+// received; if it ends early, the connection is closed. Its HTTP status must be in Response.Status.
 type Verbatim struct{ Body io.ReadCloser }
 
-// chunkTime is how long a client may take to read one piece of a stream.
+// chunkTime is the time that a client has to read one piece of a stream before the connection fails.
 const chunkTime = 30 * time.Second
 
-// chunkBytes is how many bytes of a stream are buffered before anything is sent. Until then an error can still be sent
-// as an error response.
+// chunkBytes is how many bytes of a stream are buffered before the first are sent. An error up to then is still sent as
+// an error response.
 const chunkBytes = 64 << 10
 
-// deadlineWriter is a writer that sends the header before the first write, and extends the connection's write deadline
-// at each.
+// deadlineWriter sends the HTTP header before the first write, and before each write sets the connection's write
+// deadline to chunkTime from now.
 type deadlineWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -34,7 +34,7 @@ type deadlineWriter struct {
 }
 
 func (p *deadlineWriter) Write(b []byte) (int, error) {
-	// The writers of tests do not support deadlines.
+	// The response writers that tests use do not support deadlines, so the error is ignored.
 	_ = p.control.SetWriteDeadline(time.Now().Add(chunkTime))
 	if !p.began {
 		p.began = true
@@ -43,8 +43,8 @@ func (p *deadlineWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// writePieces writes a response with body, which it does not call for HEAD requests. It reports whether something was
-// sent.
+// writePieces writes a response whose body is written by the function body. For HEAD requests it sends only the header.
+// It reports whether anything was sent.
 func writePieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
 	if r.Method == http.MethodHead {
 		begin(w, status)

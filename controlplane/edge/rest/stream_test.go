@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// streams returns a server whose responses have the length in the path, and then end well or with an error.
+// streams returns a server with streamed and verbatim responses. The path selects their length and whether they end
+// well or with an error.
 func streams(t *testing.T, log io.Writer) *httptest.Server {
 	s := New(Options{
 		Service: fault.KV, Name: "kv", Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.NewTextHandler(log, nil)), MaxBody: 4 << 20,
@@ -59,7 +60,8 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// A streamed response is complete, an error, or cut off such that the client notices.
+// TestStreams checks that a streamed response is complete, or an error response, or interrupted such that the client
+// gets an error.
 func TestStreams(t *testing.T) {
 	var log bytes.Buffer
 	server := streams(t, &log)
@@ -107,7 +109,8 @@ func TestStreams(t *testing.T) {
 	require.Contains(t, log.String(), "the disk is gone")
 }
 
-// A service may have its own limit of the body and its own code of internal errors.
+// TestServiceLimits checks the options of a server: the limit of the body and further host names for open routes. A
+// route of HandleBare must have no checks.
 func TestServiceLimits(t *testing.T) {
 	server := streams(t, io.Discard)
 	ask := func(method, path, host, origin, body string) int {

@@ -11,42 +11,44 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// budget bounds the number of calls whose message is incomplete, and the bytes of incomplete messages longer than
-// small: in total, per address, and per holder of a credential.
+// budget limits the number of calls whose message is incomplete, and the bytes of incomplete messages longer than the
+// constant small. The limits apply in total, per address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
 
 	mu    sync.Mutex
 	all   use
 	of    map[share]use
-	queue []*waiter // waiters for bytes, oldest first
+	queue []*waiter // messages that wait for bytes, oldest first
 }
 
-// maxPasses is how many later messages may reserve their bytes before a message that waits. With 0 a message of 16 MiB
-// would block all later ones although there is room for them; without a limit small messages could block it forever.
+// maxPasses is how many later messages may reserve their bytes before a message that waits. With 0, a waiting message
+// of 16 MiB would block all later ones although there is room for them. Without a limit, small messages could block it
+// forever.
 const maxPasses = 64
 
-// waiter is a message that waits for bytes.
+// waiter is a message that waits until its bytes are reserved.
 type waiter struct {
 	bytes  int
-	passes int           // how many later messages have reserved their bytes meanwhile
+	passes int           // how many later messages have reserved their bytes before this one
 	ready  chan struct{} // closed when the bytes are reserved
 }
 
-// share identifies an address or a holder of a credential.
+// share identifies what a call counts for: either an address, or a holder of a credential.
 type share struct {
 	network netip.Addr
 	holder  string
 }
 
-// part is a share with its bounds.
+// part is a share with the limits of its unfinished calls and bytes. name is for error messages.
 type part struct {
 	share
 	calls, bytes int
 	name         string
 }
 
-// parts returns the shares that a call counts for. The caller holds b.mu. holder is empty for an unauthenticated caller.
+// parts returns the shares that a call counts for: its address and, unless holder is empty, its credential's holder.
+// The caller must have locked b.mu.
 func (b *budget) parts(from netip.Addr, holder string) []part {
 	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
 	if holder != "" {
@@ -55,14 +57,14 @@ func (b *budget) parts(from netip.Addr, holder string) []part {
 	return parts
 }
 
-// use is the part of a budget that one share uses.
+// use is how many unfinished calls and bytes count for one share.
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
 	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, of: map[share]use{}}
 }
 
-// enter counts one more call until leave is called. It returns ResourceExhausted if the budget or a share is full.
+// enter counts one more unfinished call until leave is called. It returns ResourceExhausted if a limit is reached.
 func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,7 +87,7 @@ func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error)
 	}, nil
 }
 
-// add adds n, which may be negative, to the use of each share. The caller holds mu.
+// add adds n, which may be negative, to the use of each of parts. The caller must have locked b.mu.
 func (b *budget) add(parts []part, n use) {
 	for _, p := range parts {
 		u := b.of[p.share]
@@ -96,8 +98,8 @@ func (b *budget) add(parts []part, n use) {
 	}
 }
 
-// reserve reserves bytes for a message until release is called. It waits for bytes that other shares use, and returns
-// ResourceExhausted if one of the call's own shares uses too many.
+// reserve reserves bytes for a message until release is called. It waits while the total is used up, at most until ctx
+// ends. It returns ResourceExhausted if the call's address or holder would exceed its limit, or if ctx ends first.
 func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, bytes int) (release func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -129,16 +131,16 @@ func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, by
 	}, nil
 }
 
-// free releases bytes of each share, and the reserved ones of the total: 0 if the message was still waiting. The caller
-// holds mu.
+// free subtracts bytes from each of parts, and reserved from the total. reserved is 0 if the message was still waiting.
+// The caller must have locked b.mu.
 func (b *budget) free(parts []part, reserved, bytes int) {
 	b.all.bytes -= reserved
 	b.add(parts, use{bytes: -bytes})
 	b.grant()
 }
 
-// grant reserves the bytes of the waiting messages that fit, the oldest first. A message that was passed maxPasses
-// times keeps all later ones waiting until it fits. The caller holds mu.
+// grant reserves the bytes of waiting messages that fit into the total, oldest first. A message after which maxPasses
+// later ones have reserved bytes blocks all later ones until it fits. The caller must have locked b.mu.
 func (b *budget) grant() {
 	var waiting []*waiter
 	barred := false
@@ -162,11 +164,11 @@ func errBusy(format string, args ...any) error {
 	return refusal{fault.New(fault.ResourceExhausted, "this member already has "+format+": try again", args...).MayRetry()}
 }
 
-// refusal is a Fault that is also a gRPC status, for the interceptors of other protocols.
+// refusal is a fault.Fault that is also a gRPC status, because the interceptors of other protocols expect a status.
 type refusal struct{ *fault.Fault }
 
-// GRPCStatus returns the status of the Fault.
+// GRPCStatus returns the fault as a gRPC status.
 func (r refusal) GRPCStatus() *status.Status { return Status(r.Fault) }
 
-// Unwrap returns the Fault.
+// Unwrap returns the fault.Fault.
 func (r refusal) Unwrap() error { return r.Fault }

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reserved is the result of a reservation in another goroutine.
+// reserved is what a call of reserve in another goroutine returned.
 type reserved struct {
 	release func()
 	err     error
 }
 
-// waits starts a reservation and returns once it waits.
+// waits starts a goroutine that calls reserve, and returns when that call waits for bytes. The channel receives the
+// result.
 func (b *budget) waits(t *testing.T, ctx context.Context, bytes int) <-chan reserved {
 	t.Helper()
 	length := func() int {
@@ -33,7 +34,8 @@ func (b *budget) waits(t *testing.T, ctx context.Context, bytes int) <-chan rese
 	return out
 }
 
-// ended returns the result of a reservation that no longer waits.
+// ended waits for the result of a reservation that waits started, and fails the test if it does not arrive within
+// patience.
 func ended(t *testing.T, r <-chan reserved) reserved {
 	t.Helper()
 	select {
@@ -45,7 +47,7 @@ func ended(t *testing.T, r <-chan reserved) reserved {
 	}
 }
 
-// reserveNow returns a reservation, which must be made or refused without waiting.
+// reserveNow makes a reservation with a timeout of 20 ms. ok is false if it was refused or had to wait longer.
 func reserveNow(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
@@ -54,8 +56,8 @@ func reserveNow(t *testing.T, b *budget, bytes int) (release func(), ok bool) {
 	return release, err == nil
 }
 
-// A small message that fits does not wait behind a large one that does not fit. The large one is passed a bounded
-// number of times; then later messages wait until it has its bytes.
+// TestSmallMessagesPassALargeOne lets a large message wait for bytes. Small messages that fit must be served before it,
+// but only maxPasses times; then later ones must wait until the large one has its bytes.
 func TestSmallMessagesPassALargeOne(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
 	first, ok := reserveNow(t, b, maxLarge-MaxMessage+1)
@@ -79,8 +81,8 @@ func TestSmallMessagesPassALargeOne(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// When the call of a large message that may not be passed any more ends, the messages behind it get their bytes at
-// once.
+// TestCanceledReservationAdmitsTheNext lets a large message block those behind it. When its call ends, the next message
+// must get its bytes at once.
 func TestCanceledReservationAdmitsTheNext(t *testing.T) {
 	b := newBudget(1, 1, math.MaxInt)
 	first, ok := reserveNow(t, b, maxLarge-1000)

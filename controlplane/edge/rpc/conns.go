@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// conn is a connection whose streams are counted.
+// conn is a connection on which the unsent bytes of streams are counted.
 type conn struct {
 	net.Conn
 	s     *Streams
@@ -17,8 +17,8 @@ type conn struct {
 	flows map[*flow]struct{} // guarded by Streams.mu
 }
 
-// Close closes the connection and releases the bytes that its streams hold, because gRPC does not report them as
-// released.
+// Close closes the connection and stops counting the unsent bytes of its streams, because gRPC does not report that it
+// has released them.
 func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.s.mu.Lock()
@@ -32,16 +32,16 @@ func (c *conn) Close() error {
 	return err
 }
 
-// lose releases all bytes of a flow whose connection is closed. Later releases by gRPC are ignored.
+// lose subtracts all bytes of a flow whose connection is closed. When gRPC reports a release later, it is ignored.
 func (f *flow) lose() {
 	f.lost = true
 	f.free(f.buffered)
 }
 
-// connKey returns a map key for a connection: its remote and local address.
+// connKey returns the map key of a connection: its remote and local address.
 func connKey(remote, local net.Addr) string { return remote.String() + " " + local.String() }
 
-// connOf returns the key of the connection of a call, or "" if it is unknown.
+// connOf returns the connKey of the connection that a call came on, or "" if it is unknown.
 func connOf(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil || p.LocalAddr == nil {
@@ -50,13 +50,13 @@ func connOf(ctx context.Context) string {
 	return connKey(p.Addr, p.LocalAddr)
 }
 
-// connCounter registers the connections that the embedded credentials accept with s.
+// connCounter adds each connection that the embedded credentials accept to s.conns.
 type connCounter struct {
 	credentials.TransportCredentials
 	s *Streams
 }
 
-// countConns wraps the credentials of a listener; nil means plaintext.
+// countConns wraps the credentials of a listener in a connCounter. Nil credentials mean plaintext.
 func countConns(c credentials.TransportCredentials, s *Streams) credentials.TransportCredentials {
 	if c == nil {
 		c = insecure.NewCredentials()
@@ -64,7 +64,8 @@ func countConns(c credentials.TransportCredentials, s *Streams) credentials.Tran
 	return connCounter{c, s}
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. It returns the connection as a conn that is registered
+// in c.s.conns.
 func (c connCounter) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {

@@ -23,121 +23,128 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the memory that a gRPC server uses for calls whose messages have not reached a handler.
+// Limits of the memory that a gRPC server uses for calls whose messages have not reached a handler:
 const (
-	// MaxStreams is how many calls one connection may have open. Clients queue further calls themselves. It is above
-	// the limits on the streams of one user, so that a client gets the error of these limits before it queues.
+	// MaxStreams is how many calls one connection may have at a time. Clients queue further calls themselves. It is
+	// higher than the limits on the streams of one user, so that a client gets the error of those limits instead of
+	// queueing calls.
 	MaxStreams = 512
-	// MaxHeaders bounds the headers of a call, in bytes. A token has less than 9 KiB.
+	// MaxHeaders is the limit of the headers of a call, in bytes. A token, which is sent in a header, has less than 9
+	// KiB.
 	MaxHeaders = 16 << 10
-	// MaxOpen bounds a message of a method that callers without a credential may call, in bytes.
+	// MaxOpen is the limit, in bytes, of a message of a method that callers may call without a credential.
 	MaxOpen = window
-	// ReceiveTime is the time limit for the arrival of a message, from the headers of its call or, in a client stream,
-	// from the message's first byte. For a message longer than small the time starts again when the length is known.
-	// MaxPlain bytes then need 1.3 Mbit/s.
+	// ReceiveTime is the time limit for the arrival of a message. It starts with the headers of the call or, in a
+	// client stream, with the message's first byte. For a message longer than small it starts again when the length is
+	// known. A message of MaxPlain bytes then needs 1.3 Mbit/s.
 	ReceiveTime = 10 * time.Second
-	// PartTime is ReceiveTime for image parts, which are ten times as large as other messages.
+	// PartTime replaces ReceiveTime for image parts, which are ten times as large as other messages.
 	PartTime = time.Minute
 
 	// window is how many bytes of a call a client may send before the server reads its message: the initial
-	// flow-control window of an HTTP/2 stream, the smallest that gRPC supports.
+	// flow-control window of an HTTP/2 stream. It is the smallest that gRPC supports.
 	window = 64<<10 - 1
-	// connWindow is the flow-control window of a connection. gRPC reopens it independently of what handlers read, so it
-	// bounds the throughput of a connection, not memory.
+	// connWindow is the flow-control window of a connection, in bytes. gRPC reopens it independently of what handlers
+	// read, so it limits the throughput of a connection, not memory.
 	connWindow = 1 << 20
-	// small is the size up to which a message is read only after it has arrived completely; it fits the window. The
-	// server begins to read a longer message when its length is known and its bytes are reserved.
+	// small is the size in bytes up to which a message is read only after it has arrived completely; such a message
+	// fits into window. The server begins to read a longer message when its length is known and its bytes are reserved.
 	small = 32 << 10
 )
 
-// Bounds of one server. A further call gets ResourceExhausted. The first five bounds apply to calls whose message is
-// incomplete.
+// Limits of one server. Calls beyond them get ResourceExhausted. The first five count calls whose message is
+// incomplete:
 const (
-	// maxUnproven bounds the calls of unauthenticated callers. Each holds at most MaxHeaders and a window, in buffers
-	// up to 1.5 times as large: 112 KiB each, 224 MiB in total.
+	// maxUnproven is the most calls of unauthenticated callers. Each uses at most MaxHeaders and window bytes, in
+	// buffers up to 1.5 times as large: 112 KiB each, 224 MiB in total.
 	maxUnproven = 2048
-	// maxUnprovenOf bounds the unauthenticated calls from one address.
+	// maxUnprovenOf is the most calls of unauthenticated callers from one address.
 	maxUnprovenOf = 512
-	// maxProven bounds the calls of authenticated callers and, separately, their calls to methods of another protocol
-	// (Admission.Foreign).
+	// maxProven is the most calls of authenticated callers and, counted separately, the most calls of authenticated
+	// callers to methods of another protocol (Admission.Foreign).
 	maxProven = 2048
-	// maxProvenOf bounds the authenticated calls from one address.
+	// maxProvenOf is the most calls of authenticated callers from one address.
 	maxProvenOf = 1024
-	// maxProvenBy bounds the authenticated calls of one org, or of one user or host without an org, from all addresses.
+	// maxProvenBy is the most calls of the users of one org, or of one user or host without an org, from all addresses.
 	maxProvenBy = 512
-	// maxConns bounds the connections; a further one is closed. Each uses 48 KiB for buffers once it has received data.
+	// maxConns is the most connections; further ones are closed. Each uses 48 KiB for buffers once it has received
+	// data.
 	maxConns = 16384
-	// maxConnsOf bounds the connections from one address.
+	// maxConnsOf is the most connections from one address.
 	maxConnsOf = 1024
-	// maxLarge bounds the bytes of all incomplete messages that are longer than small. Further messages wait for up to
+	// maxLarge is the most bytes of all incomplete messages that are longer than small. Further messages wait for up to
 	// ReceiveTime.
 	maxLarge = 64 << 20
-	// maxLargeOf bounds the bytes of such messages from one address. A further message gets ResourceExhausted.
+	// maxLargeOf is the most bytes of incomplete messages longer than small from one address. Further ones get
+	// ResourceExhausted.
 	maxLargeOf = 32 << 20
-	// maxUnprovenLargeOf is maxLargeOf for unauthenticated callers, so that it takes at least four addresses to use up
-	// the bytes of such callers. It is longer than the longest message of another protocol.
+	// maxUnprovenLargeOf replaces maxLargeOf for unauthenticated callers, so that one address can use at most a quarter
+	// of maxLarge. It is longer than the longest message of another protocol.
 	maxUnprovenLargeOf = maxLarge / 4
-	// maxLargeBy bounds the bytes of such messages of one org, or of one user or host without an org. It is the size of
-	// the longest message.
+	// maxLargeBy is the most bytes of incomplete messages longer than small of one org, or of one user or host without
+	// an org. It equals the size of the longest message.
 	maxLargeBy = 16 << 20
 )
 
-// refusalLimits limits the rate of RESOURCE_EXHAUSTED responses to one holder of a credential. Responses above the rate
-// are delayed, to slow down a client that makes too many calls without waiting between them.
+// refusalLimits limits the rate of ResourceExhausted responses to one holder of a credential. Responses above the rate
+// are delayed, to slow down a client that sends calls without a pause.
 var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: time.Second}
 
-// Admission is the result of an Intake's admit function for a call.
+// Admission is what an Intake's admit function decides about a call from its headers.
 type Admission struct {
-	// Proven reports that the caller showed a valid credential or, for a foreign method, that it is on loopback.
+	// Proven is set if the caller showed a valid credential or, for a method of another protocol, is on loopback.
 	Proven bool
-	// Holder identifies the holder of the credential for maxProvenBy, maxLargeBy and refusalLimits. It is empty for an
-	// unauthenticated caller.
+	// Holder identifies the holder of the credential, for the limits per holder (maxProvenBy, maxLargeBy,
+	// refusalLimits). It is empty for an unauthenticated caller.
 	Holder string
 	// Limit is the longest message that the call may send, in bytes.
 	Limit int
-	// Most is set if Limit is the server's limit for all methods. A longer message then gets gRPC's own error,
-	// ResourceExhausted.
+	// Most is set if Limit is the server's limit for all methods. A longer message then gets the error that gRPC itself
+	// would return, ResourceExhausted; otherwise it gets a TooLarge fault.
 	Most bool
 	// Time is the time limit for the arrival of a message; 0 means ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's. Its errors are gRPC's own. Authenticated callers
-	// of such methods have a separate budget, which one address may use up: they are the operator's programs, often on
-	// one host. Other callers of such methods count as unauthenticated.
+	// Foreign is set for a method of another protocol, such as etcd's, whose errors are gRPC's own. Authenticated
+	// callers of such methods have a separate budget, all of which one address may use: they are the operator's
+	// programs, often on one host. Unauthenticated callers of such methods share a budget with all other
+	// unauthenticated callers.
 	Foreign bool
 }
 
-// Intake decides for which calls of a gRPC server the messages are read, and bounds the memory of incomplete messages.
-// Otherwise a client could fill the server's memory with calls that it never finishes: gRPC reads the message of a
-// unary call before any interceptor runs, and holds one per open stream.
+// Intake decides which messages a gRPC server reads, and limits the memory of incomplete messages. Without it a client
+// could fill the server's memory with calls whose message it never completes: gRPC reads the message of a unary call
+// before any interceptor runs, and stores one message per open stream.
 //
 //   - A call that admit refuses is refused by its headers; its message is not read.
-//   - Until its message is read, a call holds at most one flow-control window of the message.
+//   - Until its message is read, at most one flow-control window of the message is in memory.
 //   - A message is read once it has arrived completely. If it is longer than the window allows, it is read once its
 //     announced length is within the call's limit and has been reserved in a budget.
-//   - A call ends with an error if its message does not arrive in time, or exceeds a bound.
+//   - A call ends with an error if its message does not arrive in time, or exceeds a limit.
 //
-// A meter on each connection parses the lengths of messages. The tap handle never refuses a call because of its
-// credentials: it runs on the connection's reading goroutine, which a verification must not block, and gRPC (1.85)
-// leaks the deadline timer of a call that the tap handle refuses, for as long as the deadline that the client set.
+// Each connection is wrapped in a meter, which parses the lengths of messages. Credentials are not checked in the gRPC
+// tap handle: it runs on the connection's reading goroutine, which a verification must not block, and gRPC (1.85) leaks
+// the deadline timer of a call that the tap handle refuses, until the deadline that the client set.
 type Intake struct {
 	admit   func(ctx context.Context, method string) (context.Context, Admission, error)
-	streams int           // per connection
-	time    time.Duration // ReceiveTime, less in tests
+	streams int           // most calls per connection
+	time    time.Duration // ReceiveTime; less in tests
 
-	// methods holds the registered methods. Calls of other methods are not metered, because gRPC answers them itself.
+	// methods holds the full names of the registered methods. Calls of other methods are not metered, because gRPC
+	// itself refuses them.
 	methods   map[string]bool
-	meters    sync.Map // of *meter by net.Addr
-	admitting *budget  // calls while admit runs; separate, so that unauthenticated callers do not keep out callers with a credential
+	meters    sync.Map // the *meter of each connection, by its remote net.Addr
+	admitting *budget  // calls while admit runs; separate, so that they do not block calls in the other budgets
 	unproven  *budget
 	proven    *budget
 	foreign   *budget
 	conns     *budget
-	refusals  *delay.Answers // of RESOURCE_EXHAUSTED, by Admission.Holder
+	refusals  *delay.Answers // delays RESOURCE_EXHAUSTED responses, by Admission.Holder
 }
 
-// NewIntake returns an Intake for one server that allows the given number of streams per connection. admit decides by
-// the headers of a call. It runs in the call's own goroutine and may block. The context that it returns, also with an
-// error, is passed to the interceptor and the handler of a unary call. The interceptor of a stream runs before admit.
+// NewIntake returns an Intake for one server that allows the given number of streams per connection. admit decides
+// about a call by its headers. It runs in the call's own goroutine and may block. The interceptor and the handler of a
+// unary call get the context that admit returns, even if admit returns an error. The interceptor of a stream runs
+// before admit.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
@@ -151,7 +158,8 @@ func NewIntake(streams int, admit func(ctx context.Context, method string) (cont
 // buffer of 16 KiB for a frame of 5 KiB.
 var buffers = mem.NewTieredBufferPool(256, 1<<10, 3<<9, 2<<10, 3<<10, 4<<10, 6<<10, 8<<10, 12<<10, 16<<10, 32<<10, 64<<10, 1<<20)
 
-// Settings returns the server options that i needs. Nil credentials mean plaintext.
+// Settings returns the server options that an Intake requires, with the listener's credentials. Nil credentials mean
+// plaintext.
 func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(metered{c, i}), grpc.InTapHandle(i.tap), grpc.ReadBufferSize(0), grpc.MaxHeaderListSize(MaxHeaders),
@@ -160,13 +168,15 @@ func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOptio
 	}
 }
 
-// metered wraps each connection that the embedded credentials accept in a meter. Nil credentials mean plaintext.
+// metered wraps each connection that the embedded credentials accept in a meter, and closes connections above the
+// limits. Nil credentials mean plaintext.
 type metered struct {
 	credentials.TransportCredentials
 	intake *Intake
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits and wraps each
+// other one in a meter.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {
@@ -202,7 +212,8 @@ func (m metered) Clone() credentials.TransportCredentials {
 
 type callKey struct{}
 
-// tap is the tap handle of the server. It adds the call to its context.
+// tap is the tap handle of the gRPC server, which runs when the headers of a call have arrived. It puts the meter's
+// call into the context.
 func (i *Intake) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || ctx.Err() != nil || !i.methods[info.FullMethodName] {
@@ -220,7 +231,7 @@ func (i *Intake) tap(ctx context.Context, info *tap.Info) (context.Context, erro
 	return context.WithValue(ctx, callKey{}, c), nil
 }
 
-// receiver receives the messages of one call.
+// receiver receives the messages of one call within the limits of its Admission.
 type receiver struct {
 	intake *Intake
 	method string
@@ -230,7 +241,8 @@ type receiver struct {
 	Admission
 }
 
-// receiver returns the receiver of a call that has not been admitted yet. Call call.forget when the call ends.
+// receiver returns the receiver of a call for which admit has not run yet. The caller must call call.forget when the
+// call ends.
 func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
@@ -239,8 +251,9 @@ func (i *Intake) receiver(ctx context.Context, method string) (*receiver, error)
 	return &receiver{intake: i, method: method, call: c, from: Network(ctx), begin: time.Now()}, nil
 }
 
-// Network returns the client address of a call for bounds per address: an IPv4 address, or the first 64 bits of an IPv6
-// address, since a host usually has a /64 for itself. It returns the zero Addr if the client is not at a TCP address.
+// Network returns the client address of a call, for limits per address: an IPv4 address, or the first 64 bits of an
+// IPv6 address, since a host usually has a /64 for itself. It returns the zero Addr if the client does not have a TCP
+// address.
 func Network(ctx context.Context) netip.Addr {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -263,8 +276,8 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls the Intake's admit function and returns its context. If the message is incomplete, the call counts
-// against the budget r.intake.admitting meanwhile.
+// admits calls the Intake's admit function, sets r.Admission and returns the function's context. While the function
+// runs, a call whose message is incomplete counts against the budget r.intake.admitting.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -282,8 +295,8 @@ func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Cont
 	return admitted, err
 }
 
-// receive waits for the next message and reads it with recv. refused is set if the error is not from recv. many is set
-// for a client stream, whose messages may come at any time.
+// receive waits until the next message may be read, and reads it by calling recv. refused is set if the error does not
+// come from recv. many is set for a client stream, whose messages may arrive at any time.
 func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (refused bool, err error) {
 	length, ready := r.call.poll(small, many)
 	if !ready {
@@ -302,9 +315,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the next message can be read, and returns an error when the time limit has passed. The time starts
-// with the headers of the call or, in a client stream, with the first byte of the message. Before that byte the stream
-// is idle and does not count against a budget.
+// wait waits until the next message can be read, and returns an error when the time limit has passed. The time limit
+// starts with the headers of the call or, in a client stream, with the first byte of the message. Before that byte the
+// stream is idle and counts against no budget.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {
@@ -330,7 +343,7 @@ func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 		case <-late:
 			return 0, errLate(r.time())
 		case <-ctx.Done():
-			return 0, nil // recv returns the reason
+			return 0, nil // recv returns the reason why ctx ended
 		}
 	}
 }
@@ -356,7 +369,8 @@ func errLate(after time.Duration) error {
 	return refusal{fault.New(fault.DeadlineExceeded, "the message did not arrive within %s", after)}
 }
 
-// large reads a message of a known length, after reserving its length in the budget, within the time limit.
+// large reserves length bytes in the call's budget and then reads a message of that length with recv, within the time
+// limit.
 func (r *receiver) large(call context.Context, length int, recv func() error) (refused bool, err error) {
 	ctx, cancel := context.WithTimeout(call, r.time())
 	defer cancel()
@@ -365,7 +379,7 @@ func (r *receiver) large(call context.Context, length int, recv func() error) (r
 		return true, err
 	}
 	received := make(chan error, 1)
-	// The goroutine ends when the call ends, which follows the return of large.
+	// The goroutine ends with the call, because recv returns when the call ends, soon after large has returned.
 	go func() {
 		defer done()
 		received <- recv()

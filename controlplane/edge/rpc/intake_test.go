@@ -29,7 +29,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// tokenIssuer answers IssueToken.
+// tokenIssuer implements IssueToken and counts its calls in asked.
 type tokenIssuer struct {
 	identityv1.UnimplementedIdentityServiceServer
 	asked atomic.Int64
@@ -40,7 +40,7 @@ func (s *tokenIssuer) IssueToken(context.Context, *identityv1.IssueTokenRequest)
 	return &identityv1.IssueTokenResponse{}, nil
 }
 
-// listen serves on a TCP port, where calls come from addresses.
+// listen starts a server on a TCP port, so that its calls have client addresses. receive replaces ReceiveTime.
 func listen(t *testing.T, h *handlers, receive time.Duration) (address string, s *Server, issued *tokenIssuer) {
 	t.Helper()
 	s, health := New(Options{Verifier: verifier{new(atomic.Int64)}, Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true})
@@ -74,7 +74,8 @@ func connect(t *testing.T, address string) *rpctest.Raw {
 	return r
 }
 
-// ends checks how a call ends. The patience of tests is long: they wait for events, not for a time.
+// ends checks that a call ends with the code want and a message that contains says. It waits long for the end, for up
+// to patience.
 func ends(t *testing.T, r *rpctest.Raw, stream uint32, want codes.Code, says string) {
 	t.Helper()
 	code, message, err := r.Status(stream, patience)
@@ -97,7 +98,8 @@ func healthy(t *testing.T, conn *grpc.ClientConn) {
 	require.NoError(t, err)
 }
 
-// A client that does not send the last byte of its messages can send only the first flow-control window of each.
+// TestUnfinishedMessages sends calls without the last byte of their message. The client must be able to send only the
+// first flow-control window of each, and must get the expected error.
 func TestUnfinishedMessages(t *testing.T) {
 	address, _, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	honest, r := dial(t, address), connect(t, address)
@@ -130,7 +132,8 @@ func TestUnfinishedMessages(t *testing.T) {
 	}
 }
 
-// Calls without a valid token, and calls with headers that are too long, are refused before their message is read.
+// TestRefusedByHeaders checks that calls without a valid token, and calls with too long headers, are refused before
+// their message is sent.
 func TestRefusedByHeaders(t *testing.T) {
 	address, _, issued := listen(t, &handlers{}, time.Hour)
 	r := connect(t, address)
@@ -147,7 +150,8 @@ func TestRefusedByHeaders(t *testing.T) {
 	require.Zero(t, issued.asked.Load())
 }
 
-// A call ends if its message does not arrive in time. A stream that is idle between two messages goes on.
+// TestLateMessages checks that a call ends with an error if its message does not arrive in time, but that a stream may
+// be idle between two messages.
 func TestLateMessages(t *testing.T) {
 	address, s, issued := listen(t, &handlers{get: func(context.Context) error { return nil }}, 300*time.Millisecond)
 	honest, r := dial(t, address), connect(t, address)
@@ -183,14 +187,15 @@ func TestLateMessages(t *testing.T) {
 	}
 }
 
-// idle reports whether nothing is counted.
+// idle reports whether no calls, bytes or waiting messages are counted.
 func (b *budget) idle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.all == use{} && len(b.of) == 0 && len(b.queue) == 0
 }
 
-// begin sends headers and data.
+// begin starts a call with the given headers, sends data if there is any, and leaves the call unfinished. It returns
+// the stream ID.
 func begin(t *testing.T, r *rpctest.Raw, method string, data []byte, headers ...string) uint32 {
 	t.Helper()
 	stream, err := r.Call(method, headers...)
@@ -201,8 +206,8 @@ func begin(t *testing.T, r *rpctest.Raw, method string, data []byte, headers ...
 	return stream
 }
 
-// The unfinished calls of one address are bounded over all of its connections. After they end, further calls are
-// served.
+// TestUnfinishedCallsOfAnAddress checks that the limit of unfinished calls of one address applies to all of its
+// connections together, and that further calls are served when these calls have ended.
 func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	address, s, issued := listen(t, &handlers{}, time.Hour)
 	var all []*rpctest.Raw
@@ -228,7 +233,8 @@ func TestUnfinishedCallsOfAnAddress(t *testing.T) {
 	require.Equal(t, before+1, issued.asked.Load())
 }
 
-// Calls with an unauthenticated token, which everybody can get, have the limits of calls without a token.
+// TestUnauthenticatedTokensHaveTheLimitsOfNone checks that calls with an unauthenticated token, which everybody can
+// get, have the same limits as calls without a token.
 func TestUnauthenticatedTokensHaveTheLimitsOfNone(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -250,7 +256,8 @@ func TestUnauthenticatedTokensHaveTheLimitsOfNone(t *testing.T) {
 	require.Eventually(t, s.intake.unproven.idle, patience, time.Millisecond)
 }
 
-// When unauthenticated callers have as many unfinished calls as they may, callers with a credential are still served.
+// TestUnauthenticatedCallsDoNotBlockAuthenticatedOnes checks that callers with a credential are served while
+// unauthenticated callers have as many unfinished calls as they may.
 func TestUnauthenticatedCallsDoNotBlockAuthenticatedOnes(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	s.intake.unproven.mu.Lock()
@@ -270,7 +277,8 @@ func TestUnauthenticatedCallsDoNotBlockAuthenticatedOnes(t *testing.T) {
 	ends(t, tenant, call, codes.OK, "")
 }
 
-// A second large message that one holder does not finish is refused, below the bound of the address.
+// TestLargeMessagesOfAHolder checks that a second unfinished large message of one holder is refused, even though the
+// limit of the address is not reached.
 func TestLargeMessagesOfAHolder(t *testing.T) {
 	address, _, _ := listen(t, &handlers{}, time.Hour)
 	one, two := connect(t, address), connect(t, address)
@@ -283,8 +291,9 @@ func TestLargeMessagesOfAHolder(t *testing.T) {
 	ends(t, two, second, codes.ResourceExhausted, "from one org, user or host")
 }
 
-// Foreign calls of unauthenticated callers count against the budget of such callers, so that one address cannot use up
-// the budget of foreign calls. Callers with a credential, or on loopback, have a budget without a share for an address.
+// TestUnauthenticatedPassthroughCalls makes calls to methods of another protocol. Those of unauthenticated callers must
+// count in the budget of all such callers, where one address has a limit. Those of other callers must count in a budget
+// without a limit per address.
 func TestUnauthenticatedPassthroughCalls(t *testing.T) {
 	i := NewIntake(1, nil)
 	from := netip.MustParseAddr("192.0.2.1")
@@ -314,7 +323,8 @@ func TestUnauthenticatedPassthroughCalls(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// An org has at most a quarter of the unfinished calls and bytes, from however many addresses it calls.
+// TestSharesOfAHolder checks that one org can use at most a quarter of the unfinished calls and bytes, from however
+// many addresses it calls.
 func TestSharesOfAHolder(t *testing.T) {
 	b := newBudget(maxProven, maxProvenOf, maxLargeOf)
 	from := func(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}) }
@@ -346,7 +356,7 @@ func TestSharesOfAHolder(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// The length of a message is known however the client splits it into frames and pads them.
+// TestFrames checks that calls succeed however the client splits a message into frames and pads them.
 func TestFrames(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	body, err := proto.Marshal(&vmv1.GetVmRequest{VmId: strings.Repeat("v", 300)})
@@ -382,7 +392,8 @@ func TestFrames(t *testing.T) {
 	require.True(t, s.intake.proven.idle())
 }
 
-// A meter removes a call that has ended, however it ended, and the intake removes a meter whose connection is closed.
+// TestMeterRemovesEndedCalls checks that a meter removes a call when it has ended, in whatever way, and that the intake
+// removes a meter when its connection is closed.
 func TestMeterRemovesEndedCalls(t *testing.T) {
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return nil }}, time.Hour)
 	r := connect(t, address)
@@ -405,7 +416,8 @@ func TestMeterRemovesEndedCalls(t *testing.T) {
 	require.Eventually(t, func() bool { return calls() == 0 }, patience, time.Millisecond)
 }
 
-// The connections of one address are bounded. After one is closed another is accepted.
+// TestConnectionsOfAnAddress checks that the number of connections of one address is limited, and that another is
+// accepted after one was closed.
 func TestConnectionsOfAnAddress(t *testing.T) {
 	address, s, _ := listen(t, &handlers{}, time.Hour)
 	s.intake.conns.mu.Lock()
@@ -464,7 +476,8 @@ func TestBudget(t *testing.T) {
 	require.True(t, b.idle())
 }
 
-// Bounds per address count an IPv6 network of 64 bits as one address, because a host usually has such a network.
+// TestNetworks checks that limits per address count an IPv6 network of 64 bits as one address, because a host usually
+// has such a network.
 func TestNetworks(t *testing.T) {
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",

@@ -8,35 +8,37 @@ import (
 	"sync"
 )
 
-// A Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read
+// meter is a server's connection that parses the HTTP/2 frames that gRPC reads, to track which messages have arrived. A
+// Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read
 // belongs to the call that the tap handle is called for.
 type meter struct {
 	net.Conn
-	// remote is a copy of the client's address that only this connection uses: the pointer is its key in Intake.meters.
+	// remote is a copy of the client's address that no other connection uses. Its pointer is the key of this connection
+	// in Intake.meters.
 	remote net.Addr
 	intake *Intake
 	in     *bufio.Reader
 
-	// Only the goroutine that reads uses the fields up to mu.
-	preface int    // bytes left of the client's preface
-	head    int    // bytes left of the frame's header
-	left    int    // bytes left of the frame's payload
+	// The fields up to mu are used only by the goroutine that reads:
+	preface int    // bytes of the client's preface that were not read yet
+	head    int    // bytes of the frame's header that were not read yet
+	left    int    // bytes of the frame's payload that were not read yet
 	kind    byte   // type of the frame
 	flags   byte   // flags of the frame
-	stream  uint32 // stream of the frame
-	padding int    // bytes at the end of the payload that are padding; -1 until the length of the padding was read
-	current *call  // whose data the frame carries
-	last    uint32 // stream of the last HEADERS frame
-	ended   bool   // whether that frame ends the client's half of the stream
+	stream  uint32 // ID of the frame's stream
+	padding int    // padding bytes at the end of the payload; -1 until their number was read
+	current *call  // the call whose data the frame carries, or nil
+	last    uint32 // stream ID of the last HEADERS frame
+	ended   bool   // whether the last HEADERS frame ends the client's half of the stream
 
 	mu     sync.Mutex
 	calls  map[uint32]*call
 	closed bool
 
-	release func() // gives the connection back to the intake's count, once
+	release func() // removes the connection from the count Intake.conns, on the first call
 }
 
-// Frame types and flags of HTTP/2 that a meter evaluates.
+// Frame types and flags of HTTP/2 that a meter distinguishes:
 const (
 	frameHeader = 9
 
@@ -48,10 +50,10 @@ const (
 	flagPadded    = 8
 )
 
-// prefaceBytes is the length of the client connection preface (RFC 9113, section 3.4).
+// prefaceBytes is the length of the preface with which a client begins a connection (RFC 9113, section 3.4).
 const prefaceBytes = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
-// readAhead is the size of a meter's buffer in bytes. gRPC uses no read buffer of its own with a meter.
+// readAhead is the size of a meter's read buffer in bytes. gRPC has no read buffer of its own on such a connection.
 const readAhead = 16 << 10
 
 func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
@@ -59,15 +61,16 @@ func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
 		Conn: conn, remote: ownAddr(conn.RemoteAddr()), intake: intake, in: bufio.NewReaderSize(conn, readAhead), preface: prefaceBytes,
 		calls: map[uint32]*call{}, release: release,
 	}
-	// If gRPC fails before it reads, it drops the connection without closing the net.Conn that the handshake returned.
+	// Release the connection's count even if Close is never called: if gRPC fails before it reads, it drops the
+	// connection without closing the net.Conn that the handshake returned.
 	runtime.AddCleanup(m, func(release func()) { release() }, release)
 	return m
 }
 
-// otherAddr is a copy of an address of a network other than TCP.
+// otherAddr is a copy of a net.Addr that is not a TCP address.
 type otherAddr struct{ net.Addr }
 
-// ownAddr returns a copy of an address, so that no two connections share a pointer.
+// ownAddr returns a copy of an address, so that each connection has its own pointer.
 func ownAddr(a net.Addr) net.Addr {
 	if tcp, ok := a.(*net.TCPAddr); ok {
 		c := *tcp
@@ -76,10 +79,10 @@ func ownAddr(a net.Addr) net.Addr {
 	return &otherAddr{a}
 }
 
-// RemoteAddr implements net.Conn.
+// RemoteAddr implements net.Conn. It returns the copy of the address that Intake.meters is keyed by.
 func (m *meter) RemoteAddr() net.Addr { return m.remote }
 
-// Read implements net.Conn.
+// Read implements net.Conn. It returns bytes of at most one frame, and tracks the messages in them.
 func (m *meter) Read(p []byte) (int, error) {
 	if m.preface > 0 {
 		n, err := m.in.Read(p[:min(len(p), m.preface)])
@@ -110,7 +113,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. It also removes the connection from the Intake.
 func (m *meter) Close() error {
 	m.mu.Lock()
 	m.closed = true
@@ -121,7 +124,7 @@ func (m *meter) Close() error {
 	return m.Conn.Close()
 }
 
-// begin processes the header of a frame.
+// begin reads the fields of a frame's header h, which Read is about to return.
 func (m *meter) begin(h []byte) {
 	m.head, m.left = frameHeader, int(h[0])<<16|int(h[1])<<8|int(h[2])
 	m.kind, m.flags, m.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&(1<<31-1)
@@ -133,8 +136,9 @@ func (m *meter) begin(h []byte) {
 			m.padding = -1
 		}
 	case frameHeaders:
-		// Register the meter at its first call, because gRPC reliably closes a connection only once it has had a call.
-		// Do not register it after Close: gRPC goes on reading buffered frames, and may not call Close again.
+		// Register the meter when its first call arrives, because gRPC reliably closes a connection only once it has
+		// had a call. Do not register it after Close, because gRPC may still read buffered frames then, without calling
+		// Close again.
 		m.mu.Lock()
 		if !m.closed {
 			m.intake.meters.LoadOrStore(m.remote, m)
@@ -144,7 +148,7 @@ func (m *meter) begin(h []byte) {
 	}
 }
 
-// payload processes bytes of the payload, before they are subtracted from left.
+// payload tracks the messages in b, the next bytes of the frame's payload. Call it before m.left is reduced.
 func (m *meter) payload(b []byte) {
 	if m.current == nil || len(b) == 0 {
 		return
@@ -157,7 +161,7 @@ func (m *meter) payload(b []byte) {
 	m.current.arrive(b[:max(min(len(b), left-m.padding), 0)])
 }
 
-// end processes the end of a frame.
+// end processes the end of a frame: the reset of a stream, or the end of the client's half of it.
 func (m *meter) end() {
 	switch {
 	case m.kind == frameReset:
@@ -183,8 +187,8 @@ func (m *meter) drop(stream uint32) {
 	delete(m.calls, stream)
 }
 
-// open starts to track the call whose headers were read last. It returns nil if the connection has twice as many calls
-// as it may have streams, which only a client that violates the protocol reaches.
+// open starts to track the call whose HEADERS frame was read last. It returns nil if the connection is closed or has
+// twice as many calls as it may have streams, which only a client that violates the protocol can reach.
 func (m *meter) open() *call {
 	c := &call{meter: m, stream: m.last, length: -1, ended: m.ended, changed: make(chan struct{}, 1)}
 	if m.ended {
@@ -199,28 +203,29 @@ func (m *meter) open() *call {
 	return c
 }
 
-// prefixBytes is the size of the prefix of each gRPC message: a flag and the length of the message.
+// prefixBytes is the size of the prefix of each gRPC message: one byte for compression, four for the length of the
+// message.
 const prefixBytes = 5
 
-// call tracks the messages of one call as they arrive.
+// call tracks which messages of one call have arrived. The server has not necessarily read them.
 type call struct {
 	meter  *meter
 	stream uint32
 
-	// Only the goroutine that reads uses the fields up to mu.
+	// The fields up to mu are used only by the goroutine that reads the connection:
 	prefix [prefixBytes]byte
-	have   int // bytes of the prefix
+	have   int // bytes of prefix that have arrived
 	left   int // bytes of the message that have not arrived
 
 	mu      sync.Mutex
-	whole   int           // messages that have arrived and were not taken
-	length  int           // announced length of the message that is arriving; -1 when there is none
-	large   bool          // the message that is arriving was taken already
-	ended   bool          // the client sends no more
-	changed chan struct{} // holds a token when one of the above has changed
+	whole   int           // messages that have arrived completely and that poll has not returned
+	length  int           // announced length of the message that is arriving; -1 if there is none
+	large   bool          // poll has already returned the message that is arriving
+	ended   bool          // the client has ended its half of the stream
+	changed chan struct{} // capacity 1: signals that one of the fields above has changed
 }
 
-// arrive processes bytes of the client's messages.
+// arrive tracks the messages in b, the next bytes that the client has sent on this call.
 func (c *call) arrive(b []byte) {
 	for len(b) > 0 {
 		if c.have < prefixBytes {
@@ -274,13 +279,13 @@ func (c *call) signal() {
 	}
 }
 
-// forget stops tracking the call.
+// forget stops tracking the call. Call it when the call has ended.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
-// poll takes the next message if it can be read now, and reports in ready whether it can. length is 0 for a message
-// that has arrived completely and for the end of the client's messages, and the announced length for an incomplete
-// message longer than small. Without many, a message counts as complete only once the client has ended its half of the
-// stream, which gRPC also waits for.
+// poll reports in ready whether the next message can be read now; if so, poll removes it from the messages that hasNext
+// reports. length is 0 for a message that has arrived completely and for the end of the client's messages, and the
+// announced length for an incomplete message longer than small. If many is false, a message counts as complete only
+// when the client has ended its half of the stream, which gRPC waits for as well.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -297,14 +302,15 @@ func (c *call) poll(small int, many bool) (length int, ready bool) {
 	return 0, false
 }
 
-// hasNext reports whether poll would return a message that has arrived as a whole, or the end.
+// hasNext reports whether a complete message, or the end of the client's messages, has arrived and was not returned by
+// poll.
 func (c *call) hasNext(many bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended || many && c.whole > 0
 }
 
-// hasPart reports whether part of a message has arrived.
+// hasPart reports whether a message has begun to arrive and is incomplete.
 func (c *call) hasPart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

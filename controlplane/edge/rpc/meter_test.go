@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A client that fills the meter's buffer with calls and does not read makes gRPC close the connection (keepalive) while
-// frames are buffered. gRPC's reader takes those afterwards, and closes the connection only once.
+// TestClosedMeterIsRemoved closes a meter while frames are buffered in it and then reads them, as gRPC does after a
+// keepalive timeout. The meter must not be registered again, because gRPC does not close the connection a second time.
 func TestClosedMeterIsRemoved(t *testing.T) {
 	i := NewIntake(1, nil)
 	server, client := net.Pipe()

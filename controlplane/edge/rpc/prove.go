@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// openServices lists gRPC's own services, which every caller may use on a public port.
+// openServices lists gRPC's own services, which every caller may use on a port with Options.Public.
 var openServices = []string{
 	healthv1.Health_ServiceDesc.ServiceName, reflectionv1.ServerReflection_ServiceDesc.ServiceName,
 	reflectionv1alpha.ServerReflection_ServiceDesc.ServiceName,
@@ -26,14 +26,14 @@ var openServices = []string{
 
 type authenticatedKey struct{}
 
-// authenticatedCaller returns the caller whose token prove has verified, or nil.
+// authenticatedCaller returns the caller whose token verify has verified for this call, or nil.
 func authenticatedCaller(ctx context.Context) *cloud.Caller {
 	c, _ := ctx.Value(authenticatedKey{}).(*cloud.Caller)
 	return c
 }
 
-// authenticate is the admit function of an Intake: it admits a call by its headers and the certificate of its
-// connection.
+// authenticate is the admit function of an Intake. It decides about a call by its headers and the client certificate of
+// its connection.
 func (e *edge) authenticate(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(method, g.Prefix) {
 		ctx, known, err := g.Admit(ctx, method)
@@ -51,7 +51,7 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 	if method == uploadPart {
 		a = Admission{Proven: true, Limit: e.max(MaxMessage), Most: true, Time: PartTime}
 	}
-	caller := auth.CallerOf(ctx) // set for a stream, whose interceptor has already verified the token
+	caller := auth.CallerOf(ctx) // set for a stream, because its interceptor runs first and verifies the token
 	if caller == nil {
 		var err error
 		if ctx, err = e.verify(ctx); err != nil {
@@ -59,15 +59,15 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 		}
 		caller = authenticatedCaller(ctx)
 	}
-	if !caller.Authenticated() { // everybody can get an unauthenticated token
+	if !caller.Authenticated() { // everybody can get an unauthenticated token, so it gives no larger limit
 		return ctx, Admission{Limit: MaxOpen}, nil
 	}
 	a.Holder = holderOf(caller)
 	return ctx, a, nil
 }
 
-// holderOf returns the org that a caller acts in, so that the users of an org share one part of the budget. It returns
-// the user if there is no org.
+// holderOf returns the key by which the caller's calls count against limits per holder: the caller's org, so that all
+// users of an org share these limits, or the user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)
@@ -75,7 +75,7 @@ func holderOf(c *cloud.Caller) string {
 	return "user " + string(c.User)
 }
 
-// max returns the smaller of limit and the server's limit.
+// max returns limit, or the server's own limit Options.MaxMessage if that is set and smaller.
 func (e *edge) max(limit int) int {
 	if e.opts.MaxMessage > 0 {
 		return min(limit, e.opts.MaxMessage)
@@ -83,7 +83,7 @@ func (e *edge) max(limit int) int {
 	return limit
 }
 
-// verify verifies the token of a call of a method that needs one.
+// verify verifies the bearer token of a call and returns a context with its holder.
 func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var header string
@@ -104,8 +104,8 @@ func (e *edge) verify(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, authenticatedKey{}, caller), nil
 }
 
-// certificateKey returns the public key of the client certificate of a call's connection, and Unauthenticated if there
-// is no certificate. The TLS handshake has verified the certificate.
+// certificateKey returns a key for the client certificate of a call's connection, made from its public key. It returns
+// Unauthenticated if there is no certificate. The TLS handshake has already verified the certificate.
 func certificateKey(ctx context.Context) (holder string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {

@@ -15,8 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A caller that exceeds its rate repeatedly gets its later refusals after a delay, both those of the handler and those
-// of the limit on the size of messages. Other errors and successful calls are never delayed.
+// TestRepeatedRefusalsAreDelayed lets a caller get many ResourceExhausted responses. Those above refusalLimits must be
+// delayed, whether the handler or the limit on message sizes refused the call. Other errors and successful calls must
+// never be delayed.
 func TestRepeatedRefusalsAreDelayed(t *testing.T) {
 	var answer error
 	address, s, _ := listen(t, &handlers{get: func(context.Context) error { return answer }}, ReceiveTime)

@@ -4,13 +4,13 @@
 // New returns a Server, on which a service registers itself. Handlers return *fault.Fault errors. The package must not
 // know records or services.
 //
-// Before a handler runs, an Intake bounds the memory that callers can make a server use. It refuses calls by their
-// headers, and lets a message be read only once the message has arrived, or if it fits its method's limit and a budget.
-// The reasons are in the comment of Intake.
+// Before a handler runs, an Intake limits the memory that callers can make a server use. It refuses calls by their
+// headers. It lets the server read a message only after the message has arrived completely or, if the message is long,
+// after its length was reserved in a budget. The comment of Intake states the reasons.
 //
-// Streams of callers with tokens are bounded in number (streams.go) and in the bytes that they hold for clients that do
-// not read (unsent.go). SendMsg of such a stream waits until the client has taken the earlier messages. A handler that
-// passes a Lazy to SendMsg has its message encoded only after this wait.
+// Streams of callers with tokens are limited in number (streams.go) and in the bytes that are buffered for clients that
+// do not read (unsent.go). SendMsg of such a stream waits until the client has read most of the earlier messages. A
+// handler that calls SendMsg with a Lazy has its message encoded only after this wait.
 package rpc
 
 import (
@@ -47,66 +47,66 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of a server.
+// Limits of a gRPC server:
 const (
-	// MaxMessage is the limit of an image part, MaxPlain that of all other messages, in bytes.
+	// MaxMessage is the limit of an image part, MaxPlain that of all other messages of tenants, in bytes.
 	MaxMessage = 16 << 20
 	MaxPlain   = 3 << 19
-	// MaxUnary is the deadline of a unary call whose client set none or a later one. It exceeds the longest wait: a
-	// stop of 600 s and its margin.
+	// MaxUnary is the deadline of a unary call if the client set none or a later one. It is longer than the longest
+	// wait of a handler: the stop of a VM, which may take 600 s plus a margin.
 	MaxUnary = 11 * time.Minute
-	// Workers is the number of goroutines that are kept for calls; further calls start new ones. The stacks of kept
-	// goroutines have already grown, which otherwise costs a short call a sixth of its time.
+	// Workers is the number of goroutines that are reused for calls; further calls start new ones. The stacks of reused
+	// goroutines have already grown, which otherwise takes a sixth of the time of a short call.
 	Workers = 1024
 )
 
-// Options of a server.
+// Options configures a server.
 type Options struct {
 	// Verifier verifies bearer tokens. It is nil for a port whose callers authenticate with a certificate.
 	Verifier auth.Verifier
 	// Credentials holds the credentials of the listener; nil for plaintext.
 	Credentials credentials.TransportCredentials
-	// CallerOf returns the caller of a connection, on a port without a Verifier.
+	// CallerOf returns the caller of a call from its connection. It is for ports without a Verifier.
 	CallerOf func(context.Context) (*cloud.Caller, error)
-	// Certified limits callers without a certificate to the methods in Open (full names). It is for ports without a
-	// Verifier that accept connections of such callers.
+	// Certified limits callers without a client certificate to the methods in Open, which are full names. It is for
+	// ports without a Verifier that accept connections from such callers.
 	Certified bool
 	Open      []string
 	Log       *slog.Logger
 	Metrics   *grpcprom.ServerMetrics
-	// Audit records calls that were refused, and changes that failed. Optional.
+	// Audit receives calls that were refused, and changes that failed. Optional.
 	Audit auth.Auditor
-	// Public registers reflection and the health service.
+	// Public registers reflection and the health service, and marks the port as one for tenants.
 	Public bool
-	// MaxMessage is the limit of a message in bytes. 0 means the limits for tenants: MaxPlain, and MaxMessage for image
-	// parts.
+	// MaxMessage is the limit of every message in bytes. 0 means the limits for tenants: the constants MaxMessage for
+	// image parts and MaxPlain for all others.
 	MaxMessage int
 	// Passthrough serves the methods of another protocol, such as etcd's, on the same port. Optional.
 	Passthrough *Passthrough
-	// Streams counts the streams of callers with tokens. All servers of a member share one. If it is nil, the server
-	// makes its own.
+	// Streams counts the streams of callers with tokens. All servers of a member must have the same one. If it is nil,
+	// the server creates its own.
 	Streams *Streams
 }
 
 // Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors
 // of this package do not handle calls of these services; only the metrics count them.
 type Passthrough struct {
-	// Prefix is the common prefix of the full names of the methods.
+	// Prefix is what the full names of the protocol's methods begin with, and no others.
 	Prefix string
-	// Admit admits or refuses a call by its headers, before its message is read. The interceptors below make the same
-	// checks; they get the returned context, so that they need not authorize the call again. known reports whether the
+	// Admit admits or refuses a call by its headers, before its message is read. Unary and Stream must make the same
+	// checks; Unary gets the returned context, so that it need not authorize the call again. known reports whether the
 	// caller is on loopback or has shown a credential.
 	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
-	// MaxMessage is the limit of a message in bytes.
+	// MaxMessage is the limit of a message of these services, in bytes.
 	MaxMessage int
 	Unary      grpc.UnaryServerInterceptor
 	Stream     grpc.StreamServerInterceptor
-	// Streams is the value on which Stream calls Bound. Optional.
+	// Streams is the value whose method Bound the interceptor Stream calls. Optional.
 	Streams *Streams
 }
 
-// New returns a server and its health service. The server has an Intake unless every caller must show a certificate
-// when it connects.
+// New returns a server and its health service. The server has an Intake if opts.Public or opts.Certified is set;
+// otherwise every caller must show a certificate when it connects.
 func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {
@@ -157,15 +157,15 @@ type edge struct {
 	checks *auth.Rechecker // nil without a Verifier
 }
 
-// name assigns a request ID to a call and sends it in the response header x-request-id.
+// name creates the request ID of a call, puts it into the context, and sends it in the response header x-request-id.
 func name(ctx context.Context) (context.Context, string) {
 	id := uuid.NewString()
 	grpc.SetHeader(ctx, metadata.Pairs("x-request-id", id))
 	return context.WithValue(ctx, requestID{}, id), id
 }
 
-// admit returns a context with the verified caller. A call without a token gets no caller: auth.Admit then refuses it,
-// and methods that need no caller do not call auth.Admit.
+// admit returns a context with the verified caller. A call without a token gets a context without a caller: auth.Admit
+// then refuses it, and methods that need no caller do not call auth.Admit.
 func (e *edge) admit(ctx context.Context) (context.Context, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	var caller *cloud.Caller
@@ -206,7 +206,7 @@ func (e *edge) admit(ctx context.Context) (context.Context, error) {
 
 type requestID struct{}
 
-// RequestID returns the ID of the call that a context belongs to, or "".
+// RequestID returns the ID of the call that ctx belongs to, or "" if there is none.
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestID{}).(string)
 	return id
@@ -240,7 +240,7 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return resp, nil
 }
 
-// report records a failed call in the audit.
+// report passes a failed call to the audit, on public ports and unless the method needs no authorization.
 func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
 	f, ok := fault.From(err)
 	if !ok {
@@ -251,7 +251,7 @@ func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, 
 	}
 }
 
-// Address returns the address that a call came from, without the port; empty if it is unknown.
+// Address returns the IP address that a call came from, without the port, or "" if it is unknown.
 func Address(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
@@ -288,11 +288,11 @@ func (e *edge) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return e.failure(id, info.FullMethod, err)
 }
 
-// stream is a ServerStream whose context holds the caller.
+// stream is a ServerStream whose context holds the caller, and whose unsent messages are counted in flow.
 type stream struct {
 	grpc.ServerStream
 	ctx  context.Context
-	flow *flow // nil where streams are not counted
+	flow *flow // nil if the unsent messages of the stream are not counted
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
@@ -307,7 +307,7 @@ func (s *stream) RecvMsg(m any) error {
 	return nil
 }
 
-// call runs f and returns a panic as an error.
+// call runs f and turns a panic into an error.
 func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -317,8 +317,8 @@ func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	return f()
 }
 
-// failure converts an error to a gRPC status. An error that is neither a Fault nor a status is logged, and the caller
-// gets an internal error with the request ID.
+// failure converts an error to a gRPC status. An error that is neither a fault.Fault nor a status is logged, and the
+// caller gets an internal error with the request ID.
 func (e *edge) failure(id, method string, err error) error {
 	if err == nil {
 		return nil
@@ -329,7 +329,7 @@ func (e *edge) failure(id, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	// A wrapped status is the error of another program and is not meant for the caller.
+	// An error that wraps a status comes from another program and is not meant for the caller. Only its code is used.
 	s, _ := status.FromError(err)
 	switch {
 	case errors.Is(err, context.Canceled), s.Code() == codes.Canceled:
@@ -341,14 +341,15 @@ func (e *edge) failure(id, method string, err error) error {
 	return Status(fault.New(fault.Internal, "internal error, request %s", id)).Err()
 }
 
-// domain is the domain of the ErrorInfo in every error.
+// domain is the domain in the google.rpc.ErrorInfo of every error.
 const domain = "trivet"
 
-// maxMessage is the most bytes of an error's message. It may quote the request, and is sent in a header.
+// maxMessage is the longest error message that is sent, in bytes. Longer ones are cut: a message may quote the request,
+// and is sent in a header.
 const maxMessage = 2 << 10
 
-// Status converts a Fault to a gRPC status. The details always contain ErrorInfo, BadRequest if a field is named, and
-// RetryInfo if the call may be retried.
+// Status converts a fault.Fault to a gRPC status. Its details contain ErrorInfo, BadRequest if the fault names a field,
+// and RetryInfo if the call may be retried.
 func Status(f *fault.Fault) *status.Status {
 	message := f.Message
 	if len(message) > maxMessage {
@@ -377,7 +378,8 @@ func Status(f *fault.Fault) *status.Status {
 	return s
 }
 
-// FaultOf converts a gRPC status that another program of the platform returned to a Fault.
+// FaultOf converts a gRPC status, returned by another program of the platform, to a fault.Fault. It is the inverse of
+// Status.
 func FaultOf(err error) *fault.Fault {
 	s, _ := status.FromError(err)
 	f := fault.New(fault.FromRPC(s.Code()), "%s", s.Message())
@@ -399,7 +401,8 @@ func FaultOf(err error) *fault.Fault {
 	return f.Because(err)
 }
 
-// BodyHash returns the SHA-256 of a request, for idempotency keys.
+// BodyHash returns the SHA-256 of an encoded request. Idempotency compares it to detect another request with the same
+// key.
 func BodyHash(m proto.Message) [32]byte {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -408,14 +411,14 @@ func BodyHash(m proto.Message) [32]byte {
 	return sha256.Sum256(b)
 }
 
-// Unimplemented returns the error of a method that this version does not implement. Return it after the arguments were
-// checked.
+// Unimplemented returns the error of a method that this version does not implement. Check the arguments first, so that
+// invalid ones get their own error.
 func Unimplemented(method string) error {
 	return fault.New(fault.Unimplemented, "%s is not served yet", method)
 }
 
-// Replayed sends the response header idempotency-replayed if the response is the stored one of an earlier call with the
-// same idempotency key.
+// Replayed sends the response header idempotency-replayed if replayed is set: the response was stored for an earlier
+// call with the same idempotency key.
 func Replayed(ctx context.Context, replayed bool) {
 	if replayed {
 		grpc.SetHeader(ctx, metadata.Pairs("idempotency-replayed", "true"))

@@ -31,7 +31,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// handlers implements the services with functions of the test.
+// handlers implements the VM and image services for tests. get determines the result of GetVm and the end of WatchVm.
 type handlers struct {
 	vmv1.UnimplementedVmServiceServer
 	vmv1.UnimplementedImageServiceServer
@@ -53,7 +53,8 @@ func (h *handlers) UploadImagePart(_ context.Context, in *vmv1.UploadImagePartRe
 	return &vmv1.UploadImagePartResponse{CommittedSizeBytes: uint64(len(in.GetBody()))}, nil
 }
 
-// verifier accepts one token always and one once, and fails for any other.
+// verifier accepts the tokens good and unproven, and the token once only the first time. It panics for the token panic
+// and refuses any other.
 type verifier struct{ asked *atomic.Int64 }
 
 func (v verifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -101,7 +102,8 @@ func with(t *testing.T, pairs ...string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), pairs...)
 }
 
-// The errors of handlers and the gRPC statuses that callers get, for unary calls and for streams.
+// TestErrors checks which gRPC status callers get for each kind of error that a handler returns, for unary calls and
+// for streams.
 func TestErrors(t *testing.T) {
 	inner := status.Error(codes.Unavailable, "dial tcp 127.0.0.2:2380: secret")
 	for _, c := range []struct {
@@ -177,7 +179,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A panic fails one call with an internal error, in a handler of either kind.
+// TestPanics checks that a panic in a handler or in the verifier fails only that call, with an internal error.
 func TestPanics(t *testing.T) {
 	conn, log := serve(t, &handlers{get: func(context.Context) error { panic("secret of the handler") }})
 	vms := vmv1.NewVmServiceClient(conn)
@@ -196,7 +198,7 @@ func TestPanics(t *testing.T) {
 	require.Contains(t, log.String(), "secret of the verifier")
 }
 
-// Messages are limited to 1.5 MiB, and those with image parts to 16 MiB.
+// TestMessageSizes checks that messages are limited to 1.5 MiB, and those with image parts to 16 MiB.
 func TestMessageSizes(t *testing.T) {
 	conn, _ := serve(t, &handlers{get: func(context.Context) error { return nil }})
 	vms, images := vmv1.NewVmServiceClient(conn), vmv1.NewImageServiceClient(conn)
@@ -229,7 +231,7 @@ func TestMessageSizes(t *testing.T) {
 	}
 }
 
-// The handler gets the verified caller and the call's deadline.
+// TestCallers checks that the handler gets the verified caller, its idempotency key, and a deadline.
 func TestCallers(t *testing.T) {
 	var seen *cloud.Caller
 	var deadline time.Duration
@@ -270,7 +272,7 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// Health and reflection require no token.
+// TestHealthAndReflection checks that the health and reflection services require no token.
 func TestHealthAndReflection(t *testing.T) {
 	conn, _ := serve(t, &handlers{})
 	h, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
@@ -301,7 +303,8 @@ func TestBodyHash(t *testing.T) {
 	require.NotEqual(t, BodyHash(labels("a")), BodyHash(labels("b")))
 }
 
-// Methods of another protocol have that protocol's errors, and no request IDs or error details of Trivet.
+// TestPassthroughServices checks that methods of another protocol return that protocol's errors, without request IDs or
+// error details of Trivet.
 func TestPassthroughServices(t *testing.T) {
 	guest := &Passthrough{
 		Prefix: "/vmcontroller.v1.VmService/", MaxMessage: MaxPlain,
@@ -341,7 +344,8 @@ func TestPassthroughServices(t *testing.T) {
 	require.Equal(t, codes.OutOfRange, status.Code(err))
 }
 
-// A stream ends with an error when its token becomes invalid, and continues while the token is valid.
+// TestStreamEndsWithItsToken checks that a stream ends with Unauthenticated when its token becomes invalid, and
+// continues while the token is valid.
 func TestStreamEndsWithItsToken(t *testing.T) {
 	for token, code := range map[string]codes.Code{"once": codes.Unauthenticated, "good": codes.Aborted} {
 		t.Run(token, func(t *testing.T) {

@@ -9,19 +9,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Server is a gRPC server behind an Intake.
+// Server is a gRPC server whose calls pass through an Intake before their handlers.
 type Server struct {
 	*grpc.Server
 	intake *Intake // nil if the listener requires a client certificate
 }
 
-// NewServer returns a server with these settings, which must include i.Settings unless i is nil. Register services on
-// the returned Server.
+// NewServer returns a gRPC server with the given options, which must include i.Settings unless i is nil. Register
+// services on the returned Server, not on its embedded grpc.Server.
 func NewServer(i *Intake, settings ...grpc.ServerOption) *Server {
 	return &Server{Server: grpc.NewServer(settings...), intake: i}
 }
 
-// RegisterService implements grpc.ServiceRegistrar.
+// RegisterService implements grpc.ServiceRegistrar. It wraps each handler, so that the Intake admits the call first.
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	if s.intake == nil {
 		s.Server.RegisterService(desc, impl)
@@ -44,11 +44,11 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.Server.RegisterService(&guarded, impl)
 }
 
-// unary wraps the handler of a method with one message. gRPC calls it before the message is read, and before the
-// interceptor.
+// unary wraps the handler of a unary method. gRPC calls the wrapper before the message is read and before the
+// interceptor runs.
 func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-		// Pass the refusal through the interceptor, which converts the error, counts the call and records it in the
+		// refuse returns err through the interceptor, which converts the error, counts the call and reports it to the
 		// audit.
 		refuse := func(ctx context.Context, err error) (any, error) {
 			if interceptor == nil {
@@ -74,7 +74,7 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 		if refused {
 			resp, err = refuse(admitted, err)
 		}
-		// At this point the message is no longer referenced.
+		// Delay the response only here, where the memory of the message is no longer in use.
 		if r.Holder != "" && status.Code(err) == codes.ResourceExhausted {
 			i.refusals.Wait(ctx, r.Holder)
 		}
@@ -82,7 +82,8 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 	}
 }
 
-// stream wraps the handler of a method with streams of messages. The interceptor has run; the handler admits the call.
+// stream wraps the handler of a streaming method. The interceptor has already run; the wrapper admits the call and then
+// runs the handler. many is set for a client stream.
 func (i *Intake) stream(method string, many bool, handler grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) error {
 		r, err := i.receiver(ss.Context(), method)
@@ -97,18 +98,18 @@ func (i *Intake) stream(method string, many bool, handler grpc.StreamHandler) gr
 	}
 }
 
-// received is a stream that reads its messages through a receiver.
+// received is a ServerStream whose messages are received within the limits of a receiver.
 type received struct {
 	grpc.ServerStream
 	receiver *receiver
 	many     bool
 }
 
-// RecvMsg implements grpc.ServerStream.
+// RecvMsg implements grpc.ServerStream. It returns an error if a limit is exceeded.
 func (s *received) RecvMsg(m any) error {
 	_, err := s.receiver.receive(s.Context(), s.many, func() error {
-		// The stream may have been ended by its context alone, for example because its token became invalid. gRPC does
-		// not know that context, and would wait for the message, which no budget counts then.
+		// The stream may have been ended by its own context alone, for example because its token became invalid. gRPC
+		// does not see that context, and would wait for the message, which counts against no budget any more.
 		if err := endedBy(s.Context()); err != nil {
 			return err
 		}
@@ -117,7 +118,8 @@ func (s *received) RecvMsg(m any) error {
 	return err
 }
 
-// endedBy returns the reason why the context of a call has ended, as a Fault or a status, or nil if it has not.
+// endedBy returns the reason why the context of a call has ended, as a fault.Fault or a gRPC status. It returns nil if
+// the context has not ended.
 func endedBy(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil

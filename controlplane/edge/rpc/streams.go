@@ -12,27 +12,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the streams that are open at a time on one member, over all of its ports for tenants. A further stream gets
-// ResourceExhausted.
+// Limits of the streams that are open at a time on one member, over all of its ports for tenants. A stream beyond a
+// limit gets ResourceExhausted.
 const (
-	// MaxPrincipalStreams bounds one user or service account. A program that watches each VM of a project needs one
-	// stream for each of them; half of its project's streams stay for others.
+	// MaxPrincipalStreams is the most streams of one user or service account. A program that watches each VM of a
+	// project needs one stream per VM. It can use at most half of MaxProjectStreams.
 	MaxPrincipalStreams = 128
-	// MaxProjectStreams bounds all principals that act in one project.
+	// MaxProjectStreams is the most streams that act in one project, for all principals together.
 	MaxProjectStreams = 256
-	// MaxOrgStreams bounds all projects of an org together, since an org can create many projects.
+	// MaxOrgStreams is the most streams in one org, for all of its projects together, since an org can create many
+	// projects.
 	MaxOrgStreams = 1024
-	// MaxMemberStreams bounds the memory that idle streams cost a member: about 30 KiB each. It does not apply to
-	// operators (Caller.IsCloudAdmin), so that they can work on a member that tenants have filled.
+	// MaxMemberStreams is the most streams of all tenants together. It limits memory: an idle stream costs about 30
+	// KiB. It does not apply to operators (Caller.IsCloudAdmin), so that they can work on a member that tenants have
+	// filled.
 	MaxMemberStreams = 8192
-	// MaxOpenStreams bounds the streams of unauthenticated callers: health, reflection, and calls that will be refused.
-	// MaxAddressStreams bounds such streams from one IPv4 address or one IPv6 /64 network.
+	// MaxOpenStreams is the most streams of unauthenticated callers: health, reflection, and calls that will be
+	// refused. MaxAddressStreams is the most such streams from one IPv4 address or one IPv6 /64 network.
 	MaxOpenStreams    = 512
 	MaxAddressStreams = 32
 )
 
-// Streams counts the open streams of a member, and the bytes that they hold because clients have not read them. The
-// servers of a member share one.
+// Streams counts the open streams of a member, and the bytes of messages that their clients have not read. All servers
+// of a member share one Streams.
 type Streams struct {
 	mu     sync.Mutex
 	counts map[scope]int
@@ -47,13 +49,13 @@ func NewStreams() *Streams {
 	return s
 }
 
-// scope is the key of a stream counter (such as a principal or a project) with its limit.
+// scope is the key of a counter of streams, such as all streams of one principal or in one project, with its limit.
 type scope struct {
 	what, id string
 	most     int
 }
 
-// full returns the error for one more stream in a scope that is at its limit.
+// full returns the ResourceExhausted fault for one more stream in a scope that is at its limit.
 func (s scope) full() error {
 	name := s.what + " have"
 	if s.id != "" {
@@ -64,7 +66,7 @@ func (s scope) full() error {
 		WithReason("TOO_MANY_STREAMS").With("limit", s.most).MayRetry()
 }
 
-// callerScopes returns the scopes that count a stream when it is opened, before its request is read.
+// callerScopes returns the scopes in which a stream counts from when it is opened, before its request is read.
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Authenticated() {
 		return []scope{
@@ -79,7 +81,7 @@ func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	return scopes
 }
 
-// tenantScopes returns the scopes that count a stream when it is admitted for a tenant.
+// tenantScopes returns the scopes in which a stream also counts once it is admitted for the tenant t.
 func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	if t.Project != "" {
 		scopes = append(scopes, scope{"project", t.String(), MaxProjectStreams})
@@ -90,7 +92,8 @@ func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	return scopes
 }
 
-// take counts one more stream in each of scopes. If a scope is full it returns ResourceExhausted and counts none.
+// take counts one more stream in each of the scopes. If one of them is full, take counts none and returns
+// ResourceExhausted.
 func (s *Streams) take(scopes []scope) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,7 +108,7 @@ func (s *Streams) take(scopes []scope) error {
 	return nil
 }
 
-// releaseScopes counts one stream less in each of scopes.
+// releaseScopes counts one stream less in each of the scopes.
 func (s *Streams) releaseScopes(scopes []scope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,14 +119,15 @@ func (s *Streams) releaseScopes(scopes []scope) {
 	}
 }
 
-// open returns the number of open streams in a scope.
+// open returns the number of open streams in one scope.
 func (s *Streams) open(one scope) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.counts[one]
 }
 
-// limitStream counts a stream for its caller and its tenant, and runs it until it returns or its token becomes invalid.
+// limitStream counts a stream for its caller and its tenant, and runs its handler. It ends the stream's context if the
+// token becomes invalid.
 func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
 	s := e.opts.Streams
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))

@@ -29,12 +29,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tokens verifies tokens of the form user/org/project, or admin.
+// tokens is a Verifier for tokens of the form user/org/project, whose user has the role project:viewer there, and for
+// the token admin of an administrator.
 type tokens struct {
 	verified atomic.Int64
-	forCalls atomic.Int64 // those of verified that were made for a call, and not later for its stream
+	forCalls atomic.Int64 // verifications of new calls, without the repeated ones of open streams
 	ended    atomic.Bool
-	moved    atomic.Bool // the roles of all users are now in a project named "elsewhere"
+	moved    atomic.Bool // all users now have their role in the project "elsewhere" instead
 }
 
 func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
@@ -59,7 +60,8 @@ func (v *tokens) Verify(ctx context.Context, token string) (*cloud.Caller, error
 	return c, nil
 }
 
-// sender admits a watch, then sends messages of a size: one when the VM is called "one", else without end.
+// sender implements WatchVm: it sends one message if the VM ID is "one", and messages without end otherwise. Each has a
+// name of the given number of bytes.
 type sender struct {
 	vmv1.UnimplementedVmServiceServer
 	bytes int
@@ -83,7 +85,7 @@ func (h *sender) WatchVm(in *vmv1.WatchVmRequest, s grpc.ServerStreamingServer[v
 	return s.Context().Err()
 }
 
-// member is a gRPC server on loopback.
+// member is a gRPC server on loopback with its Streams and its tokens.
 type member struct {
 	t       *testing.T
 	address string
@@ -107,7 +109,7 @@ func newMember(t *testing.T, h vmv1.VmServiceServer) *member {
 	return m
 }
 
-// dial connects to the member; a stream buffers 64 KiB unread bytes.
+// dial returns a client that accepts 64 KiB of unread bytes per stream.
 func (m *member) dial() vmv1.VmServiceClient {
 	conn, err := grpc.NewClient(m.address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(1<<30))
@@ -116,12 +118,12 @@ func (m *member) dial() vmv1.VmServiceClient {
 	return vmv1.NewVmServiceClient(conn)
 }
 
-// incomplete returns the prefix of a message of a given length, without the message.
+// incomplete returns the prefix of a message of the given length, without the message itself.
 func incomplete(length uint32) []byte { return binary.BigEndian.AppendUint32([]byte{0}, length) }
 
 type watch = grpc.ServerStreamingClient[vmv1.VmEvent]
 
-// watch opens a stream; an empty token shows none.
+// watch opens a stream of WatchVm. If token is empty, the call has no token.
 func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string, in *vmv1.WatchVmRequest) watch {
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
@@ -131,11 +133,11 @@ func (m *member) watch(ctx context.Context, c vmv1.VmServiceClient, token string
 	return s
 }
 
-// Each bound admits as many streams as its limit and refuses one more with an error that names the bound. Streams of
-// others are admitted. Streams that have ended are not counted.
+// TestStreamsAreBounded opens streams up to each limit. The next stream must be refused with an error that names the
+// limit; streams of others must be admitted. Streams that have ended must not count.
 func TestStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
-	clients := map[string]vmv1.VmServiceClient{} // by token: one connection has at most MaxStreams streams
+	clients := map[string]vmv1.VmServiceClient{} // by token, since a connection has at most MaxStreams streams
 	ctx, cancelCall := context.WithCancel(t.Context())
 	open := func(token string) error {
 		if clients[token] == nil {
@@ -182,8 +184,9 @@ func TestStreamsAreBounded(t *testing.T) {
 	require.NoError(t, open("user-0/acme/web"))
 }
 
-// All streams of tenants on a member are bounded. Streams without a token are bounded per address and in total.
-// Operators can open streams when these bounds are reached.
+// TestStreamsOfAMemberAreBounded checks the limit of all tenants' streams on a member, and the limits of
+// unauthenticated streams per address and in total. Operators must be able to open streams when these limits are
+// reached.
 func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	s := NewStreams()
 	tenant := func(i int) *cloud.Caller {
@@ -214,7 +217,8 @@ func TestStreamsOfAMemberAreBounded(t *testing.T) {
 	require.ErrorContains(t, s.take(from(99)), "all unauthenticated callers together have 512 streams")
 }
 
-// The open streams without a token are bounded. Such a stream is refused at once if its method needs a token.
+// TestUnauthenticatedStreamsAreBounded checks the limit of open streams without a token. Streams of methods that need a
+// token must be refused at once, so that they do not count.
 func TestUnauthenticatedStreamsAreBounded(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	conn := dial(t, m.address)
@@ -240,7 +244,8 @@ func TestUnauthenticatedStreamsAreBounded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A stream ends with its token also while its request is incomplete, and the server reads no more of the request then.
+// TestUnfinishedStreamEndsWithItsToken checks that a stream whose request is incomplete also ends when its token
+// becomes invalid.
 func TestUnfinishedStreamEndsWithItsToken(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	m.server.intake.time = time.Hour
@@ -261,7 +266,8 @@ func TestUnfinishedStreamEndsWithItsToken(t *testing.T) {
 	require.Eventually(t, func() bool { return m.streams.open(mallory) == 0 }, patience, time.Millisecond)
 }
 
-// The caller of a call is verified once and counted once, although the intake and an interceptor both need it.
+// TestCallersAreVerifiedOnce checks that the token of a call is verified once and the stream counted once, although
+// both the intake and an interceptor need the caller.
 func TestCallersAreVerifiedOnce(t *testing.T) {
 	var who atomic.Pointer[cloud.Caller]
 	h := &handlers{get: func(ctx context.Context) error { who.Store(auth.CallerOf(ctx)); <-ctx.Done(); return ctx.Err() }}
@@ -289,8 +295,9 @@ func TestCallersAreVerifiedOnce(t *testing.T) {
 	require.Equal(t, 1, m.streams.open(ada))
 }
 
-// A stream whose client does not read holds one message. When such streams use all bytes of their org, they are ended,
-// and the streams of clients that read get every message in order.
+// TestSlowReadersAreEnded opens streams whose clients do not read. Each must have at most one message in memory. When
+// they use all bytes of their org, they must be ended, and the streams of clients that read must get every message in
+// order.
 func TestSlowReadersAreEnded(t *testing.T) {
 	const bytes = 1 << 20
 	h := &sender{bytes: bytes}
@@ -332,7 +339,8 @@ func TestSlowReadersAreEnded(t *testing.T) {
 	require.Equal(t, n, ended)
 }
 
-// A stream that waits for its client ends with its token. Its unread bytes are counted until the connection is closed.
+// TestBlockedStreamEndsWithItsToken checks that a stream that waits for its client ends when its token becomes invalid.
+// Its unread bytes must count until the connection is closed.
 func TestBlockedStreamEndsWithItsToken(t *testing.T) {
 	h := &sender{bytes: 1 << 20}
 	m := newMember(t, h)
@@ -351,7 +359,8 @@ func TestBlockedStreamEndsWithItsToken(t *testing.T) {
 
 func (m *member) used() int64 { return m.streams.Unsent() }
 
-// All streams of one token share one verification, and all end when the token becomes invalid.
+// TestTokenIsVerifiedOnceForItsStreams checks that all streams of one token share each verification, and that all end
+// when the token becomes invalid.
 func TestTokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
@@ -375,8 +384,8 @@ func TestTokenIsVerifiedOnceForItsStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return m.streams.open(scope{"principal", "ada", MaxPrincipalStreams}) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// TestStreamEndsWithItsRole takes from users the roles by which their streams were admitted; the tokens stay valid. The
-// streams end, those of a user with another role go on.
+// TestStreamEndsWithItsRole removes the roles with which streams were admitted, while the tokens stay valid. Those
+// streams must end; the stream of an administrator must continue.
 func TestStreamEndsWithItsRole(t *testing.T) {
 	m := newMember(t, &sender{bytes: 1})
 	c := m.dial()
@@ -400,7 +409,7 @@ func TestStreamEndsWithItsRole(t *testing.T) {
 	require.NoError(t, admin.CloseSend())
 }
 
-// A Lazy that returns an error ends its stream with that error, and its bytes are no longer counted.
+// TestLazyMessageFails checks that SendMsg returns the error of a Lazy and counts no bytes for it.
 func TestLazyMessageFails(t *testing.T) {
 	s := NewStreams()
 	_, end := context.WithCancelCause(t.Context())
@@ -413,7 +422,7 @@ func TestLazyMessageFails(t *testing.T) {
 	require.Zero(t, s.unsent.all.used)
 }
 
-// If a Lazy panics, the next waiting stream may send.
+// TestPanicInLazyDoesNotBlockOtherStreams checks that the next waiting stream may send if a Lazy panics.
 func TestPanicInLazyDoesNotBlockOtherStreams(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())

@@ -8,14 +8,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxTarget is the most bytes of a request's description in the audit.
+// maxTarget is the most bytes of the text that describes a request in the audit.
 const maxTarget = 256
 
-// policy lists the fields of requests that hold new settings: their inner fields are described too.
+// policy lists the request fields that contain new settings. target describes the fields of these messages too.
 var policy = []string{"binding", "quota", "identity"}
 
 // target describes a request for the audit: its IDs and names, and the roles and settings that it assigns. It omits all
-// other fields, because they may be secret.
+// other fields, because they may contain secrets.
 func target(req any) string {
 	m, ok := req.(proto.Message)
 	if !ok {
@@ -40,7 +40,7 @@ func target(req any) string {
 		}
 		return true
 	})
-	slices.Sort(parts) // Range has no order
+	slices.Sort(parts) // Range has no fixed order
 	text := strings.Join(parts, " ")
 	if len(text) > maxTarget {
 		text = strings.ToValidUTF8(text[:maxTarget], "") + "…"
@@ -48,7 +48,7 @@ func target(req any) string {
 	return text
 }
 
-// names reports whether a field of this name holds an id or a name.
+// names returns true if a request field with this name contains an ID or a name.
 func names(field string) bool {
 	return field == "id" || field == "name" || field == "username" || strings.HasSuffix(field, "_id")
 }

@@ -11,7 +11,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// The audit's description of a request contains its IDs and names, and no secret.
+// TestTarget checks that the description of a request for the audit contains its IDs and names, and no secret.
 func TestTarget(t *testing.T) {
 	for _, c := range []struct {
 		in   any

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Unauthenticated callers who do not read their streams use up the bytes of unauthenticated callers. Operators, who act
-// in no org either, can still send.
+// TestUnreadUnauthenticatedStreamsDoNotBlockOperators lets unauthenticated callers who do not read use up their limit
+// of unsent bytes. Operators, who act in no org either, must still be able to send.
 func TestUnreadUnauthenticatedStreamsDoNotBlockOperators(t *testing.T) {
 	s := NewStreams()
 	ctx, end := context.WithCancelCause(t.Context())
@@ -28,7 +28,8 @@ func TestUnreadUnauthenticatedStreamsDoNotBlockOperators(t *testing.T) {
 	require.NoError(t, f.ready(ctx))
 }
 
-// All 2^64 addresses of one IPv6 network have as many streams as one address.
+// TestStreamsOfAnIPv6Network checks that all 2^64 addresses of one IPv6 network together may open as many streams as
+// one IPv4 address.
 func TestStreamsOfAnIPv6Network(t *testing.T) {
 	s := NewStreams()
 	from := func(ip string) []scope {

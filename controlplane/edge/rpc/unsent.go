@@ -17,51 +17,54 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Bounds on the bytes of messages that streams hold because their clients have not read them. gRPC keeps such a message
-// completely from the time when it is sent until its last byte is written to the connection, even if the handler has
-// returned. A message that several streams send counts once per stream.
+// Limits of the bytes of messages that are in memory because the clients of streams have not read them. gRPC keeps such
+// a message completely until its last byte is written to the connection, even if the handler has returned. A message
+// that several streams send counts once per stream.
 const (
-	// MaxOrgUnsent bounds the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than four orgs
-	// cannot make the streams of others wait.
+	// MaxOrgUnsent is the limit for the streams of one org, in bytes. It is a quarter of MaxUnsent, so that fewer than
+	// four orgs cannot make the streams of others wait.
 	MaxOrgUnsent = 16 << 20
-	// MaxUnsent bounds all streams of a member, in bytes.
+	// MaxUnsent is the limit for all streams of a member together, in bytes.
 	MaxUnsent = 64 << 20
-	// streamUnsent is how many bytes of earlier messages a stream may hold when it sends one more. It is below the 64
-	// KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token becomes invalid.
+	// streamUnsent is how many bytes of earlier messages of a stream may be unsent when it sends one more. It is less
+	// than the 64 KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token
+	// becomes invalid.
 	streamUnsent = 32 << 10
-	// stallTime is how long a client may read nothing before its stream may be ended to free bytes for waiting streams.
+	// stallTime is the time without reading after which a client's stream may be ended to free bytes for waiting
+	// streams.
 	stallTime = 5 * time.Second
-	// closeTime is how long the client of an ended stream may take to read the remaining messages; then its connection
+	// closeTime is the time that the client of an ended stream has to read the remaining messages before its connection
 	// is closed.
 	closeTime = 2 * time.Second
-	// tidyEvery is the time between two searches for stalled streams while streams wait.
+	// tidyEvery is the time between two runs of endStalledStreams while a stream waits.
 	tidyEvery = 250 * time.Millisecond
 )
 
-// unsent counts the bytes that streams hold because their clients have not read them.
+// unsent counts the bytes of messages that the clients of streams have not read.
 type unsent struct {
 	mu    *sync.Mutex // guards all below
 	all   gate
 	orgs  map[string]*gate
 	flows map[*flow]struct{}
-	timer *time.Timer // runs tidy; nil while no stream waits
+	timer *time.Timer // runs endStalledStreams; nil while no stream waits
 }
 
 func (u *unsent) init(mu *sync.Mutex) {
 	*u = unsent{mu: mu, all: gate{most: MaxUnsent}, orgs: map[string]*gate{}, flows: map[*flow]struct{}{}}
 }
 
-// gate admits senders, in order, while fewer than most bytes are unsent.
+// gate lets streams send, one after the other, while fewer than most bytes are unsent. There is one per org and one for
+// the member.
 type gate struct {
 	org   string
 	most  int64
 	used  int64
-	flows int // number of flows that use the gate
+	flows int // number of flows whose bytes count in this gate
 	queue []chan struct{}
 }
 
-// pass admits the first waiting sender if there is room. Each admitted sender calls pass again after it has sent, or
-// decided not to send.
+// pass lets the first waiting stream send, if fewer than most bytes are unsent. Each stream that was let through calls
+// pass again, after it has sent its message or given up.
 func (g *gate) pass() {
 	if g.used < g.most && len(g.queue) > 0 {
 		close(g.queue[0])
@@ -73,27 +76,27 @@ func (g *gate) pass() {
 type flow struct {
 	s    *Streams
 	end  context.CancelCauseFunc
-	slow error // for end when the client reads nothing; nil is a Fault
+	slow error // error for end if the client reads nothing; nil means the usual fault
 
-	// Guarded by unsent.mu.
+	// The fields below are guarded by unsent.mu.
 	gate     *gate
 	conn     *conn
 	buffered int64
-	since    time.Time     // when its client last took something, or when held became more than 0
-	drained  chan struct{} // capacity 1: held has become at most streamUnsent
-	ended    bool          // by tidy
-	lost     bool          // its connection is closed: nothing is held
+	since    time.Time     // when the client last read something, or when buffered became more than 0
+	drained  chan struct{} // capacity 1: signals that buffered is at most streamUnsent
+	ended    bool          // the stream was ended by endStalledStreams
+	lost     bool          // the connection is closed, so nothing is buffered
 	closed   bool          // the handler has returned
 }
 
-// unauthenticated replaces the org ID for the streams of unauthenticated callers, so that these streams do not share a
-// gate with the streams of operators, who act in no org. No org has such an ID.
+// unauthenticated replaces the org ID for the streams of unauthenticated callers. Without it they would share a gate
+// with the streams of operators, who act in no org. No org has this ID.
 const unauthenticated = "unauthenticated callers"
 
-// Bound counts the bytes of ss that its client has not read, and returns a stream whose SendMsg waits like that of a
-// tenant's stream. All streams of one client share MaxOrgUnsent bytes. If the stream is ended because its client reads
-// nothing, the context of the returned stream ends with the error slow. Call done when the handler has returned. The
-// server needs the option Codec, and s.Credentials for its listener.
+// Bound counts the bytes that are sent on ss and that the client has not read. It returns a stream whose SendMsg waits
+// as it does for a tenant's stream. All streams with the same client share MaxOrgUnsent bytes. If the stream is ended
+// because the client reads nothing, the context of the returned stream ends with the error slow. Call done when the
+// handler has returned. The server must have the option Codec, and its listener the credentials of s.Credentials.
 func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc.ServerStream, done func()) {
 	ctx, end := context.WithCancelCause(ss.Context())
 	f := s.newFlow(ctx, end)
@@ -102,23 +105,23 @@ func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc
 	return &stream{ServerStream: ss, ctx: ctx, flow: f}, func() { f.close(); end(nil) }
 }
 
-// Unsent returns how many bytes all streams hold because their clients have not read them.
+// Unsent returns how many bytes of messages the clients of all streams have not read.
 func (s *Streams) Unsent() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unsent.all.used
 }
 
-// Credentials wraps the credentials of a listener, so that s can track the connections of its streams. Nil means
-// plaintext.
+// Credentials wraps the credentials of a listener, so that s learns when the connections of its streams are closed. Nil
+// credentials mean plaintext.
 func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
 	return countConns(c, s)
 }
 
-// Codec returns a server option that is required for streams that a Streams counts.
+// Codec returns the server option that is required for counting unsent bytes in a Streams.
 func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
 
-// newFlow returns the flow of the stream of ctx. end must end that stream.
+// newFlow returns the flow that counts the unsent bytes of the stream of ctx. end must end that stream.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
 	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -135,7 +138,7 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	return f
 }
 
-// bind assigns the flow to an org. Call it before anything is sent.
+// bind counts the flow's bytes for an org. Call it before anything is sent; later it has no effect.
 func (f *flow) bind(org string) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -162,7 +165,7 @@ func (f *flow) leave() {
 	}
 }
 
-// close removes the flow once the client has read everything.
+// close marks the flow as closed by its handler. The flow is removed once the client has read everything.
 func (f *flow) close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -170,7 +173,7 @@ func (f *flow) close() {
 	f.settle()
 }
 
-// settle removes a closed flow that holds no more bytes.
+// settle removes the flow if its handler has returned and no bytes are unsent.
 func (f *flow) settle() {
 	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.buffered > 0 {
 		return
@@ -182,8 +185,8 @@ func (f *flow) settle() {
 	f.leave()
 }
 
-// ready waits until the stream may send: its client has taken the earlier messages, and its org and the member are
-// below their limits.
+// ready waits until the stream may send: at most streamUnsent bytes of its earlier messages are unsent, and its org and
+// the member are below their limits.
 func (f *flow) ready(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -229,7 +232,8 @@ func (f *flow) ready(ctx context.Context) error {
 	return nil
 }
 
-// hold counts n bytes more, which may be 0, and admits the next waiting stream if there is room.
+// hold adds n, which may be 0, to the unsent bytes of the flow. It then lets the next waiting stream send if there is
+// room.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
@@ -246,7 +250,7 @@ func (f *flow) hold(n int64) {
 	u.all.pass()
 }
 
-// release counts n bytes less.
+// release subtracts n from the unsent bytes of the flow, unless its connection was closed before.
 func (f *flow) release(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
@@ -273,8 +277,8 @@ func (f *flow) free(n int64) {
 	f.settle()
 }
 
-// endStalledStreams ends the streams that have stalled for longest, until the bytes that they hold suffice for the
-// waiting streams.
+// endStalledStreams ends the streams whose clients have read nothing for longest, until the bytes of the ended streams
+// suffice for the waiting streams.
 func (s *Streams) endStalledStreams() {
 	u := &s.unsent
 	u.mu.Lock()
@@ -289,7 +293,7 @@ func (s *Streams) endStalledStreams() {
 	u.timer = time.AfterFunc(tidyEvery, s.endStalledStreams)
 	now := time.Now()
 	var stalled []*flow
-	soon := map[*gate]int64{} // bytes that will be free when the ended streams are gone
+	soon := map[*gate]int64{} // bytes that become free when the clients or connections of ended streams are gone
 	for f := range u.flows {
 		switch {
 		case f.ended:
@@ -311,8 +315,8 @@ func (s *Streams) endStalledStreams() {
 	}
 }
 
-// stop ends the stream. If the client does not read the bytes that the stream holds within closeTime, stop closes the
-// connection: the stream's status is queued behind those bytes.
+// stop ends the stream. If the client does not read the remaining bytes within closeTime, stop closes the connection,
+// because the stream's status can be sent only after those bytes.
 func (f *flow) stop() {
 	f.ended = true
 	slow := f.slow
@@ -333,14 +337,14 @@ func (f *flow) stop() {
 	})
 }
 
-// minHeld is the least number of bytes that a message counts. It is the smallest capacity of a buffer whose release
+// minHeld is the least number of bytes that a message counts as. It is the smallest capacity of a buffer whose release
 // gRPC reports.
 const minHeld = 1152
 
-// Encoded is an encoded message. Several streams may send the same one.
+// Encoded is an encoded message, which several streams may send.
 type Encoded struct{ data []byte }
 
-// Encode encodes m.
+// Encode encodes m once, for streams that send it.
 func Encode(m proto.Message) (*Encoded, error) {
 	options := proto.MarshalOptions{}
 	data, err := options.MarshalAppend(make([]byte, 0, max(options.Size(m), minHeld)), m)
@@ -350,30 +354,32 @@ func Encode(m proto.Message) (*Encoded, error) {
 // Data returns the encoded message. Callers must not modify it.
 func (m *Encoded) Data() []byte { return m.data }
 
-// Size returns how many bytes of memory the message uses.
+// Size returns how many bytes of memory the encoded message uses.
 func (m *Encoded) Size() int { return cap(m.data) }
 
-// Lazy makes a message when the client has read the earlier ones, so that a stream whose client does not read holds no
-// further message. Pass it to SendMsg, which sends nothing if the returned message is nil.
+// Lazy returns a message, and is called when the client has read most of the earlier ones. So a stream whose client
+// does not read has no further message in memory. Call SendMsg with a Lazy; it sends nothing if the returned message is
+// nil.
 type Lazy func() (*Encoded, error)
 
 // outgoing is an encoded message that the codec passes to gRPC without copying.
 type outgoing struct{ buffer mem.Buffer }
 
-// charge is the number of bytes that a message counts in its flow. It is released once: by gRPC, or when the connection
-// is closed.
+// charge is the number of bytes that one message counts in its flow. They are released once: when gRPC releases the
+// message, or when the connection is closed.
 type charge struct {
 	flow *flow
 	n    int64
 }
 
-// Get implements mem.BufferPool. gRPC does not call it.
+// Get implements mem.BufferPool. gRPC never calls it here.
 func (c *charge) Get(n int) *[]byte { b := make([]byte, n); return &b }
 
-// Put implements mem.BufferPool: the message was written, or will never be.
+// Put implements mem.BufferPool. gRPC calls it when the message was written, or when it will never be.
 func (c *charge) Put(*[]byte) { c.flow.release(c.n) }
 
-// SendMsg sends m once at most streamUnsent bytes of earlier messages are unsent.
+// SendMsg waits until at most streamUnsent bytes of earlier messages are unsent and the org and the member are below
+// their limits. It then sends m.
 func (s *stream) SendMsg(m any) error {
 	if s.flow == nil {
 		if late, ok := m.(Lazy); ok {
@@ -401,8 +407,9 @@ func (s *stream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(&outgoing{mem.NewBuffer(&e.data, &charge{s.flow, int64(cap(e.data))})})
 }
 
-// encode encodes a message after ready, and counts it. It returns nil if the codec has to encode the message, or if a
-// Lazy returned nil. The next waiting stream is admitted in every case, also if a Lazy panics.
+// encode encodes a message that may be sent now, and counts its bytes as unsent. It returns nil if the codec has to
+// encode the message, or if a Lazy returned nil. In every case, even if a Lazy panics, the next waiting stream may then
+// send.
 func (f *flow) encode(m any) (*Encoded, error) {
 	var n int64
 	defer func() { f.hold(n) }()
@@ -413,7 +420,8 @@ func (f *flow) encode(m any) (*Encoded, error) {
 	return e, err
 }
 
-// encoded returns m encoded, or nil if the codec has to encode it.
+// encoded returns the message m in encoded form. It returns nil if the codec has to encode m, or if m is a Lazy that
+// returned nil.
 func encoded(m any) (*Encoded, error) {
 	switch m := m.(type) {
 	case Lazy:
@@ -424,12 +432,12 @@ func encoded(m any) (*Encoded, error) {
 	return nil, nil
 }
 
-// codec is the protobuf codec, extended to accept encoded messages (outgoing).
+// codec is gRPC's protobuf codec, which also accepts messages that are already encoded (outgoing).
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
 
-// Marshal implements encoding.CodecV2.
+// Marshal implements encoding.CodecV2. It returns an outgoing message without copying it.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if o, ok := v.(*outgoing); ok {
 		return mem.BufferSlice{o.buffer}, nil

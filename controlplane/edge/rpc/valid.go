@@ -10,12 +10,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxUnverified is how long a stream continues while this member cannot verify its token, because it is cut off from
-// the others or has no leader.
+// maxUnverified is how long a stream continues while this member cannot verify its token, for example because there is
+// no leader.
 const maxUnverified = 10 * time.Second
 
-// whileValid calls end with the reason when the token that opened the stream becomes invalid, or when its holder is no
-// longer authorized for the call. Call stop when the stream has ended.
+// whileValid calls end with a fault when the token of the stream of ctx becomes invalid, when its holder is no longer
+// authorized for the call, or when the token could not be verified for maxUnverified. Call stop when the stream has
+// ended.
 func (e *edge) whileValid(ctx context.Context, end context.CancelCauseFunc) (stop func(), err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token, err := auth.Bearer(md.Get("authorization")[0])

@@ -25,7 +25,7 @@
 //	etcd snapshot    trivet kv snapshot save,  keys, leases and users of group kv,  etcd and other clusters:
 //	                 etcdctl snapshot save     a bbolt file, not encrypted          etcdutl, trivet kv import
 //
-// The package handles files and bytes only. It must not know state machines or raft.
+// The package processes files and bytes only. It must not depend on state machines or raft.
 package backup
 
 import (
@@ -44,15 +44,15 @@ import (
 )
 
 // KeyPurpose is the purpose with which the key of archives is derived from the cluster key (clusterkey.Key.Derive). The
-// result is the same for all generations of a cluster key, so that a renewed key reads older archives.
+// derived key is the same for all generations of a cluster key, so that a restored cluster can read older archives.
 const KeyPurpose = "backup"
 
-// Manifest describes the content of an archive.
+// Manifest describes the cluster and the groups in an archive. It is the archive's first file, in JSON.
 type Manifest struct {
 	Version int `json:"version"`
 	// Cluster is the ID of the cluster that was backed up.
 	Cluster uint64 `json:"cluster"`
-	// Made is the time of the backup, and By the version of the program that wrote it.
+	// Made is the time of the backup. By is the version of the program that wrote it.
 	Made   time.Time `json:"made"`
 	By     string    `json:"by"`
 	Groups []Group   `json:"groups"`
@@ -62,7 +62,7 @@ type Manifest struct {
 type Group struct {
 	ID   uint64 `json:"id"`
 	Name string `json:"name"`
-	// Index and Term are the position of the checkpoint in the group's log.
+	// Index and Term are the position of the checkpoint in the group's raft log.
 	Index uint64 `json:"index"`
 	Term  uint64 `json:"term"`
 	// Revision is the newest revision of the group's keyspace.
@@ -70,17 +70,17 @@ type Group struct {
 }
 
 const (
-	// Version is the version of the content of archives.
+	// Version is the version of the manifest and the file names in an archive. Extract refuses other versions.
 	Version = 1
 
 	manifestName = "manifest.json"
-	// maxManifest limits the size of a manifest in bytes, and maxGroups the number of groups in it.
+	// maxManifest limits the size of a manifest in bytes. maxGroups limits the number of groups in it.
 	maxManifest = 1 << 20
 	maxGroups   = 10_000
 )
 
-// Write writes an archive of the manifest's groups. dirs has the directory of each group's checkpoint, by the group's
-// name. key has 32 bytes.
+// Write writes an encrypted archive of the manifest's groups to w. dirs has the directory of each group's checkpoint,
+// by the group's name. key has 32 bytes.
 func Write(w io.Writer, key []byte, m Manifest, dirs map[string]string) error {
 	m.Version = Version
 	sealed, err := encrypt(w, key)
@@ -136,8 +136,8 @@ func addDir(out *tar.Writer, dir, name string) error {
 	})
 }
 
-// Extract decrypts a whole archive and writes each group's checkpoint to a directory of the group's name in dir, which
-// must be empty. The files are synced. After an error the written files must not be used.
+// Extract decrypts an archive up to its end and writes each group's checkpoint to a directory of the group's name in
+// dir, which must be empty. The files are synced. After an error the written files must not be used.
 func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 	opened, err := decrypt(r, key)
 	if err != nil {
@@ -176,14 +176,15 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 			return m, decryptError(opened, err)
 		}
 	}
-	// tar stops at its end mark. The rest is read, too, to verify that the last piece is there.
+	// tar.Reader stops at the end mark of the tar. The rest is read, too, to verify that the archive's last piece is
+	// there.
 	if _, err := io.Copy(io.Discard, opened); err != nil {
 		return m, decryptError(opened, err)
 	}
 	return m, syncTree(dir)
 }
 
-// decryptError returns the error of the decryption if there is one, otherwise err, the error of the tar reader.
+// decryptError returns the error of the decryption if there is one, otherwise err, the error of reading the tar.
 func decryptError(p *plainReader, err error) error {
 	if p.err != nil {
 		return p.err

@@ -21,7 +21,8 @@ func newKey() []byte {
 	return key
 }
 
-// archive returns an archive of two groups, one of which takes several pieces, and the content of its files.
+// archive returns an archive of two groups, one of which needs several pieces of 64 KiB, and the content of its file
+// kv/large.
 func archive(t *testing.T, key []byte) (text, large []byte) {
 	dir := t.TempDir()
 	large = make([]byte, 3*pieceLen+17)
@@ -57,7 +58,8 @@ func TestRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Extract returns an error for an archive that is truncated, reordered, changed or extended at any place.
+// TestDamagedArchiveIsRefused checks that Extract returns an error for an archive that is truncated, reordered, changed
+// or extended at any place, or read with another key.
 func TestDamagedArchiveIsRefused(t *testing.T) {
 	key := newKey()
 	text, _ := archive(t, key)
@@ -71,7 +73,7 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 	const damaged = "the archive is cut short, or is damaged, or was changed: "
 	require.ErrorContains(t, extract(append(slices.Clone(text), 0), key), damaged)
 
-	head := bytes.Index(text, []byte("\n--- ")) // the last line of the header is an authentication code
+	head := bytes.Index(text, []byte("\n--- ")) // the header's last line is an authentication code
 	head += 1 + bytes.IndexByte(text[head+1:], '\n') + 1
 	for at := range head {
 		require.Error(t, extract(text[:at], key), "at %d", at)
@@ -81,7 +83,7 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 	}
 	const nonce, size = 16, pieceLen + 16
 	require.Greater(t, len(text), head+nonce+3*size)
-	ends := []int{head + nonce + size, head + nonce + 2*size} // between pieces, where age finds whole pieces only
+	ends := []int{head + nonce + size, head + nonce + 2*size} // between two pieces, where age sees complete pieces only
 	for at := head; at < len(text); at += 1 + len(text)/31 {
 		ends = append(ends, at)
 		changed := slices.Clone(text)
@@ -92,7 +94,8 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 		require.ErrorContains(t, extract(text[:at], key), damaged, "at %d", at)
 	}
 
-	// Two pieces are swapped; one is left out; all but the first are left out; the pieces of another archive follow.
+	// Two pieces are swapped; one is left out; all after the first are left out; the later pieces are those of another
+	// archive.
 	start := head + nonce
 	first, second, rest := text[start:start+size], text[start+size:start+2*size], text[start+2*size:]
 	other, _ := archive(t, key)
@@ -101,7 +104,7 @@ func TestDamagedArchiveIsRefused(t *testing.T) {
 	}
 }
 
-// An error of the file is reported as such, and not as damage.
+// TestReadErrorOfAnArchive checks that Extract reports an I/O error of the file as such, and not as damage.
 func TestReadErrorOfAnArchive(t *testing.T) {
 	key := newKey()
 	text, _ := archive(t, key)
@@ -111,7 +114,8 @@ func TestReadErrorOfAnArchive(t *testing.T) {
 	}
 }
 
-// A file that asks for much memory before it is authenticated is refused.
+// TestWorkFactorIsBounded checks that Extract refuses an archive with a higher scrypt work factor, which would cost
+// memory before the archive is authenticated.
 func TestWorkFactorIsBounded(t *testing.T) {
 	key := newKey()
 	secret, err := passphrase(key)
@@ -127,7 +131,8 @@ func TestWorkFactorIsBounded(t *testing.T) {
 	require.ErrorContains(t, err, "work factor too large")
 }
 
-// Extract refuses an archive with a file name that would lead outside the target directory or outside a group.
+// TestFileNamesOutsideTheGroupAreRefused checks that Extract refuses an archive with a file name that leads outside the
+// target directory or outside a group's directory.
 func TestFileNamesOutsideTheGroupAreRefused(t *testing.T) {
 	key := newKey()
 	for _, name := range []string{"../x", "kv/../../x", "/x", "other/x", "kv"} {
@@ -143,7 +148,7 @@ func TestFileNamesOutsideTheGroupAreRefused(t *testing.T) {
 	}
 }
 
-// forge writes a tar whose second file has a name of its own.
+// forge writes a tar with a valid manifest and a file called name.
 func forge(w io.Writer, name string) error {
 	out := newTar(w)
 	if err := out.file(manifestName, []byte(`{"version":1,"groups":[{"id":2,"name":"kv"}]}`)); err != nil {

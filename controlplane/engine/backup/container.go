@@ -13,16 +13,16 @@ import (
 	"filippo.io/age"
 )
 
-// ageMagic is the beginning of each age file.
+// ageMagic is the text with which every age file begins.
 const ageMagic = "age-encryption.org/"
 
-// workFactor is the logarithm of the scrypt work factor. It is low, because the passphrase has 256 random bits and needs
-// no protection against guessing. Archives with a higher work factor are refused.
+// workFactor is the logarithm (base 2) of the scrypt work factor. It is low, because the passphrase has 256 random bits
+// and needs no protection against guessing. Archives with a higher work factor are refused.
 const workFactor = 10
 
 var errNotArchive = errors.New("this is not an archive that `trivet cluster backup` wrote")
 
-// passphrase derives the passphrase of archives from key, which has 32 bytes.
+// passphrase derives the passphrase of the age file from key, which must have 32 bytes.
 func passphrase(key []byte) (string, error) {
 	if len(key) != sha256.Size {
 		return "", fmt.Errorf("the key of archives has %d bytes, want %d", len(key), sha256.Size)
@@ -31,7 +31,7 @@ func passphrase(key []byte) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(secret), err
 }
 
-// encrypt returns a writer that encrypts to w. Without its Close the archive is incomplete.
+// encrypt returns a writer that encrypts to w. The archive is incomplete until the writer is closed.
 func encrypt(w io.Writer, key []byte) (io.WriteCloser, error) {
 	secret, err := passphrase(key)
 	if err != nil {
@@ -45,10 +45,10 @@ func encrypt(w io.Writer, key []byte) (io.WriteCloser, error) {
 	return age.Encrypt(w, recipient)
 }
 
-// plainReader reads the content of an archive. Each byte that it returns is authenticated.
+// plainReader reads the decrypted content of an archive. Each byte that it returns is authenticated.
 type plainReader struct {
 	r io.Reader
-	// err is the first error other than io.EOF.
+	// err is the first error of r other than io.EOF. All later reads return it.
 	err error
 }
 
@@ -63,7 +63,7 @@ func (p *plainReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// decrypt returns a reader of the content of an archive in the present or the old container.
+// decrypt returns a reader of the content of an archive, which is an age file or an old container (oldformat.go).
 func decrypt(r io.Reader, key []byte) (*plainReader, error) {
 	in := bufio.NewReader(r)
 	head, err := in.Peek(max(len(ageMagic), len(magic)))
@@ -96,7 +96,8 @@ func decrypt(r io.Reader, key []byte) (*plainReader, error) {
 	return &plainReader{r: opened}, opened.describe(err)
 }
 
-// ageReader reads the content of an age file and describes errors in terms of the archive.
+// ageReader reads the content of an age file. It returns errors that say whether the file could not be read or is
+// damaged.
 type ageReader struct {
 	plain  io.Reader
 	source *plainReader

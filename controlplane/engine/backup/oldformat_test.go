@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The archive testdata/before-age.backup was written by the last program that wrote the old container.
+// TestOldArchiveIsRead checks that Extract reads testdata/before-age.backup, which the last program with the old
+// container wrote.
 func TestOldArchiveIsRead(t *testing.T) {
 	text, err := os.ReadFile("testdata/before-age.backup")
 	require.NoError(t, err)
@@ -35,7 +36,8 @@ func TestOldArchiveIsRead(t *testing.T) {
 	}
 }
 
-// An archive in the old container that is truncated, reordered, changed or extended is refused.
+// TestBrokenOldArchive checks that Extract refuses an archive in the old container that is truncated, reordered,
+// changed or extended, or read with another key.
 func TestBrokenOldArchive(t *testing.T) {
 	key := newKey()
 	body := make([]byte, 3*pieceLen+17)
@@ -65,10 +67,10 @@ func TestBrokenOldArchive(t *testing.T) {
 		require.Error(t, extract(changed, key), "at %d", at)
 	}
 	changed := slices.Clone(text)
-	changed[head-1] ^= 1 // of the salt
+	changed[head-1] ^= 1 // a bit of the salt
 	require.ErrorContains(t, extract(changed, key), "is damaged, or was changed")
 
-	// Two pieces change places; one is left out; the last is repeated.
+	// Two pieces are swapped; one is left out; all after the first are left out.
 	size := 4 + pieceLen + 16
 	first, second, rest := text[head:head+size], text[head+size:head+2*size], text[head+2*size:]
 	require.ErrorContains(t, extract(slices.Concat(text[:head], second, first, rest), key), "is damaged, or was changed")
@@ -76,7 +78,8 @@ func TestBrokenOldArchive(t *testing.T) {
 	require.ErrorContains(t, extract(slices.Concat(text[:head], first), key), "is cut short")
 }
 
-// sealer encrypts the written bytes in pieces. Close writes the last piece, without which the archive is incomplete.
+// sealer is a writer that encrypts in the old container. Close writes the last piece, without which the archive is
+// incomplete.
 type sealer struct {
 	w      io.Writer
 	aead   cipher.AEAD
@@ -123,5 +126,5 @@ func (s *sealer) piece(last []byte) error {
 	return err
 }
 
-// Close writes the last piece.
+// Close encrypts and writes the last piece, marked as the last.
 func (s *sealer) Close() error { return s.piece(isLast) }

@@ -12,7 +12,7 @@
 //     the certificate. An expired pair never replaces a pair in use.
 //   - Open connections keep the certificate with which they were established.
 //
-// The package knows TLS and files. It must not know listeners or the issuer of the certificates.
+// The package uses TLS and files. It must not depend on listeners or the issuer of the certificates.
 package certfile
 
 import (
@@ -30,29 +30,31 @@ import (
 	"time"
 )
 
-// maxFile limits the size of a file in bytes. A certificate chain has a few KiB.
+// maxFile limits the size of either file in bytes. A certificate chain has a few KiB.
 const maxFile = 1 << 20
 
-// Options configures a Pair. Cert, Key and Log are required.
+// Options has the arguments of Open. Cert, Key and Log are required.
 type Options struct {
-	// Cert is the path of the certificate with its intermediates, Key that of its private key, both in PEM.
+	// Cert is the path of the certificate with its intermediates. Key is the path of its private key. Both files are
+	// PEM.
 	Cert, Key string
 	Log       *slog.Logger
 	// Now returns the current time; default: time.Now.
 	Now func() time.Time
 }
 
-// Pair holds a certificate and its key, as loaded from the files.
+// Pair holds the certificate and key that servers use now, as last loaded from the two files.
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// Used by Open and then only by Run: the hash of the files when they were last read, and the time of the last
-	// warning.
+	// seen and warned are used by Open and then only by Run. seen is the hash of the files when they were last read.
+	// warned is the time of the last warning about expiry.
 	seen   [sha256.Size]byte
 	warned time.Time
 }
 
-// Open loads a pair. An expired or not yet valid certificate is logged; any other defect is an error.
+// Open loads a certificate and its key. An expired or not yet valid certificate is only logged; any other defect is an
+// error.
 func Open(opts Options) (*Pair, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -81,15 +83,15 @@ func (p *Pair) Config(protocols ...string) *tls.Config {
 	}
 }
 
-// Leaf returns the current certificate.
+// Leaf returns the certificate that servers use now, without its intermediates.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// withPaths adds the paths of both files to an error.
+// withPaths adds the paths of the certificate and the key file to an error.
 func (p *Pair) withPaths(err error) error {
 	return fmt.Errorf("%s, %s: %w", p.opts.Cert, p.opts.Key, err)
 }
 
-// read returns the content of both files.
+// read returns the content of the certificate file and of the key file.
 func (p *Pair) read() (cert, key []byte, err error) {
 	if cert, err = readFile(p.opts.Cert, false); err != nil {
 		return nil, nil, fmt.Errorf("read certificate: %w", err)
@@ -100,8 +102,9 @@ func (p *Pair) read() (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// readFile reads a regular file of at most maxFile bytes. With secret it returns an error if the group or others have
-// any permission. It checks the mode on the open descriptor, so that the file cannot be replaced in between.
+// readFile reads a regular file of at most maxFile bytes. If secret is set, it returns an error if the group or others
+// have any permission. It checks the mode on the open descriptor, so that the file cannot be replaced between check and
+// read.
 func readFile(path string, secret bool) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -125,7 +128,7 @@ func readFile(path string, secret bool) ([]byte, error) {
 	return text, err
 }
 
-// sum returns a hash of the files' content and of the error of reading them, to detect changes.
+// sum returns a hash of the content of both files and of the error of reading them. A different hash means a change.
 func sum(cert, key []byte, err error) [sha256.Size]byte {
 	text := ""
 	if err != nil {
@@ -135,8 +138,8 @@ func sum(cert, key []byte, err error) [sha256.Size]byte {
 	return sha256.Sum256(slices.Concat(a[:], b[:], []byte(text)))
 }
 
-// parse checks everything except the validity period: certificate and key match, and clients can accept the
-// certificate.
+// parse checks everything except the validity period: key and certificate match, and the certificate names a host and
+// may be used by servers.
 func parse(cert, key []byte) (*tls.Certificate, error) {
 	if bytes.Contains(cert, []byte("PRIVATE KEY")) {
 		return nil, errors.New("the certificate's file holds a private key, which belongs into the other")

@@ -27,7 +27,7 @@ import (
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// fixture is a Pair with its files, a clock and a log buffer.
+// fixture is a Pair with its two files, a settable clock and a log buffer.
 type fixture struct {
 	t         *testing.T
 	cert, key string
@@ -48,7 +48,7 @@ func (l *logBuffer) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// drain returns the log output since the last call.
+// drain returns the log output since the last call of drain.
 func (l *logBuffer) drain() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +61,7 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{t: t, cert: filepath.Join(dir, "tls.crt"), key: filepath.Join(dir, "tls.key"), now: began}
 }
 
-// issue returns a self-signed certificate and its key.
+// issue returns a new self-signed certificate, valid for 90 days from d.now unless change modifies it, and its key.
 func (d *fixture) issue(change ...func(*x509.Certificate)) (cert, key string) {
 	d.serial++
 	template := &x509.Certificate{
@@ -91,7 +91,7 @@ func (d *fixture) open() error {
 	return err
 }
 
-// openFixture returns a fixture whose Pair is open.
+// openFixture returns a fixture whose Pair has loaded a valid certificate with serial number 1.
 func openFixture(t *testing.T) *fixture {
 	d := newFixture(t)
 	cert, key := d.issue()
@@ -102,7 +102,7 @@ func openFixture(t *testing.T) *fixture {
 	return d
 }
 
-// shift writes a certificate whose validity period is moved by a duration.
+// shift writes a certificate whose validity period is moved by a duration, and makes the Pair read it.
 func (d *fixture) shift(by time.Duration) {
 	cert, key := d.issue(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotBefore.Add(by), c.NotAfter.Add(by) })
 	d.write(d.cert, cert)
@@ -110,7 +110,7 @@ func (d *fixture) shift(by time.Duration) {
 	d.pair.look()
 }
 
-// servedSerial returns the serial number of the certificate that clients get.
+// servedSerial returns the serial number of the certificate that a client gets from a TLS server with the Pair.
 func (d *fixture) servedSerial() int64 {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -148,8 +148,8 @@ func TestReplacedOneFileAtATime(t *testing.T) {
 	}
 }
 
-// Open refuses an invalid pair with the reason. A pair that becomes invalid later is logged, and the previous pair
-// stays in use.
+// TestInvalidPairsAreRefused checks that Open refuses an invalid pair with the reason. If the files become invalid
+// later, the reason must be logged, without the key, and the previous pair must stay in use.
 func TestInvalidPairsAreRefused(t *testing.T) {
 	usage := func(u ...x509.ExtKeyUsage) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.ExtKeyUsage = u }
@@ -189,7 +189,7 @@ func TestInvalidPairsAreRefused(t *testing.T) {
 			require.NotContains(t, output, "BEGIN")
 			require.ErrorContains(t, d.open(), says)
 
-			// With its connection restored the member counts again.
+			// Open accepts a certificate without extended key usages.
 			require.NoError(t, os.RemoveAll(d.cert))
 			cert, key := d.issue(usage())
 			d.write(d.cert, cert)
@@ -226,7 +226,7 @@ func TestExpiryIsLogged(t *testing.T) {
 	require.NoError(t, d.open(), "a member starts with it")
 	require.Contains(t, d.log.drain(), "has expired")
 
-	// One that is over, or not yet good, does not replace another.
+	// A certificate that has expired, or is not valid yet, does not replace another.
 	for says, shift := range map[string]time.Duration{"has expired": -100 * day, "is not valid before": 100 * day} {
 		d.shift(shift)
 		require.Contains(t, d.log.drain(), says)
@@ -244,10 +244,11 @@ func TestExpiryIsLogged(t *testing.T) {
 	require.Contains(t, d.log.drain(), "about to expire")
 }
 
-// A signal reloads the files at once. Established connections keep the old certificate.
+// TestSignalReloads checks that a signal makes Run reload the files at once, and that an established connection
+// continues with the old certificate.
 func TestSignalReloads(t *testing.T) {
 	d := openFixture(t)
-	hurry := make(chan os.Signal) // unbuffered: a second one is taken after the first look
+	hurry := make(chan os.Signal) // unbuffered: the second signal is received after the first was handled
 	ctx, done := t.Context(), make(chan struct{})
 	go func() { defer close(done); d.pair.Run(ctx, hurry) }()
 	t.Cleanup(func() { <-done })

@@ -7,10 +7,10 @@ var expiry = prometheus.NewDesc("trivet_tls_certificate_expiry_seconds",
 
 var _ prometheus.Collector = (*Pair)(nil)
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector with the gauge trivet_tls_certificate_expiry_seconds.
 func (p *Pair) Describe(out chan<- *prometheus.Desc) { out <- expiry }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector: it sends the expiry of the certificate in use, in Unix seconds.
 func (p *Pair) Collect(out chan<- prometheus.Metric) {
 	out <- prometheus.MustNewConstMetric(expiry, prometheus.GaugeValue, float64(p.Leaf().NotAfter.Unix()))
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The tests fail with the mutant that accepts a certificate which clients would refuse.
+// TestMutants checks that servedSerial shows the mutant UnfitCertificate, which accepts an expired certificate.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for name, shown := range map[string]int64{"": 1, mutant.UnfitCertificate: 2} {

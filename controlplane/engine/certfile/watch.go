@@ -10,17 +10,18 @@ import (
 )
 
 const (
-	// Every is the interval at which the files are polled.
+	// Every is the interval at which Run reads the certificate and the key file.
 	Every = 5 * time.Second
-	// warnBefore is the remaining time from which on a warning is logged. Certificates of 90 days are usually renewed
-	// 30 days before their expiry, so a renewal has failed by then. For certificates of a shorter life it is the last
-	// fifth.
+	// warnBefore is the time before the certificate's expiry from which on a warning is logged. Certificates of 90 days
+	// are usually renewed 30 days before their expiry, so a renewal has failed by then. For a certificate that is valid
+	// for a shorter time, the warning starts in the last fifth of that time.
 	warnBefore = 14 * 24 * time.Hour
-	// warnEvery is the interval between two such warnings.
+	// warnEvery is the interval between two warnings about expiry.
 	warnEvery = 12 * time.Hour
 )
 
-// Run polls the files every Every, and at once for each signal on hurry, until ctx ends.
+// Run reads the files every Every, and at once for each signal on hurry, until ctx ends. It uses a new valid pair and
+// logs an invalid one.
 func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	tick := time.NewTicker(Every)
 	defer tick.Stop()
@@ -37,7 +38,8 @@ func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	}
 }
 
-// look reads the files. If they have changed, it uses the new pair if that is valid, and otherwise logs the error.
+// look reads the files. If they have changed, it uses the new pair if that is valid, and otherwise logs the error and
+// does not replace the previous pair.
 func (p *Pair) look() {
 	defer p.warn()
 	cert, key, err := p.read()

@@ -40,36 +40,38 @@ import (
 )
 
 const (
-	// Tolerance is the largest skew that is not corrected. A skew above Bound is logged as an error.
+	// Tolerance is the largest skew that is not corrected. Bound is the largest skew that is not logged as an error.
 	Tolerance = time.Second
 	Bound     = time.Minute
 
 	// Command is the name of the command that returns a member's wall clock; see Answer.
 	Command = "clock.read"
 
-	// askEvery is the pause between rounds. While the skew is unknown, the pause starts at askAtFirst and doubles.
+	// askEvery is the pause between two rounds of requests. While the skew is unknown, the pause starts at askAtFirst
+	// and doubles.
 	askEvery, askAtFirst = 2 * time.Second, 100 * time.Millisecond
-	// mostTrip is the longest round trip that counts. The error of a response is at most half of its round trip.
+	// mostTrip is the longest round trip of a response that is used. The error of a response is at most half of its
+	// round trip.
 	mostTrip = time.Second
 	// keepFor is how long a response with a short round trip is preferred to later ones with longer round trips.
 	keepFor = time.Minute
-	// lately is how long a response counts. In that time two clocks drift apart by less than a tenth of a second.
+	// lately is how long a response is used. In that time two clocks drift apart by less than a tenth of a second.
 	lately = 10 * time.Minute
 	// logEvery is the pause between two equal log messages.
 	logEvery = time.Minute
 )
 
-// Peers calls the other members.
+// Peers sends commands to the other members of the cluster.
 type Peers interface {
-	// Members returns the addresses of the other members, by ID.
+	// Members returns the addresses of the other members, by member ID.
 	Members() map[uint64]string
-	// Direct calls a command on a member.
+	// Direct executes a command on a member and returns its response.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
 // Options configures a Clock.
 type Options struct {
-	// Log is required.
+	// Log receives the warnings about skew; required.
 	Log *slog.Logger
 	// Wall returns the wall clock of this host; default: the function Wall.
 	Wall func() time.Time
@@ -77,7 +79,7 @@ type Options struct {
 	Elapsed func() time.Duration
 }
 
-// Clock provides the time of one member. It is safe for concurrent use.
+// Clock provides the current time to one member. It is safe for concurrent use.
 type Clock struct {
 	opts       Options
 	started    time.Time
@@ -86,8 +88,9 @@ type Clock struct {
 
 	mu    sync.RWMutex
 	peers Peers
-	// The result of the last round. right is the accepted time minus Elapsed. median is the median of all clocks minus
-	// Elapsed, valid if known is set. apart is the difference between clocks of which it is unknown which is wrong.
+	// The following fields are the result of the last round. right is the accepted time minus Elapsed. median is the
+	// median of all clocks minus Elapsed, valid if known is set. apart is the difference between two clocks if it is
+	// unknown which of them is wrong, otherwise 0.
 	right, median time.Duration
 	known         bool
 	apart         time.Duration
@@ -96,18 +99,18 @@ type Clock struct {
 	readings map[uint64]reading
 }
 
-// reading is a reading of another member's clock.
+// reading is the time that another member's clock showed, as computed from one response.
 type reading struct {
-	// ahead is the other clock, in Unix time, minus Elapsed of this member.
+	// ahead is the other member's clock, in Unix time, minus Elapsed of this member.
 	ahead time.Duration
-	// at is when the response arrived, in Elapsed.
+	// at is the Elapsed time when the response arrived.
 	at time.Duration
 	// trip is the round-trip time. The error of ahead is at most half of it.
 	trip time.Duration
 }
 
-// better reports whether a replaces the previous reading. A previous reading with a shorter round trip is kept while it
-// is younger than keepFor and does not contradict a.
+// better reports whether a replaces the reading before of the same member. A reading with a shorter round trip is not
+// replaced while it is younger than keepFor and does not contradict a.
 func (a reading) better(before reading) bool {
 	if before.trip >= a.trip || a.at-before.at > keepFor {
 		return true
@@ -115,7 +118,7 @@ func (a reading) better(before reading) bool {
 	return (a.ahead - before.ahead).Abs() > (a.trip+before.trip)/2
 }
 
-// New returns a clock without peers; see Attach and Run.
+// New returns a clock that shows the wall clock until Attach has set the peers and Run compares the clocks.
 func New(opts Options) *Clock {
 	if opts.Wall == nil {
 		opts.Wall = Wall
@@ -131,7 +134,7 @@ func New(opts Options) *Clock {
 	}
 }
 
-// Attach sets the peers. It must be called once, before Run.
+// Attach sets the peers whose clocks are compared. It must be called once, before Run.
 func (c *Clock) Attach(p Peers) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,13 +156,13 @@ func (c *Clock) Now() time.Time {
 	return wall
 }
 
-// own converts a reading of the wall clock to Unix time minus Elapsed.
+// own converts wall, a time of the wall clock, to Unix time minus the current Elapsed.
 func (c *Clock) own(wall time.Time) time.Duration {
 	return time.Duration(wall.UnixNano()) - c.opts.Elapsed()
 }
 
-// Steady returns the wall clock at the start of the member plus Elapsed. It is monotonic. It is meant for times that
-// are not used beyond the life of the process.
+// Steady returns the wall clock's time at the start of the member plus Elapsed. It is monotonic. Use it for times that
+// are not needed beyond the life of the process.
 func (c *Clock) Steady() time.Time { return c.started.Add(c.opts.Elapsed()) }
 
 // Elapsed returns a monotonic time, which does not change when the wall clock is set.
@@ -178,7 +181,7 @@ func (c *Clock) Skew() (offset time.Duration, known bool) {
 	return own - c.median, true
 }
 
-// updateOffset computes the result of a round from the recent responses.
+// updateOffset computes the result of a round from the readings that are at most lately old, and stores it.
 func (c *Clock) updateOffset() {
 	own, now := c.own(c.opts.Wall()), c.opts.Elapsed()
 	c.mu.Lock()
@@ -208,7 +211,7 @@ func (c *Clock) Answer(context.Context, uint64, []byte) ([]byte, error) {
 
 var errTooSlow = errors.New("the response took too long to contain a usable time")
 
-// ask requests the time of one member and stores the reading.
+// ask requests the time of one member and stores the reading, unless a stored reading is better.
 func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, mostTrip)
 	defer cancel()
@@ -233,7 +236,8 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	return nil
 }
 
-// round requests the time of all other members concurrently, and drops the readings of members that were removed.
+// round requests the time of all other members concurrently, removes the readings of removed members, and stores the
+// result.
 func (c *Clock) round(ctx context.Context) {
 	c.mu.Lock()
 	peers := c.peers
@@ -247,7 +251,7 @@ func (c *Clock) round(ctx context.Context) {
 	c.mu.Unlock()
 	var work sync.WaitGroup
 	for id := range members {
-		// A member that cannot be reached, or whose version is too old for the command, does not count.
+		// A member is ignored if it cannot be reached or if its version is too old for the command.
 		work.Go(func() { _ = c.ask(ctx, peers, id) })
 	}
 	work.Wait()
@@ -269,7 +273,7 @@ func (c *Clock) Run(ctx context.Context) {
 	}
 }
 
-// logResult logs the result of the last round.
+// logResult logs the skew that the last round has found, or that it is unknown which clock is wrong.
 func (c *Clock) logResult() {
 	skew, known := c.Skew()
 	c.mu.RLock()
@@ -283,10 +287,10 @@ func (c *Clock) logResult() {
 	}
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector with the gauge trivet_clock_skew_seconds.
 func (c *Clock) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector: it sends the current skew in seconds, or nothing while the skew is unknown.
 func (c *Clock) Collect(out chan<- prometheus.Metric) {
 	if skew, known := c.Skew(); known {
 		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, skew.Seconds())

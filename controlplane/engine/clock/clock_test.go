@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// offset finds the clock that differs from the majority, and reports known=false if there is no majority.
+// TestOffset checks that offset finds the difference of a clock from the majority, and returns known=false if there is
+// no majority.
 func TestOffset(t *testing.T) {
 	const s, m = time.Second, time.Minute
 	for _, c := range []struct {
@@ -53,7 +54,7 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// testCluster is a set of members that read each other's clocks, in a synctest bubble.
+// testCluster is a set of members that request each other's time, in a synctest bubble.
 type testCluster struct {
 	t      *testing.T
 	clocks map[uint64]*Clock
@@ -62,11 +63,12 @@ type testCluster struct {
 	// mu guards the following fields while a clock runs.
 	mu    sync.Mutex
 	ahead map[uint64]time.Duration
-	// trip is how long a question takes, and as long its answer; cut are members that nobody reaches, and that reach
-	// nobody.
+	// trip is how long a request takes, and also how long its response takes.
 	trip time.Duration
-	// back is the additional delay of responses.
+	// back is an additional delay of responses.
 	back time.Duration
+	// cut lists members that cannot reach others or be reached. old lists members that do not support the command. lies
+	// has responses that members send instead of their time.
 	cut  map[uint64]bool
 	old  map[uint64]bool
 	lies map[uint64][]byte
@@ -93,7 +95,7 @@ func newTestCluster(t *testing.T, members int) *testCluster {
 	return h
 }
 
-// logBuffer collects log output.
+// logBuffer is an io.Writer that collects log output.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -105,7 +107,7 @@ func (p *logBuffer) Write(b []byte) (int, error) {
 	return p.text.Write(b)
 }
 
-// take returns the output since the last call.
+// take returns the log output since the last call of take.
 func (p *logBuffer) take() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,7 +181,7 @@ func (h *testCluster) unknown(id uint64) {
 	require.False(h.t, known)
 }
 
-// gauge returns the values of the metric.
+// gauge returns the values of a member's metric trivet_clock_skew_seconds; none if the skew is unknown.
 func (h *testCluster) gauge(id uint64) (values []float64) {
 	r := prometheus.NewRegistry()
 	r.MustRegister(h.clocks[id])
@@ -194,8 +196,8 @@ func (h *testCluster) gauge(id uint64) (values []float64) {
 	return values
 }
 
-// A member whose wall clock is set wrong corrects Now in the next round, and stops correcting when the clock is set
-// right.
+// TestWrongClockIsCorrectedInOneRound sets a member's wall clock wrong, and then right. Now and Skew must be correct at
+// once, and the other members must not be affected.
 func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -204,7 +206,7 @@ func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 		h.skew(1, 0)
 		before := h.clocks[1].Steady()
 		for _, ahead := range []time.Duration{10 * time.Minute, -10 * time.Minute, time.Minute, 24 * time.Hour} {
-			h.ahead[1] = ahead // no question is asked meanwhile
+			h.ahead[1] = ahead // no round is made on member 1 meanwhile
 			h.skew(1, ahead)
 			require.InDelta(t, 0, time.Until(h.clocks[1].Now()).Seconds(), 0.01)
 			require.InDelta(t, 0, time.Until(h.clocks[1].Steady()).Seconds(), 0.01)
@@ -220,7 +222,8 @@ func TestWrongClockIsCorrectedInOneRound(t *testing.T) {
 	})
 }
 
-// Two clocks that differ give no result unless a recent reading of the third is known.
+// TestTwoClocksGiveNoMajority checks that Skew is unknown when two clocks differ, unless a reading of the third member
+// is at most lately old.
 func TestTwoClocksGiveNoMajority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -250,8 +253,8 @@ func TestTwoClocksGiveNoMajority(t *testing.T) {
 	})
 }
 
-// Two clocks are set one after the other, before the member has new readings of both. The correct time stays in use
-// until the others were asked again.
+// TestClocksSetOneAfterTheOther sets the clocks of two members one after the other, the second before a round has
+// noticed the first. Now must stay correct until the next round and after it.
 func TestClocksSetOneAfterTheOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -267,7 +270,8 @@ func TestClocksSetOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// A member without peers uses its own wall clock, even if that is changed.
+// TestSingleMemberUsesItsOwnClock checks that Now of a member without peers follows its wall clock, even when that is
+// set.
 func TestSingleMemberUsesItsOwnClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 1)
@@ -280,8 +284,8 @@ func TestSingleMemberUsesItsOwnClock(t *testing.T) {
 	})
 }
 
-// Responses that are too slow, malformed or from a version without the command are ignored, and so are readings of
-// removed members.
+// TestInvalidReadingsAreIgnored checks that responses that are too slow, malformed or from a version without the
+// command do not count, and that the readings of removed members are deleted.
 func TestInvalidReadingsAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -312,8 +316,8 @@ func TestInvalidReadingsAreIgnored(t *testing.T) {
 	})
 }
 
-// A skew is logged at most once per minute, with the action to take, and once more when it is over. The metric always
-// shows it.
+// TestLogAndMetric checks that a skew is logged once per minute, with the action to take, and once more when it has
+// ended. The metric must have the skew while it is known.
 func TestLogAndMetric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -359,7 +363,8 @@ func TestLogAndMetric(t *testing.T) {
 	})
 }
 
-// A reading with a long round trip replaces one with a short round trip only if the two contradict each other.
+// TestSlowReadingDoesNotReplaceFastOne checks that a reading with a longer round trip replaces an earlier one only if
+// the two contradict each other or the earlier one is older than keepFor.
 func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newTestCluster(t, 3)
@@ -388,7 +393,7 @@ func TestSlowReadingDoesNotReplaceFastOne(t *testing.T) {
 	})
 }
 
-// A response contains Unix time in nanoseconds.
+// TestAnswerFormat checks that a response is the Unix time in nanoseconds, in 8 bytes, big endian.
 func TestAnswerFormat(t *testing.T) {
 	at := time.Date(2026, 7, 1, 12, 0, 0, 5, time.UTC)
 	c := New(Options{Log: slog.New(slog.DiscardHandler), Wall: func() time.Time { return at }})

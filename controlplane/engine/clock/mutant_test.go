@@ -13,13 +13,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a member with a wrong clock uses its own time.
+// TestMutantOwnClock checks that two tests fail with the mutant OwnClock, whose member uses its wall clock without
+// correction.
 func TestMutantOwnClock(t *testing.T) {
 	mutanttest.Notices(t, mutant.OwnClock, TestWrongClockIsCorrectedInOneRound, "Max difference between 0 and 600")
 	mutanttest.Notices(t, mutant.OwnClock, TestTwoClocksGiveNoMajority, "the correct time continues")
 }
 
-// The file that TRIVET_CLOCK names sets the offset of Wall at once. The file may be missing.
+// TestMutantWall checks that the file that TRIVET_CLOCK names sets the offset of Wall: missing and empty mean 0, a
+// malformed duration panics.
 func TestMutantWall(t *testing.T) {
 	dir := t.TempDir()
 	require.Zero(t, ahead(dir+"/none"))

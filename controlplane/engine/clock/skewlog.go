@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// skewLogger logs the skew when its level or sign changes, and then once per logEvery.
+// skewLogger logs the skew when its log level or sign changes, and repeats a warning or an error once per logEvery.
 type skewLogger struct {
 	log   *slog.Logger
 	last  slog.Level
 	ahead bool
 	at    time.Duration
-	// doubted is the time of the last message of doubt, in Elapsed.
+	// doubted is the Elapsed time at which reportUnknown last logged; 0 if never.
 	doubted time.Duration
 }
 
-// DescribeSkew returns a message to the operator about a skew.
+// DescribeSkew returns a message that tells an operator how far this member's clock is off, and to set it.
 func DescribeSkew(skew time.Duration) string {
 	way := "ahead of"
 	if skew < 0 {
@@ -35,7 +35,8 @@ func level(skew time.Duration) slog.Level {
 	return slog.LevelInfo
 }
 
-// reportUnknown logs that clocks differ by apart and that it is unknown which of them is wrong, once per logEvery.
+// reportUnknown logs that the clocks of two members differ by apart and that it is unknown which is wrong, at most once
+// per logEvery. now is the Elapsed time.
 func (t *skewLogger) reportUnknown(now, apart time.Duration) {
 	if t.doubted != 0 && now-t.doubted < logEvery {
 		return
@@ -44,7 +45,8 @@ func (t *skewLogger) reportUnknown(now, apart time.Duration) {
 	t.log.Error(fmt.Sprintf("the members' clocks are %s apart, and too few are heard to say whose is wrong: look at all of them", apart.Round(time.Millisecond)))
 }
 
-// report logs the skew that a round has found.
+// report logs the skew that a round has found, unless the same was logged less than logEvery ago. now is the Elapsed
+// time.
 func (t *skewLogger) report(now, skew time.Duration) {
 	level, ahead := level(skew), skew > 0
 	same := level == t.last && (ahead == t.ahead || level == slog.LevelInfo)

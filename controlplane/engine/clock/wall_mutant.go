@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// fromEnvironment returns TRIVET_CLOCK: the path of a file with the offset of this program's clock from the host's, as
-// a Go duration ("10m", "-1m0s"). The file may change at any time, preferably by renaming. A missing or empty file
-// means 0. Without the build tag mutant, TRIVET_CLOCK has no effect.
+// fromEnvironment returns the environment variable TRIVET_CLOCK: the path of a file with the offset of this program's
+// clock from the host's, as a Go duration ("10m", "-1m0s"). The file may change at any time, preferably by renaming. A
+// missing or empty file means 0. Without the build tag mutant, TRIVET_CLOCK has no effect.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv("TRIVET_CLOCK") })
 
 // Wall returns this host's wall clock plus the offset in the file TRIVET_CLOCK. With an offset the result has no
@@ -32,7 +32,7 @@ func ahead(path string) time.Duration {
 	}
 	d, err := time.ParseDuration(strings.TrimSpace(string(text)))
 	if err != nil {
-		// A test whose clock setting is ignored would pass without testing anything.
+		// Panic, because a test whose clock setting is ignored would pass without testing anything.
 		panic(fmt.Sprintf("TRIVET_CLOCK %s: %v", path, err))
 	}
 	return d

@@ -6,8 +6,8 @@
 //
 // A cluster that was restored from a backup, or from a surviving member, must not be confused with the old cluster by
 // members or hosts of the old one. Therefore the key file can contain a generation besides the secret. Data that was
-// encrypted under one generation can be decrypted under all of them. The cluster's ID and the authority, and so all
-// certificates and tokens, differ between generations.
+// encrypted under one generation can be decrypted under all of them. The cluster's ID, the certificate authority, and
+// so all certificates and tokens, differ between generations.
 package clusterkey
 
 import (
@@ -32,7 +32,7 @@ import (
 // Size is the size of the secret in bytes.
 const Size = 32
 
-// Key is a cluster key.
+// Key is the secret that the members of a control plane share, with its generation.
 type Key struct {
 	secret     []byte
 	generation uint64 // 0 for a new key, random after Renewed
@@ -45,15 +45,15 @@ func Generate() *Key {
 	return &Key{secret: secret}
 }
 
-// Renewed returns a key with the same secret and a new random generation, for a restored cluster.
+// Renewed returns a key for a restored cluster: with the same secret and a new random generation.
 func (k *Key) Renewed() *Key {
 	var b [8]byte
 	rand.Read(b[:])
 	return &Key{secret: k.secret, generation: max(binary.BigEndian.Uint64(b[:]), 1)}
 }
 
-// Encode returns the file format: the secret in base64, then, unless the generation is 0, a space and the generation in
-// hex, and a newline.
+// Encode returns k in the format of key files: the secret in base64, then, unless the generation is 0, a space and the
+// generation in hex, and a newline.
 func (k *Key) Encode() string {
 	text := base64.StdEncoding.EncodeToString(k.secret)
 	if k.generation != 0 {
@@ -62,7 +62,7 @@ func (k *Key) Encode() string {
 	return text + "\n"
 }
 
-// Parse decodes the file format.
+// Parse decodes a key in the format that Encode returns.
 func Parse(text string) (*Key, error) {
 	text, number, renewed := strings.Cut(strings.TrimSpace(text), " ")
 	secret, err := base64.StdEncoding.DecodeString(text)
@@ -76,7 +76,7 @@ func Parse(text string) (*Key, error) {
 	return &Key{secret: secret, generation: generation}, nil
 }
 
-// Load reads a key from a file. It returns an error if the group or others have any permission on the file.
+// Load reads a key from the file path. It returns an error if the group or others have any permission on the file.
 func Load(path string) (*Key, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -96,8 +96,8 @@ func Load(path string) (*Key, error) {
 	return k, nil
 }
 
-// LoadOrMake loads a key and, if the file does not exist, generates a key and writes the file. It is for a single
-// member.
+// LoadOrMake loads the key in the file path. If the file does not exist, it generates a key and writes the file. Only
+// the single member of a cluster may call it.
 func LoadOrMake(path string) (*Key, error) {
 	k, err := Load(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +110,7 @@ func LoadOrMake(path string) (*Key, error) {
 	return k, nil
 }
 
-// Derive returns a key of 32 bytes for one purpose (HKDF-SHA256, RFC 5869). It does not depend on the generation.
+// Derive returns a key of 32 bytes for one purpose (HKDF-SHA256, RFC 5869). It is the same in all generations.
 func (k *Key) Derive(purpose string) []byte {
 	out, err := hkdf.Key(sha256.New, k.secret, nil, "trivet/"+purpose, 32)
 	if err != nil {
@@ -119,7 +119,7 @@ func (k *Key) Derive(purpose string) []byte {
 	return out
 }
 
-// ofGeneration returns a purpose for Derive that differs between generations.
+// ofGeneration returns purpose with the generation, for keys that must differ between generations.
 func (k *Key) ofGeneration(purpose string) string {
 	if k.generation == 0 {
 		return purpose
@@ -127,21 +127,21 @@ func (k *Key) ofGeneration(purpose string) string {
 	return purpose + "/" + strconv.FormatUint(k.generation, 16)
 }
 
-// ClusterID returns the cluster's ID, from 1 to 2^53−1, so that every JSON parser represents it exactly.
+// ClusterID returns the cluster's ID, a number from 1 to 2^53−1, so that every JSON parser represents it exactly.
 func (k *Key) ClusterID() uint64 {
 	id := binary.BigEndian.Uint64(k.Derive(k.ofGeneration("cluster-id"))) & (1<<53 - 1)
 	return max(id, 1)
 }
 
-// Cluster returns the cluster's name in certificates: its ID in decimal.
+// Cluster returns the name of the cluster in certificates, which is its ID in decimal.
 func (k *Key) Cluster() string { return strconv.FormatUint(k.ClusterID(), 10) }
 
-// Authority returns the cluster's certificate authority.
+// Authority returns the cluster's certificate authority, whose key is derived from the secret and the generation.
 func (k *Key) Authority() (*mtls.Authority, error) {
 	return mtls.NewAuthority(k.Cluster(), k.Derive(k.ofGeneration("authority")))
 }
 
-// Seal encrypts a secret for storage (AES-256-GCM). The name under which the secret is stored is authenticated, too.
+// Seal encrypts a secret for storage (AES-256-GCM). Open decrypts it only under the same name.
 func (k *Key) Seal(name string, plain []byte) []byte {
 	aead := k.aead()
 	nonce := make([]byte, aead.NonceSize())
@@ -149,7 +149,7 @@ func (k *Key) Seal(name string, plain []byte) []byte {
 	return aead.Seal(nonce, nonce, plain, []byte(name))
 }
 
-// Open decrypts the output of Seal. It returns an error for another key or name, or if the data was changed.
+// Open decrypts the result of Seal. It returns an error for another key or name, or if the data was changed.
 func (k *Key) Open(name string, sealed []byte) ([]byte, error) {
 	aead := k.aead()
 	if len(sealed) < aead.NonceSize() {

@@ -52,7 +52,8 @@ func TestSealedSecretStaysWithItsName(t *testing.T) {
 	require.Error(t, err)
 }
 
-// A renewed key has another cluster ID and decrypts data that was sealed with the old key.
+// TestRenewed checks that a renewed key has another cluster ID and authority, decrypts data that was encrypted with the
+// old key, and can be encoded and parsed.
 func TestRenewed(t *testing.T) {
 	old := Generate()
 	sealed := old.Seal("token", []byte("secret"))

@@ -10,17 +10,17 @@ import (
 )
 
 // The work for a group's state machine is a list of jobs, which run in order. Without a Runner, Process runs them. A
-// Runner has one goroutine per group for them, so that raft continues meanwhile.
+// Runner has one goroutine per group that runs them, so that raft continues meanwhile.
 
-// job is one piece of work for a state machine.
+// job is one piece of work for a state machine: to apply entries, to flush, or to write or install a snapshot.
 type job struct {
 	// run does the work, on the state machine's goroutine. It must not access the Group.
 	run func() error
-	// then handles the result on the Host's goroutine, in the order of the jobs. After an error of run or then, no
-	// further then is called.
+	// then, which is called on the Host's goroutine in the order of the jobs, handles the result of run. After an error
+	// of run or then, no further then is called.
 	then func() error
 
-	// Set in a job that applies entries.
+	// The following fields are set only in a job that applies entries.
 	entries *entries
 	last    raftconf.Position
 	reply   func(callback, Result, error) // set before run
@@ -30,18 +30,20 @@ type job struct {
 type entries struct {
 	raw       []*raftpb.Entry
 	claimed   []*proposal       // the proposal of each element of raw; nil if it was not made on this member
-	changes   []*raftpb.Entry   // membership changes
+	changes   []*raftpb.Entry   // entries that are membership changes, which the state machine does not get
 	responses []*raftpb.Message // raft's responses, delivered after the job
 
-	// The entries of one call of StateMachine.Apply, and the callback of each, which may be nil.
+	// list has the entries of one call of StateMachine.Apply. asks has the callback of each of them, nil if no caller
+	// on this member waits for the entry.
 	list []Entry
 	asks []callback
 }
 
-// enqueue adds a job.
+// enqueue appends j to the jobs of the group's state machine.
 func (g *Group) enqueue(j *job) { g.jobs = append(g.jobs, j) }
 
-// apply queues a job for committed entries, or adds them to the last queued job.
+// apply queues a job that applies the committed entries of m, or adds them to the last queued job if that applies
+// entries, too.
 func (g *Group) apply(m *raftpb.Message) error {
 	var j *job
 	if n := len(g.jobs); n > 0 && g.jobs[n-1].entries != nil {
@@ -79,7 +81,7 @@ func (g *Group) apply(m *raftpb.Message) error {
 }
 
 // apply passes the entries to the state machine and calls the callbacks of their proposals. Each call of
-// StateMachine.Apply gets entries until limit bytes (uncompressed) are reached, and at least one.
+// StateMachine.Apply gets as many raft entries as are needed to reach limit bytes (uncompressed), and at least one.
 func (j *job) apply(machine StateMachine, limit uint64) error {
 	e := j.entries
 	for first := 0; first < len(e.raw); {
@@ -100,7 +102,7 @@ func (j *job) apply(machine StateMachine, limit uint64) error {
 			}
 		}
 		clear(e.claimed[first:last])
-		clear(e.list) // do not keep the data
+		clear(e.list) // release the references to the data
 		clear(e.asks)
 		e.list, e.asks = e.list[:0], e.asks[:0]
 		first = last
@@ -108,8 +110,9 @@ func (j *job) apply(machine StateMachine, limit uint64) error {
 	return nil
 }
 
-// open decodes the proposals of e.raw from element first on into list and asks, until they have limit bytes. It returns
-// the index of the first element that it did not decode.
+// open decodes the proposals of e.raw from element first on, and appends them to e.list and their callbacks to e.asks.
+// It stops when the decoded proposals have limit bytes. It returns the index of the first element that it did not
+// decode.
 func (e *entries) open(first int, limit uint64) (last int, err error) {
 	size := uint64(0)
 	for last = first; last < len(e.raw) && (last == first || size < limit); last++ {
@@ -137,7 +140,7 @@ func (e *entries) open(first int, limit uint64) (last int, err error) {
 	return last, nil
 }
 
-// abandon calls the callbacks of a job that will not run, or has failed, with err.
+// abandon calls the callbacks of a job's proposals with err. It is used for a job that has failed or will not run.
 func (j *job) abandon(reply func(callback, Result, error), err error) {
 	if j.entries == nil {
 		return
@@ -173,7 +176,7 @@ func (g *Group) finishApply(j *job) error {
 	return nil
 }
 
-// maxSpare limits the capacity, in entries, of the slices that are kept for the next job.
+// maxSpare limits the capacity, in entries, of the slices that finishApply saves for the next job.
 const maxSpare = 16 << 10
 
 // work runs a group's jobs on the caller's goroutine.

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// proposeAny proposes without IDs.
+// proposeAny makes a proposal without an ID for each element of data. The answers are filled in when the callbacks are
+// called.
 func (m *member) proposeAny(data ...string) []*answer {
 	var out []*answer
 	for _, d := range data {
@@ -26,7 +27,8 @@ func (m *member) proposeAny(data ...string) []*answer {
 	return out
 }
 
-// Proposals that wait at the same time share one entry, and each gets its own result.
+// TestBatch checks that proposals without IDs that wait at the same time share one entry, that each gets its own
+// result, and that all are applied again after a crash.
 func TestBatch(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
@@ -51,19 +53,20 @@ func TestBatch(t *testing.T) {
 	require.Zero(t, f.host.Status().Groups[0].Proposals)
 	require.Equal(t, 4, f.machine.wanted)
 	c.converge("a=1", "a=2", "a=3", "a=4")
-	// Replaying the log restores them.
+	// After a crash the proposals are applied again from the log.
 	f.crash()
 	f.start()
 	c.tick(3)
 	require.Equal(t, []string{"a=1", "a=2", "a=3", "a=4"}, f.machine.Log)
 }
 
-// A batch is bounded in bytes, and in the time for which its proposals wait.
+// TestBatchBounds checks that a batch has at most message.MaxBatchBytes, and that its proposals fail at their own
+// deadline and not at that of an earlier batch.
 func TestBatchBounds(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
 	big := strings.Repeat("x", message.MaxBatchBytes/3)
-	c.frozen = true // nothing is committed meanwhile
+	c.frozen = true // so that nothing is committed meanwhile
 	before := l.storage().Last().Index
 	l.proposeAny("a="+big, "b="+big, "c="+big, "d=1")
 	c.settle()
@@ -77,7 +80,7 @@ func TestBatchBounds(t *testing.T) {
 
 	f := c.follower()
 	c.isolate(f)
-	c.tick(25) // it knows no leader any more
+	c.tick(25) // until the follower does not know a leader any more
 	early := f.proposeAny("f=1")[0]
 	c.tick(5)
 	late := f.proposeAny("f=2")[0]
@@ -93,7 +96,8 @@ func TestBatchBounds(t *testing.T) {
 
 func (m *member) storage() *raftlog.Log { return m.group.storage }
 
-// A batch that a deposed leader could not commit is forwarded to the next leader unchanged.
+// TestBatchIsProposedAgainInTheNextTerm checks that a batch that an isolated leader could not commit is forwarded to
+// the next leader and applied once.
 func TestBatchIsProposedAgainInTheNextTerm(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
@@ -119,7 +123,7 @@ func TestBatchIsProposedAgainInTheNextTerm(t *testing.T) {
 	}
 }
 
-// A batch of similar proposals is stored compressed.
+// TestBatchIsCompressed checks that a batch of similar proposals takes less space in the log than its data.
 func TestBatchIsCompressed(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
@@ -134,7 +138,8 @@ func TestBatchIsCompressed(t *testing.T) {
 	}
 }
 
-// Compressed batches are decoded in parts, each within the memory limit.
+// TestBatchesAreDecodedWithinTheLimit checks that entries.open decodes compressed batches one by one until the limit of
+// uncompressed bytes is reached.
 func TestBatchesAreDecodedWithinTheLimit(t *testing.T) {
 	same := strings.Repeat("x", 1000)
 	data := message.NewBatch([16]byte{9}, 0)
@@ -153,7 +158,8 @@ func TestBatchesAreDecodedWithinTheLimit(t *testing.T) {
 	}
 }
 
-// An entry with one proposal keeps the ID of the proposal; the proposals of a batch have none.
+// TestDecodeEntries checks that the Entry of a single proposal has the proposal's ID, and that the Entries of a batch
+// have none.
 func TestDecodeEntries(t *testing.T) {
 	id := [16]byte{7}
 	ent := &raftpb.Entry{Index: new(uint64(5)), Term: new(uint64(2)), Data: message.NewEntry(id, []byte("a=1"))}

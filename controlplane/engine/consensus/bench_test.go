@@ -28,7 +28,7 @@ func (m *countingMachine) Checkpoint(string) (index, term uint64, err error) {
 }
 func (m *countingMachine) Restore(string) error { return nil }
 
-// benchNet carries encoded envelopes in memory.
+// benchNet is a Transport that encodes envelopes, counts their bytes and passes them to deliver. It sends no snapshots.
 type benchNet struct {
 	deliver func(to uint64, b []byte)
 	bytes   atomic.Int64
@@ -60,8 +60,8 @@ func openBench(b *testing.B, net *benchNet) map[uint64]*Host {
 	return hosts
 }
 
-// BenchmarkTrio is the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and network
-// in memory: batch proposals are queued at a time.
+// BenchmarkTrio measures the cost of an entry of 256 bytes in three hosts together, on one goroutine, with disks and
+// network in memory. The parameter batch is the number of proposals that are queued at a time.
 func BenchmarkTrio(b *testing.B) {
 	for _, batch := range []int{1, 10, 100, 1000} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
@@ -130,7 +130,8 @@ func BenchmarkTrio(b *testing.B) {
 	}
 }
 
-// BenchmarkRunners is what clients see of three runners in memory: each waits for its proposal or read before the next.
+// BenchmarkRunners measures three Runners in memory from the clients' view. Each client waits for the result of its
+// proposal or read before it makes the next.
 func BenchmarkRunners(b *testing.B) {
 	for _, kind := range []string{"propose", "read"} {
 		for _, clients := range []int{1, 100, 1000} {

@@ -20,37 +20,37 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// cluster is some members and the network between them, driven by the test: nothing happens but by its calls, and the
-// same calls have the same effect.
+// cluster is a set of members and the network between them. The test drives it: nothing happens except by the test's
+// calls, and the same calls have the same effect.
 type cluster struct {
 	t       testing.TB
 	ids     []uint64
 	members map[uint64]*member
 	net     []packet
-	drop    func(message.Envelope) bool // loses what it says true to
+	drop    func(message.Envelope) bool // loses the envelopes for which it returns true
 	seed    *mathrand.ChaCha8
 	limits  Limits
-	first   []uint64 // the first configuration; ids, unless set
+	first   []uint64 // the first configuration; nil means ids
 	trace   io.Writer
 	forward bool
-	groups  int  // beside the one that is looked at
-	frozen  bool // whether packets stay where they are
+	groups  int  // number of groups besides testGroup
+	frozen  bool // whether packets are not delivered
 }
 
 type packet struct {
 	b    []byte
-	dir  string // of a snapshot: where its files are
+	dir  string // the directory with a snapshot's files; "" for other packets
 	from *member
 }
 
-// member is one host with its disk. It is the host's Transport.
+// member is one host with its disk. It implements the host's Transport.
 type member struct {
 	c       *cluster
 	id      uint64
 	fs      *vfs.MemFS
-	disk    vfs.FS // fs, or a wrapper of it
+	disk    vfs.FS // fs, or a file system that wraps it
 	up      bool
-	joins   bool // is not of the first configuration
+	joins   bool // is not in the first configuration (Options.Join)
 	host    *Host
 	group   *Group
 	machine *testMachine
@@ -62,11 +62,11 @@ type member struct {
 
 const testGroup = 7
 
-// newCluster returns members 1..n with empty disks, not started.
+// newCluster returns a cluster of members 1 to n with empty disks, not started. seed determines all random numbers.
 func newCluster(t testing.TB, n int, seed byte) *cluster {
 	c := &cluster{t: t, members: map[uint64]*member{}, seed: mathrand.NewChaCha8([32]byte{seed}), trace: io.Discard}
 	old := rand.Reader
-	rand.Reader = c.seed // raft's election time-outs
+	rand.Reader = c.seed // source of raft's election timeouts
 	for id := range uint64(n) {
 		c.ids = append(c.ids, id+1)
 		c.members[id+1] = &member{c: c, id: id + 1, fs: vfs.NewCrashableMem()}
@@ -80,7 +80,7 @@ func newCluster(t testing.TB, n int, seed byte) *cluster {
 	return c
 }
 
-// startCluster returns a running cluster with a leader.
+// startCluster returns a running cluster of n members with a leader.
 func startCluster(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	for _, id := range c.ids {
@@ -138,7 +138,7 @@ func (m *member) tryStart() error {
 	return nil
 }
 
-// members returns Options.Members of the member.
+// members returns the member's Options.Members: none if it joins, otherwise the first configuration.
 func (m *member) members() []uint64 {
 	switch {
 	case m.joins:
@@ -149,7 +149,7 @@ func (m *member) members() []uint64 {
 	return m.c.ids
 }
 
-// stop closes the member's host in order.
+// stop closes the member's host, if it runs.
 func (m *member) stop() {
 	if m.up {
 		m.up = false
@@ -157,7 +157,7 @@ func (m *member) stop() {
 	}
 }
 
-// crash ends the member; its disk keeps only synced data.
+// crash ends the member. Its disk then has only the synced data.
 func (m *member) crash() { m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{})) }
 
 func (m *member) crashTo(fs *vfs.MemFS) {
@@ -165,10 +165,10 @@ func (m *member) crashTo(fs *vfs.MemFS) {
 	m.fs, m.disk = fs, nil
 }
 
-// wipe ends the member and empties its disk.
+// wipe ends the member and replaces its disk by an empty one.
 func (m *member) wipe() { m.crashTo(vfs.NewCrashableMem()) }
 
-// settle runs the hosts and delivers packets until none is left.
+// settle calls Process on the hosts and delivers packets until there is nothing left to do.
 func (c *cluster) settle() {
 	for i := 0; ; i++ {
 		require.Less(c.t, i, 10_000, "the cluster does not come to rest")
@@ -191,7 +191,7 @@ func (c *cluster) settle() {
 	}
 }
 
-// deliver delivers all packets.
+// deliver delivers all packets that are on the network now.
 func (c *cluster) deliver() {
 	net := c.net
 	c.net = nil
@@ -208,7 +208,7 @@ func (c *cluster) deliverOne(p packet) {
 	fmt.Fprintf(c.trace, "%d->%d %x %v\n", e.From, e.To, p.b, lost)
 	if p.dir == "" {
 		if !lost {
-			_ = to.host.Step(e) // a stopped host shows itself elsewhere
+			_ = to.host.Step(e) // a test that needs the host to run checks Host.Err
 		}
 		return
 	}
@@ -217,10 +217,10 @@ func (c *cluster) deliverOne(p packet) {
 		dir := to.fs.PathJoin(to.host.SnapshotDir(), fmt.Sprintf("in-%d", to.arrived))
 		require.NoError(c.t, to.fs.MkdirAll(dir, 0o700))
 		c.copyFiles(p.from.fs, p.dir, to.fs, dir)
-		_ = to.host.StepSnapshot(e, dir) // as above
+		_ = to.host.StepSnapshot(e, dir) // a test that needs the host to run checks Host.Err
 	}
 	if p.from.up {
-		_ = p.from.host.ReportSnapshot(e.Group, e.To, !lost) // as above
+		_ = p.from.host.ReportSnapshot(e.Group, e.To, !lost) // a test that needs the host to run checks Host.Err
 	}
 }
 
@@ -239,20 +239,20 @@ func (c *cluster) copyFiles(from vfs.FS, fromDir string, to vfs.FS, toDir string
 	}
 }
 
-// tick ticks every host n times.
+// tick calls Tick on every running host n times, and settles after each time.
 func (c *cluster) tick(n int) {
 	for range n {
 		for _, id := range c.ids {
 			if m := c.members[id]; m.up {
-				_ = m.host.Tick() // a stopped host shows itself elsewhere
+				_ = m.host.Tick() // a test that needs the host to run checks Host.Err
 			}
 		}
 		c.settle()
 	}
 }
 
-// elect ticks until all members that are up, or only the given ones, agree on a leader that has committed an
-// entry of its own.
+// elect ticks until the running members, or only those in among, agree on a leader that has committed an entry of its
+// own term, and returns it. The test fails after 200 ticks.
 func (c *cluster) elect(among ...*member) *member {
 	c.settle()
 	for range 200 {
@@ -265,7 +265,8 @@ func (c *cluster) elect(among ...*member) *member {
 	return nil
 }
 
-// leader returns the leader that all members that are up, or only the given ones, agree on.
+// leader returns the leader that the running members, or only those in among, agree on and that has committed an entry
+// of its own term; nil if there is none.
 func (c *cluster) leader(among ...*member) *member {
 	if len(among) == 0 {
 		for _, id := range c.ids {
@@ -285,7 +286,7 @@ func (c *cluster) leader(among ...*member) *member {
 	return lead
 }
 
-// follower returns a member that is up and does not lead.
+// follower returns a running member that does not lead, nil if there is none.
 func (c *cluster) follower() *member {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m != c.leader() {
@@ -295,7 +296,7 @@ func (c *cluster) follower() *member {
 	return nil
 }
 
-// others returns the members that are not m.
+// others returns all members except m.
 func (c *cluster) others(m *member) []*member {
 	var out []*member
 	for _, id := range c.ids {
@@ -306,7 +307,7 @@ func (c *cluster) others(m *member) []*member {
 	return out
 }
 
-// isolate drops all packets from and to the members.
+// isolate loses all packets from and to the members until heal is called.
 func (c *cluster) isolate(ms ...*member) {
 	c.drop = func(e message.Envelope) bool {
 		return slices.ContainsFunc(ms, func(m *member) bool { return m.id == e.From || m.id == e.To })
@@ -315,14 +316,15 @@ func (c *cluster) isolate(ms ...*member) {
 
 func (c *cluster) heal() { c.drop = nil }
 
-// answer collects the results of a call.
+// answer has the number of calls of a callback, and the arguments of the last call.
 type answer struct {
 	n      int
 	result Result
 	err    error
 }
 
-// propose queues proposals on the member without letting it work.
+// propose makes a proposal for each element of data, with the first 16 bytes of data as its ID. It does not call
+// Process.
 func (m *member) propose(data ...string) []*answer {
 	var out []*answer
 	for _, d := range data {
@@ -338,7 +340,7 @@ func (m *member) propose(data ...string) []*answer {
 	return out
 }
 
-// put proposes and expects success.
+// put makes proposals and requires that each succeeds once.
 func (c *cluster) put(m *member, data ...string) {
 	as := m.propose(data...)
 	c.settle()
@@ -356,7 +358,7 @@ func (m *member) read() (*Read, *answer) {
 	}), a
 }
 
-// converge ticks and then expects the same state on all members.
+// converge ticks five times and requires that the state machines of all members have applied the proposals want.
 func (c *cluster) converge(want ...string) {
 	c.t.Helper()
 	c.tick(5)
@@ -377,7 +379,7 @@ func (c *cluster) state() string {
 	return b.String()
 }
 
-// count returns how many packets of a type wait on the network.
+// count returns how many packets with a raft message of a type are on the network.
 func (c *cluster) count(typ raftpb.MessageType) int {
 	n := 0
 	for _, p := range c.net {
@@ -390,7 +392,7 @@ func (c *cluster) count(typ raftpb.MessageType) int {
 
 func countLines(s, part string) int { return strings.Count(s, part) }
 
-// openTestLogAt opens a copy of a member's log.
+// openTestLogAt opens the log of a group in dir. The third result reports that the log did not exist.
 func openTestLogAt(t testing.TB, fs vfs.FS, dir string, group uint64) (*raftlog.Engine, *raftlog.Log, bool) {
 	e, err := raftlog.OpenEngine(fs, dir, true, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)

@@ -13,11 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crashPoint copies a disk, as a crash would leave it, just before the nth operation that makes data durable.
+// crashPoint is a fault injector that copies a disk, as a crash would leave it, just before the nth operation that
+// makes data durable.
 type crashPoint struct {
 	fs       *vfs.MemFS
-	after    atomic.Int64 // acts from which on it counts; 0: not yet
-	ackedNow func() int   // what was acknowledged by then
+	after    atomic.Int64 // take the copy before the operation with this number; 0: do not count operations
+	ackedNow func() int   // returns the number of proposals acknowledged by then
 
 	mu      sync.Mutex
 	n       int64
@@ -52,8 +53,8 @@ func (c *crashPoint) image() (*vfs.MemFS, int) {
 	return c.picture, c.acked
 }
 
-// Acknowledged proposals survive a crash before each sync, rename and removal, also while the log is truncated and
-// while the state is flushed.
+// TestCrashAtEverySync crashes a member before each sync, rename and removal, also while the log is truncated and the
+// state is flushed. The acknowledged proposals must be in the recovered state.
 func TestCrashAtEverySync(t *testing.T) {
 	const proposals = 30
 	moments := 0
@@ -94,8 +95,8 @@ func TestCrashAtEverySync(t *testing.T) {
 	require.Greater(t, moments, proposals, "every proposal has at least one")
 }
 
-// A member that crashes at any point while it installs one snapshot and then another one recovers the state of the
-// other members.
+// TestCrashDuringSnapshots crashes a member at each point while it installs a snapshot and then another one. The
+// restarted member must reach the state of the other members.
 func TestCrashDuringSnapshots(t *testing.T) {
 	moments := 0
 	for at := int64(1); ; at++ {
@@ -121,7 +122,8 @@ func TestCrashDuringSnapshots(t *testing.T) {
 				defer w.mu.Unlock()
 				w.cut[f.id] = off || crashed
 			}
-			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }} // its messages are dropped after that
+			// From the crash on, the member's messages are lost.
+			cam := &crashPoint{fs: f.fs, ackedNow: func() int { w.mu.Lock(); crashed = true; w.mu.Unlock(); cut(true); return 0 }}
 			start := func(fs *vfs.MemFS, disk vfs.FS) *runnerMember {
 				w.mu.Lock()
 				defer w.mu.Unlock()
@@ -140,7 +142,7 @@ func TestCrashDuringSnapshots(t *testing.T) {
 				put(250)
 				cut(false)
 			}
-			time.Sleep(3 * time.Second) // on the fake clock
+			time.Sleep(3 * time.Second) // virtual time
 			picture, _ := cam.image()
 			over = picture == nil
 			if over {

@@ -10,16 +10,17 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// dirIDs holds the data-directory IDs that a host has recorded.
+// dirIDs holds the ID of this host's data directory and the IDs that it has stored ("recorded") for the other members'.
 //
 // A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two
 // leaders of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member
 // accepts messages of another member from one directory only, forever.
 //
-// A new directory starts in two steps before the member takes part (before that it has no tick, no vote, no append):
+// A new directory starts in two steps before the member takes part. Until then the member's raft groups get no tick and
+// no message.
 //
-//  1. It requests from every other member the directory of this member that is recorded there. All must respond: none.
-//  2. It requests every other member to record this directory. All must respond that they have recorded it.
+//  1. It requests from every other member the ID that is recorded there for it. All must respond that none is.
+//  2. It requests every other member to record its directory's ID. All must respond that they have done so.
 //
 // A record is durable before the response is sent and is never replaced. If a response names another directory, the
 // host stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before
@@ -32,27 +33,29 @@ import (
 //     Delayed messages of the old directory never count together with those of a new one.
 //   - A member responds before it takes part itself, because at the first start no member takes part yet.
 //
-// Limits: if every member is wiped, the result is a new, empty cluster; so it is with a wiped cluster of one. A member
-// that was wiped between the steps may have to be replaced although it had not voted.
+// Limits: if every member is wiped, the result is a new, empty cluster. The same holds for a cluster of one member. A
+// member that was wiped between the steps may have to be replaced although it had not voted.
 type dirIDs struct {
 	own     uint64
-	vouched bool              // whether both steps are done
-	joined  bool              // created with Options.Join: no steps, and only envelopes to this directory ID are accepted
-	known   map[uint64]uint64 // the recorded directory of each member
-	warned  map[uint64]uint64 // the last refused directory that was logged, by member
+	vouched bool              // both steps are done: this member takes part
+	joined  bool              // by Options.Join: no steps are needed; only envelopes to this directory ID count
+	known   map[uint64]uint64 // the recorded directory ID of each other member
+	warned  map[uint64]uint64 // the last refused directory ID that was logged, by member
 
-	claim    bool            // in the second step
-	answered map[uint64]bool // by member, in this step
-	nextAsk  uint64          // in ticks
+	claim    bool            // the second step is under way
+	answered map[uint64]bool // the members that have responded in this step
+	nextAsk  uint64          // the tick at which the requests are sent again
 }
 
-// DirID returns the ID of this host's data directory.
+// DirID returns the random ID of this host's data directory. Other members accept envelopes of this member only with
+// it.
 func (h *Host) DirID() uint64 { return h.dirIDs.own }
 
 // Joined reports whether the data directory was created with Options.Join.
 func (h *Host) Joined() bool { return h.dirIDs.joined }
 
-// openDirIDs reads the ID of this data directory, or draws one for a new directory.
+// openDirIDs reads the directory IDs that this data directory stores. For a new directory it generates and stores a
+// random ID. It returns an error if the directory was created for another member or another list of members.
 func (h *Host) openDirIDs() error {
 	h.dirIDs = dirIDs{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
 	d, found, err := h.engine.Directory()
@@ -79,14 +82,15 @@ func (h *Host) openDirIDs() error {
 	return err
 }
 
-// writeDirectory durably stores the ID and state of this data directory.
+// writeDirectory durably stores this data directory's ID, whether the two steps of its start are done, and the members
+// for which it was created.
 func (h *Host) writeDirectory() error {
 	return h.engine.PutDirectory(raftlog.Directory{
 		ID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Member: h.opts.ID, Members: h.opts.Members,
 	})
 }
 
-// recordDirID durably records the one directory of another member that messages are accepted from.
+// recordDirID durably stores the ID of the only data directory from which messages of a member are accepted.
 func (h *Host) recordDirID(member, dirID uint64) error {
 	if err := h.engine.PutPeerDirID(member, dirID); err != nil {
 		return err
@@ -95,7 +99,8 @@ func (h *Host) recordDirID(member, dirID uint64) error {
 	return nil
 }
 
-// dirIDOf returns the directory of a member to which the group sends, 0 if it is not known.
+// dirIDOf returns the ID of the member's data directory to which the group addresses its envelopes; 0 if it is not
+// known.
 func (g *Group) dirIDOf(member uint64) uint64 {
 	if dirID, added := g.storage.Members().DirIDs[member]; added {
 		return dirID
@@ -106,7 +111,8 @@ func (g *Group) dirIDOf(member uint64) uint64 {
 	return g.host.dirIDs.known[member]
 }
 
-// requestDirIDs sends a request to each member that has not answered in this step, once per ElectionTicks.
+// requestDirIDs sends a directory-ID request to each member that has not responded in this step, once per
+// ElectionTicks.
 func (h *Host) requestDirIDs() {
 	if h.now < h.dirIDs.nextAsk {
 		return
@@ -121,8 +127,8 @@ func (h *Host) requestDirIDs() {
 	}
 }
 
-// answerDirIDRequest responds with the recorded directory of the sender. If none is recorded and the request is a
-// claim, it records the sender's directory first.
+// answerDirIDRequest responds with the directory ID that is recorded for the sender. If none is recorded and the
+// request is of the second step (Envelope.Claim), it durably stores the sender's ID first.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -144,8 +150,9 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	return nil
 }
 
-// handleDirIDResponse counts a response and begins the next step when all members have responded. It ignores responses
-// to an earlier directory of this member, of another step, or from a directory that is not accepted.
+// handleDirIDResponse counts a response and begins the next step when all members have responded. It stops the host
+// with a WipedError if the sender has recorded a different directory for this member. It ignores responses to an
+// earlier directory of this member, of another step, or from a directory that is not accepted.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	d := &h.dirIDs
 	known, foreign := d.known[e.From]
@@ -176,10 +183,10 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	return nil
 }
 
-// accepts reports whether the group may process an envelope. The directory of an added member is that of the membership
-// change. The directory of a member of the first configuration is recorded with the first envelope from it. Envelopes
-// from a member that is not in the group are accepted unless it was removed: this member may not have applied its
-// addition yet.
+// accepts reports whether the group may process an envelope, which depends on the sender's data-directory ID. For a
+// member that was added, the ID must be that of the membership change. For a member of the first configuration, it must
+// be that of the first envelope from the member, which is stored then. Envelopes from a member that is not in the group
+// are accepted unless it was removed: this member may not have applied its addition yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetDirIDs) {

@@ -26,7 +26,7 @@ func TestFirstStartWaitsForAllMembers(t *testing.T) {
 		require.Equal(t, uint64(1), s.Groups[0].Term, "no part in elections before the third is there")
 		require.Empty(t, c.members[id].host.dirIDs.known, "and nothing to be remembered for")
 	}
-	// A directory that was refused by mistake does not block member 2.
+	// Member 2 is restarted with another directory, which no member has recorded. It must not be refused.
 	c.members[2].wipe()
 	c.members[2].start()
 	c.members[3].start()
@@ -49,7 +49,7 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	require.Equal(t, uint64(1), m.group.Status().Term, "it took no part")
 	require.ErrorIs(t, m.propose("a=2")[0].err, m.host.Err())
 
-	// Again with only one other member up: the member waits and does not vote.
+	// This time only one other member is up: the wiped member waits and does not vote.
 	m.wipe()
 	c.members[3].crash()
 	m.start()
@@ -60,7 +60,8 @@ func TestWipedMemberIsRefused(t *testing.T) {
 	c.put(c.elect(c.others(m)...), "a=2")
 }
 
-// Two wiped members would confirm each other's new directories, but the third member has recorded both old ones.
+// TestTwoWipedMembersAreRefused wipes two members, which would confirm each other's new directories. The third member
+// has recorded both old ones, so both must stop with a WipedError.
 func TestTwoWipedMembersAreRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -82,7 +83,8 @@ func TestTwoWipedMembersAreRefused(t *testing.T) {
 	require.Zero(t, c.members[1].group.Status().Leader)
 }
 
-// A member whose disk is not mounted is refused. With the disk mounted again it is accepted.
+// TestUnmountedDisk checks that a member whose disk is not mounted is refused, and that it is accepted when the disk is
+// mounted again.
 func TestUnmountedDisk(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -100,8 +102,8 @@ func TestUnmountedDisk(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// A member that crashes at any step of the confirmation of its data directory keeps the directory's ID and is confirmed
-// later.
+// TestCrashDuringDirIDConfirmation crashes a member after each message of the confirmation of its data directory. After
+// a restart the directory must have the same ID and be confirmed.
 func TestCrashDuringDirIDConfirmation(t *testing.T) {
 	for crashAfter := range 12 {
 		c := newCluster(t, 3, byte(crashAfter))
@@ -129,8 +131,8 @@ func TestCrashDuringDirIDConfirmation(t *testing.T) {
 	}
 }
 
-// Messages that a member sent before its disk was wiped do not count together with messages from its new directory,
-// even if they arrive later.
+// TestMessagesOfTheOldDirectoryAreIgnored wipes a member after its first votes, which are still on the network. The
+// other members must refuse the new directory, because they recorded the old one before the votes.
 func TestMessagesOfTheOldDirectoryAreIgnored(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	for _, id := range c.ids {
@@ -146,7 +148,7 @@ func TestMessagesOfTheOldDirectoryAreIgnored(t *testing.T) {
 		}
 		return false
 	}
-	c.tick(60) // member 2 votes, but its votes stay on the way
+	c.tick(60) // member 2 votes, but its votes do not arrive
 	require.NotEmpty(t, kept)
 	c.heal()
 	c.members[2].wipe()

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// written returns the bytes that this process has written to disks, 0 if the system does not count them.
+// written returns the bytes that this process has written to disks, 0 if the system does not count such bytes.
 func written() float64 {
 	b, err := os.ReadFile("/proc/self/io")
 	if err != nil {
@@ -32,7 +32,7 @@ func written() float64 {
 	return 0
 }
 
-// cpuTime returns the CPU time of this process.
+// cpuTime returns the CPU time that this process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -41,8 +41,9 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkDisk is what clients see of hosts in this process with their logs on the disk that holds temporary files:
-// each waits for its proposal of 256 bytes before the next. Bytes are those of all hosts, as the kernel counts them.
+// BenchmarkDisk measures Runners in this process, with their logs on the disk that holds temporary files, from the
+// clients' view. Each client waits for the result of its proposal of 256 bytes before it makes the next. disk-B/op has
+// the bytes that all hosts together write, as the kernel counts them.
 func BenchmarkDisk(b *testing.B) {
 	for _, members := range []uint64{1, 3} {
 		for _, clients := range []int{1, 100, 1000} {

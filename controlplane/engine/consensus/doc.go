@@ -32,8 +32,8 @@
 //  5. When the log has become long, the state machine is asked to flush (StateMachine.Flush), and the log is truncated up
 //     to what has been flushed, except for a tail that is kept for slow followers (Group.trim).
 //
-// The commit index alone is never worth an fsync. It is stored with the next entries. After a restart it is at least
-// the state machine's position, because only committed entries are applied. A membership change is the exception
+// No fsync is made for the commit index alone. It is stored with the next entries. After a restart it is at least the
+// state machine's position, because only committed entries are applied. A membership change is the exception
 // (members.go).
 //
 // # A linearizable read
@@ -53,9 +53,9 @@
 // # Snapshots
 //
 // A member that needs entries that were truncated receives a checkpoint of the state machine: files, which the
-// transport sends together with raft's MsgSnap (snapshot.go). The receiver stores a marker in the log, lets the state
-// machine install the files, and then makes the log begin at the snapshot. After a crash in between, AddGroup finds the
-// marker and completes or drops the installation.
+// transport sends together with raft's MsgSnap (snapshot.go). The receiver stores in the log that the installation has
+// begun, lets the state machine install the files, and then makes the log begin at the snapshot. After a crash in
+// between, AddGroup completes or drops the installation.
 //
 // # Data-directory IDs
 //
@@ -78,7 +78,7 @@
 //     All pending calls fail: those that were not proposed with ErrStopped or the cause, the others with ErrUncertain.
 //   - A leader whose log needs longer than Options.StallTicks for a write transfers leadership. PreVote and CheckQuorum
 //     are on.
-//   - An entry or a message of an unknown version is never guessed at: an entry stops the host, a message is dropped.
+//   - An entry or a message of an unknown version is never interpreted: an entry stops the host, a message is dropped.
 //
 // # Packages
 //

@@ -16,12 +16,12 @@ import (
 // applied, because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome
 // is unknown.
 
-// sentProposals holds the forwarded proposals whose entry a leader may have appended, in the order of sending.
+// sentProposals holds the forwarded proposals that a leader may have appended to its log, in the order of sending.
 type sentProposals struct {
-	count int    // number of waiting proposals
+	count int    // number of elements of list that still wait for their entry
 	term  uint64 // term of the last applied entry
 	list  []*proposal
-	byID  map[[16]byte]*proposal // the first proposal with each id
+	byID  map[[16]byte]*proposal // the first waiting proposal with each id; the others follow by twin
 }
 
 func (s *sentProposals) add(p *proposal) {
@@ -42,7 +42,8 @@ func (s *sentProposals) add(p *proposal) {
 	first.twin = p
 }
 
-// take removes and returns the first proposal with an id, nil if there is none.
+// take returns the first waiting proposal with the id, and marks it as no longer waiting. It returns nil if there is
+// none.
 func (s *sentProposals) take(id [16]byte) *proposal {
 	p := s.byID[id]
 	if p == nil {
@@ -55,7 +56,7 @@ func (s *sentProposals) take(id [16]byte) *proposal {
 	return p
 }
 
-// remove removes p from byID. p stays in the list until drain removes it.
+// remove removes p from byID and marks it as no longer waiting. p stays in the list until drain removes it.
 func (s *sentProposals) remove(p *proposal) {
 	switch first := s.byID[p.id]; {
 	case first != p:
@@ -72,7 +73,7 @@ func (s *sentProposals) remove(p *proposal) {
 	s.count--
 }
 
-// drain removes the proposals that match, and returns them in order.
+// drain removes the proposals for which match returns true, and returns them in the order of sending.
 func (s *sentProposals) drain(match func(*proposal) bool) []*proposal {
 	var out []*proposal
 	keep := s.list[:0]
@@ -91,7 +92,7 @@ func (s *sentProposals) drain(match func(*proposal) bool) []*proposal {
 	return out
 }
 
-// sendTo forwards proposals to the leader in one envelope.
+// sendTo forwards the proposals ps to the leader in one envelope, and adds them to g.sent.
 func (g *Group) sendTo(leader uint64, ps []*proposal) {
 	g.forwarded++
 	payloads := make([][]byte, len(ps))
@@ -105,7 +106,8 @@ func (g *Group) sendTo(leader uint64, ps []*proposal) {
 	g.host.opts.Transport.Send(e)
 }
 
-// handleForward queues a forwarded envelope, whose proposals are appended or refused together.
+// handleForward queues an envelope of forwarded proposals for proposeForwarded. It drops the envelope if the sender is
+// not a member, the envelope's term is not the last that this member led, or the envelope is a repetition.
 func (g *Group) handleForward(e message.Envelope) {
 	if !g.storage.Members().Has(e.From) {
 		return
@@ -120,8 +122,8 @@ func (g *Group) handleForward(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// proposeForwarded appends the proposals that other members have forwarded, those of many envelopes at once, and
-// refuses envelopes that cannot be appended.
+// proposeForwarded appends the proposals that other members have forwarded, those of several envelopes in one call of
+// raft. It refuses an envelope unless this member leads in the envelope's term and raft accepts the proposals.
 func (g *Group) proposeForwarded(s *raft.BasicStatus) {
 	mail := g.forwardQueue
 	g.forwardQueue = nil
@@ -156,7 +158,8 @@ func (g *Group) refuse(e message.Envelope, why message.Refusal) {
 	g.host.opts.Transport.Send(answer)
 }
 
-// handleRefusal queues the proposals of a refused envelope again, or fails them with ErrOverloaded.
+// handleRefusal queues the proposals of a refused envelope again. It fails them with ErrOverloaded if that was the
+// reason.
 func (g *Group) handleRefusal(e message.Envelope) {
 	if e.Life != g.host.nonce {
 		return
@@ -179,25 +182,27 @@ func (g *Group) handleRefusal(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// arrivals records which forwarded envelopes this member has taken in the last term that it led, to recognize
-// repetitions.
+// arrivals lists the forwarded envelopes that this member has accepted in the last term that it led, so that a repeated
+// envelope can be recognized.
 type arrivals struct {
 	term  uint64
-	lives []arrival // in the order of the last envelope
+	lives []arrival // ordered by the time of the last envelope, oldest first
 }
 
-// arrival records the envelopes of one run of a member: bit i of seen is set if envelope newest-i was taken.
+// arrival lists the accepted envelopes of one run (life) of a member: bit i of seen is set if envelope newest-i was
+// accepted.
 type arrival struct {
 	member, life uint64
 	newest       uint64
 	seen         uint64
 }
 
-// maxLives limits arrivals.lives. No repeated envelope is delayed for as long as this many restarts of members take.
+// maxLives is the largest length of arrivals.lives. No repeated envelope is delayed for as long as this many restarts
+// of members take.
 const maxLives = 32
 
-// first reports whether the envelope is new, and records it. An envelope that is 64 numbers late counts as a
-// repetition.
+// first returns true for an envelope that has not arrived before, and marks it as seen. It returns false for a
+// repetition; an envelope whose number is 64 or more below the newest counts as one.
 func (a *arrivals) first(e *message.Envelope) bool {
 	for i, l := range a.lives {
 		if l.member != e.From || l.life != e.Life {

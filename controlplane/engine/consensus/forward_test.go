@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// startForwarding returns a running cluster whose followers forward proposals.
+// startForwarding returns a running cluster of n members whose followers forward proposals.
 func startForwarding(t testing.TB, n int, seed byte) *cluster {
 	c := newCluster(t, n, seed)
 	c.forward = true
@@ -22,7 +22,7 @@ func startForwarding(t testing.TB, n int, seed byte) *cluster {
 	return c
 }
 
-// envelopes returns those on the network of a kind.
+// envelopes returns the envelopes of a kind that are on the network.
 func (c *cluster) envelopes(kind message.Kind) []message.Envelope {
 	var out []message.Envelope
 	for _, p := range c.net {
@@ -63,7 +63,8 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// Proposals with the same ID get their results in the order in which they were made.
+// TestForwardedRepeatsAreAnsweredInOrder checks that proposals with the same ID get their results in the order in which
+// they were made.
 func TestForwardedRepeatsAreAnsweredInOrder(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	f := c.follower()
@@ -97,7 +98,8 @@ func TestForwardSharesEnvelopes(t *testing.T) {
 	c.converge(data...)
 }
 
-// Proposals that several members forward are appended in one write.
+// TestForwardedProposalsAreAppendedTogether checks that a leader appends the proposals that two members forward with
+// one message to each member.
 func TestForwardedProposalsAreAppendedTogether(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
@@ -115,7 +117,8 @@ func TestForwardedProposalsAreAppendedTogether(t *testing.T) {
 	require.Len(t, l.machine.Log, 4)
 }
 
-// A forwarded proposal that arrives twice, late, or after a change of leader is applied once.
+// TestForwardedProposalIsAppliedOnce repeats a forwarded envelope, also late and on the next leader. The proposal must
+// be applied once.
 func TestForwardedProposalIsAppliedOnce(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
@@ -145,7 +148,8 @@ func TestForwardedProposalIsAppliedOnce(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// A leader that transfers leadership refuses forwarded proposals, and the next leader appends them.
+// TestForwardToTheNextLeader checks that a leader that transfers leadership appends neither its own nor forwarded
+// proposals, and that all are appended once after the transfer has ended.
 func TestForwardToTheNextLeader(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
@@ -167,8 +171,8 @@ func TestForwardToTheNextLeader(t *testing.T) {
 	require.Len(t, c.leader().machine.Log, 2, "each once")
 }
 
-// A forwarded proposal that an isolated leader did not commit is not in the log of the next leader, and is proposed
-// again there.
+// TestForwardedProposalIsRepeatedInTheNextTerm forwards a proposal to a leader that is isolated and cannot commit it.
+// The proposal must be forwarded again to the next leader and be applied once.
 func TestForwardedProposalIsRepeatedInTheNextTerm(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l := c.leader()
@@ -205,7 +209,7 @@ func TestForwardTimesOut(t *testing.T) {
 	c.isolate(f)
 	lost := f.propose("a=2")[0]
 	c.settle()
-	c.tick(25) // it knows no leader any more
+	c.tick(25) // until the follower does not know a leader any more
 	alone := f.propose("a=3")[0]
 	c.settle()
 	require.Zero(t, alone.n)
@@ -224,7 +228,8 @@ func TestForwardTimesOut(t *testing.T) {
 	require.Equal(t, []string{"a=1"}, c.leader().machine.Log)
 }
 
-// A leader with too many pending proposals refuses forwarded ones with ErrOverloaded.
+// TestForwardToAnOverloadedLeader checks that a leader with too many pending proposals refuses forwarded ones, which
+// then fail with ErrOverloaded.
 func TestForwardToAnOverloadedLeader(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.forward, c.limits.UncommittedBytes = true, 1000
@@ -255,7 +260,8 @@ func TestForwardToAnOverloadedLeader(t *testing.T) {
 	require.Len(t, l.machine.Log, len(as)-refused)
 }
 
-// The outcome of a forwarded proposal is uncertain if a snapshot covers the entries where it could be.
+// TestForwardAcrossSnapshot checks that a forwarded proposal fails with ErrUncertain if a snapshot covers the entries
+// where it could be.
 func TestForwardAcrossSnapshot(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.forward, c.limits.TailEntries = true, 8
@@ -300,7 +306,8 @@ func TestRepeatedEnvelopesAreRecognized(t *testing.T) {
 	require.Len(t, a.lives, maxLives)
 }
 
-// A leader that cannot know whether it appended a proposal does not refuse it.
+// TestUncertainProposalIsNotRefused checks that a member does not refuse a forwarded proposal that it may have
+// appended, also after it lost leadership or restarted.
 func TestUncertainProposalIsNotRefused(t *testing.T) {
 	c := startForwarding(t, 3, 1)
 	l, f := c.leader(), c.follower()
@@ -309,7 +316,7 @@ func TestUncertainProposalIsNotRefused(t *testing.T) {
 	c.settle()
 	again := c.envelopes(message.KindForward)[0]
 	c.deliver()
-	c.settle() // it is in the leader's log
+	c.settle() // the proposal is in the leader's log
 	c.net = nil
 	for range 30 {
 		require.NoError(t, l.host.Tick())
@@ -346,7 +353,7 @@ func TestUncertainProposalIsNotRefused(t *testing.T) {
 func FuzzForward(f *testing.F) {
 	f.Add([]byte{1, 1, 2, 3, 0, 7, 9})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// Each number is new once.
+		// Number n must be accepted as new at most once.
 		var a arrivals
 		seen := map[byte]bool{}
 		for _, n := range b {

@@ -13,15 +13,15 @@ import (
 
 // Entry is one committed proposal.
 type Entry struct {
-	// Index never decreases. There are gaps, because raft's own entries have indexes, too. Proposals without an id may
-	// share an index; they are applied together.
+	// Index is the index in the raft log. It never decreases from one Entry to the next. There are gaps, because raft's
+	// own entries have indexes, too. Proposals without an id may share an index; they are applied together.
 	Index uint64
 	Term  uint64
 	ID    [16]byte
 	// Wanted reports whether a caller on this member waits for the result of this entry. It differs between members, so
 	// the state must not depend on it.
 	Wanted bool
-	// Data belongs to the log. StateMachine.Apply must neither change it nor keep it after returning.
+	// Data is part of the log's memory. StateMachine.Apply must neither change it nor refer to it after returning.
 	Data []byte
 }
 
@@ -34,7 +34,7 @@ type StateMachine interface {
 	// all entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal
 	// is a result; an error means that the state cannot be written, and stops the host.
 	Apply([]Entry) ([]any, error)
-	// Applied returns the index and term of the last applied entry, zeroes if there is none.
+	// Applied returns the index and term of the last applied entry, zeros if no entry was applied.
 	Applied() (index, term uint64)
 	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a
 	// state machine with much to write flushes in the background and returns the index of the last finished flush. An
@@ -49,13 +49,14 @@ type StateMachine interface {
 	Restore(dir string) error
 }
 
-// Result holds the index and term at which a proposal was applied, and the state machine's result.
+// Result holds the index and term at which a proposal was applied, and the value that StateMachine.Apply returned for
+// it.
 type Result struct {
 	Index, Term uint64
 	Answer      any
 }
 
-// GroupOptions configures one group. All fields except Forward are required.
+// GroupOptions has the arguments of Host.AddGroup. All fields except Forward are required.
 type GroupOptions struct {
 	ID      uint64 // above 0, the same on all members
 	Name    string // for logs
@@ -74,9 +75,9 @@ type Group struct {
 	machine StateMachine
 	storage *raftlog.Log
 	node    *raft.RawNode
-	queued  bool // in host.work
+	queued  bool // whether the group is in host.work
 
-	// As of the last Ready.
+	// role, leader, term and commit are raft's values as of the last Ready.
 	role   raft.StateType
 	leader uint64
 	term   uint64
@@ -86,38 +87,38 @@ type Group struct {
 	applied raftconf.Position // the last entry that the state machine has applied
 
 	forward       bool
-	queue         []*proposal        // not yet passed to raft or forwarded
-	fresh         int                // how many of the last of inflight get their index with the next Ready
-	inflight      []*proposal        // in the log of this leader, by index
-	sent          sentProposals      // forwarded; may be in the log of a leader
-	proposalBytes uint64             // of queue, inflight and sent
+	queue         []*proposal        // proposals not yet passed to raft or forwarded
+	fresh         int                // this many of the last proposals of inflight get their index with the next Ready
+	inflight      []*proposal        // proposals in the log of this leader, ordered by index
+	sent          sentProposals      // proposals forwarded to a leader, which may be in its log
+	proposalBytes uint64             // bytes of the proposals in queue, inflight and sent
 	hold          uint64             // the tick before which nothing is forwarded
-	forwarded     uint64             // number of forwarded envelopes; numbers the next one
-	batches       uint64             // number of batches made; part of their ids
-	arrived       arrivals           // record of the envelopes that other members have forwarded to this leader
-	forwardQueue  []message.Envelope // forwarded by other members, not yet passed to raft
-	waiting       uint64             // approximate bytes of queue and mail
+	forwarded     uint64             // number of the last forwarded envelope; 0: none
+	batches       uint64             // number of batches made; part of the batches' IDs
+	arrived       arrivals           // envelopes that other members forwarded to this leader, to recognize repetitions
+	forwardQueue  []message.Envelope // envelopes of proposals that other members forwarded, not yet passed to raft
+	waiting       uint64             // approximate bytes of queue and forwardQueue
 	reads         reads
 	transfer      *transfer
 	change        *memberChange
 	removed       bool              // another member reported that this member was removed
 	unlisted      map[uint64]uint64 // directory IDs of senders that are not in the group as of the last applied entry
-	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter,
-	flushBytes    uint64            // or its size has reached flushBytes
+	flushAfter    uint64            // trim calls Flush again when the log's last index has reached flushAfter
+	flushBytes    uint64            // or when the log's size in bytes has reached flushBytes
 
 	flushing bool
-	asked    raftconf.Position // the term of the last heartbeat sent, and the highest read-request number in that term
+	asked    raftconf.Position // term of the last heartbeat sent, and the highest read-request number in it
 
 	incoming   []incomingSnapshot
 	installing *installation
 	outgoing   map[uint64]outgoingSnapshot
 
-	jobs    []*job   // for the state machine, in order
-	working bool     // a Runner's goroutine is running jobs
-	spare   *entries // reused for the next job
+	jobs    []*job   // for the state machine, in the order in which they run
+	working bool     // a Runner's goroutine is running jobs of the group
+	spare   *entries // a finished job's entries, reused for the next job
 }
 
-// open reads the log, compares it with the state machine and starts raft.
+// open opens the group's log, checks it against the state machine and starts raft.
 func (g *Group) open() error {
 	h := g.host
 	var err error
@@ -137,7 +138,7 @@ func (g *Group) open() error {
 		Applied:                   g.applied.Index,
 		MaxSizePerMsg:             limits.MessageBytes,
 		MaxCommittedSizePerReady:  limits.ApplyBytes,
-		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose is stricter
+		MaxUncommittedEntriesSize: 2 * limits.UncommittedBytes, // Propose enforces half of this
 		MaxInflightMsgs:           limits.InflightMessages,
 		MaxInflightBytes:          limits.InflightBytes,
 		CheckQuorum:               true,
@@ -166,5 +167,5 @@ func (g *Group) start() {
 	g.host.schedule(g)
 }
 
-// ID returns the group's id.
+// ID returns the number that identifies the group on all members (GroupOptions.ID).
 func (g *Group) ID() uint64 { return g.id }

@@ -61,7 +61,8 @@ func TestProposeOnAFollower(t *testing.T) {
 	c.converge()
 }
 
-// Proposals that are queued between two calls of Process share messages up to the size limit.
+// TestProposalsShareMessages checks that proposals that are queued between two calls of Process share messages of up to
+// Limits.MessageBytes.
 func TestProposalsShareMessages(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.MessageBytes = 3000
@@ -110,7 +111,8 @@ func TestProposalLimits(t *testing.T) {
 	require.Zero(t, l.group.proposalBytes)
 }
 
-// An isolated leader answers each proposal that it accepted exactly once.
+// TestDeposedLeaderAnswersProposalsOnce checks that the proposal of an isolated leader fails once with ErrUncertain,
+// and is not applied later.
 func TestDeposedLeaderAnswersProposalsOnce(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -132,14 +134,15 @@ func TestDeposedLeaderAnswersProposalsOnce(t *testing.T) {
 	require.Equal(t, 1, a.n)
 }
 
-// A deposed leader learns of the next leader together with the entries that replaced its proposals.
+// TestProposalIsOvertakenByTheNextLeader checks that a deposed leader's proposal fails once, although the leader learns
+// of the next leader only together with the entries that replaced the proposal.
 func TestProposalIsOvertakenByTheNextLeader(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	c.isolate(l)
 	lost := l.propose("a=lost")[0]
 	c.settle()
-	// The others continue while the old leader gets no ticks.
+	// The other members elect a leader, while the old leader gets no ticks.
 	for range 40 {
 		for _, m := range c.others(l) {
 			require.NoError(t, m.host.Tick())
@@ -160,14 +163,15 @@ func TestProposalIsOvertakenByTheNextLeader(t *testing.T) {
 	c.converge("a=2")
 }
 
-// A committed proposal gets its result although leadership is lost before it is applied.
+// TestCommittedProposalIsAnsweredAfterLeaderLoss checks that a committed proposal gets its result although its leader
+// loses leadership before it applies the proposal.
 func TestCommittedProposalIsAnsweredAfterLeaderLoss(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
 	a := l.propose("a=1")[0]
 	c.frozen = true
 	c.settle()
-	// The acknowledgements and a message of a later term reach the leader in one go.
+	// The leader gets the acknowledgements and a message of a later term before its next Process.
 	for len(c.net) > 0 {
 		var acks, rest []packet
 		for _, p := range c.net {
@@ -204,7 +208,7 @@ func TestCommittedProposalIsAnsweredAfterLeaderLoss(t *testing.T) {
 func TestProposalTimesOut(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
-	// Followers answer heartbeats, so the leader stays, but their acknowledgements are lost.
+	// The leader stays, because followers respond to heartbeats. Their acknowledgements of entries are lost.
 	c.drop = func(e message.Envelope) bool {
 		return e.Kind == message.KindRaft && e.Raft.GetType() == raftpb.MsgAppResp
 	}
@@ -292,7 +296,8 @@ func TestCloseAnswersAll(t *testing.T) {
 	require.ErrorIs(t, l.propose("a=3")[0].err, ErrStopped)
 }
 
-// A callback may propose and read.
+// TestCallbackMayPropose checks that a callback may call Propose and ReadIndex, and that Process returns although each
+// callback makes new proposals.
 func TestCallbackMayPropose(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	m := c.members[1]

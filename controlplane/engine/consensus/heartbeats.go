@@ -9,14 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// heartbeats collects the heartbeats, and the answers to heartbeats, of all groups to one member, which Process sends
+// heartbeats collects the heartbeats, and the responses to heartbeats, of all groups for one member. Process sends them
 // as one envelope per round.
 type heartbeats struct {
 	to, dirID uint64
 	list      []message.Heartbeat
 }
 
-// addHeartbeat adds raft's heartbeat, or answer to a heartbeat, to the next envelope to its receiver.
+// addHeartbeat adds a heartbeat of raft, or a response to one, to the next envelope for the member that it is addressed
+// to.
 func (g *Group) addHeartbeat(m *raftpb.Message) {
 	b := message.HeartbeatOf(g.id, m)
 	if !b.Answer {
@@ -35,7 +36,7 @@ func (g *Group) addHeartbeat(m *raftpb.Message) {
 	h.heartbeats = append(h.heartbeats, heartbeats{m.GetTo(), dirID, []message.Heartbeat{b}})
 }
 
-// sendHeartbeats sends the collected heartbeats.
+// sendHeartbeats sends the collected heartbeats, one envelope per member, and removes them.
 func (h *Host) sendHeartbeats() {
 	for _, b := range h.heartbeats {
 		h.opts.Transport.Send(message.Envelope{
@@ -58,7 +59,7 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 		switch {
 		case g == nil:
 		case b.Answer && !g.hasAskedFor(b):
-			// raft panics on an answer to a read request that does not exist.
+			// raft panics on a response that confirms a read request that this leader did not send.
 			h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", fmt.Sprintf("it confirms read %d", b.Reads))
 		default:
 			g.step(part)
@@ -67,8 +68,8 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 	return nil
 }
 
-// hasAskedFor reports whether this leader has sent the read request that an answer confirms. raft ignores answers of
-// other terms.
+// hasAskedFor reports whether raft may process the response b: it confirms no read request, or one that this leader has
+// sent, or it is of another term, which raft ignores.
 func (g *Group) hasAskedFor(b message.Heartbeat) bool {
 	return b.Reads == 0 || b.Term != g.term || b.Term == g.asked.Term && b.Reads <= g.asked.Index
 }

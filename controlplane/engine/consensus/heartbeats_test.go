@@ -8,7 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Heartbeats of all groups share an envelope, and so do their responses.
+// TestHeartbeatsShareEnvelopes checks that a leader sends the heartbeats of all groups to a member in one envelope, and
+// that the member responds in one envelope.
 func TestHeartbeatsShareEnvelopes(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.groups = 4
@@ -41,7 +42,8 @@ func TestHeartbeatsShareEnvelopes(t *testing.T) {
 	c.settle()
 }
 
-// A response that confirms a read request that the leader did not send is ignored.
+// TestUnrequestedReadConfirmationIsIgnored checks that a leader drops a response that confirms a read request that the
+// leader did not send, on which raft would panic.
 func TestUnrequestedReadConfirmationIsIgnored(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

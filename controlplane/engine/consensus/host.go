@@ -22,23 +22,23 @@ type Transport interface {
 	SendSnapshot(e message.Envelope, dir string)
 }
 
-// Leadership names the leader of a group as far as this member knows; Leader is 0 if none is known.
+// Leadership names the current leader of a group as far as this member knows. Leader is 0 if no leader is known.
 type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Host runs all groups of one member. It is not safe for concurrent use; a Runner is.
+// Host runs all groups of one member. It is not safe for concurrent use. A Runner wraps it for concurrent use.
 type Host struct {
 	opts   Options
 	engine *raftlog.Engine
 	dirIDs dirIDs
-	groups []*Group // by id
-	err    error    // set when the host has stopped
+	groups []*Group // ordered by id
+	err    error    // the error that stopped the host; nil while it runs
 
-	removed bool // from all groups
+	removed bool // this member was removed from all groups
 
-	now       uint64            // in ticks
-	heard     map[uint64]uint64 // tick of the last message, by member
+	now       uint64            // number of ticks since the start
+	heard     map[uint64]uint64 // the tick of the last message from each member
 	lost      map[uint64]bool   // members that ReportUnreachable named and that sent nothing since
 	nonce     uint64            // random number of this run; part of the IDs of reads, batches and forwarded envelopes
 	questions uint64            // number of read requests
@@ -84,7 +84,7 @@ func (h *Host) open() (err error) {
 	if err := h.openDirIDs(); err != nil {
 		return err
 	}
-	// Files of snapshots that an earlier run was sending or receiving are of no use.
+	// The snapshot files that an earlier run was sending or receiving cannot be used any more.
 	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
 		return fmt.Errorf("clear old snapshots: %w", err)
 	}
@@ -94,7 +94,7 @@ func (h *Host) open() (err error) {
 	return nil
 }
 
-// random returns a random number above 0.
+// random returns a random number above 0, read from r.
 func random(r io.Reader) (uint64, error) {
 	var b [8]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -136,7 +136,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	return g, nil
 }
 
-// Group returns a group by id, nil if it was not added.
+// Group returns the group with an id, nil if it was not added.
 func (h *Host) Group(id uint64) *Group {
 	for _, g := range h.groups {
 		if g.id == id {
@@ -146,7 +146,8 @@ func (h *Host) Group(id uint64) *Group {
 	return nil
 }
 
-// Tick advances time by one tick: elections, heartbeats, and the timeouts of proposals and reads.
+// Tick advances the host's time by one tick, on which elections, heartbeats and the timeouts of proposals and reads
+// depend.
 func (h *Host) Tick() (err error) {
 	if h.err != nil {
 		return h.err
@@ -176,8 +177,8 @@ func (h *Host) Tick() (err error) {
 	return nil
 }
 
-// Step takes an envelope from another member. Malformed envelopes and those of unknown members are dropped and logged.
-// An error means that this host has stopped.
+// Step processes an envelope from another member. Malformed envelopes and those of unknown members are dropped and
+// logged. An error means that this host has stopped.
 func (h *Host) Step(e message.Envelope) (err error) {
 	if h.err != nil {
 		return h.err
@@ -222,7 +223,8 @@ func (h *Host) Step(e message.Envelope) (err error) {
 	return nil
 }
 
-// admit checks the sender and the content of an envelope and returns its group; nil if the envelope is to be dropped.
+// admit checks the sender and the content of an envelope and returns the envelope's group. It returns nil if the
+// envelope must be dropped.
 func (h *Host) admit(e message.Envelope) (*Group, error) {
 	g := h.Group(e.Group)
 	if g == nil {
@@ -241,16 +243,17 @@ func (h *Host) admit(e message.Envelope) (*Group, error) {
 	return g, nil
 }
 
-// reportLeadership reports a change of leadership.
+// reportLeadership calls Options.OnLeader and the Runner's callback with a group's new leader or term.
 func (h *Host) reportLeadership(l Leadership) {
 	h.opts.OnLeader(l)
 	h.onLeader(l)
 }
 
-// queueCallback queues f as a callback.
+// queueCallback queues f for the next callBack.
 func (h *Host) queueCallback(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
-// guard, deferred, stops the host when raft panics because of a failed read of the log or a violated invariant.
+// guard must be deferred. It stops the host and sets err when raft panics because of a failed read of the log or a
+// violated invariant. Other panics continue.
 func (h *Host) guard(err *error) {
 	switch r := recover().(type) {
 	case nil:

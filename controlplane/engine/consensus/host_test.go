@@ -50,7 +50,7 @@ func TestOptionsAreChecked(t *testing.T) {
 	require.ErrorIs(t, err, ErrStopped)
 }
 
-// A host whose log cannot be synced acknowledges nothing and stops.
+// TestFailedSyncStopsHost checks that a host whose log cannot be synced stops and does not acknowledge the entries.
 func TestFailedSyncStopsHost(t *testing.T) {
 	for _, role := range []string{"Leader", "Follower"} {
 		t.Run(role, func(t *testing.T) {
@@ -73,7 +73,7 @@ func TestFailedSyncStopsHost(t *testing.T) {
 				victim = c.others(l)[0]
 			}
 			failing.Store(victim)
-			c.isolate(c.others(l)[1]) // so that both others are needed
+			c.isolate(c.others(l)[1]) // so that both other members are needed for a commit
 			a := l.propose("a=1")[0]
 			c.settle()
 			require.ErrorContains(t, victim.host.Err(), "EIO")
@@ -94,7 +94,7 @@ func TestFailedSyncStopsHost(t *testing.T) {
 	}
 }
 
-// A stopped member and a crashed member continue from their logs.
+// TestRestart checks that members that were stopped or crashed continue from their logs, without loss of a proposal.
 func TestRestart(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	var all []string
@@ -112,7 +112,7 @@ func TestRestart(t *testing.T) {
 		c.elect()
 	}
 	c.converge(all...)
-	for _, m := range c.members { // all at once
+	for _, m := range c.members { // all members at the same time
 		m.crash()
 	}
 	for _, id := range c.ids {
@@ -122,7 +122,8 @@ func TestRestart(t *testing.T) {
 	c.converge(append(all, "b=1")...)
 }
 
-// An entry of an unknown version stops the host, because applying it differently would make members diverge.
+// TestUnknownEntriesStopHost checks that an entry of an unknown version stops the host. If only some members could
+// apply it, their states would differ.
 func TestUnknownEntriesStopHost(t *testing.T) {
 	change, err := proto.Marshal(&raftpb.ConfChangeV2{Context: []byte{9}, Changes: []*raftpb.ConfChangeSingle{
 		{Type: raftpb.ConfChangeAddLearnerNode.Enum(), NodeId: new(uint64(9))},
@@ -143,7 +144,7 @@ func TestUnknownEntriesStopHost(t *testing.T) {
 	}
 }
 
-// A panic of raft stops the host, not the process.
+// TestRaftPanicStopsHost checks that a panic of raft stops the host and returns an error, but does not end the process.
 func TestRaftPanicStopsHost(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -155,7 +156,8 @@ func TestRaftPanicStopsHost(t *testing.T) {
 	require.ErrorContains(t, f.host.Process(), "tocommit(999) is out of range")
 }
 
-// Groups share an fsync. A proposal in one group is not visible in another.
+// TestGroupsShareTheLog checks that a write of five groups needs one fsync, and that a proposal is applied in its own
+// group only.
 func TestGroupsShareTheLog(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	m := c.members[1]
@@ -193,7 +195,8 @@ func TestGroupsShareTheLog(t *testing.T) {
 	}
 }
 
-// The leader sends appends before its own fsync. Acknowledgements, votes and vote requests are sent after the fsync.
+// TestMessagesSentBeforeTheSync checks what a crash would leave on the disk at each sent message. A leader must send
+// some appends before its fsync; acknowledgements, votes and vote requests must be sent after it.
 func TestMessagesSentBeforeTheSync(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	kinds := map[raftpb.MessageType]int{}
@@ -238,7 +241,8 @@ func TestMessagesSentBeforeTheSync(t *testing.T) {
 	require.Positive(t, early)
 }
 
-// TestReplay runs a random schedule twice: the same seed sends the same bytes.
+// TestReplay runs a random schedule twice for each seed. Both runs must send the same bytes, and no acknowledged
+// proposal may be lost.
 func TestReplay(t *testing.T) {
 	run := func(seed byte) (string, []string) {
 		var trace bytes.Buffer
@@ -303,7 +307,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// A read error of the log stops the host, not the process.
+// TestUnreadableLogStopsHost checks that a read error of the log stops the host, but does not end the process.
 func TestUnreadableLogStopsHost(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.CacheBytes = 100
@@ -324,8 +328,8 @@ func TestUnreadableLogStopsHost(t *testing.T) {
 	c.put(c.elect(c.others(l)...), "b=1")
 }
 
-// TestReportUnreachable counts the appends that a leader sends while no follower responds: all of them to a follower
-// that it considers reachable, and a single one to a follower that was reported as unreachable.
+// TestReportUnreachable counts the appends that a leader sends while no follower responds. It must send all of them to
+// a follower that it considers reachable, and only one to a follower that was reported as unreachable.
 func TestReportUnreachable(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

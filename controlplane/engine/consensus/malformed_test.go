@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Messages on which raft would panic are dropped.
+// TestMalformedMessagesAreDropped checks that Step drops and logs messages on which raft would panic.
 func TestMalformedMessagesAreDropped(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

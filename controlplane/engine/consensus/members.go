@@ -27,10 +27,10 @@ import (
 // member ID only with this directory (dirid.go). A member that lost its disk comes back by removal and addition, as a
 // learner with another directory, so its old acknowledgements never count together with new ones.
 
-// ChangeKind is the kind of a Change.
+// ChangeKind says whether a Change adds, promotes or removes a member.
 type ChangeKind uint8
 
-// The kinds of change.
+// Values of Change.Kind.
 const (
 	// AddLearner adds a member that receives the log and does not vote.
 	AddLearner ChangeKind = 1
@@ -48,16 +48,16 @@ type Change struct {
 	DirID uint64
 }
 
-// MembersReason is the reason why a membership change is refused.
+// MembersReason is the reason for which a membership change is refused.
 type MembersReason uint8
 
-// The reasons.
+// Values of MembersError.Reason.
 const (
 	ReasonUnknown     MembersReason = 1 // the member is not in the group
 	ReasonOtherDirID  MembersReason = 2 // the member is in the group with another data directory
 	ReasonNotCaughtUp MembersReason = 3 // no recent message from the learner, or it has too little of the log
 	ReasonNoQuorum    MembersReason = 4 // no recent message from a quorum of the new voters
-	ReasonLastVoter   MembersReason = 5 // one voter would be left, or none
+	ReasonLastVoter   MembersReason = 5 // one voter would be left (which force allows), or none
 	ReasonPending     MembersReason = 6 // another change is under way
 	ReasonMalformed   MembersReason = 7 // the changes are not valid
 )
@@ -84,7 +84,8 @@ func (e *RemovedError) Error() string {
 // caughtUp is the share of the leader's log that a learner must have to be promoted, in percent, as in etcd.
 const caughtUp = 90
 
-// VerifyMembers returns the error with which ChangeMembers would refuse the changes now, nil if it would accept them.
+// VerifyMembers returns the error with which ChangeMembers would refuse the changes now, nil if ChangeMembers would
+// propose them.
 func (g *Group) VerifyMembers(changes []Change, force bool) error {
 	switch {
 	case g.host.err != nil:
@@ -160,15 +161,17 @@ func (g *Group) stepChange(data []byte) (err error) {
 }
 
 // memberChange is a membership change that this member has proposed.
+// token is a random number in the proposed entry, by which this member recognizes it.
 type memberChange struct {
 	token    uint64
 	deadline uint64 // in ticks
 	term     uint64
-	applied  bool // but its commit index is not durable yet
+	applied  bool // the change is applied, but its commit index is not durable yet
 	done     func(error)
 }
 
-// endChange calls the callback of the change that is under way.
+// endChange ends the change that is under way, if there is one: it queues the callback with err. An error after the
+// change was applied is wrapped in ErrUncertain.
 func (g *Group) endChange(err error) {
 	if c := g.change; c != nil {
 		g.change = nil
@@ -179,14 +182,16 @@ func (g *Group) endChange(err error) {
 	}
 }
 
-// checkChange ends a change with ErrUncertain at its deadline or when this member does not lead any more.
+// checkChange ends an unapplied change with ErrUncertain at its deadline or when this member no longer leads in the
+// change's term.
 func (g *Group) checkChange(now uint64) {
 	if c := g.change; c != nil && !c.applied && (c.deadline <= now || g.role != raft.StateLeader || g.term != c.term) {
 		g.endChange(ErrUncertain)
 	}
 }
 
-// applyMembers applies a committed membership change.
+// applyMembers applies a committed membership change to raft and to the stored membership, and makes its commit
+// durable.
 func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	cc, token, dirIDs, err := raftconf.ParseChange(ent)
 	if err != nil {
@@ -216,9 +221,9 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	})
 }
 
-// persistCommit durably stores that an entry is committed, and calls then. For other entries a quorum of the members
-// can establish that again after a restart. A membership change determines who forms the quorum, and removed members
-// may not run any more.
+// persistCommit durably stores that the entry at index is committed; then is called after the fsync. Other entries need
+// no stored commit index, because a quorum of the members can establish it again after a restart. A membership change
+// determines who forms the quorum, and removed members may not run any more.
 func (g *Group) persistCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {
@@ -231,7 +236,7 @@ func (g *Group) persistCommit(index uint64, then func() error) error {
 	return nil
 }
 
-// checkRemoved marks the host as removed if it is a member of none of its groups any more.
+// checkRemoved sets h.removed if this member was removed from all groups of the host.
 func (h *Host) checkRemoved() {
 	if len(h.groups) == 0 {
 		return
@@ -244,14 +249,16 @@ func (h *Host) checkRemoved() {
 	h.removed = true
 }
 
-// sendRemoved informs the sender of e that the group has removed it: it may not have received the change.
+// sendRemoved informs the sender of e that the group has removed it, because the sender may not have received the entry
+// that removed it.
 func (g *Group) sendRemoved(e message.Envelope) {
 	answer := g.envelope(e.From, message.KindRemoved)
 	answer.ToDirID = e.FromDirID
 	g.host.opts.Transport.Send(answer)
 }
 
-// handleRemoved marks this member as removed from the group. The sender has applied the removal, so it is committed.
+// handleRemoved marks this member as removed from the group. The sender has applied the removal, so the removal is
+// committed.
 func (g *Group) handleRemoved(e message.Envelope) {
 	if e.ToDirID == g.host.dirIDs.own {
 		g.removed = true
@@ -269,10 +276,12 @@ func (r *Runner) ChangeMembers(ctx context.Context, group uint64, changes []Chan
 	return r.ask(ctx, group, func(g *Group, done func(error)) { g.ChangeMembers(changes, force, done) })
 }
 
-// Removed stops the host because another member reported that this member was removed.
+// Removed marks this member as removed, because another member reported it. The next tick stops the host with a
+// RemovedError.
 func (r *Runner) Removed() { _ = r.call(func() { r.host.removed = true }, true) }
 
-// ask calls f with a group on the Runner's goroutine and waits for done.
+// ask calls f with the group on the Runner's goroutine and returns the error that f passes to done. It returns
+// ErrNoGroup if the host has no such group, and ErrUncertain if ctx ends first.
 func (r *Runner) ask(ctx context.Context, group uint64, f func(g *Group, done func(error))) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {

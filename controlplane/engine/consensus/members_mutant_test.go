@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutantsOfMembers breaks rules of memberships and of the installation of snapshots.
+// TestMutantsOfMembers checks that tests fail with the mutants that break rules of membership changes and of the
+// installation of snapshots.
 func TestMutantsOfMembers(t *testing.T) {
 	mutanttest.Notices(t, mutant.PromoteEarly, TestPromoteLaggingLearner, "the learner has no entry")
 	mutanttest.Notices(t, mutant.ReadmitRemoved, TestRemovedDirectoryReturns, "Not equal")

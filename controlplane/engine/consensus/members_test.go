@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// addNewMember starts a joining member with an empty disk.
+// addNewMember adds a member with an empty disk to the cluster and starts it with Options.Join.
 func (c *cluster) addNewMember(id uint64) *member {
 	if c.first == nil {
 		c.first = slices.Clone(c.ids)
@@ -29,7 +29,8 @@ func (c *cluster) addNewMember(id uint64) *member {
 	return m
 }
 
-// change asks the member for changes, without letting it work.
+// change calls ChangeMembers on the member, without a call of Process. The answer is filled in when the callback is
+// called.
 func (m *member) change(force bool, changes ...Change) *answer {
 	a := &answer{}
 	m.group.ChangeMembers(changes, force, func(err error) {
@@ -39,7 +40,7 @@ func (m *member) change(force bool, changes ...Change) *answer {
 	return a
 }
 
-// mustChange asks for changes and expects them to be done.
+// mustChange proposes changes on m with force and requires that they are applied.
 func (c *cluster) mustChange(m *member, changes ...Change) {
 	c.t.Helper()
 	a := m.change(true, changes...)
@@ -48,7 +49,7 @@ func (c *cluster) mustChange(m *member, changes ...Change) {
 	require.NoError(c.t, a.err)
 }
 
-// grow adds a member and makes it a voter.
+// grow adds m to the group as a learner and promotes it to a voter. l must be the leader.
 func (c *cluster) grow(l, m *member) {
 	c.t.Helper()
 	c.mustChange(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
@@ -64,7 +65,7 @@ func reason(err error) MembersReason {
 	return 0
 }
 
-// voters returns the voters, on which all of the members must agree.
+// voters returns the sorted voters of the group. All members in among must agree on them.
 func (c *cluster) voters(among ...*member) []uint64 {
 	c.t.Helper()
 	want := slices.Sorted(slices.Values(among[0].group.Status().Voters))
@@ -74,8 +75,8 @@ func (c *cluster) voters(among ...*member) []uint64 {
 	return want
 }
 
-// A cluster grows from one member to three and shrinks to one while proposals are made. No proposal is lost, and
-// removed members learn of their removal.
+// TestGrowAndShrink changes the group from one member to three and back to one, while proposals are made. No proposal
+// may be lost.
 func TestGrowAndShrink(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.limits.TailEntries = 8
@@ -98,7 +99,7 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, c.voters(members...))
 	c.converge(all...)
 
-	// Any two members are a quorum now.
+	// Two of the three members are a quorum now.
 	c.members[1].crash()
 	l = c.elect(c.members[2], c.members[3])
 	put(l)
@@ -117,7 +118,7 @@ func TestGrowAndShrink(t *testing.T) {
 		}
 		c.tick(30)
 		if c.members[id].host.Err() == nil {
-			c.members[id].stop() // it did not know of the removal
+			c.members[id].stop() // the removed member did not learn of its removal
 		}
 	}
 	l = c.elect(c.members[3])
@@ -131,7 +132,7 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, all, c.members[3].machine.Log)
 }
 
-// A learner that never starts does not stop the only voter.
+// TestLearnerDoesNotCountForQuorum checks that the only voter can commit although a learner never starts.
 func TestLearnerDoesNotCountForQuorum(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	c.first = []uint64{1}
@@ -143,7 +144,8 @@ func TestLearnerDoesNotCountForQuorum(t *testing.T) {
 	require.Equal(t, ReasonNotCaughtUp, reason(l.change(false, Change{Kind: Promote, Member: 9}).err))
 }
 
-// A learner is not promoted before it has nearly all of the log and was heard from recently.
+// TestPromoteTooEarly checks that a learner is not promoted before it has nearly all of the log and while it sends no
+// messages.
 func TestPromoteTooEarly(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
@@ -168,8 +170,8 @@ func TestPromoteTooEarly(t *testing.T) {
 	c.mustChange(l, promote) // repeated: the change is applied already
 }
 
-// A change that would leave fewer than a quorum of reachable voters is refused, and so is the removal of the last
-// voter.
+// TestChangeThatLosesQuorumIsRefused checks that a change is refused if it would leave fewer than a quorum of reachable
+// voters, or remove the last voter.
 func TestChangeThatLosesQuorumIsRefused(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -191,7 +193,8 @@ func TestChangeThatLosesQuorumIsRefused(t *testing.T) {
 	c.put(l, "a=1")
 }
 
-// A leader that removes itself stops leading and ends. The other members continue.
+// TestLeaderRemovesItself checks that a leader that removes itself stops with a RemovedError, and that the other
+// members continue.
 func TestLeaderRemovesItself(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -208,14 +211,15 @@ func TestLeaderRemovesItself(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3"}, next.machine.Log)
 	require.Len(t, c.voters(rest...), 2)
 
-	// After a restart it is informed again, because the applied removal may not have been durable.
+	// After a restart the member is informed again, because the applied removal may not have been durable.
 	l.crash()
 	l.start()
 	c.tick(30)
 	require.ErrorAs(t, l.host.Err(), &removed)
 }
 
-// One of two members is removed and destroyed. The other one crashes and then leads as the only voter.
+// TestLastVoterAfterCrash checks that after the removal of one of two members the other one can crash, restart and lead
+// as the only voter.
 func TestLastVoterAfterCrash(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
@@ -230,7 +234,8 @@ func TestLastVoterAfterCrash(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2"}, l.machine.Log)
 }
 
-// Several changes at once pass through a joint configuration, which the group leaves by itself.
+// TestJointChange checks that a change of several members goes through a joint configuration, which the group leaves
+// without a further call.
 func TestJointChange(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -256,7 +261,7 @@ func TestJointChange(t *testing.T) {
 	for _, m := range []*member{l, four, five} {
 		require.Equal(t, []string{"a=1"}, m.machine.Log)
 	}
-	// Both survive a restart: they are computed from the log.
+	// The memberships are correct after a restart, when they are computed from the log.
 	for _, m := range []*member{l, four, five} {
 		m.crash()
 		m.start()
@@ -267,8 +272,8 @@ func TestJointChange(t *testing.T) {
 	require.Equal(t, want, c.voters(l, four, five))
 }
 
-// After a crash of any member after any packet of a change, all members agree on the membership and no acknowledged
-// proposal is lost. The membership shows whether the change took effect, since the response may be lost.
+// TestCrashDuringMembershipChange crashes each member after each number of packets of a change. All members must then
+// agree on the membership, with all or none of the change, and no acknowledged proposal may be lost.
 func TestCrashDuringMembershipChange(t *testing.T) {
 	for victim := range uint64(4) {
 		for after := range 14 {
@@ -312,7 +317,7 @@ func TestCrashDuringMembershipChange(t *testing.T) {
 				var removed *RemovedError
 				require.ErrorAs(t, m.host.Err(), &removed)
 			}
-			for len(up) > 3 { // the removed member may not know of its removal
+			for len(up) > 3 { // the removed member may not have learned of its removal
 				up = slices.DeleteFunc(up, func(m *member) bool {
 					return m == gone && !slices.Contains(c.members[4].group.Status().Voters, gone.id)
 				})
@@ -339,8 +344,8 @@ func TestCrashDuringMembershipChange(t *testing.T) {
 	}
 }
 
-// A member that loses its disk rejoins under its ID only after removal and addition, as a learner, with another
-// directory.
+// TestReplacedMember checks that a member that lost its disk takes part again only after it was removed and added with
+// its new directory, and that messages of the lost directory are dropped.
 func TestReplacedMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	c.put(c.leader(), "a=1")
@@ -354,14 +359,14 @@ func TestReplacedMember(t *testing.T) {
 	}
 	victim.crash()
 
-	// With an empty directory its messages are ignored, and it gets none.
+	// The member has an empty directory now. Its messages must be ignored, and it must get none.
 	m := c.addNewMember(victim.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 	require.Empty(t, m.group.Status().Voters)
 	require.Equal(t, ReasonOtherDirID, reason(l.change(false, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own}).err))
 
-	// An old message from the lost directory is still in transit.
+	// Messages of the lost directory are still on the network.
 	var kept []message.Envelope
 	for _, typ := range []raftpb.MessageType{raftpb.MsgPreVote, raftpb.MsgVote} {
 		kept = append(kept, message.Envelope{From: m.id, To: other.id, FromDirID: old, ToDirID: other.host.dirIDs.own, Kind: message.KindRaft, Group: testGroup,
@@ -382,7 +387,7 @@ func TestReplacedMember(t *testing.T) {
 	c.put(l, "a=2")
 	c.tick(3)
 
-	// The member counts for the quorum: the old leader is down.
+	// The member counts for the quorum, because the old leader is down.
 	l.crash()
 	next := c.elect(other, m)
 	c.put(next, "a=3")
@@ -393,13 +398,14 @@ func TestReplacedMember(t *testing.T) {
 		require.Equal(t, m.host.dirIDs.own, c.members[m.id].host.dirIDs.own)
 	}
 
-	// Wiped again: messages of the third directory are ignored.
+	// The member is wiped again. Messages of its third directory must be ignored.
 	m = c.addNewMember(m.id)
 	c.tick(30)
 	require.Zero(t, m.group.Status().Term)
 }
 
-// A member that was down while another was replaced learns the new data-directory IDs from a snapshot.
+// TestReplacementLearnedFromSnapshot checks that a member that was down while another was replaced gets the new
+// data-directory IDs with a snapshot.
 func TestReplacementLearnedFromSnapshot(t *testing.T) {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
@@ -427,7 +433,7 @@ func TestReplacementLearnedFromSnapshot(t *testing.T) {
 	require.Positive(t, away.arrived, "it came by snapshot")
 	require.Equal(t, l.machine.Log, away.machine.Log)
 	require.Equal(t, l.group.storage.Members().DirIDs, away.group.storage.Members().DirIDs)
-	// Away and the replaced one are a quorum of four with the fourth.
+	// The returned member, the replaced one and member 4 are a quorum of the four voters.
 	l.crash()
 	next := c.elect(away, lost, four)
 	c.put(next, "b=1")
@@ -435,7 +441,7 @@ func TestReplacementLearnedFromSnapshot(t *testing.T) {
 	require.Equal(t, next.machine.Log, lost.machine.Log)
 }
 
-// A member can join a group without entries: its snapshot is empty.
+// TestEmptyGroupGrows checks that a member can join a group without proposals, by an empty snapshot.
 func TestEmptyGroupGrows(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
@@ -451,8 +457,8 @@ func TestEmptyGroupGrows(t *testing.T) {
 	c.converge("a=1")
 }
 
-// A snapshot is taken after membership changes that the state machine does not see. An installation that a crash
-// interrupts is finished at the next start.
+// TestSnapshotAfterChange installs a snapshot that is later than the state machine's last entry, because membership
+// changes follow. An installation that a crash interrupts must be finished at the next start.
 func TestSnapshotAfterChange(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
@@ -478,7 +484,8 @@ func TestSnapshotAfterChange(t *testing.T) {
 	require.Equal(t, []string{"a=1", "a=2", "a=3"}, m.machine.Log)
 }
 
-// Truncating the log at any position keeps the membership.
+// TestTruncationBetweenChanges checks that a truncation of the log at any position, followed by a restart, does not
+// change the membership.
 func TestTruncationBetweenChanges(t *testing.T) {
 	c := newCluster(t, 1, 1)
 	c.limits.TailEntries = 3
@@ -504,8 +511,8 @@ func TestTruncationBetweenChanges(t *testing.T) {
 	}
 }
 
-// A directory of layout 1, without memberships, is converted. Its logs begin with entry 1, which joining members do not
-// get.
+// TestLayout1IsConverted opens a directory of layout 1, which has no memberships and whose log begins with entry 1. It
+// must be converted, so that a member can join.
 func TestLayout1IsConverted(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	m := c.members[1]
@@ -525,7 +532,7 @@ func TestLayout1IsConverted(t *testing.T) {
 	c.converge("a=1", "a=2")
 }
 
-// logKey spells out a key of the log's layout: group, kind and, for an entry, its index.
+// logKey returns a key of package raftlog's layout: group, kind and, for an entry, its index.
 func logKey(group uint64, kind byte, index ...uint64) []byte {
 	key := append(binary.BigEndian.AppendUint64([]byte{'g'}, group), kind)
 	for _, i := range index {

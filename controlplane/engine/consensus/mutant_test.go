@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// For each safety rule, TestMutants shows that a test fails when the rule is broken.
+// TestMutants enables one mutant after another, each of which breaks a safety rule, and shows the damage that the other
+// tests check for.
 func TestMutants(t *testing.T) {
 	for name, story := range map[string]func(*testing.T){
 		mutant.SkipLogSync: func(t *testing.T) {
@@ -105,7 +106,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// The tests of this package fail if a learner counts in the quorum.
+// TestMutantLearnerVotes checks that a test fails with the mutant that makes a new member a voter at once.
 func TestMutantLearnerVotes(t *testing.T) {
 	mutanttest.Notices(t, mutant.LearnerVotes, TestLearnerDoesNotCountForQuorum, "no leader is known")
 }

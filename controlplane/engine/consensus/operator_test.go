@@ -2,22 +2,23 @@ package consensus
 
 import "slices"
 
-// operator changes the members of a cluster, one change at a time, as a human would: a directory that is lost is removed
-// from the group before another one is added for the same member.
+// operator changes the members of a cluster, one change at a time, as a human would: a directory that is lost is
+// removed from the group before another one is added for the same member.
 type operator struct {
-	lost    map[uint64]bool // members that lost their directories while they belonged to the group
-	removed map[uint64]bool // directories whose removal was requested
+	lost    map[uint64]bool // members that lost their directories while they were in the group
+	removed map[uint64]bool // IDs of the directories whose removal was requested
 	changed int             // number of changes that succeeded
 }
 
-// prepareMember starts one more member, up to six, that is not added to the group yet.
+// prepareMember starts one more member, up to six, that operator.repair can add to the group.
 func (o *operator) prepareMember(c *randomRun, _ *member) {
 	if len(c.ids) < 6 {
 		c.addNewMember(uint64(len(c.ids) + 1))
 	}
 }
 
-// loseDisk replaces a member by one with an empty disk, if the others can do without the member.
+// loseDisk replaces a member other than the leader by one with an empty disk, unless another member has lost its disk
+// or the group has only two voters.
 func (o *operator) loseDisk(c *randomRun, m *member) {
 	l := c.anyLeader()
 	if l == nil || m == l || len(o.lost) > 0 || !o.agree(c, l) || len(l.group.storage.Members().Conf.Voters) <= 2 {
@@ -29,7 +30,8 @@ func (o *operator) loseDisk(c *randomRun, m *member) {
 	}
 }
 
-// agree reports whether all voters that are not lost know the same members as l. A leader of the past may know others.
+// agree reports whether all voters that have not lost their disks run and know the same members as l. A leader of an
+// earlier term may know others.
 func (o *operator) agree(c *randomRun, l *member) bool {
 	conf := l.group.storage.Members().Conf
 	return !slices.ContainsFunc(conf.Voters, func(id uint64) bool {
@@ -38,8 +40,8 @@ func (o *operator) agree(c *randomRun, l *member) bool {
 	})
 }
 
-// repair requests the next change that the state of a member calls for: the removal of a lost one, the addition of a new
-// one, the promotion of a learner, or now and then the removal of a voter.
+// repair requests the next change that the state of member m needs: the removal of a lost member, the addition of a new
+// one, the promotion of a learner, or sometimes the removal of a voter.
 func (o *operator) repair(c *randomRun, m *member) {
 	l := c.anyLeader()
 	if l == nil {
@@ -54,7 +56,7 @@ func (o *operator) repair(c *randomRun, m *member) {
 			delete(o.lost, m.id)
 		}
 	case m.up && m.joins && !members.Has(m.id):
-		if o.removed[m.host.dirIDs.own] { // a removed directory cannot be added again
+		if o.removed[m.host.dirIDs.own] { // because a removed directory cannot be added again
 			m = c.addNewMember(m.id)
 		}
 		o.request(l, Change{Kind: AddLearner, Member: m.id, DirID: m.host.dirIDs.own})
@@ -76,7 +78,7 @@ func (o *operator) request(l *member, change Change) {
 	})
 }
 
-// replaceRemoved gives members that stopped because they were removed an empty disk.
+// replaceRemoved gives an empty disk to each member that stopped because it was removed.
 func (o *operator) replaceRemoved(c *randomRun) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() != nil {

@@ -17,9 +17,9 @@ import (
 
 // Options configures a Host.
 type Options struct {
-	ID        uint64    // this member; required, above 0
-	Members   []uint64  // the first configuration, the same on all members; contains ID; required without Join
-	Dir       string    // required; the host makes log/ and snap/ in it
+	ID        uint64    // this member's ID; required, above 0
+	Members   []uint64  // the first configuration, the same on all members, including ID; required without Join
+	Dir       string    // the data directory, in which the host makes log/ and snap/; required
 	Transport Transport // required
 
 	// Join creates the data directory of a member that is added to an existing cluster. The member starts without a
@@ -28,35 +28,36 @@ type Options struct {
 	Join bool
 
 	FS   vfs.FS       // default: the operating system's
-	Rand io.Reader    // for data-directory IDs and IDs of read requests; default: crypto/rand.Reader
+	Rand io.Reader    // source of random IDs of directories, requests and batches; default: crypto/rand.Reader
 	Log  *slog.Logger // default: slog.Default()
 
 	// ElectionTicks is the election timeout: a follower without messages from the leader starts an election after
-	// ElectionTicks to 2 × ElectionTicks; default 10. A leader sends heartbeats every HeartbeatTicks; default 1.
+	// ElectionTicks to 2 × ElectionTicks. The default is 10. A leader sends heartbeats every HeartbeatTicks. The
+	// default is 1.
 	ElectionTicks, HeartbeatTicks int
-	// StallTicks is the duration of a write of the log after which a leader transfers leadership. Default: half of
+	// StallTicks is how long a write of the log may take before a leader transfers leadership. Default: half of
 	// ElectionTicks, at least 2. It has an effect only with a Runner, which writes the log on its own goroutine.
 	StallTicks int
 
 	OnLeader func(Leadership) // called during Process when this member learns of a new leader or term; optional
 	Limits   Limits
 
-	// QuietLog turns off the log engine's background compactions, so that a simulation replays.
+	// QuietLog turns off the log engine's background compactions, so that a simulation is reproducible.
 	QuietLog bool
 }
 
-// Limits limits what a host holds in memory and in its logs. Zero fields mean their default.
+// Limits limits what a host stores in memory and in its logs. A field that is 0 means its default.
 type Limits struct {
-	ProposalBytes    int    // one proposal; default 8 MiB, at most 16 MiB
-	UncommittedBytes uint64 // pending proposals of one group; default 64 MiB
-	Reads            int    // pending reads of one group; default 100,000
-	MessageBytes     uint64 // entries in one message, unless a single one is larger; default 1 MiB
-	InflightMessages int    // appends under way to one member; default 256
-	InflightBytes    uint64 // size of these appends; default 64 MiB
-	ApplyBytes       uint64 // entries in one call of StateMachine.Apply; default 4 MiB
-	CacheBytes       int    // newest entries of one group kept in memory; default 8 MiB
-	TailEntries      uint64 // newest entries of one group kept for slow members; default 10,000,
-	TailBytes        uint64 // or fewer if they exceed this; default 16 MiB. A leader keeps more for slow members
+	ProposalBytes    int    // size of one proposal; default 8 MiB, at most 16 MiB
+	UncommittedBytes uint64 // size of the pending proposals of one group; default 64 MiB
+	Reads            int    // number of pending reads of one group; default 100,000
+	MessageBytes     uint64 // size of the entries in one message, unless a single one is larger; default 1 MiB
+	InflightMessages int    // number of unacknowledged appends to one member; default 256
+	InflightBytes    uint64 // size of the unacknowledged appends to one member; default 64 MiB
+	ApplyBytes       uint64 // size of the entries in one call of StateMachine.Apply; default 4 MiB
+	CacheBytes       int    // size of a group's newest entries that are cached in memory; default 8 MiB
+	TailEntries      uint64 // number of entries that a truncation leaves for slow members; default 10,000
+	TailBytes        uint64 // size of these entries; default 16 MiB. A leader may leave more for slow members
 	ProposalTicks    uint64 // timeout of a proposal (ErrUncertain or ErrNoLeader); default 5 × ElectionTicks
 	ReadTicks        uint64 // timeout of a read (ErrNoLeader); default 5 × ElectionTicks
 }
@@ -113,7 +114,7 @@ func (o *Options) ensureDefaults() error {
 	return nil
 }
 
-// readRetryTicks returns the number of ticks after which an unanswered ReadIndex request is sent again.
+// readRetryTicks returns the number of ticks after which a ReadIndex request without a response is sent again.
 func (o *Options) readRetryTicks() uint64 {
 	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
 }

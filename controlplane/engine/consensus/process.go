@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// completion is a callback that is to be called, with its arguments. One of proposal, read and other is set.
+// completion is a queued callback with its arguments. One of proposal, read and other is set.
 type completion struct {
 	proposal callback
 	read     *Read
@@ -22,7 +22,7 @@ type completion struct {
 	err      error
 }
 
-// schedule adds the group to those that the next Process handles.
+// schedule adds the group to h.work, the groups that the next Process handles.
 func (h *Host) schedule(g *Group) {
 	if !g.queued {
 		g.queued = true
@@ -30,7 +30,7 @@ func (h *Host) schedule(g *Group) {
 	}
 }
 
-// complete queues all callbacks of a proposal with the same result.
+// complete queues all callbacks of a proposal, or of a batch, with the same result.
 func (h *Host) complete(p *proposal, result Result, err error) {
 	p.reply(h.reply, result, err)
 }
@@ -39,7 +39,7 @@ func (h *Host) reply(ask callback, result Result, err error) {
 	h.completions = append(h.completions, completion{proposal: ask, result: result, err: err})
 }
 
-// callBack calls the queued callbacks, including those that a callback adds.
+// callBack calls the queued callbacks, and those that the callbacks queue meanwhile.
 func (h *Host) callBack() {
 	for len(h.completions) > 0 {
 		due := h.completions
@@ -61,7 +61,7 @@ func (h *Host) callBack() {
 	}
 }
 
-// Idle reports whether Process would do nothing.
+// Idle reports whether Process has nothing to do.
 func (h *Host) Idle() bool { return h.err != nil || len(h.work) == 0 }
 
 // Process does the queued work of all groups, in rounds. Each round sends raft's messages, writes entries and votes to
@@ -109,12 +109,13 @@ func (h *Host) Process() (err error) {
 	return h.endProcess()
 }
 
-// envelope returns an envelope of the group to another member, without content.
+// envelope returns an envelope from the group to another member, with sender, receiver and group set.
 func (g *Group) envelope(to uint64, kind message.Kind) message.Envelope {
 	return message.Envelope{From: g.host.opts.ID, To: to, FromDirID: g.host.dirIDs.own, ToDirID: g.dirIDOf(to), Kind: kind, Group: g.id}
 }
 
-// send passes a raft message to the transport. Heartbeats are collected first, and snapshots wait for their files.
+// send passes a raft message to the transport. Heartbeats are collected until sendHeartbeats, and snapshots are sent
+// later, when their files exist.
 func (h *Host) send(g *Group, m *raftpb.Message) {
 	if message.IsHeartbeat(m) {
 		g.addHeartbeat(m)
@@ -129,7 +130,8 @@ func (h *Host) send(g *Group, m *raftpb.Message) {
 	h.opts.Transport.Send(e)
 }
 
-// observe updates the group's copies of raft's role, leader, term and commit index, and handles their changes.
+// observe updates the group's copies of raft's role, leader, term and commit index. It reports a new leader or term and
+// acts on the changes.
 func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		g.role = rd.SoftState.RaftState
@@ -157,8 +159,8 @@ func (g *Group) observe(rd *raft.Ready) {
 	g.checkChange(g.host.now)
 }
 
-// endProcess ends Process: it truncates long logs, removes the files of refused snapshots, and keeps the groups with
-// more work scheduled.
+// endProcess completes Process: it truncates long logs, removes the files of refused snapshots, and leaves in h.work
+// the groups that have more work.
 func (h *Host) endProcess() error {
 	for _, g := range h.work {
 		g.trim()
@@ -203,7 +205,8 @@ func (g *Group) trim() {
 	})
 }
 
-// scheduleTruncation makes the next write truncate the log, at most up to the index that the state machine has flushed.
+// scheduleTruncation lets the next write truncate the log, at most up to the index that the state machine has flushed
+// and with at least the tail (Limits.TailEntries, Limits.TailBytes) left.
 func (g *Group) scheduleTruncation(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
 	to := l.Tail(limits.TailBytes)
@@ -225,9 +228,10 @@ func (g *Group) scheduleTruncation(flushed uint64) error {
 	return nil
 }
 
-// truncationLimit lowers the index to, up to which the log may be truncated, so that other members can continue with
-// the log: a leader keeps the entries that a member behind it lacks, up to 2 × Limits.TailEntries and 4 ×
-// Limits.TailBytes. The entries after a snapshot that is being sent are kept up to 16 × Limits.TailBytes.
+// truncationLimit returns the index up to which the log may be truncated: its argument, or less so that other members
+// can continue with the log. A leader does not truncate the entries that a member behind it lacks, up to 2 ×
+// Limits.TailEntries and 4 × Limits.TailBytes. The entries after a snapshot that is being sent are not truncated
+// either, up to 16 × Limits.TailBytes.
 func (g *Group) truncationLimit(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()

@@ -11,29 +11,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// callback receives the result of a proposal. It is called once.
+// callback is called once, with the result of a proposal.
 type callback func(Result, error)
 
 // proposal is one proposal, or a batch of proposals, that waits until its entry is applied.
 type proposal struct {
 	id       [16]byte
-	data     []byte // as in the log; nil when raft has it and it cannot be needed for a retry
+	data     []byte // the encoded entry; nil when raft has it and no retry can need it
 	size     uint64
-	at       raftconf.Position // index 0: unknown. The entry can exist only in the term
+	at       raftconf.Position // the entry's index, 0 if unknown, and the only term in which the entry can exist
 	deadline uint64            // in ticks
 	done     callback
 
-	// Only in a batch: the callbacks of its proposals, and whether the batch is closed.
+	// parts and closed are used only in a batch: the callbacks of its proposals, and whether the batch is closed.
 	parts  []callback
 	closed bool
 
-	// While in Group.sent.
+	// The following fields are used only while the proposal is in Group.sent.
 	envelope uint64 // number of the envelope to the leader; 0 if this member itself appended the proposal
 	waits    bool
 	twin     *proposal // the next proposal with the same id
 }
 
-// reply calls send with the same result for every callback of the proposal, once.
+// reply passes every callback of the proposal to the function reply, with the same result, and removes the callbacks.
 func (p *proposal) reply(reply func(callback, Result, error), r Result, err error) {
 	for _, ask := range p.parts {
 		reply(ask, r, err)
@@ -84,8 +84,8 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	g.host.schedule(g)
 }
 
-// blocked reports whether queued proposals have to wait: no leader is known, the leader transfers leadership, or the
-// leader has just refused a proposal.
+// blocked reports whether queued proposals must wait: no leader is known, this leader transfers leadership, or the
+// leader has refused a forwarded proposal in this tick.
 func (g *Group) blocked(s *raft.BasicStatus) bool {
 	if s.RaftState == raft.StateLeader {
 		return s.LeadTransferee != 0
@@ -93,7 +93,7 @@ func (g *Group) blocked(s *raft.BasicStatus) bool {
 	return s.Lead == 0 || g.hold > g.host.now
 }
 
-// canPropose reports whether propose would do something.
+// canPropose reports whether there are queued proposals that propose would pass to raft, forward or fail now.
 func (g *Group) canPropose() bool {
 	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return false
@@ -114,7 +114,8 @@ func (g *Group) isBatching(s *raft.BasicStatus) bool {
 	return g.host.writing() && g.waiting < g.host.opts.Limits.MessageBytes
 }
 
-// propose passes the queued proposals to raft, or forwards them to the leader, in as few messages as their size allows.
+// propose passes the queued proposals to raft, or forwards them to the leader, in messages of up to
+// Limits.MessageBytes. Without GroupOptions.Forward, a member that does not lead fails them with a *NotLeaderError.
 func (g *Group) propose() {
 	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return
@@ -158,11 +159,11 @@ func (g *Group) propose() {
 	}
 }
 
-// append passes proposals to raft, which appends all or none.
+// append passes proposals to raft, which appends all or none of them. If none, they fail with ErrOverloaded.
 func (g *Group) append(ps []*proposal) {
 	entries := make([]*raftpb.Entry, len(ps))
 	for i, p := range ps {
-		entries[i] = &raftpb.Entry{Data: p.data} // raft copies
+		entries[i] = &raftpb.Entry{Data: p.data} // raft copies the Entry
 	}
 	if err := g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: entries}); err != nil {
 		g.answer(ps, ErrOverloaded)
@@ -177,7 +178,7 @@ func (g *Group) append(ps []*proposal) {
 	g.fresh += len(ps)
 }
 
-// number sets the index of the proposals that were just passed to raft. They are the last of entries.
+// number sets the log index of the proposals that were just passed to raft. Their entries are the last ones of entries.
 func (g *Group) number(entries []*raftpb.Entry) {
 	for i := range g.fresh {
 		g.inflight[len(g.inflight)-1-i].at.Index = entries[len(entries)-1-i].GetIndex()
@@ -185,8 +186,9 @@ func (g *Group) number(entries []*raftpb.Entry) {
 	g.fresh = 0
 }
 
-// claim removes and returns the proposal whose entry is about to be applied, nil if it was not made on this member. It
-// also handles the proposals whose entries can no longer exist because of this entry. id is nil for raft's own entries.
+// claim removes and returns the proposal whose entry, at position at, is to be applied next; nil if it was not made on
+// this member. It also fails or queues again the proposals whose entries can no longer exist because of this entry. id
+// is nil for raft's own entries.
 func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	for len(g.inflight) > 0 && g.inflight[0].at.Index <= at.Index {
 		switch p := g.takeInflight(); {
@@ -217,8 +219,8 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	return found
 }
 
-// requeueOrFail handles a proposal that certainly will not be applied: it queues the proposal again with
-// GroupOptions.Forward, and otherwise fails it with a *NotLeaderError.
+// requeueOrFail handles a proposal that certainly will not be applied: with GroupOptions.Forward it queues the proposal
+// again, otherwise it fails the proposal with a *NotLeaderError.
 func (g *Group) requeueOrFail(p *proposal) {
 	if !g.forward {
 		g.host.complete(p, Result{}, &NotLeaderError{g.leader})
@@ -238,8 +240,8 @@ func (g *Group) takeInflight() *proposal {
 }
 
 // failUncertain fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed
-// ones. With GroupOptions.Forward it keeps them instead, because their fate will be known when later entries are
-// applied.
+// ones. With GroupOptions.Forward it moves them to g.sent instead, because later applied entries will show whether they
+// are lost.
 func (g *Group) failUncertain() {
 	if g.forward {
 		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {
@@ -269,7 +271,7 @@ func (g *Group) failUncertain() {
 	g.inflight = keep
 }
 
-// answer fails proposals that the caller has removed from all lists.
+// answer fails proposals with err. The caller has removed them from all lists.
 func (g *Group) answer(ps []*proposal, err error) {
 	for _, p := range ps {
 		g.proposalBytes -= p.size

@@ -26,12 +26,13 @@ func TestRandomFaults(t *testing.T) {
 	require.Greater(t, done, 10*seeds, "proposals and reads were answered")
 }
 
-// runRandomFaults runs one seed of TestRandomFaults. It returns how many proposals and reads were answered with success.
+// runRandomFaults runs TestRandomFaults with one seed. It returns how many proposals and reads succeeded.
 func runRandomFaults(t *testing.T, seed uint64) int {
 	c := newRandomRun(t, seed, []event{
 		{2, crash}, {8, restart}, {2, isolate}, {8, heal}, {25, propose}, {15, read}, {15, hurry},
 	})
-	// Every third seed forwards proposals, and every third forwards them without IDs, in batches.
+	// Of three seeds, one forwards no proposals, one forwards proposals with IDs, and one forwards proposals without
+	// IDs, in batches.
 	c.forward, c.withoutIDs = seed%3 > 0, seed%3 == 2
 	c.limits = Limits{TailEntries: 5, MessageBytes: 100, CacheBytes: 300}
 	c.startAll()
@@ -45,7 +46,8 @@ func runRandomFaults(t *testing.T, seed uint64) int {
 	return len(c.acked) + c.reads
 }
 
-// TestRandomMembershipChanges is TestRandomFaults with members that are added, promoted, wiped, replaced and removed.
+// TestRandomMembershipChanges does the same as TestRandomFaults, while members are added, promoted, wiped, replaced and
+// removed.
 func TestRandomMembershipChanges(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
@@ -58,7 +60,8 @@ func TestRandomMembershipChanges(t *testing.T) {
 	require.Greater(t, changed, 5*seeds, "members changed")
 }
 
-// runRandomMembershipChanges runs one seed of TestRandomMembershipChanges. It returns how many changes of members succeeded.
+// runRandomMembershipChanges runs TestRandomMembershipChanges with one seed. It returns how many membership changes
+// succeeded.
 func runRandomMembershipChanges(t *testing.T, seed uint64) int {
 	o := &operator{lost: map[uint64]bool{}, removed: map[uint64]bool{}}
 	c := newRandomRun(t, seed, []event{
@@ -73,24 +76,24 @@ func runRandomMembershipChanges(t *testing.T, seed uint64) int {
 	return o.changed
 }
 
-// randomRun drives a cluster by random events. After each step it checks what consensus guarantees.
+// randomRun applies random events to a cluster. After each step it checks the guarantees of package consensus.
 type randomRun struct {
 	*cluster
 	rng        *mathrand.Rand
 	events     []event
-	withoutIDs bool      // proposals have no IDs
-	operator   *operator // changes the members; nil: they stay the same
+	withoutIDs bool      // whether proposals have no IDs
+	operator   *operator // changes the members; nil: the members stay the same
 
 	step      int               // number of the current step
 	proposals int               // number of proposals that were made
-	answers   int               // number of proposals that were answered, with or without success
-	reads     int               // number of reads that were answered
-	acked     map[string]bool   // proposals that were acknowledged
+	answers   int               // number of proposals whose callback was called, with or without success
+	reads     int               // number of reads that succeeded
+	acked     map[string]bool   // proposals that succeeded
 	leaders   map[uint64]uint64 // the leader of each term
-	applied   []string          // what the furthest member has applied, in order
+	applied   []string          // the longest list of proposals that a member has applied, in order
 }
 
-// event is something that happens to a random member in the given percentage of the steps.
+// event is a fault or a call that happens to a random member, in the given percentage of the steps.
 type event struct {
 	percent int
 	happens func(c *randomRun, m *member)
@@ -128,9 +131,9 @@ func (c *randomRun) steps(n int) {
 	}
 }
 
-// work lets some members tick and process, and some packets arrive.
+// work calls Tick and Process on some members and delivers some packets.
 func (c *randomRun) work() {
-	c.some(1, 4, func(m *member) { _ = m.host.Tick() }) // check sees the error of a host
+	c.some(1, 4, func(m *member) { _ = m.host.Tick() }) // check handles the error of a host
 	c.some(2, 3, func(m *member) { _ = m.host.Process() })
 	for range 3 {
 		c.deliverSome()
@@ -138,7 +141,7 @@ func (c *randomRun) work() {
 	}
 }
 
-// some calls do for each running member with a probability of n in of.
+// some calls do for each running member, with a probability of n/of.
 func (c *randomRun) some(n, of int, do func(m *member)) {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && c.rng.IntN(of) < n {
@@ -147,7 +150,7 @@ func (c *randomRun) some(n, of int, do func(m *member)) {
 	}
 }
 
-// deliverSome delivers some packets in random order, repeats some and drops some.
+// deliverSome delivers some of the packets in random order. It repeats a few of them and drops a few.
 func (c *randomRun) deliverSome() {
 	c.rng.Shuffle(len(c.net), func(i, j int) { c.net[i], c.net[j] = c.net[j], c.net[i] })
 	now := c.net[:len(c.net)-len(c.net)*c.rng.IntN(4)/4]
@@ -155,7 +158,7 @@ func (c *randomRun) deliverSome() {
 	for _, p := range now {
 		switch {
 		case p.dir != "":
-			if p.from.up { // otherwise its files are gone
+			if p.from.up { // otherwise the snapshot's files do not exist any more
 				c.deliverOne(p)
 			}
 		case c.rng.IntN(50) == 0:
@@ -168,7 +171,8 @@ func (c *randomRun) deliverSome() {
 	}
 }
 
-// check compares what the running members applied, and who leads, with what is known from earlier steps.
+// check compares the proposals that the running members have applied, and the leaders of the terms, with those of
+// earlier steps.
 func (c *randomRun) check() {
 	for _, id := range c.ids {
 		m := c.members[id]
@@ -201,7 +205,7 @@ func (c *randomRun) check() {
 	require.Len(c.t, slices.Compact(sorted), len(c.applied), "a proposal is applied twice")
 }
 
-// recover starts all members again, waits until a leader commits a proposal, and lets the others follow.
+// recover restarts all members, waits until a leader commits a proposal, and gives the others time to apply it.
 func (c *randomRun) recover() {
 	c.heal()
 	c.net = slices.DeleteFunc(c.net, func(p packet) bool { return p.dir != "" })
@@ -225,7 +229,8 @@ func (c *randomRun) recover() {
 	c.check()
 }
 
-// anyLeader returns a running member that has the role of leader, or nil. There may be others, of other terms.
+// anyLeader returns a running member in the role of leader, nil if there is none. There may be other leaders, of other
+// terms.
 func (c *randomRun) anyLeader() *member {
 	for _, id := range c.ids {
 		if m := c.members[id]; m.up && m.host.Err() == nil && m.group.role == raft.StateLeader {
@@ -235,7 +240,7 @@ func (c *randomRun) anyLeader() *member {
 	return nil
 }
 
-// crash ends a member. Unsynced data may or may not survive.
+// crash ends a member. Its disk then has the synced data and, at random, some of the unsynced data.
 func crash(c *randomRun, m *member) {
 	if m.up {
 		m.crashTo(m.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: c.rng.IntN(2) * 50, RNG: c.rng}))
@@ -252,14 +257,14 @@ func isolate(c *randomRun, m *member) { c.isolate(m) }
 
 func heal(c *randomRun, _ *member) { c.heal() }
 
-// hurry lets the clock of one member run ahead by a tick.
+// hurry calls Tick once on one member, so that its clock is ahead of the others'.
 func hurry(_ *randomRun, m *member) {
 	if m.up {
-		_ = m.host.Tick() // check sees the error of a host
+		_ = m.host.Tick() // check handles the error of a host
 	}
 }
 
-// propose makes one to four proposals at a member.
+// propose makes one to four proposals on a member.
 func propose(c *randomRun, m *member) {
 	if !m.up {
 		return
@@ -280,8 +285,8 @@ func propose(c *randomRun, m *member) {
 	}
 }
 
-// read starts a linearizable read at a member. When it is answered, the member must have applied everything that was
-// acknowledged before.
+// read starts a linearizable read on a member. When it succeeds, the member must have applied all proposals that were
+// acknowledged before the read started.
 func read(c *randomRun, m *member) {
 	if !m.up {
 		return

@@ -9,25 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Read is a pending call of Group.ReadIndex.
+// Read is a pending call of Group.ReadIndex, which can be cancelled.
 type Read struct {
 	done     func(index uint64, err error)
 	deadline uint64 // in ticks
 	index    uint64
 }
 
-// Cancel cancels the call. Its callback will not be called.
+// Cancel cancels the call, so that its callback will not be called.
 func (r *Read) Cancel() { r.done = nil }
 
-// reads holds the pending reads of one group. At most one ReadIndex request to the leader is under way; reads that
-// arrive meanwhile share the next request. A request may be sent again with the same ID: every response has a commit
-// index that the leader read after the first sending.
+// reads holds the pending reads of one group. At most one ReadIndex request to the leader is pending; reads that arrive
+// meanwhile share the next request. A request may be sent again with the same ID: every response has a commit index
+// that the leader determined after the first sending.
 type reads struct {
-	count   int      // reads in the three lists, including cancelled ones
-	queued  []*Read  // for the next request
-	asked   []*Read  // for the request under way
-	waiting []*Read  // have an index that the state machine has not applied yet
-	name    [16]byte // ID of the request under way
+	count   int      // number of reads in the three lists, including cancelled ones
+	queued  []*Read  // reads for the next request
+	asked   []*Read  // reads of the pending request
+	waiting []*Read  // reads with an index that the state machine has not applied yet
+	name    [16]byte // ID of the pending request
 	resend  uint64   // the tick at which the request is sent again
 }
 
@@ -52,19 +52,19 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	return r
 }
 
-// due reports whether ask would send a request.
+// due reports whether a request for reads can be sent, or sent again, now.
 func (rs *reads) due(g *Group) bool {
 	if len(rs.asked) == 0 && len(rs.queued) == 0 || g.leader == 0 {
 		return false
 	}
-	// A leader knows the commit index only after an entry of its own term has been committed.
+	// A leader cannot determine the commit index until an entry of its own term has been committed.
 	if g.role == raft.StateLeader && g.applied.Term != g.term {
 		return false
 	}
 	return len(rs.asked) == 0 || rs.resend <= g.host.now
 }
 
-// ask sends a request for the queued reads to the leader, or sends the request under way again.
+// ask sends a request for the queued reads to the leader, or repeats the pending request if it is time.
 func (rs *reads) ask(g *Group) {
 	if !rs.due(g) {
 		return
@@ -81,7 +81,7 @@ func (rs *reads) ask(g *Group) {
 	g.node.ReadIndex(name[:])
 }
 
-// handleResponses handles the leader's responses.
+// handleResponses assigns the index in the leader's response to the reads of the pending request.
 func (rs *reads) handleResponses(g *Group, states []raft.ReadState) {
 	for _, s := range states {
 		if len(rs.asked) == 0 || string(s.RequestCtx) != string(rs.name[:]) {
@@ -96,7 +96,7 @@ func (rs *reads) handleResponses(g *Group, states []raft.ReadState) {
 	}
 }
 
-// release completes the reads whose index the state machine has applied.
+// release calls the callbacks of the reads whose index the state machine has applied.
 func (rs *reads) release(g *Group) {
 	if len(rs.waiting) > 0 {
 		reached := func(r *Read) bool { return r.index <= g.applied.Index }
@@ -104,7 +104,8 @@ func (rs *reads) release(g *Group) {
 	}
 }
 
-// expire fails the reads that are past their deadline, and schedules a repetition of the request if it is due.
+// expire fails the reads that are past their deadline with ErrNoLeader, and schedules a repetition of the request if it
+// is due.
 func (rs *reads) expire(g *Group, now uint64) {
 	late := func(r *Read) bool { return r.deadline <= now }
 	rs.queued = rs.answer(g, rs.queued, late, ErrNoLeader)
@@ -122,7 +123,7 @@ func (rs *reads) fail(g *Group, err error) {
 	rs.waiting = rs.answer(g, rs.waiting, all, err)
 }
 
-// answer completes the reads of list that match, and returns the others.
+// answer completes, with err, the reads of list for which match returns true, and returns the others.
 func (rs *reads) answer(g *Group, list []*Read, match func(*Read) bool, err error) []*Read {
 	keep := list[:0]
 	for _, r := range list {

@@ -25,7 +25,7 @@ func TestReadOnEveryMember(t *testing.T) {
 	}
 }
 
-// Reads that arrive while a ReadIndex request is pending share the next request.
+// TestReadsShareRequests checks that reads that arrive while a ReadIndex request is pending share the next request.
 func TestReadsShareRequests(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
@@ -56,7 +56,8 @@ func TestReadsShareRequests(t *testing.T) {
 	require.Equal(t, 2, questions)
 }
 
-// A response does not cover writes after its request, so reads that arrive after the request use the next one.
+// TestReadSeesEarlierWrite makes a write after a ReadIndex request and then a second read. The second read must not use
+// the response to that request, which does not cover the write.
 func TestReadSeesEarlierWrite(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
@@ -110,12 +111,12 @@ func TestReadWithoutLeader(t *testing.T) {
 	require.Zero(t, f.group.reads.count)
 }
 
-// A leader that has lost its followers must not confirm reads.
+// TestDeposedLeaderDoesNotAnswerReads checks that a leader that is isolated from its followers does not confirm reads.
 func TestDeposedLeaderDoesNotAnswerReads(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	old := c.leader()
 	c.isolate(old)
-	// The old leader gets no ticks, so it still assumes that it leads.
+	// The old leader gets no ticks, so it does not step down.
 	for range 40 {
 		for _, m := range c.others(old) {
 			require.NoError(t, m.host.Tick())
@@ -134,7 +135,7 @@ func TestDeposedLeaderDoesNotAnswerReads(t *testing.T) {
 	require.Equal(t, "1", old.machine.Values["a"])
 }
 
-// A read whose index is ahead of this member's state waits until the state is applied.
+// TestReadWaitsUntilApplied checks that a read does not succeed before this member has applied the read's index.
 func TestReadWaitsUntilApplied(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	f := c.follower()
@@ -180,7 +181,7 @@ func TestCancelledReads(t *testing.T) {
 	}
 }
 
-// The first read on a new leader waits until the leader knows its commit index.
+// TestReadOnNewLeader checks that a read on a new leader waits until the leader has committed an entry of its own term.
 func TestReadOnNewLeader(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// TestPromoteLaggingLearner asks for the promotion of a learner that answers heartbeats but lacks much of the log. The
-// learner is promoted only when it has nearly all of the log.
+// TestPromoteLaggingLearner requests the promotion of a learner that responds to heartbeats but lacks much of the log.
+// The promotion must be refused until the learner has nearly all of the log.
 func TestPromoteLaggingLearner(t *testing.T) {
 	c := startCluster(t, 1, 1)
 	l := c.leader()
@@ -42,7 +42,7 @@ func TestPromoteLaggingLearner(t *testing.T) {
 }
 
 // TestRemovedDirectoryReturns starts a member again with the data directory that it had when it was removed. The
-// directory cannot be added again, and the group does not process messages from it.
+// directory must not be added again, and the group must not process messages from it.
 func TestRemovedDirectoryReturns(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

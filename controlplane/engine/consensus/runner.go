@@ -15,13 +15,13 @@ import (
 // RunnerOptions configures a Runner. Zero fields mean their default.
 type RunnerOptions struct {
 	TickInterval time.Duration // default 100 ms
-	Envelopes    int           // queued envelopes of other members; more are dropped; default 8192
-	Calls        int           // queued calls; more return ErrOverloaded; default 100,000
+	Envelopes    int           // limit of queued envelopes of other members; more are dropped; default 8192
+	Calls        int           // limit of queued calls; more return ErrOverloaded; default 100,000
 }
 
 // Runner drives a Host with its own goroutines (threads.go) and has blocking methods that are safe for concurrent use.
 // Calls and envelopes that arrive while the Host works are processed together afterwards, and entries that arrive while
-// the disk writes form the next write. So batches form under load without any added delay.
+// the log is written form the next write. So under load several entries share a write, without any added delay.
 type Runner struct {
 	host *Host
 	opts RunnerOptions
@@ -31,25 +31,25 @@ type Runner struct {
 
 	mu       sync.Mutex
 	in       inbox
-	stopped  error // why calls and envelopes are refused; nil while the Runner runs
+	stopped  error // the error for refused calls and envelopes; nil while the Runner runs
 	leaders  map[uint64]Leadership
 	watchers map[*watcher]bool
 
 	waiters sync.Pool
-	work    map[uint64]*work // by group; the map itself does not change after Start
+	work    map[uint64]*work // by group id; no element is added or removed after Start
 }
 
 // work counts the calls for one group on this member since Start.
 type work struct{ proposals, proposedBytes, readIndexes atomic.Int64 }
 
-// Work holds the counters of one group on this member since Start.
+// Work holds the counters of one group's calls on this member since Start.
 type Work struct {
 	Proposals     int64
-	ProposedBytes int64 // total data of these proposals
-	ReadIndexes   int64 // calls of ReadIndex; concurrent calls share a request to the leader
+	ProposedBytes int64 // total size of the data of these proposals
+	ReadIndexes   int64 // number of calls of ReadIndex; concurrent calls share a request to the leader
 }
 
-// Work returns the counters of a group on this member since Start; zero for an unknown group.
+// Work returns how many calls of a group this member has had since Start; zeros for an unknown group.
 func (r *Runner) Work(group uint64) Work {
 	w := r.work[group]
 	if w == nil {
@@ -58,7 +58,7 @@ func (r *Runner) Work(group uint64) Work {
 	return Work{w.proposals.Load(), w.proposedBytes.Load(), w.readIndexes.Load()}
 }
 
-// inbox queues work for the Host's goroutine.
+// inbox holds the envelopes and calls that wait for the Host's goroutine.
 type inbox struct {
 	envelopes []message.Envelope
 	calls     []func()
@@ -66,10 +66,10 @@ type inbox struct {
 
 type watcher struct {
 	group uint64
-	ch    chan Leadership // capacity 1; holds the newest value
+	ch    chan Leadership // capacity 1; contains the newest value
 }
 
-// waiter receives the result of one blocking call. finish and read are callbacks that fill it.
+// waiter receives the result of one blocking call. finish and read are the callbacks that store it and signal ch.
 type waiter struct {
 	ch     chan struct{} // capacity 1
 	result Result
@@ -117,7 +117,7 @@ func (r *Runner) run() {
 				r.end()
 				return
 			case <-tick.C:
-				_ = r.host.Tick() // the loop checks Err
+				_ = r.host.Tick() // the loop checks Host.Err
 			case <-r.wake:
 			}
 		} else {
@@ -126,23 +126,23 @@ func (r *Runner) run() {
 				r.end()
 				return
 			case <-tick.C:
-				_ = r.host.Tick() // as above
+				_ = r.host.Tick() // the loop checks Host.Err
 			default:
 			}
 		}
 		taken = r.take(taken)
 		for i := range taken.envelopes {
-			_ = r.host.Step(taken.envelopes[i]) // as above
+			_ = r.host.Step(taken.envelopes[i]) // the loop checks Host.Err
 		}
 		for _, call := range taken.calls {
 			call()
 		}
-		_ = r.host.Process() // as above
+		_ = r.host.Process() // the loop checks Host.Err
 	}
 	r.end()
 }
 
-// end refuses new calls, closes the host, and completes the calls that are still queued.
+// end refuses new calls, closes the host, calls the queued functions, which fail, and closes the watchers' channels.
 func (r *Runner) end() {
 	r.mu.Lock()
 	r.stopped = cmp.Or(r.host.Err(), ErrStopped)
@@ -172,7 +172,7 @@ func (r *Runner) pending() bool {
 	return len(r.in.envelopes) > 0 || len(r.in.calls) > 0
 }
 
-// take returns the inbox and replaces it with old, emptied, so that the memory is reused.
+// take returns the inbox and replaces it with old, emptied, so that old's memory is reused.
 func (r *Runner) take(old inbox) inbox {
 	clear(old.envelopes)
 	clear(old.calls)
@@ -191,7 +191,7 @@ func (r *Runner) ring() {
 }
 
 // call queues f for the Host's goroutine. Unless call returns an error, f will be called, possibly when the host has
-// already stopped. always skips the limit RunnerOptions.Calls.
+// already stopped. If always is set, the limit RunnerOptions.Calls does not apply.
 func (r *Runner) call(f func(), always bool) error {
 	r.mu.Lock()
 	switch {
@@ -211,8 +211,8 @@ func (r *Runner) call(f func(), always bool) error {
 	return nil
 }
 
-// Deliver queues an envelope from another member. It returns false if the envelope was dropped because the queue is
-// full or the runner has stopped.
+// Deliver queues an envelope from another member. It returns false if it drops the envelope because the queue is full
+// or the runner has stopped.
 func (r *Runner) Deliver(e message.Envelope) bool {
 	r.mu.Lock()
 	ok := r.stopped == nil && len(r.in.envelopes) < r.opts.Envelopes
@@ -276,8 +276,8 @@ func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []
 	}
 }
 
-// ReadIndex returns when reads of the group's state machine are linearizable as of the call. The errors are those of
-// Group.ReadIndex, ErrNoGroup and the context's.
+// ReadIndex returns when this member has applied all entries that were committed before the call, so that reads of the
+// group's state machine are linearizable. The errors are those of Group.ReadIndex, ErrNoGroup and the context's.
 func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
 	if n := r.work[group]; n != nil {
 		n.readIndexes.Add(1)
@@ -311,7 +311,7 @@ func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
 	}
 }
 
-// TransferLeader returns when member to leads the group; see Group.TransferLeader.
+// TransferLeader makes member to the leader of the group and returns when it leads; see Group.TransferLeader.
 func (r *Runner) TransferLeader(ctx context.Context, group, to uint64) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {
@@ -332,7 +332,7 @@ func (r *Runner) TransferLeader(ctx context.Context, group, to uint64) error {
 	}
 }
 
-// Status returns the status of the host and its groups.
+// Status returns the state of the host and its groups: leaders, log positions, members and pending work.
 func (r *Runner) Status(ctx context.Context) (Status, error) {
 	ch := make(chan Status, 1)
 	if err := r.call(func() { ch <- r.host.Status() }, false); err != nil {
@@ -346,15 +346,15 @@ func (r *Runner) Status(ctx context.Context) (Status, error) {
 	}
 }
 
-// Leader returns the leader of the group as far as this member knows.
+// Leader returns the current leader of the group as far as this member knows. Leadership.Leader is 0 if none is known.
 func (r *Runner) Leader(group uint64) Leadership {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.leaders[group]
 }
 
-// Leads returns a channel that receives the current leader and then each change. The channel buffers only the newest
-// value. It is closed when the runner has stopped or stop is called.
+// Leads returns a channel that receives the group's current leader and then each change. The channel buffers only the
+// newest value. It is closed when the runner has stopped or stop is called.
 func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -375,7 +375,7 @@ func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	}
 }
 
-// observe stores a change of leadership and passes it to the watchers. The host calls it.
+// observe stores a change of leadership and sends it to the channels of Leads. The host calls it.
 func (r *Runner) observe(l Leadership) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// memoryNetwork delivers envelopes between runners in memory.
+// memoryNetwork delivers envelopes between Runners in memory. cut has the members that are isolated.
 type memoryNetwork struct {
 	mu  sync.Mutex
 	ids []uint64
@@ -26,9 +26,9 @@ type memoryNetwork struct {
 	cut map[uint64]bool
 
 	forward bool
-	slow    map[uint64]*slowDisk // absent: fast ones
-	disks   map[uint64]vfs.FS    // in place of the member's own
-	tail    uint64               // default 100
+	slow    map[uint64]*slowDisk // by member; absent: a disk without delay
+	disks   map[uint64]vfs.FS    // by member, instead of the member's own disk
+	tail    uint64               // Limits.TailEntries; default 100
 }
 
 type runnerMember struct {
@@ -84,7 +84,7 @@ func startRunners(t testing.TB, n int, opts RunnerOptions) *memoryNetwork {
 	return w
 }
 
-// start needs the lock.
+// start starts a member on fs. The caller must have locked w.mu, unless no other member runs.
 func (w *memoryNetwork) start(t testing.TB, id uint64, fs *vfs.MemFS, opts RunnerOptions) *runnerMember {
 	m := &runnerMember{w: w, id: id, fs: fs}
 	var disk vfs.FS = fs
@@ -114,7 +114,7 @@ func (w *memoryNetwork) stop(t testing.TB) {
 	}
 }
 
-// lead waits until all members, or the given ones, agree on a leader.
+// lead waits until all members, or only those in among, report the same leader, and returns it.
 func (w *memoryNetwork) lead(t testing.TB, among ...uint64) *runnerMember {
 	if len(among) == 0 {
 		among = w.ids
@@ -182,7 +182,7 @@ func TestRunners(t *testing.T) {
 			require.ErrorIs(t, m.ReadIndex(ctx, 99), ErrNoGroup)
 			require.ErrorIs(t, m.TransferLeader(ctx, 99, 0), ErrNoGroup)
 		}
-		// Many concurrent calls.
+		// 500 concurrent proposals and reads.
 		var wg sync.WaitGroup
 		for i := range 500 {
 			wg.Go(func() {
@@ -202,16 +202,17 @@ func TestRunners(t *testing.T) {
 	})
 }
 
-// Stop transfers leadership first, so that the others need not wait for an election timeout.
+// TestStopTransfersLeadership checks that Stop transfers leadership first, so that the other members need not wait for
+// an election timeout.
 func TestStopTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		w := startRunners(t, 3, RunnerOptions{})
 		l := w.lead(t)
-		// A leader that was just elected may have no follower yet that has its whole log.
+		// A leader that was just elected may have no follower yet that has the entire log.
 		for _, at := range w.to {
 			for status, err := at.Status(ctx); err == nil && status.Groups[0].Commit < 2; status, err = at.Status(ctx) {
-				time.Sleep(10 * time.Millisecond) // on the fake clock
+				time.Sleep(10 * time.Millisecond) // virtual time
 			}
 		}
 		start := time.Now()
@@ -234,7 +235,7 @@ func TestStopTransfersLeadership(t *testing.T) {
 			}
 		}
 		for at := w.to[rest[0]]; at.Leader(testGroup).Leader == l.id || at.Leader(testGroup).Leader == 0; {
-			time.Sleep(time.Millisecond) // on the fake clock: the news is on its way
+			time.Sleep(time.Millisecond) // virtual time, until the change of leader arrives
 		}
 		next := w.to[w.to[rest[0]].Leader(testGroup).Leader]
 		_, err = next.Propose(ctx, testGroup, [16]byte{}, []byte("a=1"))
@@ -259,7 +260,7 @@ func TestCanceledCalls(t *testing.T) {
 		require.ErrorIs(t, l.ReadIndex(ctx, testGroup), context.DeadlineExceeded)
 		require.ErrorIs(t, l.TransferLeader(ctx, testGroup, 0), context.DeadlineExceeded)
 
-		// Calls that wait longer get an answer, too.
+		// Calls with a longer deadline get a result, too.
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			_, err := l.Propose(t.Context(), testGroup, [16]byte{}, []byte("a=1"))
@@ -268,7 +269,7 @@ func TestCanceledCalls(t *testing.T) {
 		})
 		wg.Go(func() { require.ErrorIs(t, l.ReadIndex(t.Context(), testGroup), ErrNoLeader) })
 		wg.Wait()
-		time.Sleep(20 * time.Second) // on the fake clock
+		time.Sleep(20 * time.Second) // virtual time
 		status, err := l.Status(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, status.Groups[0].Reads)
@@ -276,7 +277,7 @@ func TestCanceledCalls(t *testing.T) {
 		w.mu.Lock()
 		w.cut[l.id] = false
 		w.mu.Unlock()
-		time.Sleep(5 * time.Second) // as above
+		time.Sleep(5 * time.Second) // virtual time
 		w.stop(t)
 	})
 }
@@ -291,7 +292,7 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	for i := range 5 {
 		require.Equal(t, i < 3, m.Deliver(message.Envelope{}))
 	}
-	calls := 0 // the runner's own threads may have some there, too
+	calls := 0 // the Runner's own goroutines may have queued calls, too
 	for m.call(func() {}, false) == nil {
 		calls++
 	}
@@ -303,7 +304,7 @@ func TestRunnerInboxIsBounded(t *testing.T) {
 	w.stop(t)
 }
 
-// A failed host stops its runner, and every call returns the reason.
+// TestRunnerStopsWithHost checks that a failed host stops its Runner, and that every call then returns the cause.
 func TestRunnerStopsWithHost(t *testing.T) {
 	w := &memoryNetwork{ids: []uint64{1}, to: map[uint64]*runnerMember{}}
 	m := w.start(t, 1, vfs.NewCrashableMem(), RunnerOptions{})
@@ -317,7 +318,8 @@ func TestRunnerStopsWithHost(t *testing.T) {
 	require.ErrorContains(t, m.Stop(t.Context()), "disk on fire")
 }
 
-// A member that was down for long recovers from a snapshot.
+// TestRunnersSendSnapshots checks that a member recovers by a snapshot after the others have truncated the entries that
+// it missed.
 func TestRunnersSendSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startRunners(t, 3, RunnerOptions{})

@@ -14,16 +14,16 @@ import (
 // SeedGroup describes a group whose state machine already has a state.
 type SeedGroup struct {
 	ID          uint64
-	Index, Term uint64 // position of the state machine; zeroes if it is empty
-	// Known is the highest term that was used before; new terms are higher. 0 means Term.
+	Index, Term uint64 // index and term of the state machine's last applied entry; zeros if it has none
+	// Known is the highest term that was used before. The new log's terms are higher. 0 means Term.
 	Known uint64
 }
 
 // Seed creates the logs of a new data directory, in which groups begin with the existing states of their state
 // machines, as if a snapshot had been installed. It is for a cluster that is created from a backup or from a surviving
-// member. Every member of Options.Members must be seeded with the same states. The members then accept each other's
-// data directories as at any first start (dirid.go). o has the options of Open, without Join. Seed fails if there is a
-// log.
+// member. Every member of Options.Members must be seeded with the same states. At the first start the members record
+// each other's data directories as in any new cluster (dirid.go). o has the options of Open, without Join. Seed fails
+// if the directory has a log already.
 func Seed(o Options, groups []SeedGroup) (err error) {
 	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
@@ -52,9 +52,10 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 	return e.Commit(b)
 }
 
-// Salvage applies to a state machine all later entries of the group's log in the data directory, whether committed or
-// not. So the state has every entry that this member acknowledged, and perhaps entries that no quorum acknowledged. The
-// directory must not be in use. Salvage returns the highest term in the log, for SeedGroup.Known.
+// Salvage opens the group's log in the data directory and applies to m all entries after m's last applied one, whether
+// they were committed or not. So the state has every entry that this member acknowledged, and perhaps entries that no
+// quorum acknowledged. The directory must not be in use. Salvage returns the highest term in the log, for
+// SeedGroup.Known.
 func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
@@ -98,7 +99,8 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
-// discardTransport is a Transport that drops everything, for Seed and Salvage, which send nothing.
+// discardTransport is a Transport that drops all envelopes. Seed and Salvage, which send nothing, need it for the
+// options.
 type discardTransport struct{}
 
 func (discardTransport) Send(message.Envelope)                 {}

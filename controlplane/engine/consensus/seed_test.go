@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// seed writes a data directory in which the group begins with a given state.
+// seed creates a data directory in which the test group begins with a given state. known is SeedGroup.Known.
 func (m *member) seed(members []uint64, state testMachineState, known uint64) error {
 	machine, err := openTestMachine(m.fs, "/state")
 	require.NoError(m.c.t, err)
@@ -19,11 +19,12 @@ func (m *member) seed(members []uint64, state testMachineState, known uint64) er
 		[]SeedGroup{{ID: testGroup, Index: state.Index, Term: state.Term, Known: known}})
 }
 
-// Three members begin with a given state that was not agreed on, as after a restore, and continue from it.
+// TestSeed seeds three members with the same state, as after a restore. They must elect a leader, continue from the
+// state, and accept a new member.
 func TestSeed(t *testing.T) {
 	for _, state := range []testMachineState{
 		{Index: 40, Term: 6, Log: []string{"a=1", "a=2"}, Values: map[string]string{"a": "2"}},
-		{Values: map[string]string{}}, // of a group without entries
+		{Values: map[string]string{}}, // the state of a group without entries
 	} {
 		c := newCluster(t, 3, 1)
 		for _, id := range c.ids {
@@ -46,8 +47,8 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// One of three members is left. Its log contains at least what was acknowledged; all of it goes into a new cluster,
-// which has no relation to the old members.
+// TestSalvage loses two of three members. The log of the remaining one contains at least what was acknowledged. Salvage
+// must apply all of it, and a new cluster must begin with this state and without the old members.
 func TestSalvage(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -57,7 +58,8 @@ func TestSalvage(t *testing.T) {
 	c.put(l, "a=2")
 	_, err := left.machine.Flush()
 	require.NoError(t, err)
-	c.drop = func(e message.Envelope) bool { return e.From == left.id } // the other members do not learn what it has stored
+	// The other members do not learn that this member has stored the entry.
+	c.drop = func(e message.Envelope) bool { return e.From == left.id }
 	late := l.propose("a=3")[0]
 	c.settle()
 	c.heal()

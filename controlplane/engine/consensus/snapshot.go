@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A snapshot goes to a member whose next entry the leader's log does not have any more. raft decides who needs one.
-// Before the message is sent, the state machine writes a checkpoint, and the message gets the position of the
-// checkpoint.
+// A leader sends a snapshot to a member whose next entry it has truncated; raft decides which member needs one. Before
+// the message is sent, the state machine writes a checkpoint, and the message gets the checkpoint's position.
 //
-// The receiver durably stores a marker in the log before the state machine installs the files. The batch that makes the
-// log begin after the snapshot removes the marker. So AddGroup sees a crash in between and completes the installation.
+// Before the state machine installs the files, the receiver durably stores in the log that it installs this snapshot
+// (the marker). The batch that makes the log begin after the snapshot removes the marker. So after a crash in between,
+// AddGroup finds the marker and completes the installation.
 
-// outgoingSnapshot is a snapshot that is being made for, or sent to, a member.
+// outgoingSnapshot is a snapshot that the state machine is writing for a member, or that is being sent to it.
 type outgoingSnapshot struct {
 	at  raftconf.Position
 	dir string
@@ -32,7 +32,7 @@ type incomingSnapshot struct {
 }
 
 // SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives. It
-// is on the host's file system. Open empties it.
+// is a path on Options.FS. Open empties it.
 func (h *Host) SnapshotDir() string { return h.opts.FS.PathJoin(h.opts.Dir, "snap") }
 
 func (h *Host) removeDir(dir string) {
@@ -41,14 +41,14 @@ func (h *Host) removeDir(dir string) {
 	}
 }
 
-// discard removes a directory on the state machine's goroutine, because that may take long.
+// discard removes the directory dir on the state machine's goroutine, because removing files may take long.
 func (g *Group) discard(dir string) {
 	g.enqueue(&job{run: func() error { g.host.removeDir(dir); return nil }, then: func() error { return nil }})
 	g.host.schedule(g)
 }
 
-// sendSnapshot makes the state machine write the checkpoint for raft's MsgSnap, and passes both to the transport.
-// Errors are reported to raft, which tries again.
+// sendSnapshot makes the state machine write the checkpoint for raft's MsgSnap in e, and passes the message and the
+// files to the transport. Errors are reported to raft, which tries again.
 func (g *Group) sendSnapshot(e message.Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
@@ -57,7 +57,7 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 	}
 	h.snapshots++
 	dir := h.opts.FS.PathJoin(h.SnapshotDir(), fmt.Sprintf("out-%d-%d-%d", g.id, e.To, h.snapshots))
-	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // position 0 prevents truncation until the checkpoint is made
+	g.outgoing[e.To] = outgoingSnapshot{dir: dir} // position 0 prevents truncation until the checkpoint exists
 	var state raftconf.Position
 	var failure error
 	g.enqueue(&job{
@@ -94,7 +94,8 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 	})
 }
 
-// ReportSnapshot reports the result of a Transport.SendSnapshot to a member. It removes the directory of the snapshot.
+// ReportSnapshot tells raft whether the snapshot that Transport.SendSnapshot sent to a member was delivered, and
+// removes the directory with its files.
 func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	if h.err != nil {
 		return h.err
@@ -119,7 +120,7 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	return nil
 }
 
-// StepSnapshot handles an envelope with a snapshot, whose received files are in dir. The host owns dir from then on.
+// StepSnapshot processes an envelope with a snapshot, whose received files are in dir. The host owns dir from then on.
 func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	if h.err != nil {
 		return h.err
@@ -147,8 +148,8 @@ type installation struct {
 	queuedWrites []stored
 }
 
-// install starts the installation of a snapshot that raft accepted. It takes two writes: the first stores the marker,
-// the second, after the state machine has installed the files, makes the log begin after the snapshot.
+// install starts the installation of a snapshot that raft accepted. It needs two writes of the log. The first stores
+// the marker. The second, after the state machine has installed the files, makes the log begin after the snapshot.
 func (g *Group) install(s stored) error {
 	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
@@ -184,7 +185,8 @@ func (g *Group) install(s stored) error {
 	return nil
 }
 
-// finishInstallation makes the log begin after the snapshot that the state machine has installed.
+// finishInstallation makes the log begin after the snapshot that the state machine has installed. It then adds the
+// writes that waited to the next write. Proposals whose outcome the snapshot hides fail with ErrUncertain.
 func (g *Group) finishInstallation(s stored) error {
 	h, in := g.host, g.installing
 	p := in.begin
@@ -205,7 +207,7 @@ func (g *Group) finishInstallation(s stored) error {
 	h.next.after = append(h.next.after, after{g: g, responses: s.m.Responses})
 	g.reads.release(g)
 	for i, later := range in.queuedWrites {
-		if g.installing != nil { // again
+		if g.installing != nil { // a waiting write has begun another installation
 			g.installing.queuedWrites = append(g.installing.queuedWrites, in.queuedWrites[i:]...)
 			break
 		}
@@ -216,7 +218,8 @@ func (g *Group) finishInstallation(s stored) error {
 	return nil
 }
 
-// takeIncoming returns the directory with the files of a received snapshot, which the caller has to remove.
+// takeIncoming removes the received snapshot at a position from the list and returns the directory with its files,
+// which the caller must remove; "" if there is none.
 func (g *Group) takeIncoming(at raftconf.Position) string {
 	for i, in := range g.incoming {
 		if in.at == at {
@@ -235,8 +238,9 @@ func (g *Group) dropIncoming() {
 	g.incoming = g.incoming[:0]
 }
 
-// reconcile checks that log and state machine belong together, completes an interrupted installation of a snapshot, and
-// raises the commit index to the applied index. fresh reports that the log was just created.
+// reconcile returns an error unless the positions of the log and of the state machine fit together. It completes an
+// interrupted installation of a snapshot and raises the commit index to the applied index. fresh reports that the log
+// was just created.
 func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
@@ -248,7 +252,7 @@ func (g *Group) reconcile(fresh bool) error {
 	}
 	applied := raftconf.Position{Index: index, Term: term}
 	if index < l.Begin().Index && applied == l.State() {
-		applied = l.Begin() // the entries in between were not for the state machine
+		applied = l.Begin() // the entries between the two positions were not for the state machine
 	}
 	switch {
 	case applied.Index < l.Begin().Index:
@@ -272,8 +276,8 @@ func (g *Group) reconcile(fresh bool) error {
 	return l.ApplyChanges(applied.Index, g.host.dirIDs.known)
 }
 
-// finishInstall completes or drops an installation that a crash interrupted. applied is the position of the state
-// machine.
+// finishInstall completes or drops an installation that a crash interrupted, depending on whether the state machine is
+// at the snapshot's position. applied is the position of the state machine.
 func (g *Group) finishInstall(applied raftconf.Position) error {
 	l := g.storage
 	p, found, err := l.SnapshotMarker()

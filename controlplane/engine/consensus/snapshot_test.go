@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// shortLogs returns a cluster that keeps few entries for slow members.
+// shortLogs returns a running cluster of three members that truncate their logs to four entries.
 func shortLogs(t *testing.T) *cluster {
 	c := newCluster(t, 3, 1)
 	c.limits.TailEntries = 4
@@ -23,7 +23,8 @@ func shortLogs(t *testing.T) *cluster {
 	return c
 }
 
-// putMany proposes n values one by one and returns what all proposals together are.
+// putMany makes n proposals one by one, with numbers that begin at from. It returns all proposals with the numbers from
+// 0 to the last.
 func (c *cluster) putMany(m *member, from, n int) (all []string) {
 	for i := range from + n {
 		all = append(all, fmt.Sprintf("k%d=%d", i%5, i))
@@ -45,7 +46,7 @@ func TestSlowMemberGetsSnapshots(t *testing.T) {
 	l := c.leader()
 	slow := c.others(l)[0]
 	n := 0
-	for round := range 2 { // two in a row
+	for round := range 2 { // two snapshots in a row
 		c.isolate(slow)
 		all := c.putMany(l, n, 20)
 		n += 20
@@ -63,7 +64,7 @@ func TestSlowMemberGetsSnapshots(t *testing.T) {
 	c.converge(c.putMany(c.elect(), n, 5)...)
 }
 
-// A second snapshot arrives before the first one was delivered.
+// TestSnapshotIsReplacedByANewerOne checks that a leader sends another snapshot after the first one was lost.
 func TestSnapshotIsReplacedByANewerOne(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
@@ -85,7 +86,8 @@ func TestSnapshotIsReplacedByANewerOne(t *testing.T) {
 	c.converge(all...)
 }
 
-// While a snapshot is sent, the log after it is kept, so that the receiver can continue with it.
+// TestLogIsKeptDuringSnapshotTransfer checks that a leader does not truncate the entries after a snapshot while it
+// sends the snapshot, so that the receiver can continue with the log.
 func TestLogIsKeptDuringSnapshotTransfer(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
@@ -121,8 +123,8 @@ func TestLogIsKeptDuringSnapshotTransfer(t *testing.T) {
 	require.Greater(t, l.group.Status().First, uint64(60), "and the log is cut again")
 }
 
-// An installation that a crash interrupts is finished at the next start: first with a log that ends before the
-// snapshot, then with a log that has uncommitted entries beyond it.
+// TestCrashDuringInstallation crashes a member after its state machine has installed a snapshot. The installation must
+// be finished at the next start, with a log that ends before the snapshot or has uncommitted entries beyond it.
 func TestCrashDuringInstallation(t *testing.T) {
 	for _, diverged := range []bool{false, true} {
 		t.Run(fmt.Sprint("diverged ", diverged), func(t *testing.T) {
@@ -177,7 +179,7 @@ func TestCrashBeforeInstallation(t *testing.T) {
 	require.Equal(t, l.machine.Log, slow.machine.Log)
 }
 
-// Files of a snapshot that raft did not accept are removed.
+// TestUnrequestedSnapshotFilesAreRemoved checks that the files of a snapshot that raft does not accept are removed.
 func TestUnrequestedSnapshotFilesAreRemoved(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -215,7 +217,7 @@ func TestOldDirectoriesAreRemoved(t *testing.T) {
 	require.Empty(t, m.snapshotDirs())
 }
 
-// AddGroup refuses a log and a state machine that do not belong together.
+// TestLogAndStateMustMatch checks that AddGroup refuses a log and a state machine whose positions do not fit together.
 func TestLogAndStateMustMatch(t *testing.T) {
 	prepare := func(t *testing.T) (*cluster, *member) {
 		c := newCluster(t, 1, 1)
@@ -255,7 +257,7 @@ func TestLogAndStateMustMatch(t *testing.T) {
 	})
 }
 
-// A leader whose checkpoint fails tries again, and other work continues.
+// TestCheckpointFails checks that a leader whose checkpoint fails tries again, and commits proposals meanwhile.
 func TestCheckpointFails(t *testing.T) {
 	c := shortLogs(t)
 	l := c.leader()
@@ -273,7 +275,8 @@ func TestCheckpointFails(t *testing.T) {
 	c.converge(append(all, "a=1")...)
 }
 
-// A member that was down briefly gets the missed entries from the leader's log, which is truncated otherwise.
+// TestLeaderKeepsLogForSlowMember checks that a leader does not truncate the entries that a briefly isolated member
+// lacks, and truncates them if no member lacks them.
 func TestLeaderKeepsLogForSlowMember(t *testing.T) {
 	for _, away := range []bool{true, false} {
 		c := newCluster(t, 3, 1)

@@ -11,18 +11,18 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Status holds the state of a host.
+// Status describes a host for operators: its data directory, the contacts with other members, and its groups.
 type Status struct {
 	ID      uint64
 	DirID   uint64 // ID of the data directory
-	Vouched bool   // whether the other members have accepted the data directory, see dirid.go
+	Vouched bool   // whether the other members have accepted the data directory; see dirid.go
 	Err     error  // the error that stopped the host; nil while it runs
-	// Heard has, by member, the ticks since its last message. Members without a message are absent.
+	// Heard has the number of ticks since the last message from each member. Members without a message are absent.
 	Heard  map[uint64]uint64
-	Groups []GroupStatus // by id
+	Groups []GroupStatus // ordered by id
 }
 
-// GroupStatus holds the state of a group on this host.
+// GroupStatus describes a group on this host: raft's state, the log, the members and the pending work.
 type GroupStatus struct {
 	ID             uint64
 	Role           string // Follower, PreCandidate, Candidate or Leader
@@ -31,25 +31,25 @@ type GroupStatus struct {
 	Term, Vote     uint64
 	Commit         uint64
 	Applied        uint64
-	First, Last    uint64 // entries in the log
+	First, Last    uint64 // indexes of the first and last entry in the log
 	LogBytes       uint64 // to within 64 KiB
 	Voters         []uint64
 	Learners       []uint64
-	Outgoing       []uint64          // the outgoing voters of a joint configuration
-	Proposals      int               // pending proposals of this member; a batch counts once
-	Reads          int               // pending reads of this member
+	Outgoing       []uint64          // voters of the old configuration while the configuration is joint, otherwise none
+	Proposals      int               // number of pending proposals of this member; a batch counts once
+	Reads          int               // number of pending reads of this member
 	Match          map[uint64]uint64 // on the leader: raft's Match, the last entry that each member has acknowledged
-	Active         map[uint64]bool   // on the leader: whether a message arrived within the last election timeout
-	SnapshotsUnder int               // snapshots that are being made for, or sent to, other members
+	Active         map[uint64]bool   // on the leader: whether each member sent a message in the last election timeout
+	SnapshotsUnder int               // number of snapshots that are being made for, or sent to, other members
 }
 
-// roles has the name of each raft state.
+// roles has the name that GroupStatus.Role uses for each raft state.
 var roles = map[raft.StateType]string{
 	raft.StateFollower: "Follower", raft.StatePreCandidate: "PreCandidate",
 	raft.StateCandidate: "Candidate", raft.StateLeader: "Leader",
 }
 
-// Status returns the status of the host and its groups.
+// Status returns the state of the host and of its groups, ordered by id.
 func (h *Host) Status() Status {
 	s := Status{ID: h.opts.ID, DirID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Err: h.err, Heard: map[uint64]uint64{}}
 	for m, at := range h.heard {
@@ -61,7 +61,7 @@ func (h *Host) Status() Status {
 	return s
 }
 
-// Status returns the status of the group.
+// Status returns the group's state on this member. Only the leader fills in GroupStatus.Match and GroupStatus.Active.
 func (g *Group) Status() GroupStatus {
 	b := g.node.BasicStatus()
 	s := GroupStatus{
@@ -84,15 +84,16 @@ func (g *Group) Status() GroupStatus {
 // transfer is a leadership transfer that is under way.
 type transfer struct {
 	to       uint64
-	anyone   bool   // if to cannot be reached, another member is tried
+	anyone   bool   // whether another voter is tried if the target cannot be reached
 	deadline uint64 // in ticks
 	done     func(error)
 }
 
 // TransferLeader transfers the leadership of the group from this member to member to. With to 0 it tries the reachable
 // voters, the one with most of the log first. done is called once: with nil when the target leads; otherwise with a
-// *NotLeaderError, ErrStopped, or ErrTransferFailed, which also wraps ErrAlone if no voter is left to try. Proposals
-// are refused meanwhile, or wait in a group with GroupOptions.Forward. The limit is two election timeouts.
+// *NotLeaderError, ErrStopped, or ErrTransferFailed, which also wraps ErrAlone if no voter is left to try. Until done
+// is called, proposals are refused, or wait in a group with GroupOptions.Forward. A transfer fails after two election
+// timeouts.
 func (g *Group) TransferLeader(to uint64, done func(error)) {
 	anyone := to == 0
 	if anyone {
@@ -136,8 +137,8 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// mostCurrentVoter returns, of the other voters that raft considers active and that were not reported unreachable
-// since, the one with most of the log; 0 if there is none.
+// mostCurrentVoter returns the voter with most of the log, of the other voters that raft considers active and that sent
+// a message since they were last reported unreachable; 0 if there is none.
 func (g *Group) mostCurrentVoter() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
@@ -161,8 +162,8 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
-// loseTransferee handles a transfer to a member that cannot be reached: it tries another voter if transfer.anyone is
-// set, and otherwise ends the transfer at once.
+// loseTransferee handles a transfer whose target cannot be reached: it tries another voter if transfer.anyone is set,
+// and otherwise ends the transfer at once.
 func (g *Group) loseTransferee(member uint64) {
 	t := g.transfer
 	if t == nil || t.to != member {
@@ -208,10 +209,11 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 	return nil
 }
 
-// step passes a checked message to raft. Errors for an unknown member or a dropped proposal are ignored.
+// step passes an envelope's raft message, whose sender and content were checked, to raft. Errors for an unknown member
+// or a dropped proposal are ignored.
 func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
-		return // the sender will ask the new leader; raft would forward the request with the wrong sender
+		return // the sender will send the request to the new leader; raft would forward it with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
 		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it

@@ -10,15 +10,15 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// testMachine is a state machine of "key=value" proposals that keeps them in order. It writes itself to one file when
-// flushed, and never syncs otherwise.
+// testMachine is a state machine of "key=value" proposals, which it stores in order. Flush writes the state to one file
+// and syncs it; Apply writes nothing.
 type testMachine struct {
 	fs  vfs.FS
 	dir string
 	testMachineState
 
-	batches       []int // sizes of the calls of Apply
-	wanted        int   // entries whose answer somebody waits for
+	batches       []int // number of entries in each call of Apply
+	wanted        int   // number of entries with Entry.Wanted
 	applyErr      error
 	restoreErr    error
 	checkpointErr error
@@ -28,8 +28,8 @@ type testMachine struct {
 
 type testMachineState struct {
 	Index, Term uint64
-	Log         []string          // every proposal applied
-	Values      map[string]string // the newest of each key
+	Log         []string          // every applied proposal, in order
+	Values      map[string]string // the newest value of each key
 }
 
 func openTestMachine(fs vfs.FS, dir string) (*testMachine, error) {
@@ -43,7 +43,7 @@ func openTestMachine(fs vfs.FS, dir string) (*testMachine, error) {
 	return m, m.read(fs.PathJoin(dir, "state"))
 }
 
-// makeDir durably creates a directory.
+// makeDir durably creates a directory and its parents.
 func makeDir(fs vfs.FS, dir string) error {
 	if err := fs.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// threads holds the goroutines of a Runner besides the Host's: one writes the log of all groups, and one per group runs
-// the state machine. They receive work through channels and return it through the Runner's inbox.
+// threads holds the goroutines of a Runner besides the Host's. One of them writes the log of all groups, and one per
+// group runs the state machine. They receive work through channels and return the results through the Runner's inbox.
 type threads struct {
 	runner  *Runner
 	writing *write // the write that the log's goroutine is executing, if any
@@ -30,7 +30,7 @@ func startThreads(r *Runner) *threads {
 		t.wg.Go(func() {
 			for js := range jobs {
 				err := runJobs(js)
-				_ = r.call(func() { g.finishJobs(js, err) }, true) // as above
+				_ = r.call(func() { g.finishJobs(js, err) }, true) // fails only when the runner is stopping
 			}
 		})
 	}
@@ -62,7 +62,8 @@ func runJobs(js []*job) error {
 	return nil
 }
 
-// advance gives queued work to the idle goroutines.
+// advance passes the collected write and the groups' jobs to those goroutines that are idle. moved reports that it
+// finished writes that had nothing to store, so that raft may have more to do.
 func (t *threads) advance(h *Host) (moved bool, err error) {
 	for t.writing == nil {
 		w := h.due()
@@ -89,7 +90,7 @@ func (t *threads) advance(h *Host) (moved bool, err error) {
 	return moved, h.engine.Err()
 }
 
-// finishWrite handles the result of a write.
+// finishWrite executes the actions that waited for a write, or stops the host if the write failed.
 func (h *Host) finishWrite(w *write, failure error) {
 	if h.err != nil {
 		return
@@ -106,18 +107,18 @@ func (h *Host) finishWrite(w *write, failure error) {
 	}
 	for i, g := range h.groups {
 		if i == 0 || len(g.queue)+len(g.forwardQueue) > 0 {
-			h.schedule(g) // Process may have held its proposals back during the write
+			h.schedule(g) // Process may have left the group's proposals queued during the write
 		}
 	}
 }
 
-// finishJobs handles the result of jobs.
+// finishJobs handles the results of a group's jobs on the Host's goroutine, or stops the host if one failed.
 func (g *Group) finishJobs(js []*job, failure error) {
 	h := g.host
 	if h.err != nil {
 		return
 	}
-	var err error // as above
+	var err error // not returned: the Runner checks Host.Err
 	defer h.guard(&err)
 	g.working = false
 	for _, j := range js {

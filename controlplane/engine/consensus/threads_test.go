@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slowDisk delays syncs. It is enabled once the member runs.
+// slowDisk is a fault injector that delays each sync by a duration, which stall sets.
 type slowDisk struct{ takes atomic.Int64 }
 
 func (d *slowDisk) String() string { return "slow disk" }
@@ -24,7 +24,7 @@ func (d *slowDisk) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo:
 		if t := time.Duration(d.takes.Load()); t > 0 {
-			time.Sleep(t) // on the fake clock
+			time.Sleep(t) // virtual time
 		}
 	}
 	return nil
@@ -32,7 +32,7 @@ func (d *slowDisk) MaybeError(op errorfs.Op) error {
 
 func (d *slowDisk) stall(t time.Duration) { d.takes.Store(int64(t)) }
 
-// startSlow starts members that forward, with disks that can be slow.
+// startSlow starts n members that forward proposals, with disks that slowDisk.stall makes slow.
 func startSlow(t testing.TB, n int) *memoryNetwork {
 	w := &memoryNetwork{to: map[uint64]*runnerMember{}, cut: map[uint64]bool{}, forward: true, slow: map[uint64]*slowDisk{}}
 	for id := range uint64(n) {
@@ -47,7 +47,8 @@ func startSlow(t testing.TB, n int) *memoryNetwork {
 	return w
 }
 
-// A leader whose disk stalls transfers leadership, and the other members continue.
+// TestStalledLeaderTransfersLeadership checks that a leader whose disk stalls transfers leadership, so that the other
+// members can commit.
 func TestStalledLeaderTransfersLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -94,8 +95,8 @@ func TestStalledLeaderTransfersLeadership(t *testing.T) {
 	})
 }
 
-// A leader with a slow disk keeps leadership: it sends heartbeats and appends meanwhile, and entries that a majority of
-// the others has synced are committed.
+// TestSlowLeaderKeepsLeadership checks that a leader with a slow disk stays the leader. During its writes it must send
+// heartbeats and appends, and commit what the other members have synced.
 func TestSlowLeaderKeepsLeadership(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -111,7 +112,7 @@ func TestSlowLeaderKeepsLeadership(t *testing.T) {
 			require.NoError(t, err)
 			require.Less(t, time.Since(began), 150*time.Millisecond, "the followers do not wait for its disk, on the fake clock")
 		}
-		time.Sleep(5 * time.Second) // as above
+		time.Sleep(5 * time.Second) // virtual time
 		_, err := l.Propose(ctx, testGroup, [16]byte{2}, []byte("b=1"))
 		require.NoError(t, err)
 		require.Equal(t, term, l.Leader(testGroup).Term, "still")
@@ -120,7 +121,7 @@ func TestSlowLeaderKeepsLeadership(t *testing.T) {
 	})
 }
 
-// A stalled leader without another member continues when its disk does.
+// TestStalledOnlyMember checks that the only member of a cluster continues when its disk no longer stalls.
 func TestStalledOnlyMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -143,14 +144,15 @@ func TestStalledOnlyMember(t *testing.T) {
 		if err != nil {
 			require.ErrorIs(t, err, ErrUncertain)
 		}
-		time.Sleep(20 * time.Second) // on the fake clock
+		time.Sleep(20 * time.Second) // virtual time
 		_, err = l.Propose(ctx, testGroup, [16]byte{4}, []byte("a=4"))
 		require.NoError(t, err)
 		w.stop(t)
 	})
 }
 
-// A follower whose disk stalls delays no other member, and catches up later.
+// TestStalledFollower checks that a follower whose disk stalls does not delay the other members, and applies all
+// entries later.
 func TestStalledFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -173,7 +175,8 @@ func TestStalledFollower(t *testing.T) {
 	})
 }
 
-// A slow state machine does not delay heartbeats or the commit of other proposals.
+// TestSlowStateMachine checks that a leader whose state machine takes long for a checkpoint sends heartbeats and
+// commits proposals meanwhile.
 func TestSlowStateMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -186,7 +189,7 @@ func TestSlowStateMachine(t *testing.T) {
 			_, err := l.Propose(ctx, testGroup, [16]byte{1, byte(i), byte(i >> 8)}, fmt.Appendf(nil, "a=%d", i))
 			require.NoError(t, err)
 		}
-		// The one that comes back needs a checkpoint, which takes long.
+		// The restarted member needs a checkpoint, which takes long.
 		term := l.Leader(testGroup).Term
 		release := make(chan struct{})
 		var held atomic.Bool
@@ -201,7 +204,7 @@ func TestSlowStateMachine(t *testing.T) {
 		back := w.start(t, f.id, f.fs, RunnerOptions{})
 		w.mu.Unlock()
 		synctest.Wait()
-		time.Sleep(4 * time.Second) // on the fake clock: several election time-outs
+		time.Sleep(4 * time.Second) // virtual time: several election timeouts
 		require.True(t, held.Load())
 		require.Equal(t, term, l.Leader(testGroup).Term)
 		status, err := l.Status(ctx)
@@ -218,7 +221,8 @@ func TestSlowStateMachine(t *testing.T) {
 	})
 }
 
-// Stop answers each call once, also calls whose entry is being written or applied.
+// TestStopAnswersEachCallOnce checks that each call returns when its member is stopped, also while the call's entry is
+// being written or applied.
 func TestStopAnswersEachCallOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startSlow(t, 3)
@@ -235,7 +239,7 @@ func TestStopAnswersEachCallOnce(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(50 * time.Millisecond) // on the fake clock
+		time.Sleep(50 * time.Millisecond) // virtual time
 		for _, id := range w.ids {
 			wg.Go(func() { require.NoError(t, w.to[id].Stop(t.Context())) })
 		}

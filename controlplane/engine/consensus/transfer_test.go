@@ -9,13 +9,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// ends collects what became of transfers.
+// ends collects the results of leadership transfers.
 type ends []error
 
 func (e *ends) done(err error) { *e = append(*e, err) }
 
-// If the chosen member cannot be reached, leadership is offered to another at once. If none is left, the transfer fails
-// at once.
+// TestTransferTriesAnotherMember checks that a transfer to any member tries another voter at once if the chosen one
+// cannot be reached, and fails with ErrAlone at once if none is left.
 func TestTransferTriesAnotherMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -47,7 +47,7 @@ func TestTransferTriesAnotherMember(t *testing.T) {
 	next.group.TransferLeader(0, ends.done)
 	require.ErrorIs(t, ends[2], ErrAlone, "nobody came back meanwhile")
 
-	// A member that is up again is asked again.
+	// A member that has restarted is a possible target again.
 	l.start()
 	c.put(c.elect(), "a=2")
 	c.tick(2)
@@ -56,8 +56,8 @@ func TestTransferTriesAnotherMember(t *testing.T) {
 	require.NoError(t, ends[3])
 }
 
-// A transfer to a given unreachable member fails at once, is not redirected to another member, and the leader keeps
-// leading.
+// TestTransferToAnUnreachableMember checks that a transfer to a given member fails at once if the member cannot be
+// reached. The leader must then continue to lead.
 func TestTransferToAnUnreachableMember(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()
@@ -81,8 +81,8 @@ func TestTransferToAnUnreachableMember(t *testing.T) {
 	require.Equal(t, 1, a.n)
 }
 
-// The new leader fails after its election and before its first message. The old leader no longer leads, and its
-// transfer call returns.
+// TestTransfereeFailsAfterElection loses the new leader after its election and before its first message. The old leader
+// must not lead any more, and its TransferLeader must end.
 func TestTransfereeFailsAfterElection(t *testing.T) {
 	c := startCluster(t, 3, 1)
 	l := c.leader()

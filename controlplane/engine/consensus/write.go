@@ -12,24 +12,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The log is written by its own goroutine if a Runner drives the host, otherwise by the caller of Process. While a
-// write is under way, the writes of all groups collect in the next batch, and raft goes on: it takes proposals, sends
-// appends, handles the followers' answers, and commits what a majority of the other members has stored. Messages that
-// depend on a write (acknowledgements, votes, raft's messages to itself) are delivered after its fsync.
+// The log is written by its own goroutine if a Runner drives the host, otherwise by the caller of Process. During a
+// write, the writes of all groups collect in the next batch, and raft continues: it accepts proposals, sends appends,
+// handles the followers' responses, and commits what a majority of the other members has stored. Messages that depend
+// on a write (acknowledgements, votes, raft's messages to itself) are delivered after its fsync.
 
 // write is one batch of the log and the actions that follow when the batch is durable.
 type write struct {
-	batch *pebble.Batch // nil if nothing is to be stored and after only has to wait for earlier writes
+	batch *pebble.Batch // nil if there is nothing to store, and the actions only have to wait for earlier writes
 	after []after
 	since uint64 // the tick in which the write was started
 	cuts  bool   // whether the batch truncates a log
 }
 
-// after holds a group's actions when a write is durable: it delivers responses, then calls then.
+// after has the actions of a group that must wait until a write is durable: responses are delivered, then the function
+// then is called.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message
-	then      func() error // optional
+	then      func() error // may be nil
 }
 
 // batch returns the Pebble batch of the next write, and creates it if needed.
@@ -40,8 +41,8 @@ func (h *Host) batch() *pebble.Batch {
 	return h.next.batch
 }
 
-// keep adds raft's message to the log to the next write. During the installation of a snapshot it holds the message
-// back.
+// keep adds m, raft's message to the log, to the next write. During the installation of a snapshot it queues m until
+// the installation has ended.
 func (g *Group) keep(m *raftpb.Message) error {
 	s := stored{m, ""}
 	if m.Snapshot != nil {
@@ -63,7 +64,7 @@ type stored struct {
 	dir string
 }
 
-// store adds a message to the next write, or starts the installation of its snapshot.
+// store adds a message to the next write. If the message has a snapshot, store starts its installation instead.
 func (g *Group) store(s stored) error {
 	if s.m.Snapshot != nil {
 		return g.install(s)
@@ -81,12 +82,13 @@ func (g *Group) store(s stored) error {
 	return nil
 }
 
-// hardState returns the HardState in raft's message to the log, empty if it does not change.
+// hardState returns the HardState that raft's message to the log contains. It is empty if it did not change.
 func hardState(m *raftpb.Message) *raftpb.HardState {
 	return &raftpb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 }
 
-// due returns the collected write and begins a new one; nil if there is nothing to write.
+// due returns the collected write, which the caller must execute, and begins a new one; nil if there is nothing to
+// write.
 func (h *Host) due() *write {
 	if h.next.batch == nil && len(h.next.after) == 0 {
 		return nil
@@ -95,13 +97,13 @@ func (h *Host) due() *write {
 	h.next = &write{}
 	w.since = h.now
 	if w.batch != nil && w.batch.Empty() {
-		_ = w.batch.Close() // an empty batch
+		_ = w.batch.Close() // the batch is empty, so no error can lose data
 		w.batch = nil
 	}
 	return w
 }
 
-// run makes the write durable, on the log's goroutine.
+// run commits the batch to the log with an fsync. A Runner calls it on the log's goroutine.
 func (w *write) run(e *raftlog.Engine) error {
 	if w.batch == nil {
 		return nil
@@ -109,7 +111,7 @@ func (w *write) run(e *raftlog.Engine) error {
 	return e.Write(w.batch, w.cuts)
 }
 
-// finish executes the actions that wait for a write that is durable.
+// finish executes the actions that waited for w, which is durable now.
 func (h *Host) finish(w *write) error {
 	for _, a := range w.after {
 		a.g.deliver(a.responses)
@@ -123,7 +125,7 @@ func (h *Host) finish(w *write) error {
 	return nil
 }
 
-// deliver sends messages to other members, or passes them to this member's raft.
+// deliver sends the messages ms to other members, or passes those that raft addressed to this member to its raft.
 func (g *Group) deliver(ms []*raftpb.Message) {
 	for _, m := range ms {
 		if m.GetTo() == g.host.opts.ID {
@@ -135,7 +137,8 @@ func (g *Group) deliver(ms []*raftpb.Message) {
 	g.host.schedule(g)
 }
 
-// take executes one Ready of raft.
+// take executes one Ready: it sends the messages, and adds the entries to the next write and the committed entries to
+// the state machine's jobs. Vote requests wait for the next write.
 func (h *Host) take(g *Group, rd *raft.Ready) error {
 	g.number(rd.Entries)
 	g.observe(rd)
@@ -158,7 +161,8 @@ func (h *Host) take(g *Group, rd *raft.Ready) error {
 	return nil
 }
 
-// advance starts or does the work of the log and of the state machines, and reports whether raft may have more to do.
+// advance starts or executes the pending work of the log and of the state machines, and reports whether raft may have
+// more to do.
 func (h *Host) advance() (bool, error) {
 	if h.threads != nil {
 		return h.threads.advance(h)

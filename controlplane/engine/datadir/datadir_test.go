@@ -23,7 +23,8 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	unlock()
 }
 
-// A data directory records the cluster of the first key, and refuses the keys of other clusters.
+// TestCheckCluster checks that CheckCluster stores the cluster of the first key, and refuses the keys of other
+// clusters.
 func TestCheckCluster(t *testing.T) {
 	dir := t.TempDir()
 	key, other := clusterkey.Generate(), clusterkey.Generate()
@@ -40,7 +41,8 @@ func TestCheckCluster(t *testing.T) {
 	require.ErrorContains(t, CheckCluster(dir, key), "does not hold a cluster's id")
 }
 
-// Lock removes temporary files that a crash left, but not while another process may be writing.
+// TestLockRemovesTemporaryFiles checks that Lock removes temporary files that a crash left, but not while another
+// process has the lock.
 func TestLockRemovesTemporaryFiles(t *testing.T) {
 	dir := t.TempDir()
 	key := clusterkey.Generate()

@@ -1,5 +1,5 @@
-// Package failstop provides a file system that stops after the first I/O error. The raft log and the states of a member
-// use it.
+// Package failstop provides a file system that stops after the first I/O error. The raft log and the state machines of
+// a member use it.
 //
 // After a failed write the content of the disk is unknown, so nothing that depends on it may be acknowledged. A failed
 // fsync cannot be repeated, because the kernel drops the pages that it could not write. Pebble would panic with locks
@@ -7,8 +7,8 @@
 // later calls that write, block. FS.Failed notifies the owner of the process, which transfers leadership and exits.
 // Synced data is there at the next start.
 //
-// The package must not know the meaning of files. It is only for data that must not be lost: a backup or an image for
-// which the disk has no space is refused, and the member continues.
+// The package does not interpret files. It is only for data that must not be lost: for a backup or an image, a full
+// disk makes the operation fail, and the member continues.
 package failstop
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// FS is a file system that blocks writes after the first failure in one of its directories.
+// FS is a file system that blocks all writes after the first failure in one of its watched directories.
 type FS struct {
 	vfs.FS
 	ctx    context.Context
@@ -38,8 +38,9 @@ type FS struct {
 	err *Error
 }
 
-// New returns a file system that passes calls to below and watches the files in and below roots. roots are clean paths,
-// in the form that callers use as prefix. Calls that a failure blocks return the error when ctx ends.
+// New returns a file system that passes calls to below and watches the files in and below the directories roots. roots
+// are clean paths, in the form that callers use as prefix. Calls that block because of a failure return it when ctx
+// ends.
 func New(ctx context.Context, below vfs.FS, roots ...string) *FS {
 	return &FS{FS: below, ctx: ctx, roots: roots, failed: make(chan struct{})}
 }
@@ -65,12 +66,12 @@ func (d *FS) Err() error {
 
 // Error is the failure that stopped a file system.
 type Error struct {
-	// File is the file that was written or read.
+	// File is the file on which the call failed.
 	File string
 	Err  error
 }
 
-// Error returns the message of Err and adds the name of the file if the message lacks it.
+// Error returns the message of Err, with the name of the file.
 func (e *Error) Error() string {
 	if path := (*fs.PathError)(nil); errors.As(e.Err, &path) {
 		return path.Error()
@@ -78,10 +79,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.File, e.Err)
 }
 
-// Unwrap implements errors.Unwrap.
+// Unwrap returns Err, for errors.Is and errors.As.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Full reports whether the disk was full or a quota exceeded.
+// Full reports whether the failure was a full disk or an exceeded quota.
 func (e *Error) Full() bool { return errors.Is(e.Err, unix.ENOSPC) || errors.Is(e.Err, unix.EDQUOT) }
 
 // broken lists the errors that mean that the disk or its file system is unusable, as opposed to an invalid call.
@@ -103,7 +104,8 @@ func (d *FS) fail(file string, err error) {
 	}
 }
 
-// enter blocks after a failure, until ctx ends, and returns the failure. Before a failure it returns nil.
+// enter must be called before a write. After a failure it blocks until ctx ends and returns the failure; otherwise it
+// returns nil.
 func (d *FS) enter() error {
 	select {
 	case <-d.failed:
@@ -117,8 +119,8 @@ func (d *FS) enter() error {
 	}
 }
 
-// change makes a call that changes a directory. Only the errors in broken are failures; others, such as a missing file,
-// are returned to the caller.
+// change calls do, which creates, renames or removes file. Only the errors in broken are failures, after which it
+// blocks; others, such as a missing file, are returned to the caller.
 func (d *FS) change(file string, do func() error) error {
 	if !d.watches(file) {
 		return do()
@@ -134,8 +136,8 @@ func (d *FS) change(file string, do func() error) error {
 	return d.enter()
 }
 
-// write makes a call that writes a file. Every error except os.ErrClosed is a failure, because the content of the file
-// is unknown afterwards.
+// write calls do, which writes or syncs file. Every error except os.ErrClosed is a failure, after which it blocks,
+// because the content of the file is unknown then.
 func (d *FS) write(file string, do func() error) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -148,7 +150,7 @@ func (d *FS) write(file string, do func() error) error {
 	return d.enter()
 }
 
-// read handles the error of a call that changes nothing. An error in broken is a failure, but the caller gets the error
+// read returns err, the error of a call that reads file. An error in broken counts as a failure, but the caller gets it
 // and is not blocked.
 func (d *FS) read(file string, err error) error {
 	if err != nil && isBroken(err) && d.watches(file) {
@@ -157,7 +159,7 @@ func (d *FS) read(file string, err error) error {
 	return err
 }
 
-// Unwrap implements vfs.FS.
+// Unwrap implements vfs.FS: it returns the file system to which d passes calls.
 func (d *FS) Unwrap() vfs.FS { return d.FS }
 
 func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err error) {
@@ -171,22 +173,22 @@ func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err e
 	return out, err
 }
 
-// Create implements vfs.FS.
+// Create implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.Create(name, c) })
 }
 
-// OpenReadWrite implements vfs.FS.
+// OpenReadWrite implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.OpenReadWrite(name, c, opts...) })
 }
 
-// ReuseForWrite implements vfs.FS.
+// ReuseForWrite implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(to, func() (vfs.File, error) { return d.FS.ReuseForWrite(from, to, c) })
 }
 
-// Open implements vfs.FS.
+// Open implements vfs.FS. It does not block after a failure, because it only reads.
 func (d *FS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	f, err := d.FS.Open(name, opts...)
 	if err != nil {
@@ -195,7 +197,7 @@ func (d *FS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	return d.file(f, name), nil
 }
 
-// OpenDir implements vfs.FS.
+// OpenDir implements vfs.FS. It does not block after a failure, because it only reads.
 func (d *FS) OpenDir(name string) (vfs.File, error) {
 	f, err := d.FS.OpenDir(name)
 	if err != nil {
@@ -204,27 +206,27 @@ func (d *FS) OpenDir(name string) (vfs.File, error) {
 	return d.file(f, name), nil
 }
 
-// Link implements vfs.FS.
+// Link implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Link(from, to string) error {
 	return d.change(to, func() error { return d.FS.Link(from, to) })
 }
 
-// Rename implements vfs.FS.
+// Rename implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Rename(from, to string) error {
 	return d.change(to, func() error { return d.FS.Rename(from, to) })
 }
 
-// MkdirAll implements vfs.FS.
+// MkdirAll implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) MkdirAll(dir string, perm os.FileMode) error {
 	return d.change(dir, func() error { return d.FS.MkdirAll(dir, perm) })
 }
 
-// Remove implements vfs.FS.
+// Remove implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) Remove(name string) error {
 	return d.change(name, func() error { return d.FS.Remove(name) })
 }
 
-// RemoveAll implements vfs.FS.
+// RemoveAll implements vfs.FS. In a watched directory it blocks after a failure.
 func (d *FS) RemoveAll(name string) error {
 	return d.change(name, func() error { return d.FS.RemoveAll(name) })
 }
@@ -236,7 +238,7 @@ func (d *FS) file(f vfs.File, name string) vfs.File {
 	return &file{f, d, name}
 }
 
-// file is an open file below one of the roots.
+// file is an open file in or below one of the roots. Its writes and syncs block after a failure.
 type file struct {
 	vfs.File
 	disk *FS

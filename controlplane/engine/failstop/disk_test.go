@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// faulty returns an in-memory file system whose operations of a kind fail while *on is true.
+// faulty returns an in-memory file system whose operations of the kind what fail with the error with, while *on is
+// true.
 func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 	on = new(bool)
 	return errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -23,7 +24,8 @@ func faulty(what errorfs.OpKind, with error) (below vfs.FS, on *bool) {
 	})), on
 }
 
-// The call that fails and all later calls block. The owner gets the error.
+// TestCallsBlockAfterFailure checks that the call that fails and all later calls that write block until the context
+// ends, and that Failed and Err report the error.
 func TestCallsBlockAfterFailure(t *testing.T) {
 	below, on := faulty(errorfs.OpFileSync, syscall.ENOSPC)
 	ctx, end := context.WithCancel(t.Context())
@@ -50,7 +52,7 @@ func TestCallsBlockAfterFailure(t *testing.T) {
 	require.Equal(t, "data/log", failure.File)
 	require.Empty(t, synced, "nobody may take it for an answer")
 	require.Empty(t, created)
-	// Reads continue.
+	// Calls that read do not block.
 	_, err = d.Stat("data/log")
 	require.NoError(t, err)
 
@@ -61,7 +63,8 @@ func TestCallsBlockAfterFailure(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// Errors that do not mean a failed disk are returned, and so are errors outside the watched directories.
+// TestOtherErrorsAreReturned checks that an error that does not mean a failed disk is returned to the caller, and so is
+// any error outside the watched directories.
 func TestOtherErrorsAreReturned(t *testing.T) {
 	below, on := faulty(errorfs.OpCreate, syscall.ENOSPC)
 	d := New(t.Context(), below, "data/log")
@@ -74,7 +77,7 @@ func TestOtherErrorsAreReturned(t *testing.T) {
 	require.NoError(t, d.Err())
 }
 
-// A read error counts as a failed disk, but is returned to the reader.
+// TestReadErrorIsReturned checks that a read error counts as a failed disk, and that the reader gets the error.
 func TestReadErrorIsReturned(t *testing.T) {
 	below, on := faulty(errorfs.OpFileReadAt, syscall.EIO)
 	d := New(t.Context(), below, "data")

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants lets writes through after the first I/O error.
+// TestMutants checks that a test fails with the mutant WriteAfterFailure, which does not block writes after the first
+// I/O error.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.WriteAfterFailure, TestCallsBlockAfterFailure, `Error`)
 }

@@ -5,7 +5,7 @@
 // module.
 package layout
 
-// The raft groups of a member.
+// The IDs of a member's raft groups.
 const (
 	// SystemGroup replicates the platform's records: users, VMs, hosts, images, credit, members.
 	SystemGroup uint64 = 1
@@ -25,10 +25,10 @@ type Group struct {
 	Name string
 }
 
-// Groups returns every raft group of a member, in the order in which they are opened.
+// Groups returns all raft groups, in the order in which a member opens them.
 func Groups() []Group { return []Group{{SystemGroup, SystemName}, {KVGroup, KVName}} }
 
-// Names returns the names of all groups by ID.
+// Names returns a map from the ID to the name of each raft group.
 func Names() map[uint64]string {
 	names := map[uint64]string{}
 	for _, g := range Groups() {
@@ -43,22 +43,22 @@ const (
 	LockFile = "lock"
 	// ClusterFile holds the ID of the cluster that the data belongs to.
 	ClusterFile = "cluster"
-	// ClusterKeyFile holds the cluster key of a single member, or the one that a join token brought.
+	// ClusterKeyFile holds the cluster key. A single member creates it; a joining member gets it with the join token.
 	ClusterKeyFile = "cluster.key"
-	// NodeIDFile holds the ID that the cluster gave to a member that joined without one.
+	// NodeIDFile holds the member ID that the cluster assigned when the member joined without one.
 	NodeIDFile = "node-id"
-	// AdminTokenFile holds a token of the administrator.
+	// AdminTokenFile holds an access token of the administrator.
 	AdminTokenFile = "admin.token"
 
-	// RaftDir is the directory that package consensus writes to. NewRaftDir is the one in which offline commands prepare
-	// its replacement, and OldRaftDir the replaced one until it is removed.
+	// RaftDir is the directory that package consensus writes to. Offline commands prepare its replacement in
+	// NewRaftDir. OldRaftDir is the replaced directory until it is removed.
 	RaftDir    = "raft"
 	NewRaftDir = "raft.new"
 	OldRaftDir = "raft.old"
-	// RaftLogDir is the directory of the raft log. Package consensus names the part below RaftDir.
+	// RaftLogDir is the directory of the raft log, as package consensus names it.
 	RaftLogDir = RaftDir + "/log"
 
-	// ImagesDir holds the bytes of images, and ImportDir the files that an administrator may import by default.
+	// ImagesDir holds the contents of images. ImportDir holds files that an administrator may import by default.
 	ImagesDir = "images"
 	ImportDir = "import"
 	// BackupDir and RestoreDir hold checkpoints while a backup is written or restored.

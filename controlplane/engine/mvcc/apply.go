@@ -19,8 +19,8 @@ import (
 // the changes; they are durable after a Flush. Indexes must increase from call to call and must not decrease within a
 // call; gaps are allowed.
 //
-// After an error, nothing of the call is applied. The error is final: each later Apply returns it, until Restore. It is
-// a CommandError for a command that this version cannot apply, otherwise an error of the disk.
+// After an error, readers and watchers see nothing of the call. The error is final: each later Apply returns it, until
+// Restore. It is a CommandError for a command that this version cannot apply, otherwise an error of the disk.
 func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	if e.failed != nil {
 		return nil, e.failed
@@ -57,8 +57,8 @@ func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// applier builds the batch of one Apply: the new state, and what reads within the batch must see on top of the stored
-// keys.
+// applier builds the Pebble batch of one Apply. It has the new state, and those writes of the batch that its later
+// commands must read in place of the stored keys.
 type applier struct {
 	state
 	records    recordSet
@@ -69,8 +69,8 @@ type applier struct {
 	db             *pebble.DB
 	batch          *pebble.Batch
 	batchRevision  int64            // newest revision that db contains
-	iter           *pebble.Iterator // over the keys as they were before the batch; opened on first use
-	index          *keyindex.Index  // of the keys as they were before Apply; nil: not built
+	iter           *pebble.Iterator // iterator over the keys as they were before the batch; opened on first use
+	index          *keyindex.Index  // index of the keys as they were before Apply; nil: not built
 	batchOverlay   overlay          // writes of the earlier commands in the batch
 	programOverlay overlay          // writes of the earlier steps of the program
 	changes        changeList
@@ -83,7 +83,7 @@ type applier struct {
 	scratch []byte
 	key     []byte
 
-	unflushed int // approximate bytes in the memtable; for Quiet
+	unflushed int // approximate bytes in the memtable; used only with Options.Quiet
 }
 
 // changeChunk is a chunk of the change log that is not in the batch yet.
@@ -99,20 +99,21 @@ func (s *applier) beginBatch(db *pebble.DB) {
 	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
 }
 
-// commitEarly commits what was applied so far, so that the next command can read it at any of its revisions.
+// commitEarly commits the commands of the batch that are already applied, so that the next command can read at each of
+// the revisions that they made.
 func (s *applier) commitEarly() error {
 	if err := errors.Join(s.closeIterator(), s.commit(), s.batch.Close()); err != nil {
 		return err
 	}
-	// The overlay's entries are now in Pebble as well. The index is still the old one, so the overlay stays.
+	// Pebble now has what is in the overlay, but s.index does not: the overlay must stay.
 	s.beginBatch(s.db)
 	return nil
 }
 
-// bufferedItems is the largest buffer, in items, that is kept for the next batch.
+// bufferedItems is the capacity, in items, of the largest slice that is reused for the next batch.
 const bufferedItems = 1024
 
-// clear drops the batch, and keeps buffers of up to bufferedItems items.
+// clear discards the batch, and reuses slices of up to bufferedItems items for the next one.
 func (s *applier) clear() {
 	s.db, s.batch, s.index = nil, nil, nil
 	s.batchOverlay.clear()
@@ -125,7 +126,7 @@ func (s *applier) clear() {
 	s.decoder.Reset()
 }
 
-// run applies cmds to the batch.
+// run applies cmds and adds their writes to the batch. It fails with ErrInvalid if an index was applied before.
 func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	results := make([]command.Result, len(cmds))
 	for i := range cmds {
@@ -145,7 +146,8 @@ func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// command applies one command. shares reports whether the previous command had the same index.
+// command applies c, unless its proposal ID is remembered: then it returns the remembered result. shares reports
+// whether the previous command had the same index.
 func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
@@ -188,7 +190,7 @@ func (s *applier) command(c *command.Command, shares bool) (command.Result, erro
 	return r, nil
 }
 
-// readsWithin reports whether a step reads at a revision that the batch made, other than its newest.
+// readsWithin reports whether a step, in any branch, reads at a revision that the uncommitted batch has made.
 func (s *applier) readsWithin(steps []command.Step) bool {
 	if s.revision == s.batchRevision {
 		return false
@@ -220,7 +222,7 @@ func (s *applier) compact(revision int64) command.Result {
 	return r
 }
 
-// transact applies a transaction.
+// transact applies t: if all guards hold it writes the ops, otherwise it returns a conflict.
 func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	s.time = max(s.time, t.Time)
 	for i := range t.Guards {
@@ -254,7 +256,7 @@ func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	return s.result(), nil
 }
 
-// checkGuard reports whether g holds.
+// checkGuard reports whether g holds for the current keys, with the writes of earlier commands of the batch.
 func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
@@ -329,7 +331,7 @@ func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	}
 }
 
-// dropRepeatedDeletes keeps only the first delete of each key, from position first on.
+// dropRepeatedDeletes removes, from position first of s.changes on, all deletes of a key but the first.
 func (s *applier) dropRepeatedDeletes(first int) {
 	seen := make(map[string]struct{}, len(s.changes)-first)
 	kept := slices.DeleteFunc(s.changes[first:], func(c change) bool {
@@ -352,5 +354,5 @@ type CommandError struct {
 
 func (e *CommandError) Error() string { return fmt.Sprintf("command at index %d: %v", e.Index, e.Err) }
 
-// Unwrap returns the cause.
+// Unwrap returns e.Err.
 func (e *CommandError) Unwrap() error { return e.Err }

@@ -53,13 +53,13 @@ func written(e *Engine) uint64 {
 	return total.TableBytesFlushed + total.TableBytesCompacted
 }
 
-// BenchmarkPut applies puts of 256 bytes over 200,000 keys, in batches of several sizes.
+// BenchmarkPut measures Apply with puts of 256 bytes over 200,000 keys, in batches of 1, 10 and 100 commands.
 func BenchmarkPut(b *testing.B) {
 	for _, size := range []int{1, 10, 100} {
 		b.Run(fmt.Sprintf("batch=%d", size), func(b *testing.B) {
 			e := benchEngine(b, 200_000, Options{})
 			rng := rand.New(rand.NewPCG(1, 1))
-			// Proposers encode commands beforehand.
+			// The time to encode commands is not measured, since proposers do that.
 			const prepared = 20_000
 			cmds := make([]command.Command, prepared)
 			for i := range cmds {
@@ -95,7 +95,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkTransaction applies transactions like those of a record update: a range guard, two reads, three writes.
+// BenchmarkTransaction measures transactions like the update of a platform record: a range guard, guards of two keys,
+// three puts.
 func BenchmarkTransaction(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	value := make([]byte, 256)
@@ -126,7 +127,7 @@ func BenchmarkTransaction(b *testing.B) {
 	}
 }
 
-// BenchmarkGet reads single keys, from a snapshot for each read or from one for all.
+// BenchmarkGet measures reads of single keys, with a snapshot for each read or one snapshot for all.
 func BenchmarkGet(b *testing.B) {
 	e := benchEngine(b, 200_000, Options{})
 	get := func(b *testing.B, s *Snapshot, key []byte, want bool) {
@@ -157,7 +158,7 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// BenchmarkRange reads 100 keys of which each has the given number of versions.
+// BenchmarkRange measures reads of 100 keys, each with 1 or 20 versions.
 func BenchmarkRange(b *testing.B) {
 	for _, versions := range []int{1, 20} {
 		b.Run(fmt.Sprintf("versions=%d", versions), func(b *testing.B) {
@@ -190,7 +191,7 @@ func BenchmarkRange(b *testing.B) {
 	}
 }
 
-// BenchmarkWatch applies puts while watchers watch other keys, or all the same key.
+// BenchmarkWatch measures puts while 20,000 watchers watch other keys, and while 100 watchers receive the events.
 func BenchmarkWatch(b *testing.B) {
 	const n = 10_000
 	value := make([]byte, 256)

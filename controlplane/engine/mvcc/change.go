@@ -17,9 +17,9 @@ type change struct {
 	key             []byte
 	value           []byte
 	revision        int64
-	after           command.Meta // of the new version; zero for a delete
-	before          command.Meta // of the version that the change found
-	prevModRevision int64        // mod revision of what the key held before the revision; 0: it did not exist
+	after           command.Meta // metadata of the new version; zero for a delete
+	before          command.Meta // metadata of the version that the change replaces; zero: none
+	prevModRevision int64        // mod revision of the version that the whole revision replaces; 0: none
 
 	// freedBytes is the size of the version that becomes removable once the revision is compacted. It is 0 if an
 	// earlier change of the same revision counts it.
@@ -37,14 +37,16 @@ const (
 	oldDelete              = 2
 
 	changeKind = 0x7f
-	// changeNext is set in the first byte of the first change of each revision but the chunk's first.
+	// changeNext is a flag in the first byte of a change: the change is the first one of its revision. The first change
+	// of a chunk never has it.
 	changeNext = 0x80
 )
 
-// chunkBytes is the size from which a chunk is complete.
+// chunkBytes is the size in bytes from which a chunk is complete, so that the next change begins another one.
 const chunkBytes = 32 << 10
 
-// appendChange appends the encoding of c. next reports whether c is the first change of its revision, and not of its chunk.
+// appendChange appends the encoding of c. next must be true if c is the first change of its revision, but not of its
+// chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {
@@ -90,8 +92,8 @@ func newChunkReader(key, b []byte) (chunkReader, error) {
 	return chunkReader{b: b, revision: revision, ordinal: place}, err
 }
 
-// next decodes the next change; ok is false at the end. Key and value alias the chunk. Value and after are only set for
-// superseded puts.
+// next decodes the next change; ok is false at the end. The key and value of c alias the chunk. Its value and after are
+// set only for superseded puts.
 func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
@@ -136,7 +138,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	return c, true, nil
 }
 
-// event returns c as an event without Prev, which aliases c.
+// event returns c as an event without Prev. The event aliases c's key and value.
 func (c *change) event() watch.Event {
 	e := watch.Event{Type: watch.EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {
@@ -151,7 +153,7 @@ func (c *change) event() watch.Event {
 	return e
 }
 
-// changeList implements watch.Changes.
+// changeList is the changes of a batch. It implements watch.Changes.
 type changeList []change
 
 // Len returns the number of changes.

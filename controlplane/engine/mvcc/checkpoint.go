@@ -32,12 +32,12 @@ func (e *Engine) Checkpoint(ctx context.Context, dir string) (command.Position, 
 	return s.applied, nil
 }
 
-// inspect reads the state of a checkpoint without changing it. With verify, it also reads the values that verifyTables
-// does not check.
+// inspect returns the state of the checkpoint in dir without changing the checkpoint. With verify, it also reads the
+// values that verifyTables does not check.
 func (e *Engine) inspect(dir string, verify bool) (state, error) {
 	o := e.pebbleOptions()
 	o.ReadOnly, o.ErrorIfNotExists, o.CacheSize = true, true, 1<<20
-	// Damage of a checkpoint is not this engine's damage: it is only returned to the caller.
+	// Damaged data of a checkpoint does not count as damage of this engine: only the caller gets the error.
 	o.EventListener.DataCorruption = func(pebble.DataCorruptionInfo) {}
 	db, err := pebble.Open(dir, o)
 	if err != nil {
@@ -51,9 +51,9 @@ func (e *Engine) inspect(dir string, verify bool) (state, error) {
 	return s, errors.Join(err, e.dir.fs.RemoveAll(e.dir.fs.PathJoin(dir, "LOCK")))
 }
 
-// Restore replaces the state by the checkpoint in dir. It takes over the directory, which must be on the engine's file
-// system. It first reads everything, and fails with ErrCorrupt if a checksum does not match. After a crash, either the
-// old state or the new one is complete. It must be called by the goroutine that calls Apply.
+// Restore replaces the state by the checkpoint in dir. It moves dir into the engine's directory, on the same file
+// system. Before that it reads all data, and fails with ErrCorrupt if a checksum does not match. After a crash, either
+// the old state or the new one is complete. It must be called by the goroutine that calls Apply.
 //
 // Open snapshots end with ErrRestored. Watchers continue with the restored history; those that have seen newer
 // revisions than it has end with ErrRestored. After an error, the engine continues with the old state, unless the error
@@ -83,7 +83,7 @@ func (e *Engine) Restore(dir string) error {
 		return errors.Join(fmt.Errorf("restore from %s: %w", dir, err), e.dir.fs.RemoveAll(e.dir.generation(number)))
 	}
 	if err := e.dir.setCurrent(number); err != nil {
-		// CURRENT may name either generation now. Only opening the directory again can tell.
+		// CURRENT may name either generation now. Only the next Open can tell which one.
 		e.closed = true
 		e.hub.Close()
 		err = errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),

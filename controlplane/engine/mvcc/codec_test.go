@@ -65,7 +65,8 @@ func FuzzKeys(f *testing.F) {
 	})
 }
 
-// A command that Apply cannot decode is a final error, and nothing of its batch is applied.
+// TestUnknownCommands checks that Apply returns a final error for a command that it cannot decode, and applies nothing
+// of its batch.
 func TestUnknownCommands(t *testing.T) {
 	valid, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
 	require.NoError(t, err)
@@ -102,8 +103,8 @@ func TestUnknownCommands(t *testing.T) {
 	require.ErrorContains(t, err, "command at index 5 after 5 was applied")
 }
 
-// A database of format 1, with a change list for each revision and without sizes, can be read, watched, changed and
-// scrubbed.
+// TestOldFormat checks that a database of format 1, with a change list for each revision and without sizes, can be
+// watched, changed and scrubbed.
 func TestOldFormat(t *testing.T) {
 	e := newEngine(t)
 	db := e.published.Load().gen.db

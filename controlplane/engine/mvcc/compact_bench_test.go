@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// BenchmarkCompact writes 2 GB in values of 64 KiB over 4096 keys and compacts. It measures puts of 256 bytes, one at a
-// time, while Scrub and Pebble remove the history. Run it with -benchtime=1x.
+// BenchmarkCompact writes 2 GB in values of 64 KiB over 4096 keys and compacts. It measures how long puts of 256 bytes,
+// one at a time, take while Scrub and Pebble remove the history. Run it with -benchtime=1x.
 func BenchmarkCompact(b *testing.B) {
 	for range b.N {
 		e, err := Open(vfs.Default, b.TempDir(), Options{KeyIndex: true})

@@ -7,32 +7,34 @@ import (
 	"sync"
 )
 
-// compactionHashes holds the hashes that were computed for compactions, of the keyspace as it was before each. All
-// members compact at the same revisions, so their hashes can be compared although keys change meanwhile.
+// compactionHashes holds the hashes that were computed for compactions. Each covers the keyspace as it was before the
+// compaction. All members compact at the same revisions, so their hashes can be compared although keys change
+// meanwhile.
 type compactionHashes struct {
 	computing sync.Mutex // held while a hash is computed
 
 	mu      sync.Mutex
 	hashes  []Hash // oldest first
-	running int    // number of hashes that are computed or wait for it
-	written int64  // state.written when the last computation began
+	running int    // number of hashes that are being computed or wait to be
+	written int64  // value of state.written when the last computation began
 }
 
 const (
-	// maxRemembered is the number of hashes that are kept, as in etcd.
+	// maxRemembered is the number of hashes that are remembered, as in etcd.
 	maxRemembered = 10
-	// maxRunning bounds the computations at one time, since each keeps data from Scrub.
+	// maxRunning is the maximum of running: Scrub must keep the data for each of these hashes.
 	maxRunning = 2
-	// hashShare and hashAnyway bound the reading. A keyspace of more than hashAnyway bytes is hashed only if
-	// 1/hashShare of its size was written since the last computation. Members decide this alike, except after a
-	// restart.
+	// hashShare and hashAnyway limit how much is read for hashes. A keyspace of more than hashAnyway bytes is hashed
+	// only if at least 1/hashShare of its size was written since the last computation. Members decide this alike,
+	// except after a restart.
 	hashShare  = 16
 	hashAnyway = 16 << 20
-	// hashRest is the ratio of pauses to work: only Scrub waits for a hash, and commands have priority.
+	// hashRest is the duration of the pauses in a computation, in multiples of the work before them. A hash is not
+	// urgent, since only Scrub waits for it, and it must not slow down commands.
 	hashRest = 4
 )
 
-// at returns the hash for the compaction at revision.
+// at returns the hash that was computed for the compaction at revision, if there is one.
 func (r *compactionHashes) at(revision int64) (Hash, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -50,7 +52,7 @@ func (r *compactionHashes) add(h Hash) {
 	r.hashes = slices.Delete(r.hashes, 0, max(len(r.hashes)-maxRemembered, 0))
 }
 
-// begin reports whether a compaction in state s is to be hashed. If so, the caller must call end.
+// begin reports whether a compaction that leads to the state s is to be hashed. If so, the caller must call end.
 func (r *compactionHashes) begin(s *state) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,15 +64,15 @@ func (r *compactionHashes) begin(s *state) bool {
 	return true
 }
 
-// end is called when a computation has ended.
+// end must be called when a computation that begin has allowed is over.
 func (r *compactionHashes) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.running--
 }
 
-// hashCompaction starts to hash what becomes unreadable with v, which is about to be published, if v compacts. The data
-// is pinned until the hash is computed.
+// hashCompaction starts to hash the keyspace as it was before v, which is about to be published, if v raises the
+// compact revision. Scrub keeps the data until the hash is computed.
 func (e *Engine) hashCompaction(v *view) {
 	before, g := e.published.Load(), v.gen
 	if !e.opts.HashOnCompact || e.opts.Quiet {

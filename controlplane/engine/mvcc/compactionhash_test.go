@@ -33,7 +33,8 @@ func scrubAll(t *testing.T, e *Engine) {
 	}
 }
 
-// The hash of a compacted revision stays what it was before the compaction, until ten later ones were computed.
+// TestCompactionHashes checks that HashKV returns, for a compacted revision, the hash from before the compaction, until
+// ten later ones were computed.
 func TestCompactionHashes(t *testing.T) {
 	ctx := t.Context()
 	e, forgets := openWithHashes(t), newEngine(t)
@@ -81,7 +82,8 @@ func TestCompactionHashes(t *testing.T) {
 	require.Empty(t, e.CompactionHashes())
 }
 
-// Scrub keeps what a hash computation still needs. Close does not wait for the computation to finish.
+// TestScrubWaitsForTheHash checks that Scrub keeps the data that a running hash computation still has to read, and that
+// at most two computations are under way at a time.
 func TestScrubWaitsForTheHash(t *testing.T) {
 	ctx := t.Context()
 	e := openWithHashes(t)
@@ -118,7 +120,8 @@ func TestScrubWaitsForTheHash(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A large keyspace is not hashed for each compaction when little was written in between.
+// TestHashesReadInProportionToWrites checks that a compaction of a large keyspace is not hashed if little was written
+// since the last hash.
 func TestHashesReadInProportionToWrites(t *testing.T) {
 	e := openWithHashes(t)
 	index := uint64(0)
@@ -140,7 +143,7 @@ func TestHashesReadInProportionToWrites(t *testing.T) {
 	require.Len(t, e.CompactionHashes(), 2)
 }
 
-// A hash computed in steps does not depend on where the steps end, which Scrub changes.
+// TestAHashInPieces checks that the hash does not depend on where its steps end, which Scrub changes.
 func TestAHashInPieces(t *testing.T) {
 	ctx := t.Context()
 	one, two := newEngine(t), newEngine(t)

@@ -43,7 +43,8 @@ func crashLog(t *testing.T) (log []command.Command) {
 	return log
 }
 
-// summary returns all state that must be the same at an index, whatever was scrubbed.
+// summary returns, as text, all state that must be the same on each member at the same applied index, whatever Scrub
+// has removed.
 func summary(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -60,14 +61,14 @@ func summary(t *testing.T, e *Engine) string {
 	return out
 }
 
-// crashed applies the log with flushes and scrubs in between. It returns the file system after a crash at each access
-// to the disk.
+// crashed applies log, with a Flush or Scrub after most batches. It returns copies of the file system as a crash at
+// each write to the disk would leave it.
 func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	mem := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 1))
 	var mu sync.Mutex
 	var found []*vfs.MemFS
-	recording := false // the creation of a directory is tested by TestOpenCrash
+	recording := false // false until the engine is open: TestOpenCrash tests the creation of its directory
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -97,8 +98,8 @@ func crashed(t *testing.T, log []command.Command) []*vfs.MemFS {
 	return found
 }
 
-// checkCrashes reports whether each crash leaves exactly the state at the applied index, from which the rest of the log
-// leads to the same end.
+// checkCrashes reports whether each crash leaves exactly the state at the applied index, and the rest of the log then
+// leads to the same final state.
 func checkCrashes(t *testing.T) bool {
 	log := crashLog(t)
 	want := make([]string, len(log)+1)

@@ -112,7 +112,7 @@ func (d *directory) current() (number uint64, found bool, err error) {
 	return number, true, nil
 }
 
-// setCurrent durably makes number the current generation.
+// setCurrent durably writes number to CURRENT as the current generation.
 func (d *directory) setCurrent(number uint64) error {
 	temp := d.fs.PathJoin(d.path, currentTemp)
 	f, err := d.fs.Create(temp, vfs.WriteCategoryUnspecified)
@@ -132,7 +132,7 @@ func (d *directory) setCurrent(number uint64) error {
 	return d.sync(d.path)
 }
 
-// others lists all generations except keep.
+// others returns the numbers of all generations except keep.
 func (d *directory) others(keep uint64) ([]uint64, error) {
 	names, err := d.fs.List(d.path)
 	if err != nil {

@@ -2,8 +2,8 @@
 // same commands in the same order give the same state, results and events on every member. The platform's own records
 // and the users' keys each live in an Engine of their own.
 //
-// The package knows nothing of where commands come from or what keys mean: no raft, no users, no RPC, no clock. Time is
-// what proposers stamped into transactions. Leases are stored here, but renewed and expired by the service above.
+// The package does not depend on where commands come from or what keys mean: it has no raft, users, RPC or clock. Time
+// is what proposers stamped into transactions. Leases are stored here, but renewed and expired by the service above.
 //
 // # Layers
 //
@@ -19,9 +19,9 @@
 //
 // # Revisions
 //
-// The empty keyspace is at revision 1; the first write makes revision 2. A command that changes something makes exactly
-// one revision; one that changes nothing makes none. A key has a create revision, a mod revision and a version, which
-// counts puts from 1 and starts again after a delete.
+// The empty keyspace is at revision 1; the first write makes revision 2. A command that changes keys makes exactly one
+// revision; one that changes no key makes none. A key has a create revision, a mod revision and a version, which counts
+// puts from 1 and starts again after a delete.
 //
 // Apply takes committed log entries in order. Each command is decoded (command.Decoder) and applied: transact for a
 // Txn, execute for a Program. Both collect changes and then write them to one Pebble batch for the whole call: for each
@@ -43,9 +43,9 @@
 // behind a bloom filter. The change log, under increasing revisions, lists which keys each revision changed, without
 // the values.
 //
-// Pebble runs without a write-ahead log: the raft log is the log. The applied index is in the same batch as the data,
-// so after a crash the engine is exactly between two commands, at or after the last Flush, and the owner replays the
-// raft log from Applied. Log entries may be deleted only below a Position that Flush returned.
+// Pebble runs without a write-ahead log, since the raft log has the same commands. The applied index is in the same
+// batch as the data, so after a crash the engine is exactly between two commands, at or after the last Flush, and the
+// owner replays the raft log from Applied. Log entries may be deleted only below a Position that Flush returned.
 //
 // # Watch
 //
@@ -56,7 +56,7 @@
 //
 // A compaction at revision R makes R the compact revision: reads and watches from R on stay exact, older ones fail with
 // a CompactedError. Applying it only changes that number. The data is removed by Scrub, which each member calls in the
-// background in small steps: it walks the change log up to R and deletes the versions that were replaced. The change
+// background in small steps: it reads the change log up to R and deletes the versions that were replaced. The change
 // log of R itself is kept, so that a watch from R misses nothing. Defragment then gives the space back at once.
 //
 // # Snapshots

@@ -22,28 +22,31 @@ type Options struct {
 	Logger        *slog.Logger // default: discard
 	CacheBytes    int64        // size of Pebble's block cache; default 64 MiB
 	MemTableBytes int64        // maximum size of a memtable, of which up to three exist; default 64 MiB. They start at 256 KiB
-	RecentBytes   int64        // size of the recent events kept in memory while there are watchers; default 16 MiB
+	RecentBytes   int64        // maximum bytes of recent events in memory for watchers; default 16 MiB
 
-	// KeyIndex keeps an index of all live keys in memory (package keyindex), up to 48 bytes and its length for each
-	// key. With it, puts read nothing from disk, and counting a range at the current revision takes O(log n). It is
-	// built in the background after Open and Restore; see AwaitKeyIndex.
+	// KeyIndex makes the engine hold an index of all live keys in memory (package keyindex): up to 48 bytes, and the
+	// key's length, for each key. With it, most puts read nothing from disk, and counting a range at the current
+	// revision takes O(log n). It is built in the background after Open and Restore; see AwaitKeyIndex.
 	KeyIndex bool
 
-	// ValueCacheBytes is the size of a cache of versions that Snapshot.Get has read; 0 means no cache. It is used only
-	// with KeyIndex.
+	// ValueCacheBytes is the maximum size, in bytes, of a cache of the keys and values that Snapshot.Get has read; 0
+	// means no cache. It is used only with KeyIndex.
 	ValueCacheBytes int64
 
-	// HashOnCompact computes, in the background, a hash of the keyspace before each compaction, which HashKV then
-	// returns for that revision. Scrub waits for it. It reads all keys, but at most about 20 times the bytes that were
-	// written.
+	// HashOnCompact makes each compaction start, in the background, a hash of the keyspace as it was before. HashKV
+	// returns it for the compaction's revision. Until the hash is computed, Scrub keeps the data for it. Each hash
+	// reads all keys; above 16 MiB, compactions after few writes get no hash, so that all hashes together read at most
+	// about 20 times the bytes that were written.
 	HashOnCompact bool
 
-	// OnLeases, if set, is called after each batch that changed leases, once readers can see the changes, and after
-	// Restore. The goroutine that applies calls it: it must not block, and must not keep its argument.
+	// OnLeases, if set, is called after each batch that changed leases, when readers can already see the changes, and
+	// after Restore. It runs on the goroutine that calls Apply or Restore: it must not block, and must not use its
+	// argument after it has returned.
 	OnLeases func(LeaseChanges)
 
-	// Quiet does all disk work inside of calls: nothing is compacted or deleted in the background, and full memtables
-	// are flushed before Apply returns. It is for simulations that must replay exactly; it wastes disk.
+	// Quiet makes the engine do all disk work within calls of its methods: Pebble compacts and deletes nothing in the
+	// background, and full memtables are flushed before Apply returns. It is for simulations that must replay exactly;
+	// it wastes disk space.
 	Quiet bool
 }
 
@@ -63,15 +66,15 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Engine is one keyspace. Apply and Restore must be called from one goroutine; all other methods may be called from
-// any.
+// Engine is a multi-version key-value store in one directory. Apply and Restore must be called from one goroutine; all
+// other methods may be called from any.
 type Engine struct {
 	dir  directory
 	opts Options
 
-	// The fields below belong to the goroutine that calls Apply and Restore.
+	// Only the goroutine that calls Apply and Restore uses the fields applier and failed.
 	applier applier
-	failed  error // returned by each later Apply: the applier's state is unusable
+	failed  error // error of an earlier Apply, which every later Apply returns; nil: there was none
 
 	published atomic.Pointer[view]
 	hub       *watch.Hub
@@ -87,17 +90,17 @@ type Engine struct {
 	damage      atomic.Int64
 }
 
-// view is the state that readers see. Each batch publishes a new one.
+// view is the state that readers use. Each Apply publishes a new view; so do Restore and the end of an index build.
 type view struct {
 	gen *generation
 	state
 	records     recordSet
-	index       *keyindex.Index // index of the view's revision; nil: not built
+	index       *keyindex.Index // key index at the view's revision; nil: not built
 	indexShared bool            // a snapshot uses index, which must not change any more; guarded by gen.mu
 }
 
 // Open opens the engine in dir, and creates dir if it does not exist. It fails with command.ErrUnknownFormat for a
-// directory that a newer version wrote, and with ErrCorrupt for one that cannot be read.
+// directory that a newer version wrote, and with ErrCorrupt for one with damaged data.
 func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	e := &Engine{opts: opts, dir: directory{fs: fs, path: dir}}
@@ -126,7 +129,7 @@ func (e *Engine) install(gen *generation) {
 	e.published.Store(&view{gen: gen, state: gen.loaded, records: gen.records})
 }
 
-// Applied returns the position of the last applied command, which need not be durable.
+// Applied returns the raft index and term of the last applied command, which need not be durable yet.
 func (e *Engine) Applied() command.Position { return e.published.Load().applied }
 
 // Revision returns the current revision: 1 when nothing was ever written.
@@ -167,26 +170,26 @@ func (e *Engine) Close() error {
 	return errors.Join(err, e.dir.close())
 }
 
-// Stats are figures of the engine at one moment.
+// Stats are counters and sizes of an Engine, for monitoring.
 type Stats struct {
 	Applied         command.Position
 	Revision        int64
 	CompactRevision int64
 	Time            int64 // highest time stamp, Unix milliseconds
 	Keys            int64 // number of live keys
-	DiskBytes       int64 // on disk, with history and data that Pebble has not yet deleted
-	UnsavedBytes    int64 // in memtables: lost in a crash, and then replayed from the log
+	DiskBytes       int64 // bytes on disk, with old versions and data that Pebble has not yet deleted
+	UnsavedBytes    int64 // bytes in memtables; a crash loses them, and they are applied again from the raft log
 	Watchers        int
-	RecentBytes     int64 // recent events in memory
+	RecentBytes     int64 // bytes of the events that are in memory for watchers
 	Snapshots       int   // open snapshots and other reads of history
 	DiskErrors      int64 // errors of Pebble's background work since Open; while the number grows, nothing becomes durable
-	WriteStalls     int64 // times that Apply had to wait for Pebble since Open
+	WriteStalls     int64 // how often Apply had to wait for Pebble since Open
 	Gets            int64 // calls of Snapshot.Get that read a key from Pebble, since Open or Restore
 	Ranges          int64 // calls of Snapshot.Range, since Open or Restore
 	KeysRead        int64 // keys that these calls returned
 }
 
-// Stats returns the figures. Those of Pebble are 0 once the engine is closed.
+// Stats returns the engine's current Stats. DiskBytes, UnsavedBytes and Snapshots are 0 once the engine is closed.
 func (e *Engine) Stats() Stats {
 	v := e.published.Load()
 	s := Stats{

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// newEngine returns an empty engine in memory, which is closed with the test.
+// newEngine returns an empty engine in memory. It is closed at the end of the test.
 func newEngine(t testing.TB) *Engine {
 	e, err := Open(vfs.NewMem(), "data", Options{})
 	require.NoError(t, err)
@@ -32,7 +32,8 @@ func proposalID(n int) (id [16]byte) {
 	return id
 }
 
-// The last MaxProposals proposal IDs are known, however they were batched, also after reopening and after a restore.
+// TestProposalsForgotten checks that exactly the last MaxProposals proposal IDs are remembered, for any size of
+// batches, also after reopening and after a restore.
 func TestProposalsForgotten(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -72,7 +73,7 @@ func TestProposalsForgotten(t *testing.T) {
 	require.NoError(t, other.Restore("copy"))
 	check(other)
 
-	// The next ID displaces the oldest one, which then applies again.
+	// With the next new ID, the oldest one is forgotten: a command with it is applied again.
 	put := func(n int) command.Command {
 		index++
 		data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte("a"), []byte("1"))}})
@@ -86,7 +87,8 @@ func TestProposalsForgotten(t *testing.T) {
 	require.Equal(t, int64(1), mustApply(t, other, put(oldest+2))[0].Revision)
 }
 
-// One DeleteRange can exceed a chunk of the change log and a batch of events by far.
+// TestLargeRevision deletes 6000 keys in one revision, many times more than a chunk of the change log or a batch of
+// events holds. Watchers must get all events in order, and Scrub must remove them in several steps.
 func TestLargeRevision(t *testing.T) {
 	e := newEngine(t)
 	const keys = 6000
@@ -129,14 +131,15 @@ func TestLargeRevision(t *testing.T) {
 	require.Equal(t, "key y revision 6003: \nkey z revision 6002: \nrevision 6003:\n  put y after 0 releases 0\n", dump(t, e))
 }
 
-// While one goroutine applies, readers see whole transactions, watchers see all of them in order, and checkpoints have
-// the state of exactly the position that was returned. Scrub disturbs none of them.
+// TestConcurrent checks that, while one goroutine applies commands, readers see all or nothing of a transaction,
+// watchers get all versions in order, and checkpoints have the state of exactly the returned position. Scrub runs
+// meanwhile.
 func TestConcurrent(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{MemTableBytes: 256 << 10, RecentBytes: 4 << 10})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, e.Close()) }()
-	// Applying goes on until the other goroutines have run often enough.
+	// Commands are applied until the other goroutines have run often enough.
 	const rounds, most = 1500, 1_000_000
 	var copies, pairs, scrubs, applied atomic.Uint64
 	busy := func() bool { return copies.Load() < 6 || pairs.Load() < 200 || scrubs.Load() < 50 }
@@ -146,7 +149,7 @@ func TestConcurrent(t *testing.T) {
 		wg.Add(1)
 		go func() { defer wg.Done(); f() }()
 	}
-	// Each transaction writes its index to x and y, so both always equal the applied index.
+	// Each transaction writes its index to x and y, so x and y always have the same value.
 	start(func() {
 		defer stop()
 		for i := uint64(1); i <= rounds || i <= most && busy() && !t.Failed(); i += 2 {
@@ -279,7 +282,7 @@ func follow(ctx context.Context, w *watch.Watcher) error {
 	}
 }
 
-// After Close, all methods return ErrClosed and none blocks.
+// TestClosed checks that, after Close, methods that read or write return ErrClosed and do not block.
 func TestClosed(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -316,7 +319,8 @@ func TestClosed(t *testing.T) {
 	require.Equal(t, int64(2), e.Stats().Revision)
 }
 
-// A guard made from the result of a range fails exactly when the result has changed.
+// TestRangeGuard checks that the guard that RangeOptions.Guard makes from the result of a range holds while the keys
+// are unchanged.
 func TestRangeGuard(t *testing.T) {
 	e := newEngine(t)
 	for i, k := range []string{"a", "b", "c", "d"} {
@@ -339,7 +343,8 @@ func TestRangeGuard(t *testing.T) {
 	}
 }
 
-// A DeleteRange of too many keys changes nothing, whether the keys are stored or pending in the batch.
+// TestTooManyChanges checks that a DeleteRange of too many keys changes nothing, whether the keys are stored or were
+// written by earlier commands of the batch.
 func TestTooManyChanges(t *testing.T) {
 	e := newEngine(t)
 	e.applier.maxChanges = 2
@@ -357,8 +362,8 @@ func TestTooManyChanges(t *testing.T) {
 	require.Equal(t, r, mustApply(t, e, command.Command{Index: 6, ID: proposalID(0), Data: data})[0])
 }
 
-// While the disk refuses to write tables, Apply and reads continue, Flush ends with its context, and the data is
-// written later.
+// TestDiskRefuses checks that, while the disk refuses to create files, Apply and reads continue and Flush ends with its
+// context, and that a later Flush makes the data durable.
 func TestDiskRefuses(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var refuse atomic.Bool

@@ -5,7 +5,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// What reads take and return, under the name of the package that callers read with.
+// Types that reads take and return, under names of this package, so that callers need not import package command.
 type (
 	KV             = command.KV
 	RangeOptions   = command.RangeOptions
@@ -13,7 +13,7 @@ type (
 	CompactedError = command.CompactedError
 )
 
-// The errors of reads. Most are returned wrapped.
+// Errors that reads return, mostly wrapped.
 var (
 	ErrCompacted      = command.ErrCompacted
 	ErrFutureRevision = command.ErrFutureRevision

@@ -42,8 +42,8 @@ func (x *programRun) compare(c *command.Compare) (bool, error) {
 	return holds, err
 }
 
-// leaseKeys returns the keys of a lease in order, with the changes of the earlier commands and steps. It may include
-// keys that are no longer attached: the caller must look them up.
+// leaseKeys returns the keys of a lease in order, including what earlier commands and steps attached. Some keys may no
+// longer be attached: the caller must look each of them up.
 func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
 	keys, err := readLeaseKeys(x.db, id)
 	if err != nil {

@@ -8,25 +8,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// programRun is the application of one program. It collects changes and writes them only after the last step, when no
-// step was refused.
+// programRun applies one program. It collects the changes and writes them only after the last step, if no step was
+// refused.
 type programRun struct {
 	*applier
 	wantSteps   bool
 	firstChange int  // position of the program's first change in applier.changes
-	multiStep   bool // steps have to see each other's changes
+	multiStep   bool // there are several steps, which have to see each other's changes
 	refused     command.Refusal
 	leases      []leaseChange
 	records     []Record // named records to set, or to remove where Value is nil
 }
 
-// leaseChange grants or revokes a lease.
+// leaseChange is the grant of a lease, or, if revoked is true, its revocation.
 type leaseChange struct {
 	command.Lease
 	revoked bool
 }
 
-// execute applies a program. With wanted, the result has Steps.
+// execute applies p. If wanted is true, the result has Steps.
 func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch && !mutant.On(mutant.StalePermission) {
@@ -88,7 +88,7 @@ func (x *programRun) write() error {
 	return nil
 }
 
-// writeLease writes l to the batch.
+// writeLease applies l to the leases in memory and in the batch.
 func (s *applier) writeLease(l leaseChange) error {
 	if l.revoked {
 		delete(s.leases, l.ID)
@@ -100,7 +100,7 @@ func (s *applier) writeLease(l leaseChange) error {
 	return s.batch.Set(leaseKey(tableLeases, l.ID), binary.AppendUvarint(nil, uint64(l.TTL)), nil)
 }
 
-// steps runs steps until one is refused. The results are nil unless x.wantSteps.
+// steps applies steps in order, until one is refused. The results are nil unless x.wantSteps.
 func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
 	if x.wantSteps {
 		results = make([]command.StepResult, len(steps))
@@ -119,7 +119,7 @@ func (x *programRun) steps(steps []command.Step) (results []command.StepResult, 
 	return results, nil
 }
 
-// step runs one step and sets its result r.
+// step applies one step and sets its result r. If the step cannot be carried out, it sets x.refused.
 func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	switch st.Kind {
 	case command.StepRange:
@@ -156,7 +156,7 @@ func (x *programRun) step(st *command.Step, r *command.StepResult) (err error) {
 	return nil
 }
 
-// read runs a StepRange. It checks the revision even if the result is not wanted: a refusal must be the same on all
+// read applies a StepRange. It checks the revision even if the result is not needed: a refusal must be the same on all
 // members.
 func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	switch o := st.Range; {
@@ -171,7 +171,7 @@ func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	return err
 }
 
-// put runs a StepPut.
+// put applies a StepPut: it adds the put to the changes, or refuses the program.
 func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
@@ -201,14 +201,15 @@ func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
-// addPrevious adds the version that a step replaced to its result.
+// addPrevious adds h, the version of key that a step replaces, to the step's result r, unless the key does not exist.
 func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) {
 	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
-// delete runs a StepDelete.
+// delete applies a StepDelete: it adds a delete of each key to the changes, or refuses the program if there are too
+// many.
 func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
@@ -243,7 +244,7 @@ func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	return err
 }
 
-// remove deletes key, whose current state is h.
+// remove deletes key, whose current version is h. With prev, the step's result r gets that version.
 func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepResult) {
 	if prev && x.wantSteps {
 		x.addPrevious(key, h, r)
@@ -252,7 +253,7 @@ func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepRe
 	x.change(x.deleteChange(key, h.Meta))
 }
 
-// change adds c to the changes, and refuses the program when there are too many.
+// change adds c to the changes, and refuses the program when it has more than maxChanges.
 func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
 	if len(x.changes)-x.firstChange > x.maxChanges {
@@ -263,8 +264,8 @@ func (x *programRun) change(c change) {
 	}
 }
 
-// showChange makes the change at position at visible to the later steps. It supersedes an earlier change of the program
-// to the same key; both count as one replacement of what the key held before the program.
+// showChange makes x.changes[at] visible to the later steps. If the program changed the same key before, it marks the
+// earlier change as superseded; for compaction both count as one replacement of the version before the program.
 func (x *programRun) showChange(at int) {
 	c := &x.changes[at]
 	if e := x.programOverlay.find(c.key); e != nil {
@@ -275,7 +276,8 @@ func (x *programRun) showChange(at int) {
 	x.programOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}, change: at})
 }
 
-// lease returns the TTL of a lease, with the changes of the earlier steps.
+// lease returns the TTL of a lease, including the grants and revokes of earlier steps; known is false if it does not
+// exist.
 func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	for i := len(x.leases) - 1; i >= 0; i-- {
 		if l := x.leases[i]; l.ID == id {
@@ -286,7 +288,7 @@ func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	return ttl, known
 }
 
-// revoke runs a StepRevoke: it deletes the lease and the keys attached to it.
+// revoke applies a StepRevoke: it deletes the lease and the keys attached to it, or refuses the program.
 func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	if _, known := x.lease(st.Lease); !known {
 		x.refused = command.RefusedLeaseNotFound

@@ -10,7 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// generation is one Pebble database in use, with the state that was loaded from it.
+// generation is an open Pebble database, with the state that was loaded from it. Restore replaces it by a new one.
 type generation struct {
 	number        uint64
 	db            *pebble.DB
@@ -26,20 +26,20 @@ type generation struct {
 	hashes        compactionHashes
 	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
-	// using is held shared while db is used, and exclusively to close it.
+	// using is read-locked while db is used, and locked to close db.
 	using     sync.RWMutex
 	closedErr error
 	done      chan struct{} // closed once closedErr is set
 
 	mu   sync.Mutex
-	pins map[int64]int // number of open readers by their compact revision; Scrub keeps what they can read
+	pins map[int64]int // number of open readers by their compact revision; Scrub keeps the data that they can read
 }
 
 // openGeneration opens the Pebble database of a generation and loads its state.
 func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	path, o := e.dir.generation(number), e.pebbleOptions()
 	if number == firstGeneration {
-		// The first generation may never have been flushed: a crash can then lose its directory.
+		// A crash may have removed the first generation's directory before its first flush: create it again.
 		if err := e.dir.fs.MkdirAll(path, 0o700); err != nil {
 			return nil, err
 		}
@@ -86,8 +86,7 @@ func (e *Engine) openGeneration(number uint64) (*generation, error) {
 	return g, nil
 }
 
-// acquire permits the use of db until release is called. It fails with ErrClosed or ErrRestored once the generation is
-// retired.
+// acquire keeps db open until release is called. It fails with ErrClosed or ErrRestored once the generation is retired.
 func (g *generation) acquire() error {
 	g.using.RLock()
 	if g.closedErr != nil {
@@ -97,7 +96,7 @@ func (g *generation) acquire() error {
 	return nil
 }
 
-// release ends the use of db that acquire permitted.
+// release lets db be closed again. Each successful acquire needs one release.
 func (g *generation) release() { g.using.RUnlock() }
 
 // retire waits until db is not in use and closes it. Later calls of acquire return reason.
@@ -115,7 +114,7 @@ func (g *generation) retire(reason error) error {
 	return nil
 }
 
-// flush waits until everything in memtables is on disk. The caller has acquired g.
+// flush waits until everything in memtables is on disk. The caller must have called acquire.
 func (g *generation) flush(ctx context.Context) error {
 	flushed, err := g.db.AsyncFlush()
 	if err != nil {
@@ -129,8 +128,8 @@ func (g *generation) flush(ctx context.Context) error {
 	}
 }
 
-// pin returns the published view and keeps Scrub from removing what it can read, until unpin. With index, the view's
-// index will not change any more. The generation is acquired: the caller must release it.
+// pin returns the published view and acquires its generation, which the caller must release. Until unpin, Scrub keeps
+// all data that the view can read. If index is true, the view's index will never be changed.
 func (e *Engine) pin(index bool) (*view, error) {
 	for {
 		g := e.published.Load().gen
@@ -152,7 +151,7 @@ func (e *Engine) pin(index bool) (*view, error) {
 	}
 }
 
-// unpin reverses pin for a view with that compact revision.
+// unpin ends one pin of a view that has this compact revision.
 func (g *generation) unpin(compactRevision int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -161,8 +160,8 @@ func (g *generation) unpin(compactRevision int64) {
 	}
 }
 
-// scrubLimit returns the revision below which nothing is read any more: the compact revision, or that of the oldest
-// reader. Compact revisions only rise, so the result stays valid after the lock is released.
+// scrubLimit returns the revision below which no reader can read: the current compact revision, or that of the oldest
+// open reader. Compact revisions only rise, so the result stays valid after the lock is released.
 func (e *Engine) scrubLimit(g *generation) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,7 +176,7 @@ func (e *Engine) scrubLimit(g *generation) int64 {
 	return compactRevision
 }
 
-// pinned returns the number of open readers.
+// pinned returns the number of views that are pinned now.
 func (g *generation) pinned() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -16,11 +16,11 @@ import (
 // each.
 type Hash struct {
 	Hash     uint32
-	Revision int64 // up to which was hashed
-	Current  int64 // the current revision at that time
+	Revision int64 // newest revision whose versions are hashed
+	Current  int64 // current revision at the compaction, or when HashKV was called
 
-	// CompactRevision is the compact revision at that time; 0: nothing was compacted. Hashes with different compact
-	// revisions cannot be compared.
+	// CompactRevision is the compact revision when the hash was computed; 0: nothing was compacted. Hashes with
+	// different compact revisions cannot be compared.
 	CompactRevision int64
 }
 
@@ -29,9 +29,9 @@ type Hash struct {
 // at the compact revision. It reads the whole keyspace. It fails with ErrFutureRevision, a CompactedError or the error
 // of ctx.
 //
-// For a revision at which the keyspace was compacted, it returns the hash that was computed at that time, if there is
-// one, with the compact revision from before. So hashes that members computed before the compaction and after it can be
-// compared.
+// For a revision at which the keyspace was compacted, it returns the hash that was computed then
+// (Options.HashOnCompact), if there is one, with the compact revision from before. So hashes that members computed
+// before the compaction and after it can be compared.
 func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	s := e.Snapshot()
 	defer s.Close()
@@ -53,8 +53,9 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	return h, nil
 }
 
-// hash computes the hash. The caller has pinned compactRevision. It releases g from time to time, so that closing g
-// need not wait for it, and then pauses for rest times the duration of its last step.
+// hash returns the checksum of the versions that HashKV describes. The caller has pinned compactRevision. It releases g
+// from time to time, so that closing g need not wait for it, and then pauses for rest times the duration of its last
+// step.
 func (g *generation) hash(ctx context.Context, compactRevision, revision int64, rest time.Duration) (uint32, error) {
 	h := hasher{compactRevision: compactRevision, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {
@@ -81,7 +82,7 @@ func (g *generation) hash(ctx context.Context, compactRevision, revision int64, 
 	return h.sum, nil
 }
 
-// hasher is a computation of a hash.
+// hasher is the state of a hash computation between its steps.
 type hasher struct {
 	compactRevision, revision int64
 	sum                       uint32
@@ -96,7 +97,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hashStep hashes the next versions.
+// hashStep adds the next versions, up to hashVersions or hashBytes, to h.sum.
 func (h *hasher) hashStep(db *pebble.DB) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // a CompactedError.
 func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
-// history implements watch.Source with the change log on disk.
+// history reads the events that are no longer in memory from the change log on disk. It implements watch.Source.
 type history struct{ *Engine }
 
 // ReadEvents implements watch.Source.
@@ -48,8 +48,8 @@ func (h history) ReadPrevious(events []watch.Event) error {
 	return readPrevious(v, events)
 }
 
-// maxScannedBytes limits how much of the change log one read scans, so that no state stays pinned for long even if none
-// of the changes is wanted.
+// maxScannedBytes is the number of bytes of the change log after which a read ends, so that it does not keep Scrub from
+// removing data for long even if the watcher needs none of the changes.
 const maxScannedBytes = 4 << 20
 
 // scanChanges adds the events of revisions c.From to c.To until c is full or maxScannedBytes were read.
@@ -91,7 +91,7 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 	return chunks.Error()
 }
 
-// addChunk adds the events of one chunk to c, and reports whether c wants the chunks after it.
+// addChunk adds the events of one chunk to c. It returns false if c does not need the chunks after it.
 func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more bool, err error) {
 	for {
 		ch, ok, err := r.next()
@@ -119,8 +119,8 @@ func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more
 	}
 }
 
-// readPrevious sets Prev of the events that replaced something. It fails with a CompactedError when Scrub has removed what
-// an event below v's compact revision replaced.
+// readPrevious sets Prev of the events that replaced a version. It fails with a CompactedError when Scrub has removed
+// the version that an event below v's compact revision replaced.
 func readPrevious(v *view, events []watch.Event) (err error) {
 	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
@@ -153,7 +153,7 @@ func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 	return kv, err
 }
 
-// cloneEvent makes e independent of the chunk that it was read from.
+// cloneEvent copies the key and value of e, which alias the chunk that it was read from.
 func cloneEvent(e *watch.Event) {
 	e.KV.Key = bytes.Clone(e.KV.Key)
 	if e.Type == watch.EventPut {

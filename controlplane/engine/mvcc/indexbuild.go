@@ -18,7 +18,7 @@ type indexBuild struct {
 	index    keyindex.Index // belongs to the builder until complete, then to the applier
 	complete bool
 	backlog  []indexUpdate // changes since the builder's last step
-	failed   error         // why the builder has given up
+	failed   error         // error with which the build has failed
 	finished chan struct{} // closed when the builder has ended, successfully or not
 }
 
@@ -28,10 +28,12 @@ type indexUpdate struct {
 	keyindex.Entry
 }
 
-// keysPerStep is the number of keys that the builder reads in one step. Between steps it applies the backlog.
+// keysPerStep is the number of keys that the builder reads in one step. Between steps it applies the backlog to the
+// index.
 const keysPerStep = 4096
 
-// publish updates the index with changes and makes v, which they led to, visible to readers.
+// publish makes v, the view after changes, visible to readers. Before that it applies changes to the value cache and
+// the key index.
 func (e *Engine) publish(v *view, changes []change) {
 	e.hashCompaction(v)
 	v.gen.values.apply(changes)
@@ -102,8 +104,8 @@ func (e *Engine) startIndexBuild(g *generation) {
 	}
 }
 
-// buildIndex reads all keys in steps, each at the revision that is current then. Changes to keys that were read before
-// arrive through the backlog; those to keys after the position are read.
+// buildIndex reads all keys in steps, each at the revision that is current then. Changes to keys before position are
+// added from the backlog; keys after it are read with their changes.
 func (e *Engine) buildIndex(g *generation) error {
 	var position []byte // all keys before it were read
 	for whole := false; !whole; {
@@ -125,8 +127,8 @@ func (e *Engine) buildIndex(g *generation) error {
 	return nil
 }
 
-// buildIndexStep reads keys from position on, and returns the key at which the next step starts. At the end, complete
-// is true and the index is published.
+// buildIndexStep reads keys from position on, and returns the key at which the next step starts. After the last key it
+// sets complete, publishes the index and returns whole = true.
 func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, whole bool, err error) {
 	x := g.indexBuild
 	x.mu.Lock()
@@ -193,7 +195,7 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	}
 }
 
-// damage returns the error of the build if damaged data is its reason.
+// damage returns the error with which the build has failed if stored data is corrupt, and nil otherwise.
 func (x *indexBuild) damage() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -203,7 +205,7 @@ func (x *indexBuild) damage() error {
 	return nil
 }
 
-// applyTo sets or removes the key in t.
+// applyTo sets i.key to its new entry in t, or removes it if it was deleted.
 func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	if !i.Live() {
 		t.Remove(i.key)
@@ -212,7 +214,7 @@ func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	}
 }
 
-// fillIndex adds the next keysPerStep keys of r to t, and returns the key after them; nil at the end.
+// fillIndex adds the next keysPerStep keys of r to t, and returns the key after them, or nil at the end.
 func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	for n := 0; ; n++ {
 		prefix, mod, ok, err := r.next(n == 0)
@@ -235,12 +237,13 @@ func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	}
 }
 
-// unreadBytes is the size from which a separately stored value is not read for the index, as reading it would cost more
-// than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the version.
+// unreadBytes is the size in bytes from which a separately stored value is not read for the index, as reading it would
+// cost more than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the
+// version.
 const unreadBytes = 1 << 10
 
-// entry returns the entry of the version, written by revision mod, at r.it. It is the zero Entry for a
-// tombstone.
+// entry returns the entry of the version at the position of r.it, which revision mod wrote. For a tombstone it is the
+// zero Entry.
 func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
 		return keyindex.PartialEntry(mod), nil

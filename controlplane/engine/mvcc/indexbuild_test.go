@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// The index is built while commands are applied, and again after a restore. Counts are always exact.
+// TestIndexBuilding checks that counts are exact while the index is built and commands are applied, also after a
+// restore.
 func TestIndexBuilding(t *testing.T) {
 	fs := vfs.NewMem()
 	e, err := Open(fs, "data", Options{})
@@ -80,7 +81,8 @@ func TestIndexBuilding(t *testing.T) {
 	require.NoError(t, e.AwaitKeyIndex(ended))
 }
 
-// BenchmarkCount reads ten of 200,000 keys and counts all, with the index and without.
+// BenchmarkCount measures a range that returns ten of 200,000 keys and counts all of them, with the key index and
+// without.
 func BenchmarkCount(b *testing.B) {
 	for _, on := range []bool{true, false} {
 		b.Run(fmt.Sprintf("index=%v", on), func(b *testing.B) {
@@ -100,7 +102,8 @@ func BenchmarkCount(b *testing.B) {
 	}
 }
 
-// Building the index reads no large values. Puts, deletes and counts of such keys are right nevertheless.
+// TestStartLeavesLargeValues checks that the build of the index does not read large values, and that puts, deletes and
+// counts of their keys are right nevertheless.
 func TestStartLeavesLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func() *Engine {
@@ -160,7 +163,8 @@ func TestStartLeavesLargeValues(t *testing.T) {
 	require.Equal(t, s.Revision()-1, res.MaxModRevision)
 }
 
-// The build of the index reports a block with a flipped byte. Later changes are not kept for a build that has failed.
+// TestIndexOfDamagedData checks that the build of the index fails with ErrCorrupt at a flipped byte, and that later
+// changes are then not collected for it.
 func TestIndexOfDamagedData(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)

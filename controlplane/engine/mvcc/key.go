@@ -42,7 +42,7 @@ const (
 	newestVersion = math.MaxInt64
 )
 
-// appendPrefix appends the common prefix of all versions of key.
+// appendPrefix appends what the Pebble keys of all versions of key begin with: the table and the escaped key.
 func appendPrefix(dst, key []byte) []byte {
 	dst = append(dst, tableKeys)
 	for {
@@ -82,7 +82,7 @@ func appendUserKey(dst, prefix []byte) ([]byte, error) {
 	}
 }
 
-// appendRevision appends the inverted revision, so that newer ones sort first.
+// appendRevision appends revision with all bits inverted, so that newer versions sort first.
 func appendRevision(dst []byte, revision int64) []byte {
 	return binary.BigEndian.AppendUint64(dst, ^uint64(revision))
 }
@@ -92,7 +92,7 @@ func appendVersionKey(dst, key []byte, revision int64) []byte {
 	return appendRevision(appendPrefix(dst, key), revision)
 }
 
-// splitVersion splits the Pebble key of a version. The prefix aliases k.
+// splitVersion splits the Pebble key of a version into the prefix, which aliases k, and the revision.
 func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
 	n := split(k)
 	if len(k)-n != revisionBytes {
@@ -124,12 +124,12 @@ func splitChangesKey(k []byte) (revision int64, first int, err error) {
 	return int64(binary.BigEndian.Uint64(k[1:])), first, nil
 }
 
-// proposalsKey returns the Pebble key of proposal IDs whose last sequence number is last.
+// proposalsKey returns the Pebble key of an entry of proposal IDs; last is the sequence number of the entry's last ID.
 func proposalsKey(last uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
 }
 
-// encodedBounds returns the Pebble bounds of the versions of [key, end), where end is written as in package command.
+// encodedBounds returns the Pebble bounds of the versions of [key, end), where end is as in command.RangeOptions.
 func encodedBounds(key, end []byte) (lower, upper []byte) {
 	lower = appendPrefix(make([]byte, 0, prefixLen(key)), key)
 	switch {
@@ -143,15 +143,17 @@ func encodedBounds(key, end []byte) (lower, upper []byte) {
 	return lower, upper
 }
 
-// comparer orders keys by their bytes, and tells Pebble where a version's revision begins. With that, Pebble has bloom
-// filters over keys, skips old versions cheaply, and moves old values out of the way of scans.
+// comparer returns a Pebble comparer that orders keys by their bytes, and tells Pebble where a version's revision
+// begins. With that, Pebble has bloom filters over keys, skips old versions cheaply, and moves old values out of the
+// way of scans.
 func comparer() *pebble.Comparer {
 	c := *pebble.DefaultComparer
 	c.Name = "trivet.mvcc.1"
 	c.Split = split
 	c.ImmediateSuccessor = appendSuccessor
 	c.Separator = func(dst, a, b []byte) []byte {
-		// Shorten only prefixes: a key with a cut revision would split elsewhere than its neighbours do.
+		// Only the prefixes are shortened: a key with a cut revision would split at another place than its neighbours
+		// do.
 		n, pa := len(dst), a[:split(a)]
 		dst = pebble.DefaultComparer.Separator(dst, pa, b[:split(b)])
 		if bytes.Equal(dst[n:], pa) {

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Large values are stored in separate files. They survive flushes, compactions, closing and a checkpoint. A flipped
-// byte in such a file is noticed before a checkpoint replaces the state.
+// TestLargeValues checks that values in separate files survive flushes, compactions, closing and a checkpoint, and that
+// Restore refuses a checkpoint with a flipped byte in such a file.
 func TestLargeValues(t *testing.T) {
 	fs := vfs.NewMem()
 	open := func(dir string) *Engine {
@@ -90,7 +90,8 @@ func TestLargeValues(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// Defragment returns the space of large and small values. Commands are applied meanwhile, and none waits for Pebble.
+// TestDefragmentWhileWriting checks that Defragment gives the space of large and small values back, while commands are
+// applied, none of which waits for Pebble.
 func TestDefragmentWhileWriting(t *testing.T) {
 	for _, size := range []int{separatedBytes / 4, 16 * separatedBytes} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -112,10 +113,10 @@ func TestDefragmentWhileWriting(t *testing.T) {
 			before := e.Stats().DiskBytes
 			mustApply(t, e, command.Command{Index: e.Applied().Index + 1, Data: command.EncodeCompact(e.Revision())})
 			scrubAll(t, e)
-			// Nothing is left to compact: the unused space is inside of files that Pebble would keep.
+			// An ordinary compaction would not help: the unused space is inside of files that Pebble keeps.
 			require.NoError(t, e.published.Load().gen.db.Compact(ctx, []byte{0}, []byte{0xff}, false))
-			// Much less is written meanwhile than is returned. A run that ends before anything was written proves
-			// nothing, so it is repeated.
+			// Much less is written during Defragment than it frees. If it ends before anything was written, it is
+			// repeated.
 			meanwhile, most := 0, 1<<19/size
 			for rounds := 0; meanwhile < 2; rounds++ {
 				require.Less(t, rounds, 100, "commands are applied while it runs")

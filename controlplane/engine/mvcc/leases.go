@@ -15,16 +15,16 @@ import (
 // leases maps the IDs of all leases to their TTLs. It belongs to the goroutine that calls Apply.
 type leases map[int64]int64
 
-// LeaseChanges describes what a batch did to the leases.
+// LeaseChanges lists the leases that a batch granted and revoked.
 type LeaseChanges struct {
 	All     bool            // Restore replaced the state: all leases may differ
-	Granted []command.Lease // in order; a lease granted and revoked in the batch is in both lists
+	Granted []command.Lease // in the order of the commands; a lease granted and revoked in the batch is in both lists
 	Revoked []int64
 }
 
 func (c *LeaseChanges) any() bool { return c.All || len(c.Granted)+len(c.Revoked) > 0 }
 
-// leaseKey returns the Pebble key of a lease, or the prefix of its attachments.
+// leaseKey returns the Pebble key of a lease, or, for tableAttachments, what the keys of its attachments begin with.
 func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }
@@ -35,7 +35,7 @@ func attachmentKey(id int64, key []byte) []byte {
 	return append(binary.BigEndian.AppendUint64(append(k, tableAttachments), uint64(id)), key...)
 }
 
-// attachmentBounds returns the Pebble bounds of the keys of a lease.
+// attachmentBounds returns the Pebble bounds of the attachments of keys to a lease.
 func attachmentBounds(id int64) *pebble.IterOptions {
 	o := &pebble.IterOptions{LowerBound: leaseKey(tableAttachments, id), UpperBound: []byte{tableAttachments + 1}}
 	if uint64(id) != math.MaxUint64 {

@@ -20,14 +20,15 @@ import (
 )
 
 // TestModel runs an engine with random transactions, compactions, scrubs, flushes, crashes, checkpoints and restores.
-// It compares each result, ranges at all readable revisions and each watch with a simple model.
+// The results, ranges at all readable revisions and the events of watchers must be those of the model.
 func TestModel(t *testing.T) {
 	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { newModelRun(t, seed).run(250) })
 	}
 }
 
-// Two quiet engines with the same input leave the same files, except for times in Pebble's manifests.
+// TestQuietReplays checks that two engines with Options.Quiet and the same input leave the same files, except for times
+// in Pebble's manifests.
 func TestQuietReplays(t *testing.T) {
 	for seed := range uint64(3) {
 		var files [2]map[string]string
@@ -64,7 +65,7 @@ func readFiles(t *testing.T, fs vfs.FS, dir string, into map[string]string) {
 	}
 }
 
-// modelRun is an engine with its model.
+// modelRun is one random test: an engine, the model, and the commands and results so far.
 type modelRun struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -90,7 +91,7 @@ type modelWatch struct {
 func newModelRun(t *testing.T, seed uint64) *modelRun {
 	r := &modelRun{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), fs: vfs.NewCrashableMem(), m: newModel(),
-		// Small enough for flushes, and for events to leave memory.
+		// Memtables and recent events are so small that memtables are flushed, and events are read from disk.
 		opts: Options{Quiet: seed%2 == 0, KeyIndex: seed%3 != 0, ValueCacheBytes: int64(seed%4) << 12, MemTableBytes: 256 << 10, RecentBytes: 2000},
 	}
 	r.open()
@@ -156,7 +157,7 @@ func (r *modelRun) span() (key, end []byte) {
 	return r.key(), r.key()
 }
 
-// apply applies a few commands in one call.
+// apply applies up to six random commands in one call, and compares the results with the model's.
 func (r *modelRun) apply() {
 	cmds := make([]command.Command, 1+r.rng.IntN(6))
 	want := make([]command.Result, len(cmds))
@@ -181,7 +182,7 @@ func (r *modelRun) command() (command.Command, command.Result) {
 	case n == 0:
 		return c, command.Result{Revision: r.m.revision(), Time: r.m.time}
 	case n == 1 && len(r.log) > 0:
-		// A proposal that arrives twice.
+		// A command that is proposed twice.
 		c.ID, c.Data = r.log[r.rng.IntN(len(r.log))].ID, r.log[r.rng.IntN(len(r.log))].Data
 	case n < 4:
 		c.Data = command.EncodeCompact(r.m.revision() - int64(r.rng.IntN(30)) + 2)
@@ -253,7 +254,7 @@ func (r *modelRun) txn() command.Txn {
 	}
 }
 
-// guard returns a random guard, which mostly holds.
+// guard returns a random guard, which holds in most cases.
 func (r *modelRun) guard() command.Guard {
 	g := command.Guard{Key: r.key()}
 	if r.rng.IntN(2) == 0 {
@@ -320,12 +321,12 @@ func (r *modelRun) rangeOptions() RangeOptions {
 	return o
 }
 
-// expect returns the model's result of a range.
+// expect returns the result that the model expects for a range.
 func (r *modelRun) expect(o RangeOptions, revision int64) RangeResult {
 	return expectRange(o, r.m.scan(o.Key, o.End, revision))
 }
 
-// expectRange returns the result of a range that contains the keys all.
+// expectRange returns the expected result of a range with the options o, if all are the keys in it.
 func expectRange(o RangeOptions, all []KV) RangeResult {
 	var res RangeResult
 	if o.Reverse {
@@ -353,7 +354,7 @@ func expectRange(o RangeOptions, all []KV) RangeResult {
 	return res
 }
 
-// checkAll compares the whole keyspace at all readable revisions.
+// checkAll compares all keys at all readable revisions with the model.
 func (r *modelRun) checkAll() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -365,8 +366,8 @@ func (r *modelRun) checkAll() {
 	}
 }
 
-// checkReplay applies the same log to a fresh engine in other batches. Once both are scrubbed, they must store the
-// same.
+// checkReplay applies the same log to a new engine in other batches, with the same results. Once everything is
+// scrubbed, both engines must store the same data.
 func (r *modelRun) checkReplay() {
 	r.opts.KeyIndex = !r.opts.KeyIndex
 	e, err := Open(vfs.NewMem(), "data", r.opts)
@@ -381,7 +382,7 @@ func (r *modelRun) checkReplay() {
 	}
 	r.checkHash(e)
 	for _, x := range []*Engine{e, r.e} {
-		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // the build pins data against Scrub
+		require.NoError(r.t, x.AwaitKeyIndex(context.Background())) // while the index is built, Scrub keeps data for it
 		for done := false; !done; {
 			done, err = x.Scrub(context.Background(), 10)
 			require.NoError(r.t, err)
@@ -415,7 +416,7 @@ func (r *modelRun) drain() {
 	}
 }
 
-// drainOne reads all available events and compares them with the model's.
+// drainOne reads all events that w can return now, and compares them with the model's.
 func (r *modelRun) drainOne(w *modelWatch) {
 	ready, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -466,7 +467,8 @@ func (r *modelRun) checkEvents(w *modelWatch) {
 	require.Equal(r.t, want, w.events)
 }
 
-// crash loses some of the data that was not synced, reopens, replays, and continues the watchers where they were.
+// crash loses some of the unsynced data, opens the engine again, applies the lost commands again, and starts the
+// watchers again where they were.
 func (r *modelRun) crash() {
 	r.closeSnapshots()
 	r.fs = r.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
@@ -497,8 +499,9 @@ func (r *modelRun) replay() {
 	require.Equal(r.t, r.m.revision(), r.e.Revision())
 }
 
-// restore takes a checkpoint, applies more commands to another engine, and restores from that one's checkpoint, like a
-// follower that was disconnected. Watchers must not notice.
+// restore does what happens to a follower that was disconnected: it moves a checkpoint to another engine, applies more
+// commands there, and restores the first engine from a checkpoint of the other one. Watchers must not miss or repeat an
+// event.
 func (r *modelRun) restore() {
 	r.closeSnapshots()
 	r.copies++

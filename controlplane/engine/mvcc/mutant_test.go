@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// For each mutant, the test that checks its rule passes without it and fails with it.
+// TestMutants checks, for each mutant, that a test of the rule that it breaks passes without the mutant and fails with
+// it.
 func TestMutants(t *testing.T) {
 	guarded := func(mod int64) []byte {
 		data, err := command.EncodeTxn(command.Txn{
@@ -21,13 +22,13 @@ func TestMutants(t *testing.T) {
 		return data
 	}
 	stories := map[string]func(e *Engine) bool{
-		// Two callers read a as absent; one of them must lose.
+		// Two transactions have a guard that key a does not exist: the second one must conflict.
 		mutant.DropGuards: func(e *Engine) bool {
 			first := mustApply(t, e, command.Command{Index: 1, Data: guarded(0)})[0]
 			second := mustApply(t, e, command.Command{Index: 2, Data: guarded(0)})[0]
 			return !first.Conflict && second.Conflict && e.Revision() == 2
 		},
-		// A retried proposal gets its first answer and writes once.
+		// A command that is proposed again with the same ID must return the first result and write once.
 		mutant.ForgetProposalIDs: func(e *Engine) bool {
 			c := command.Command{Index: 1, ID: [16]byte{1}, Data: guarded(0)}
 			first := mustApply(t, e, c)[0]
@@ -35,7 +36,8 @@ func TestMutants(t *testing.T) {
 			again := mustApply(t, e, c)[0]
 			return first.Conflict == again.Conflict && first.Revision == again.Revision && e.Revision() == 2
 		},
-		// A lease revokes only what it still has: a key that was deleted, and put again without it, stays.
+		// A lease must not have a deleted key any more: a later put of the key without the lease must survive its
+		// revocation.
 		mutant.KeepAttachment: func(e *Engine) bool {
 			key := []byte("a")
 			mustApply(t, e, program(t, 1, command.Step{Kind: command.StepGrant, Lease: 1}, command.Step{Kind: command.StepPut, Key: key, Lease: 1}))
@@ -46,7 +48,7 @@ func TestMutants(t *testing.T) {
 			require.NoError(t, err)
 			return len(keys) == 0
 		},
-		// A crash never leaves an applied index without what was applied.
+		// A crash must never leave an applied index without what was applied.
 		mutant.SplitAppliedIndex: func(*Engine) bool { return checkCrashes(t) },
 	}
 	t.Cleanup(func() { mutant.Set("") })

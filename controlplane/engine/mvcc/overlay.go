@@ -9,13 +9,13 @@ import (
 )
 
 // overlay is a hash table of the keys that were written but are not visible in Pebble yet: by earlier commands of the
-// batch, or by earlier steps of the program. It keeps the slices that it is given, and reuses its own memory.
+// batch, or by earlier steps of the program. It does not copy keys and values. clear keeps its memory for reuse.
 type overlay struct {
 	seed    maphash.Seed
 	slots   []uint32 // open addressing: 1 + position in entries; 0: empty
 	entries []overlayEntry
 	order   []uint32 // positions of the first len(order) entries, sorted by key
-	leased  bool     // an entry has a lease
+	leased  bool     // some entry has a lease
 }
 
 // overlayEntry is the pending state of one key.
@@ -23,13 +23,13 @@ type overlayEntry struct {
 	key []byte
 	keyState
 	hash   uint32
-	change int // position of the change that made it in applier.changes
+	change int // position in applier.changes of the change that made this entry
 }
 
 // keyState is the newest version of a key. The zero Meta means that the key does not exist.
 type keyState struct {
 	command.Meta
-	value []byte // valid only for a short time; unset where only the metadata was asked for
+	value []byte // nil if only the metadata was read; valid as long as the function that returned it says
 }
 
 const overlaySlots = 64
@@ -60,7 +60,7 @@ func (o *overlay) find(key []byte) *overlayEntry {
 	return &o.entries[o.slots[at]-1]
 }
 
-// slot returns the slot of key, or the empty slot for it.
+// slot returns the slot of key, or, with false, the empty slot where it belongs.
 func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
 	mask := uint32(len(o.slots) - 1)
 	for i := hash & mask; ; i = (i + 1) & mask {

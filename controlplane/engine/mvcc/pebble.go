@@ -10,9 +10,9 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// pebbleOptions returns the options of Pebble. All of its tuning is here.
+// pebbleOptions returns the options with which the engine opens Pebble. All tuning of Pebble is here.
 func (e *Engine) pebbleOptions() *pebble.Options {
-	const memTables = 3 // one that is filled, one that is flushed, and one more for a slow disk
+	const memTables = 3 // one being filled, one being flushed, and one more for a slow disk
 	o := &pebble.Options{
 		FS:                 e.dir.fs,
 		Comparer:           comparer(),
@@ -39,9 +39,9 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 			WriteStallBegin: func(pebble.WriteStallBeginInfo) { e.writeStalls.Add(1) },
 		},
 	}
-	// Half as many compactions as by Pebble's default, for reads that look into twice as many tables: no log beside the
-	// tables has to be truncated early, and keys are found in memory. A put is then written little more than once.
-	// Writes are stopped only when compactions fall behind for long.
+	// Compact level 0 half as often as Pebble does by default. Reads then look into up to twice as many tables, but
+	// keys are found in memory. Flushes need not come early either, as there is no write-ahead log to truncate. A put
+	// is then written little more than once. Writes are stopped only when compactions have fallen far behind.
 	o.L0CompactionThreshold, o.L0StopWritesThreshold = 8, 48
 	// zstd on the last level, which is rarely written, and faster algorithms above it.
 	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
@@ -67,13 +67,13 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 	return o
 }
 
-// separatedBytes is the size from which values are stored in separate files. With it, three members that overwrite 200k
-// keys of 256 bytes write 1.5 KB a put instead of 2.1, and overwriting values of 64 KiB takes a third less time. The
-// cost of ranges is the same.
+// separatedBytes is the size in bytes from which values are stored in separate files. With it, three members that
+// overwrite 200,000 keys of 256 bytes write 1.5 KB for each put instead of 2.1 KB, and overwriting values of 64 KiB
+// takes a third less time. Ranges cost the same.
 const separatedBytes = 256
 
-// keepFiles is a file system that never removes files. Pebble removes obsolete ones in the background, which Quiet
-// forbids.
+// keepFiles is a file system that never removes files. Pebble removes obsolete files in the background, which
+// Options.Quiet forbids.
 type keepFiles struct{ vfs.FS }
 
 // Remove does nothing.

@@ -49,7 +49,7 @@ type modelProgram struct {
 	refused    command.Refusal
 }
 
-// scan returns the keys of [key, end) with the changes of the steps.
+// scan returns the keys of [key, end) among those in a state, in order.
 func (x *modelProgram) scan(in map[string]KV, key, end []byte) []KV {
 	m := model{states: []map[string]KV{in}}
 	return m.scan(key, end, 0)
@@ -160,7 +160,7 @@ func (x *modelProgram) remove(kv KV, r *command.StepResult) {
 	})
 }
 
-// holds evaluates a compare on the keys as they were before the program.
+// holds reports whether c holds for the keys as they were before the program.
 func (x *modelProgram) holds(c command.Compare) bool {
 	kvs := x.scan(x.found, c.Key, c.End)
 	if len(kvs) == 0 {
@@ -275,7 +275,7 @@ func (r *modelRun) compare() command.Compare {
 	return c
 }
 
-// checkBeside compares leases and named records, which have no history.
+// checkBeside compares leases, named records and sizes, which have no history, with the model.
 func (r *modelRun) checkBeside() {
 	s := r.e.Snapshot()
 	defer s.Close()
@@ -317,7 +317,7 @@ func (r *modelRun) checkBeside() {
 	}
 }
 
-// checkHash compares the hashes of two members, one of which has scrubbed more.
+// checkHash checks that two engines, of which one has scrubbed more, return the same hashes.
 func (r *modelRun) checkHash(other *Engine) {
 	for revision := max(r.m.floor, 1); revision <= r.m.revision(); revision += 1 + r.rng.Int64N(20) {
 		mine, err := r.e.HashKV(context.Background(), revision)

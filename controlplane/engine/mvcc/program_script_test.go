@@ -10,13 +10,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program parses a program in the notation of the scripts, one step a line, with branches indented below `if`.
+// program applies a program in the notation of the scripts: one step a line, with the lines of branches indented. Flags
+// set the fields of command.Step with the same names.
 //
-//	put KEY VALUE [lease=N] [prev] [ignore-value] [ignore-lease]
-//	range KEY [END] [limit=N] [revision=N] [reverse] [count]
-//	delete KEY [END] [prev]
-//	grant ID TTL | revoke ID | set NAME VALUE | unset NAME
-//	if TARGET KEY [END] RELATION VALUE, and … : then the lines of `then` and `else`
+//	put KEY VALUE [lease=ID] [prev] [ignore-value] [ignore-lease]: write VALUE at KEY
+//	range KEY [END] [limit=KEYS] [revision=N] [reverse] [count]: read KEY or [KEY, END)
+//	delete KEY [END] [prev]: remove KEY or the keys of [KEY, END)
+//	grant ID TTL: create a lease of TTL seconds
+//	revoke ID: remove a lease and its keys
+//	set NAME VALUE, unset NAME: write or remove a named record
+//	if TARGET KEY [END] RELATION VALUE, …: run the lines below `then` if all compares hold, else those below `else`
 func (s *script) program(d *datadriven.TestData) string {
 	lines := programLines{lines: strings.Split(d.Input, "\n")}
 	p := command.Program{Epoch: int64(number(d, "epoch")), Steps: lines.steps(0)}

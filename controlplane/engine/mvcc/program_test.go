@@ -11,14 +11,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// program returns a command that applies steps and wants their results.
+// program returns a command that applies steps and requests their results.
 func program(t *testing.T, index uint64, steps ...command.Step) command.Command {
 	data, err := command.EncodeProgram(command.Program{Steps: steps})
 	require.NoError(t, err)
 	return command.Command{Index: index, Term: 1, Data: data, WantSteps: true}
 }
 
-// Commands with the same index are applied in one call, or not at all.
+// TestSharedIndex checks that commands with the same index must be passed to one call of Apply, and that a program
+// which reads at a revision must not share its index.
 func TestSharedIndex(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -47,7 +48,7 @@ func TestSharedIndex(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// OnLeases is called once lease changes can be read, and after a restore.
+// TestOnLeases checks that Options.OnLeases is called when lease changes can already be read, and after a restore.
 func TestOnLeases(t *testing.T) {
 	fs := vfs.NewMem()
 	var heard []LeaseChanges
@@ -75,11 +76,11 @@ func TestOnLeases(t *testing.T) {
 	require.Equal(t, []LeaseChanges{
 		{Granted: []command.Lease{{ID: 1, TTL: 5}, {ID: 2, TTL: 5}}}, {Revoked: []int64{1}}, {All: true},
 	}, heard)
-	// Restore also replaced the leases that commands see.
+	// Restore also replaced the leases that later commands use.
 	require.Equal(t, command.RefusedLeaseExists, mustApply(t, e, program(t, 7, grant(1)))[0].Refused)
 }
 
-// A StepRevoke with a digest is refused if the lease's keys have changed.
+// TestRevokeOfCertainKeys checks that a StepRevoke with a digest is refused if the lease's keys have changed.
 func TestRevokeOfCertainKeys(t *testing.T) {
 	e := newEngine(t)
 	a, b := []byte("a"), []byte("b")
@@ -99,7 +100,7 @@ func TestRevokeOfCertainKeys(t *testing.T) {
 	require.Equal(t, "a= b= ", content(t, e))
 	require.Equal(t, command.RefusedNot, apply(command.Step{Kind: command.StepPut, Key: b}), "b has no lease any more")
 	require.Equal(t, command.RefusedEpoch, apply(revoke(7, a, b)))
-	// Changes by earlier steps, and by earlier commands of the batch, count.
+	// Changes by earlier steps and by earlier commands of the batch are included.
 	require.Equal(t, command.RefusedEpoch, apply(command.Step{Kind: command.StepPut, Key: b, Lease: 7}, revoke(7, a)))
 	both := []command.Command{program(t, index+1, command.Step{Kind: command.StepPut, Key: b, Lease: 7}), program(t, index+2, revoke(7, a))}
 	index += 2
@@ -109,7 +110,8 @@ func TestRevokeOfCertainKeys(t *testing.T) {
 	require.Equal(t, command.RefusedLeaseNotFound, apply(revoke(7)))
 }
 
-// AwaitScrub waits until data is removed, which waits for open snapshots. Defragment returns the space.
+// TestAwaitScrub checks that AwaitScrub waits until the data is removed, which open snapshots prevent, and that the
+// last version survives Defragment.
 func TestAwaitScrub(t *testing.T) {
 	e := newEngine(t)
 	for i := range uint64(20) {
@@ -143,8 +145,8 @@ func TestAwaitScrub(t *testing.T) {
 	require.ErrorIs(t, <-waited, ErrClosed)
 }
 
-// A batch that reads at a revision that it made has the same results as one command at a time. So has a batch that
-// exceeds the buffers that are kept.
+// TestBatches checks that a batch has the same results as its commands one at a time, also if it reads at a revision
+// that it has made itself, or needs larger buffers than those that are reused.
 func TestBatches(t *testing.T) {
 	a, key := []byte("a"), func(i int) []byte { return fmt.Appendf(nil, "k%04d", i*7919%1999) }
 	var cmds []command.Command
@@ -176,7 +178,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// Each refusal survives encoding and has its error.
+// TestRefusals checks that each refusal survives encoding and has its error, and that a program with more than
+// maxChanges changes is refused.
 func TestRefusals(t *testing.T) {
 	for refusal, want := range map[command.Refusal]error{
 		command.RefusedCompacted: ErrCompacted, command.RefusedFuture: ErrFutureRevision, command.RefusedTooMany: command.ErrTooMany, command.RefusedEpoch: command.ErrEpoch,

@@ -12,28 +12,29 @@ import (
 // command is applied again: it must be the same on all members.
 const MaxProposals = 100_000
 
-// sweepInterval is the number of IDs recorded between two deletions of forgotten ones.
+// sweepInterval is the number of new proposal IDs after which the stored entries that have only forgotten IDs are
+// deleted.
 const sweepInterval = 8192
 
 // proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in
-// one record for each batch. Members may batch differently, but remember the same IDs.
+// one entry for each batch. Members may batch commands differently, but remember the same IDs.
 type proposals struct {
 	byID   map[[16]byte]uint32 // position in ring
 	ring   []proposal          // grows to MaxProposals; then new entries overwrite the oldest
 	oldest int                 // position of the oldest entry once ring is full
-	next   uint64              // number of IDs ever recorded
+	next   uint64              // number of IDs ever added, including forgotten ones
 
 	unsaved   []byte // encoded IDs of the batch that is being built
 	lastSweep uint64 // value of next at the last deletion of forgotten IDs
 }
 
-// proposal is an applied proposal.
+// proposal is the ID of an applied command and its result.
 type proposal struct {
 	id     [16]byte
 	result command.Result
 }
 
-// find returns the result of the proposal id.
+// find returns the result of the proposal id; it returns false if id is not remembered.
 func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	at, ok := p.byID[id]
 	if !ok {
@@ -42,7 +43,7 @@ func (p *proposals) find(id [16]byte) (command.Result, bool) {
 	return p.ring[at].result, true
 }
 
-// add records a proposal of the batch that is being built.
+// add adds a proposal of the batch that is being built, in memory and to p.unsaved.
 func (p *proposals) add(id [16]byte, r command.Result) {
 	r.Steps = nil
 	p.insert(proposal{id, r})
@@ -50,7 +51,7 @@ func (p *proposals) add(id [16]byte, r command.Result) {
 	p.unsaved = command.EncodeResult(p.unsaved, r)
 }
 
-// insert adds n in memory.
+// insert adds n in memory, in place of the oldest proposal if there are MaxProposals.
 func (p *proposals) insert(n proposal) {
 	at := len(p.ring)
 	if at < MaxProposals {
@@ -65,7 +66,7 @@ func (p *proposals) insert(n proposal) {
 	p.next++
 }
 
-// save writes the IDs since the last save to b.
+// save adds the IDs since the last save to the batch b.
 func (p *proposals) save(b *pebble.Batch) error {
 	if len(p.unsaved) == 0 {
 		return nil
@@ -79,7 +80,7 @@ func (p *proposals) save(b *pebble.Batch) error {
 	return err
 }
 
-// loadProposals reads the IDs to be remembered when next were ever recorded.
+// loadProposals reads the last MaxProposals proposal IDs from db. next is the number of IDs that were ever stored.
 func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	p = &proposals{byID: map[[16]byte]uint32{}, lastSweep: next}
 	oldest := next - min(next, MaxProposals)
@@ -113,7 +114,8 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	return p, nil
 }
 
-// load decodes one record, whose key is the sequence number of its last ID, and ignores IDs before oldest.
+// load adds the proposals of one stored entry. Its key contains the sequence number of its last ID. IDs whose sequence
+// number is below oldest are ignored.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
 	d := command.FieldDecoder{Rest: value}
 	var found []proposal

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// countingFS counts the bytes written to files.
+// countingFS is a file system that counts the bytes written to files created through it.
 type countingFS struct {
 	vfs.FS
 	written *atomic.Int64
@@ -36,15 +36,15 @@ func (f countingFile) Write(b []byte) (int, error) {
 	return f.File.Write(b)
 }
 
-// putOf returns a command that puts one key as the key-value service does.
+// putOf returns the Data of a command that puts one key as the key-value service does.
 func putOf(b *testing.B, key int, value []byte) []byte {
 	data, err := command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepPut, Key: benchKey(key), Value: value}}})
 	require.NoError(b, err)
 	return data
 }
 
-// BenchmarkProgramPut applies programs of one put of 256 bytes. All values are the same, like those of etcd's
-// benchmark, or random. The bytes written are those of all levels, with a flush at the end. Run it with
+// BenchmarkProgramPut measures Apply with programs of one put of 256 bytes. All values are the same, as in etcd's
+// benchmark, or random. The reported bytes written include flushes, compactions and a flush at the end. Run it with
 // -benchtime=1000000x.
 func BenchmarkProgramPut(b *testing.B) {
 	for _, keys := range []int{1_000_000, 200_000} {
@@ -68,7 +68,7 @@ func benchmarkPuts(b *testing.B, keys, batch int, same bool) {
 	var index uint64
 	var spent time.Duration
 	put := func(n int, key func(i int) int) {
-		const prepared = 20_000 // proposers encode commands beforehand
+		const prepared = 20_000 // encoded outside of the measured time, since proposers do that
 		for done := 0; done < n; {
 			b.StopTimer()
 			cmds := make([]command.Command, min(prepared, n-done))

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// lookup returns the newest state of key with the writes of earlier commands, and with own also those of earlier steps
-// of the program. Without value, it may leave the value out.
+// lookup returns the newest version of key, with the writes of earlier commands of the batch and, if own is true, of
+// earlier steps of the program. If value is false, the result may lack the value.
 func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	if e := s.pendingEntry(key, own); e != nil {
 		return e.keyState, nil
@@ -35,7 +35,8 @@ func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	return h, err
 }
 
-// pendingEntry returns the entry of key in the overlays, or nil.
+// pendingEntry returns the entry of key in the program's overlay, if own is true and it has one, and otherwise in the
+// batch's overlay. It returns nil if there is none.
 func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	if own {
 		if e := s.programOverlay.find(key); e != nil {
@@ -45,8 +46,8 @@ func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	return s.batchOverlay.find(key)
 }
 
-// scan calls visit for each live key of [key, end), in order, until visit returns false. own is as for lookup. Key and
-// state are valid only during the call.
+// scan calls visit for each live key of [key, end), in order, until visit returns false or an error. With own, it
+// includes the writes of earlier steps of the program. visit must not keep key and h.
 func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keyState) (bool, error)) error {
 	lower, upper := encodedBounds(key, end)
 	it, err := s.keyIterator()
@@ -72,7 +73,7 @@ func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keySt
 			h = at
 		}
 		over := merge.peek()
-		order := -1 // how the stored key compares to the overlay's
+		order := -1 // result of bytes.Compare for the stored key and the overlay's
 		switch {
 		case !stored && over == nil:
 			return it.Error()
@@ -103,7 +104,7 @@ type overlayIterator struct {
 	program, batch []uint32
 }
 
-// peek returns the next entry, or nil.
+// peek returns the entry with the lowest key, or nil at the end.
 func (m *overlayIterator) peek() *overlayEntry {
 	var a, b *overlayEntry
 	if len(m.program) > 0 {
@@ -118,7 +119,7 @@ func (m *overlayIterator) peek() *overlayEntry {
 	return a
 }
 
-// next moves past key.
+// next skips the entries of key.
 func (m *overlayIterator) next(key []byte) {
 	if len(m.program) > 0 && bytes.Equal(m.s.programOverlay.entries[m.program[0]].key, key) {
 		m.program = m.program[1:]
@@ -128,7 +129,7 @@ func (m *overlayIterator) next(key []byte) {
 	}
 }
 
-// userKey decodes a prefix. The key is valid until the next call.
+// userKey returns the key that prefix encodes. The key may alias prefix, and is valid until the next call.
 func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	if n := len(prefix); n >= 3 && bytes.IndexByte(prefix[1:n-2], escapeByte) < 0 {
 		return prefix[1 : n-2], nil
@@ -175,8 +176,9 @@ func (s *applier) closeIterator() error {
 	return err
 }
 
-// readRange reads for a StepRange: the keys with the writes of earlier commands and steps, or, with o.Revision, as of a
-// revision that is in Pebble. A reverse read of keys that the batch changed goes over the whole range.
+// readRange reads the range of a StepRange. Without o.Revision, it includes the writes of earlier commands and steps;
+// otherwise it reads at that revision, which must be in Pebble. To read keys that the batch changed in reverse, it must
+// scan the whole range.
 func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 	past := o.Revision != 0 && o.Revision <= s.batchRevision
 	if past || len(s.programOverlay.between(o.Key, o.End)) == 0 && len(s.batchOverlay.between(o.Key, o.End)) == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Record is a named record beside the keyspace; see command.Step.
+// Record is a named record: a small value beside the keyspace; see command.Step.
 type Record struct {
 	Name  []byte
 	Value []byte
@@ -39,12 +39,12 @@ func loadRecords(db *pebble.DB) (r recordSet, err error) {
 	return r, it.Error()
 }
 
-// search returns the position of name, or where it has to be inserted.
+// search returns the position of the record with this name in r, or, if it is not found, where it has to be inserted.
 func (r recordSet) search(name []byte) (at int, found bool) {
 	return slices.BinarySearchFunc(r, name, func(a Record, name []byte) int { return bytes.Compare(a.Name, name) })
 }
 
-// with returns a copy of r in which the records of changed are set, or removed where Value is nil.
+// with returns a copy of r with the records of changed, of which those with a nil Value are removed.
 func (r recordSet) with(changed []Record) recordSet {
 	r = slices.Clone(r)
 	for _, c := range changed {
@@ -62,11 +62,12 @@ func (r recordSet) with(changed []Record) recordSet {
 	return r
 }
 
-// Epoch returns the number of changes of the named records, from 1. A program with this epoch is refused if they have
-// changed since. It is -1, which no program can carry, for a snapshot of a closed engine.
+// Epoch returns the snapshot's epoch of the named records: it begins at 1 and rises with each program that changes
+// them. A program with this epoch is refused if they have changed since. It is -1, which no program can have, for a
+// snapshot of a closed engine.
 func (s *Snapshot) Epoch() int64 { return s.epoch }
 
-// Epoch returns the number of changes of the named records, from 1.
+// Epoch returns the current epoch of the named records: it begins at 1 and rises with each program that changes them.
 func (e *Engine) Epoch() int64 { return e.published.Load().epoch }
 
 // Record returns the value of the named record as of the snapshot. The value must not be changed.

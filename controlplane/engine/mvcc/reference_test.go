@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// model is the keyspace as a list of complete states.
+// model is a simple reference implementation of the engine. It keeps a copy of all keys for each revision.
 type model struct {
-	states []map[string]KV // by revision; 0 is unused, 1 is empty
-	events [][]watch.Event // by revision
+	states []map[string]KV // keys by revision; 0 is unused, at 1 there are none
+	events [][]watch.Event // events by revision
 	floor  int64
 	time   int64
 	ids    map[[16]byte]command.Result
 
-	// The fields below have no history.
+	// Leases, records and epoch have no history.
 	leases  map[int64]int64
 	records map[string][]byte
 	epoch   int64

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// put returns a command that sets key to value.
+// put returns a command at index that sets key to value.
 func put(t *testing.T, index uint64, key, value string) command.Command {
 	data, err := command.EncodeTxn(command.Txn{Ops: []command.Op{command.Put([]byte(key), []byte(value))}})
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func mustOpen(t *testing.T, fs vfs.FS) *Engine {
 	return e
 }
 
-// content returns all keys with their values.
+// content returns all keys with their values, each as "key=value ".
 func content(t *testing.T, e *Engine) string {
 	s := e.Snapshot()
 	defer s.Close()
@@ -53,8 +53,8 @@ func content(t *testing.T, e *Engine) string {
 	return b.String()
 }
 
-// beforeRestore returns a file system with an engine's flushed state "a=old " in data, and a checkpoint "a=new b=new "
-// in copy.
+// beforeRestore returns a file system with two directories: data with an engine's flushed state "a=old ", and copy with
+// a checkpoint of "a=new b=new ".
 func beforeRestore(t *testing.T) *vfs.MemFS {
 	fs := vfs.NewCrashableMem()
 	other, err := Open(fs, "other", Options{Quiet: true})
@@ -73,7 +73,7 @@ func beforeRestore(t *testing.T) *vfs.MemFS {
 	return fs
 }
 
-// receive makes the files of dir new and unsynced, like those received over the network.
+// receive replaces dir by an unsynced copy of its files, like one that was received over the network.
 func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.Rename(dir, "sent"))
 	require.NoError(t, fs.MkdirAll(dir, 0o700))
@@ -90,8 +90,8 @@ func receive(t *testing.T, fs *vfs.MemFS, dir string) {
 	require.NoError(t, fs.RemoveAll("sent"))
 }
 
-// After a crash at any access to the disk during Restore, the old or the new state is complete; after Restore has
-// returned, the new one.
+// TestRestoreCrash simulates a crash at each write to the disk during Restore. Afterwards, the old or the new state
+// must be complete; after Restore has returned, the new one.
 func TestRestoreCrash(t *testing.T) {
 	mem := beforeRestore(t)
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -133,14 +133,14 @@ func TestRestoreCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// If any access to the disk fails during Restore, the engine continues with the old state, or is closed; it opens again
-// with one of the two states.
+// TestRestoreFaults lets each write to the disk during Restore fail, one in each run. The engine must continue with the
+// old state, or be closed, and open again with one of the two states.
 func TestRestoreFaults(t *testing.T) {
 	for n := int32(1); ; n++ {
 		mem := beforeRestore(t)
 		var left atomic.Int32
 		e := mustOpen(t, errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-			// Errors inside Pebble's directory may end the process: see TestRestoreCrash.
+			// Errors inside Pebble's directory may end the process. TestRestoreCrash covers them.
 			if op.Kind.ReadOrWrite() != errorfs.OpIsWrite || strings.HasPrefix(op.Path, "data/2") {
 				return nil
 			}
@@ -175,7 +175,8 @@ func TestRestoreFaults(t *testing.T) {
 	}
 }
 
-// After a crash at any access to the disk while a directory is created, it can be opened, empty or not.
+// TestOpenCrash simulates a crash at each access to the disk while an engine creates its directory. It must be possible
+// to open it afterwards, empty or with the first key.
 func TestOpenCrash(t *testing.T) {
 	mem := vfs.NewCrashableMem()
 	var mu sync.Mutex
@@ -202,7 +203,8 @@ func TestOpenCrash(t *testing.T) {
 	require.NoError(t, e.Close())
 }
 
-// A directory that is not an engine's, or is of an unknown format, is refused and not changed.
+// TestRefusedDirectories checks that Open and Restore refuse a directory that is not an engine's, is locked, incomplete
+// or of an unknown format, and do not change it.
 func TestRefusedDirectories(t *testing.T) {
 	fs := vfs.NewMem()
 	write := func(path, text string) {
@@ -231,7 +233,7 @@ func TestRefusedDirectories(t *testing.T) {
 	write("data/CURRENT", "trivet mvcc format 1 generation 2\n")
 	_, err = Open(fs, "data", Options{})
 	require.ErrorContains(t, err, "does not exist")
-	// It failed before it removed generation 1.
+	// Open failed before it could remove generation 1.
 
 	write("data/CURRENT", "?")
 	_, err = Open(fs, "data", Options{})
@@ -243,7 +245,8 @@ func TestRefusedDirectories(t *testing.T) {
 	require.ErrorContains(t, err, "CURRENT is missing, but generation")
 }
 
-// A state that a newer version wrote is refused by Open and by Restore.
+// TestRefusedState checks that Open and Checkpoint refuse a state that a newer version wrote, and that such a
+// checkpoint is removed.
 func TestRefusedState(t *testing.T) {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -260,12 +263,13 @@ func TestRefusedState(t *testing.T) {
 	require.ErrorContains(t, err, "state of format 3, this program knows 2")
 }
 
-// Restore ends snapshots. Watchers continue in the restored history, or end if it begins too late.
+// TestRestoreReaders checks that Restore ends snapshots, and that a waiting watcher continues in the restored history,
+// or ends if that is already compacted beyond what the watcher has seen.
 func TestRestoreReaders(t *testing.T) {
 	fs := beforeRestore(t)
 	other, err := Open(fs, "other", Options{Quiet: true})
 	require.NoError(t, err)
-	// Restore also repairs an engine that met a command that it cannot apply.
+	// After a command that it cannot apply, Restore makes the engine usable again.
 	_, err = other.Apply([]command.Command{{Index: 100, Data: []byte{2}}})
 	require.ErrorIs(t, err, command.ErrUnknownFormat)
 	require.NoError(t, other.Restore("copy"))

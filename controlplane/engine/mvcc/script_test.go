@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// TestScripts runs testdata/*, which show the engine's results. After an intended change, run with -rewrite.
+// TestScripts runs the scripts in testdata/scripts and compares the engine's results with those in the files. After an
+// intended change, run it with -rewrite.
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		s := newScript(t)
@@ -28,7 +29,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// script is an engine and the log of its commands, which are replayed after a crash.
+// script is the engine of one script and the log of its commands, which are applied again after a crash.
 type script struct {
 	t        *testing.T
 	fs       *vfs.MemFS
@@ -81,7 +82,7 @@ func formatKV(kv KV) string {
 	return out
 }
 
-// In scripts, `\0` in a key is the zero byte.
+// show writes a key as in scripts, where `\0` is the zero byte.
 func show(key []byte) string { return strings.ReplaceAll(string(key), "\x00", `\0`) }
 
 func key(s string) []byte { return []byte(strings.ReplaceAll(s, `\0`, "\x00")) }
@@ -198,7 +199,7 @@ func (s *script) txn(d *datadriven.TestData) string {
 	return s.apply(id, data)
 }
 
-// read calls f with the snapshot that d names, or with a new one.
+// read calls f with the snapshot that the argument at= of d names, or with a new one.
 func (s *script) read(d *datadriven.TestData, f func(*Snapshot) string) string {
 	if snap := s.snaps[word(d, "at")]; snap != nil {
 		return f(snap)
@@ -248,7 +249,7 @@ func (s *script) rangeKeys(d *datadriven.TestData, snap *Snapshot) string {
 	return b.String() + "\n"
 }
 
-// next prints all batches that are available.
+// next returns the text of all batches that a watcher can return without waiting.
 func (s *script) next(d *datadriven.TestData) string {
 	w := s.watchers[word(d, "name")]
 	ready, cancel := context.WithCancel(context.Background())
@@ -312,7 +313,7 @@ func (s *script) records() string {
 	return b.String()
 }
 
-// crash loses unflushed data, reopens the engine and replays the log.
+// crash loses unflushed data, opens the engine again and applies the lost commands of the log again.
 func (s *script) crash() string {
 	s.fs = s.fs.CrashClone(vfs.CrashCloneCfg{})
 	require.NoError(s.t, s.e.Close())
@@ -325,7 +326,7 @@ func (s *script) crash() string {
 	return fmt.Sprintf("opened at index %d, replayed up to %d\n", from, s.e.Applied().Index)
 }
 
-// dump prints the stored keys and values.
+// dump returns the stored keys and values of e as text.
 func dump(t *testing.T, e *Engine) string {
 	var b strings.Builder
 	it, err := e.published.Load().gen.db.NewIter(&pebble.IterOptions{})

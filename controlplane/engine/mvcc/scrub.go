@@ -96,9 +96,9 @@ type scrubber struct {
 	limit           int
 	removed         int
 	freed           int64
-	from            []byte // the change log before this key was removed by earlier calls
-	stop            []byte // the change log before this key is removed by this call; nil: not known yet
-	more            bool   // more is left to remove
+	from            []byte // earlier calls have removed the change log before this key
+	stop            []byte // this call removes the change log before this key; nil: not known yet
+	more            bool   // there is more to remove after this call
 	key             []byte
 }
 
@@ -121,7 +121,8 @@ func (s *scrubber) chunk(l *chunkReader) error {
 		s.freed += c.freedBytes
 		if c.prevModRevision > 0 {
 			s.key = appendVersionKey(s.key[:0], c.key, c.prevModRevision)
-			// With the size, Pebble soon rewrites tables from which much was deleted.
+			// DeleteSized tells Pebble how large the deleted version is, so that it soon rewrites tables from which
+			// much was deleted.
 			if size := c.freedBytes - versionBytes - int64(len(c.key)); size > 0 {
 				err = s.b.DeleteSized(s.key, uint32(size), nil)
 			} else {
@@ -152,10 +153,10 @@ func (s *scrubber) commit() error {
 	return s.b.Commit(pebble.NoSync)
 }
 
-// Defragment rewrites the files without the removed data, and waits for it. Without it, Pebble reclaims space on its
-// own, that of large values only when much of a file is unused. Reads and Apply may run meanwhile; Close and Restore
-// wait for it, or, once ctx has ended, for the current compaction. It rewrites nearly all files and temporarily needs
-// as much free space as they take.
+// Defragment rewrites the files without the removed data, and returns when that is done. Without Defragment, Pebble
+// reclaims space on its own, but that of large values only when much of a file is unused. Reads and Apply may run
+// meanwhile; Close and Restore wait for Defragment, or, once ctx has ended, for the current compaction. It rewrites
+// nearly all files and temporarily needs as much free space as they take.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
@@ -176,8 +177,9 @@ func (e *Engine) Defragment(ctx context.Context) error {
 	return nil
 }
 
-// writeBoundaryTombstones deletes two versions that never exist, about the first and the last possible one. Pebble
-// compacts the lowest level only for tables that overlap it, and a table with both deletions overlaps everything.
+// writeBoundaryTombstones deletes two versions that never exist, one near the first and one near the last possible key.
+// Pebble compacts the lowest level only for tables that overlap it, and a table with both deletions overlaps
+// everything.
 func (g *generation) writeBoundaryTombstones() (err error) {
 	b := g.db.NewBatch()
 	defer func() { err = errors.Join(err, b.Close()) }()
@@ -189,16 +191,16 @@ func (g *generation) writeBoundaryTombstones() (err error) {
 	return b.Commit(pebble.NoSync)
 }
 
-// scrubProgress reports to waiting callers how far Scrub has come.
+// scrubProgress is how far Scrub has come. AwaitScrub waits for it.
 type scrubProgress struct {
 	from []byte // key of the first chunk of the change log that may be left; used only by Scrub
 
 	mu       sync.Mutex
-	revision int64         // everything unreadable at this compact revision was removed
-	advanced chan struct{} // closed when revision increases; nil: nobody waits
+	revision int64         // Scrub has removed everything that compacting at this revision made unreadable
+	advanced chan struct{} // closed when revision rises; nil: no caller waits
 }
 
-// advance records that Scrub is done up to compactRevision.
+// advance notes that Scrub has removed everything up to compactRevision, and wakes the waiting callers.
 func (s *scrubProgress) advance(compactRevision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,7 +214,8 @@ func (s *scrubProgress) advance(compactRevision int64) {
 	}
 }
 
-// reached reports whether Scrub is done up to compactRevision, and returns a channel that is closed when it advances.
+// reached reports whether Scrub has removed everything up to compactRevision, and returns a channel that is closed when
+// that revision rises.
 func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,7 +23,7 @@ func (e *Engine) SizeInUse() int64 { return e.published.Load().live }
 // same on all members.
 func (e *Engine) Written() int64 { return e.published.Load().written }
 
-// loadFreed reads how much Scrub has removed.
+// loadFreed reads from db how many bytes Scrub has removed.
 func (g *generation) loadFreed() error {
 	b, closer, err := g.db.Get([]byte{tableFreed})
 	if errors.Is(err, pebble.ErrNotFound) {

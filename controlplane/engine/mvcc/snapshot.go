@@ -14,15 +14,15 @@ import (
 )
 
 // Snapshot is the keyspace at the time when the snapshot was taken, with the history that was readable then. It may be
-// used from several goroutines. Until it is closed, Scrub keeps what it can read.
+// used from several goroutines. Until it is closed, Scrub keeps the data that it can read.
 type Snapshot struct {
 	*view
 	err    error // why the snapshot could not be taken
 	closed atomic.Bool
 }
 
-// Snapshot takes a snapshot at the current revision. The caller must close it. Errors of taking it are returned by its
-// methods.
+// Snapshot takes a snapshot at the current revision. The caller must close it. If it cannot be taken, its methods
+// return the error.
 func (e *Engine) Snapshot() *Snapshot {
 	v, err := e.pin(true)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Snapshot) Close() {
 	}
 }
 
-// acquire permits reads until s.gen.release is called.
+// acquire keeps the database open for a read until s.gen.release is called.
 func (s *Snapshot) acquire() error {
 	switch {
 	case s.err != nil:
@@ -59,7 +59,8 @@ func (s *Snapshot) acquire() error {
 	return s.gen.acquire()
 }
 
-// readable returns the revision to read at when the caller asked for revision.
+// readable returns revision, or the snapshot's revision if it is 0. It fails with ErrFutureRevision or a
+// CompactedError.
 func (s *Snapshot) readable(revision int64) (int64, error) {
 	switch {
 	case revision == 0:
@@ -72,7 +73,7 @@ func (s *Snapshot) readable(revision int64) (int64, error) {
 	return revision, nil
 }
 
-// readCounts counts what snapshots read; see Stats.
+// readCounts counts the reads of snapshots; see Stats.
 type readCounts struct{ gets, ranges, keys atomic.Int64 }
 
 // Get reads the newest version of key; ok is false if key does not exist. With Options.ValueCacheBytes, the caller must
@@ -129,12 +130,12 @@ func get(it *pebble.Iterator, key []byte, revision int64) (KV, bool, error) {
 type reader struct {
 	it       *pebble.Iterator
 	revision int64
-	key      []byte // buffer
-	seek     []byte // buffer
+	key      []byte // buffer for the current key
+	seek     []byte // buffer for the Pebble key to seek to
 }
 
-// keyState decodes the version, written by revision mod, at r.it; it is zero for a tombstone. The value is
-// valid until r.it moves.
+// keyState decodes the version at the position of r.it, which revision mod wrote. For a tombstone it returns the zero
+// keyState. The value is valid until r.it moves.
 func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()
 	if err == nil {
@@ -143,13 +144,13 @@ func (r *reader) keyState(mod int64) (h keyState, err error) {
 	return h, err
 }
 
-// kv returns a copy of a live version.
+// kv returns the live version h of key as a KV, with copies of key and value. With keysOnly it has no value.
 func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	value := h.value
 	if keysOnly {
 		value = nil
 	}
-	// One allocation holds both.
+	// One allocation for the key and the value.
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)
@@ -248,12 +249,14 @@ type collector struct {
 	size int
 }
 
-// full reports whether no more keys are returned; those that follow may still have to be counted.
+// full reports whether the result has as many keys as the options allow. The keys that follow may still have to be
+// counted.
 func (c *collector) full() bool {
 	return c.o.CountOnly || c.o.Limit > 0 && len(c.res.KVs) >= c.o.Limit || c.o.MaxBytes > 0 && c.size >= c.o.MaxBytes
 }
 
-// add adds or counts the next key, and reports whether more are wanted. If c is full, key is not used.
+// add adds the next key to the result, or only counts it if c is full. It returns false when the caller can stop. If c
+// is full, key is not used.
 func (c *collector) add(key []byte, h keyState) bool {
 	if c.full() {
 		c.res.More = !c.o.CountOnly
@@ -273,7 +276,7 @@ func (c *collector) add(key []byte, h keyState) bool {
 	return true
 }
 
-// expected returns the initial capacity for results.
+// expected returns the initial capacity of RangeResult.KVs for a range with this limit.
 func expected(limit int) int {
 	const most = 128
 	if limit <= 0 {
@@ -282,7 +285,8 @@ func expected(limit int) int {
 	return min(limit, most)
 }
 
-// next moves to the next key that existed at r.revision, to the version that was its newest one.
+// next moves r.it to the next key with a version at or before r.revision, and there to the newest such version, which
+// may be a tombstone. It returns the key's encoded prefix and the version's revision. ok is false at the end.
 func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.First()
@@ -296,14 +300,14 @@ func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error)
 		if mod <= r.revision {
 			return prefix, mod, true, nil
 		}
-		// This version is newer: seek within the versions of the key, or on to the next key.
+		// This version is newer than r.revision: seek to an older version of the key, or to the next key.
 		r.seek = appendRevision(append(r.seek[:0], prefix...), r.revision)
 		ok = r.it.SeekGE(r.seek)
 	}
 	return nil, 0, false, r.it.Error()
 }
 
-// previous moves to the previous key that existed at r.revision, to the version that was its newest one.
+// previous is like next, but moves to the key before the current one, and on the first call to the last key.
 func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.Last()

@@ -10,27 +10,27 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// state is the engine's state besides keys and proposal IDs. It is written with each batch.
+// state holds the counters and limits of the keyspace. Each batch stores it in Pebble together with its changes.
 type state struct {
 	applied         command.Position
 	revision        int64  // of the last command that changed a key; 1: there was none
 	compactRevision int64  // oldest revision that can be read; 0: nothing was compacted
 	time            int64  // highest time stamp, Unix milliseconds
 	keys            int64  // number of live keys
-	proposals       uint64 // number of proposal IDs ever recorded
-	epoch           int64  // number of changes of the named records, from 1
+	proposals       uint64 // number of proposal IDs ever stored, including forgotten ones
+	epoch           int64  // 1, and 1 more for each program that changed named records
 	written         int64  // size of all versions ever written, counted as by Size
 	live            int64  // size of the live versions, counted as by Size
 }
 
-// stateFormat is the format of the whole Pebble database. Format 1 had no epoch, leases and sizes, and one change list
-// for each revision; it can still be read.
+// stateFormat is the format of the whole Pebble database that this version writes. The old format 1 had no epoch,
+// leases and sizes, and one change list for each revision; it can still be read.
 const (
 	stateFormat    = 2
 	oldStateFormat = 1
 )
 
-// appendState appends the encoding of s.
+// appendState appends the encoding of s to dst.
 func appendState(dst []byte, s state) []byte {
 	dst = append(dst, stateFormat)
 	dst = binary.AppendUvarint(dst, s.applied.Index)
@@ -65,7 +65,7 @@ func decodeState(b []byte) (state, error) {
 	return s, nil
 }
 
-// loadState reads the state; that of an empty database is at revision 1.
+// loadState reads the state from db. For an empty database it returns revision 1 and epoch 1.
 func loadState(db *pebble.DB) (state, error) {
 	b, closer, err := db.Get([]byte{tableState})
 	if errors.Is(err, pebble.ErrNotFound) {

@@ -2,12 +2,13 @@ package mvcc
 
 import "sync"
 
-// valueCache holds versions of keys that were read, of each key at most one. A reader asks for the version that its
-// index names, so it never gets an older or a newer one. Apply replaces the version of a key that is in the cache, so
-// that keys that are both read and written often, such as counters, are read from memory.
+// valueCache holds versions that were read, at most one for each key. A reader requests the version that its index
+// names, so it never gets an older or a newer one. Apply replaces the version of a key that is in the cache, so that
+// keys that are both read and written often, such as counters, are read from memory.
 //
-// The cache consists of two maps. New versions go into recent. When recent has half of the bytes, it replaces older,
-// whose versions are dropped unless they were read meanwhile.
+// The cache consists of two maps. New versions are put into recent. When recent has reached half of maxBytes, it
+// becomes older, and an empty map becomes recent. The versions of the previous older are dropped, except those that
+// were read meanwhile.
 type valueCache struct {
 	maxBytes int64
 
@@ -26,7 +27,7 @@ func newValueCache(maxBytes int64) *valueCache {
 
 // cachedBytes returns the approximate memory that the cache uses for kv.
 func cachedBytes(kv *KV) int64 {
-	const overhead = 192 // of the maps and KV
+	const overhead = 192 // bytes that the maps and the KV need for an entry
 	return int64(overhead + 2*len(kv.Key) + len(kv.Value))
 }
 
@@ -47,7 +48,8 @@ func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	return kv, true
 }
 
-// add adds a version that was read, unless the cache has a newer one. Nobody may change its bytes afterwards.
+// add adds a version that was read, unless the cache has the same or a newer one. The caller must not change kv's bytes
+// afterwards.
 func (c *valueCache) add(kv KV) {
 	if c == nil {
 		return
@@ -62,7 +64,7 @@ func (c *valueCache) add(kv KV) {
 	c.set(kv)
 }
 
-// apply replaces the versions of cached keys by those that changes made.
+// apply updates those keys that are in the cache and that changes put or delete.
 func (c *valueCache) apply(changes []change) {
 	if c == nil {
 		return
@@ -85,7 +87,7 @@ func (c *valueCache) apply(changes []change) {
 	}
 }
 
-// set stores kv in recent. The caller holds c.mu.
+// set stores kv in recent, unless it would need more than an eighth of maxBytes. The caller holds c.mu.
 func (c *valueCache) set(kv KV) {
 	c.remove(kv.Key)
 	size := cachedBytes(&kv)
@@ -99,7 +101,7 @@ func (c *valueCache) set(kv KV) {
 	c.recentBytes += size
 }
 
-// remove removes key. The caller holds c.mu.
+// remove removes key from both maps. The caller holds c.mu.
 func (c *valueCache) remove(key []byte) {
 	delete(c.older, string(key))
 	if kv, ok := c.recent[string(key)]; ok {

@@ -21,14 +21,15 @@ func openCached(t *testing.T, bytes int64) *Engine {
 	return e
 }
 
-// readAt returns the value of key in a snapshot, "" if it does not exist.
+// readAt returns the value of key in the snapshot s, or "" if key does not exist.
 func readAt(t *testing.T, s *Snapshot, key string) string {
 	kv, _, err := s.Get([]byte(key))
 	require.NoError(t, err)
 	return string(kv.Value)
 }
 
-// A snapshot returns the version of its revision, whatever newer or older version is in the cache.
+// TestCachedValueIsOfTheSnapshot checks that a snapshot returns the version of its own revision, also when the cache
+// has a newer or an older one.
 func TestCachedValueIsOfTheSnapshot(t *testing.T) {
 	e := openCached(t, 1<<20)
 	mustApply(t, e, put(t, 1, "a", "1"))
@@ -57,7 +58,8 @@ func TestCachedValueIsOfTheSnapshot(t *testing.T) {
 	require.Equal(t, "5", readAt(t, again, "a"))
 }
 
-// A key that was read once is read from memory, also after it was written again.
+// TestCachedKeyIsNotReadFromDisk checks that a key is read from Pebble only once, and from the cache later, also after
+// each put.
 func TestCachedKeyIsNotReadFromDisk(t *testing.T) {
 	e := openCached(t, 1<<20)
 	for i := range uint64(10) {
@@ -69,7 +71,8 @@ func TestCachedKeyIsNotReadFromDisk(t *testing.T) {
 	require.Equal(t, int64(1), e.Stats().Gets)
 }
 
-// The cache keeps what was read last within its size, and no value that would take a large part of it.
+// TestCachedBytes checks that the cache stays within its size, keeps a key that is read often, and takes no value that
+// would need a large part of it.
 func TestCachedBytes(t *testing.T) {
 	const most = 1 << 20
 	e := openCached(t, most)
@@ -109,7 +112,8 @@ func TestCachedBytes(t *testing.T) {
 	require.False(t, ok)
 }
 
-// Readers beside a writer get the version of their snapshot.
+// TestCachedValuesConcurrently checks that Get returns the same version as Range of the same snapshot, while keys are
+// written.
 func TestCachedValuesConcurrently(t *testing.T) {
 	e := openCached(t, 4<<10)
 	const writes = 3000

@@ -16,7 +16,8 @@ import (
 // ErrCorrupt means that stored data does not match its checksum or cannot be decoded.
 var ErrCorrupt = errors.New("stored data is corrupt")
 
-// markCorrupt makes an error about wrong checksums of Pebble match ErrCorrupt.
+// markCorrupt wraps an error in which Pebble reports corrupt data so that it matches ErrCorrupt. It returns others as
+// they are.
 func markCorrupt(err error) error {
 	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -27,7 +28,7 @@ func markCorrupt(err error) error {
 // Damage returns how often data with a wrong checksum was found since Open, by readers and by Pebble's background work.
 func (e *Engine) Damage() int64 { return e.damage.Load() }
 
-// verifyTables reads all tables in dir and verifies their checksums.
+// verifyTables reads all Pebble tables (*.sst) in dir and verifies their checksums.
 func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 	o.EnsureDefaults()
 	names, err := fs.List(dir)
@@ -45,7 +46,8 @@ func verifyTables(fs vfs.FS, dir string, o *pebble.Options) error {
 	return nil
 }
 
-// verifyValues reads the values that are stored outside of tables, if there are any.
+// verifyValues reads the values that are stored outside of tables (*.blob), if there are any, so that Pebble verifies
+// them.
 func verifyValues(fs vfs.FS, dir string, db *pebble.DB) (err error) {
 	names, err := fs.List(dir)
 	if err != nil {

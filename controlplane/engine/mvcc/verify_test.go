@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// flip flips bits of one byte of a file.
+// flip inverts some bits of a file's byte at an offset. A second call restores the byte.
 func flip(t *testing.T, fs vfs.FS, path string, at int64) {
 	f, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	require.NoError(t, err)
@@ -26,7 +26,7 @@ func flip(t *testing.T, fs vfs.FS, path string, at int64) {
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
-// tables returns the tables of a directory with their sizes.
+// tables returns the paths of the Pebble tables in dir with their sizes in bytes.
 func tables(t *testing.T, fs vfs.FS, dir string) map[string]int64 {
 	names, err := fs.List(dir)
 	require.NoError(t, err)
@@ -41,7 +41,8 @@ func tables(t *testing.T, fs vfs.FS, dir string) map[string]int64 {
 	return found
 }
 
-// corruptible returns a file system with an engine's keys, some with history, in tables.
+// corruptible returns a file system with an engine's directory data, whose tables contain keys, some with history, and
+// with its checkpoint copy.
 func corruptible(t *testing.T) *vfs.MemFS {
 	fs := vfs.NewMem()
 	e := mustOpen(t, fs)
@@ -59,9 +60,10 @@ func corruptible(t *testing.T) *vfs.MemFS {
 	return fs
 }
 
-// The tables are small, since Pebble searches for a flipped bit, for up to a third of a second in each read.
+// The tables are small, since in each read of a damaged block Pebble searches for a flipped bit for up to a third of a
+// second.
 
-// Whichever byte of a table is flipped, reads return what they did before, or ErrCorrupt.
+// TestFlippedTable flips single bytes of a table and checks that each read returns what it did before, or ErrCorrupt.
 func TestFlippedTable(t *testing.T) {
 	fs := corruptible(t)
 	e := mustOpen(t, fs)
@@ -114,14 +116,15 @@ func TestFlippedTable(t *testing.T) {
 	require.Greater(t, corrupt, 6)
 }
 
-// A checkpoint with a flipped byte in any block of a table is refused, and the engine continues with its state.
+// TestFlippedCheckpoint flips single bytes in the tables of a checkpoint. Restore must refuse it with ErrCorrupt, and
+// the engine must continue with its state.
 func TestFlippedCheckpoint(t *testing.T) {
 	fs := corruptible(t)
 	e, err := Open(fs, "mine", Options{Quiet: true})
 	require.NoError(t, err)
 	mustApply(t, e, put(t, 1, "a", "mine"))
 	for path, size := range tables(t, fs, "copy") {
-		// Checkpoints share tables with the database that they were taken of.
+		// "copy" shares its files with the directory data, which this test does not open.
 		for at := int64(3); at < size; at += max(size/16, 1) {
 			flip(t, fs, path, at)
 			require.ErrorIs(t, e.Restore("copy"), ErrCorrupt, "byte %d of %d of %s", at, size, path)
@@ -142,7 +145,7 @@ func contentOf(res RangeResult) string {
 	return b.String()
 }
 
-// must returns v, and fails the test if there is an error.
+// must returns a function that fails the test if err is not nil, and returns v otherwise.
 func must[T any](v T, err error) func(t *testing.T) T {
 	return func(t *testing.T) T {
 		require.NoError(t, err)

@@ -7,14 +7,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// The first byte of a stored version.
+// The first byte of a stored version is its kind.
 const (
 	recordTombstone = 0
 	recordValue     = 1
-	recordLeased    = 2 // a value of a key with a lease
+	recordLeased    = 2 // a value, whose key has a lease
 )
 
-// versionBytes is the overhead of a version in Size.
+// versionBytes is the number of bytes that Size counts for each version besides its key and value.
 const versionBytes = 32
 
 // storedBytes returns the size, as Size counts it, of a version of key with metadata m.

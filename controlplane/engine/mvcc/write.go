@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// write adds the changes of one revision, which s.revision already is, to the batch.
+// write adds changes, which all belong to the current revision s.revision, to the batch.
 func (s *applier) write(changes []change) error {
 	for i := range changes {
 		c := &changes[i]
@@ -29,7 +29,7 @@ func (s *applier) write(changes []change) error {
 	return nil
 }
 
-// countChange updates the number and the size of keys.
+// countChange updates the number of live keys and the logical sizes after the change c.
 func (s *applier) countChange(c *change) {
 	if c.before.Live() {
 		s.keys--
@@ -45,7 +45,7 @@ func (s *applier) countChange(c *change) {
 	}
 }
 
-// updateAttachment updates the lease attachments of the key.
+// updateAttachment removes the stored attachment of c's key to its old lease, and adds that to its new lease.
 func (s *applier) updateAttachment(c *change) error {
 	if c.before.Lease == c.after.Lease {
 		return nil
@@ -61,7 +61,7 @@ func (s *applier) updateAttachment(c *change) error {
 	return s.batch.Set(attachmentKey(c.after.Lease, c.key), nil, nil)
 }
 
-// logChange adds a change, which has position place within its revision, to the change log.
+// logChange adds c, the change at position place of its revision, to the change log.
 func (s *applier) logChange(c *change, place int) error {
 	l := &s.chunk
 	if len(l.data) > chunkBytes {
@@ -92,7 +92,7 @@ func (s *applier) writeChunk() error {
 	return err
 }
 
-// writeVersion adds the new version, or a tombstone, to the batch.
+// writeVersion adds the version that c makes to the batch, or a tombstone for a delete.
 func (s *applier) writeVersion(c *change) error {
 	var header [maxVersionHeader]byte
 	head := header[:0]
@@ -129,7 +129,7 @@ func (s *applier) commit() error {
 	if err != nil {
 		return err
 	}
-	const entryBytes = 160 // upper limit of a memtable's overhead for an entry
+	const entryBytes = 160 // upper limit of the bytes that a memtable needs for an entry besides its data
 	s.unflushed += s.batch.Len() + entryBytes*int(s.batch.Count())
 	return s.batch.Commit(pebble.NoSync)
 }

@@ -32,7 +32,7 @@ const (
 )
 
 // slow lists the top-level tests that run only with COMPAT=all, with their duration against etcd in seconds. They are a
-// fifth of the tests and take seven tenths of the time, mostly waiting.
+// fifth of the tests and take seven tenths of the time, most of which they wait.
 var slow = map[string]int{
 	"TestMemberAdd": 78, "TestAuthority": 75, "TestMemberRemove": 33, "TestVerifyHashKVAfterCompact": 20, "TestUserAdd_Simple": 16,
 	"TestKVDelete": 11, "TestLeaseGrantAndList": 11, "TestVerifyHashKVAfterCompactOnLastTombstone": 10, "TestAuthJWTExpire": 10,
@@ -43,10 +43,10 @@ var slow = map[string]int{
 
 var rewrite = flag.Bool("rewrite", false, "write the results to "+listFile)
 
-// TestCommon runs etcd's tests/common, which start the program etcd and call it with etcdctl, and compares the results
-// with listFile. Program etcd is the wrapper of folder etcd.
+// TestCommon runs etcd's tests/common, which start the program etcd and call it with etcdctl, and checks that the
+// results are those in listFile. The program etcd is the wrapper in the directory etcd, which runs Trivet.
 //
-// COMPAT=all runs all tests, otherwise those in slow are left out. COMPAT_RUN replaces the -run pattern. COMPAT_BIN
+// COMPAT=all runs all tests; otherwise the tests in slow are left out. COMPAT_RUN replaces the -run pattern. COMPAT_BIN
 // names a directory with other programs etcd, etcdctl and etcdutl, such as .build/etcd to run the tests against etcd
 // itself.
 func TestCommon(t *testing.T) {
@@ -89,8 +89,8 @@ func count(list map[string]string, result string) (n int) {
 	return n
 }
 
-// selects reports whether a -run pattern selects a test or subtest. Like package testing it splits pattern and name at
-// slashes, but it does not support slashes in brackets.
+// selects reports whether a -run pattern selects a test or subtest. Like package testing it splits the pattern and the
+// name at slashes, but it does not support slashes in brackets.
 func selects(run, name string) bool {
 	patterns := strings.Split(run, "/")
 	for i, part := range strings.Split(name, "/") {
@@ -101,7 +101,7 @@ func selects(run, name string) bool {
 	return true
 }
 
-// A mismatch is a test whose result is not the listed one.
+// mismatch is a test whose result is not the one in listFile.
 type mismatch struct {
 	name      string
 	want, got string // "" means that the test is not listed, or did not run
@@ -117,8 +117,8 @@ func (m mismatch) String() string {
 	return fmt.Sprintf("%s: %s, but %s lists it as %q", m.name, m.got, listFile, m.want)
 }
 
-// mismatches returns the differences, in both directions, between the list and the results of the tests that run
-// selects, sorted by name.
+// mismatches returns the tests that the -run pattern selects and whose result is not the listed one, that did not run,
+// or that are not listed. They are sorted by name.
 func mismatches(list, got map[string]string, run string) (out []mismatch) {
 	names := map[string]bool{}
 	for name := range got {
@@ -138,7 +138,7 @@ func mismatches(list, got map[string]string, run string) (out []mismatch) {
 }
 
 // repeatMismatches runs the top-level tests with a mismatch once more and replaces their results in got. The suite has
-// timeouts that a busy machine may miss, and skips tests after one that left a process or file behind.
+// timeouts that a busy machine may exceed, and skips tests after one that left a process or file behind.
 func repeatMismatches(t *testing.T, list, got map[string]string, run string, runSuite func(run string) map[string]string) {
 	t.Helper()
 	top := func(name string) string { name, _, _ = strings.Cut(name, "/"); return name }
@@ -160,7 +160,7 @@ func repeatMismatches(t *testing.T, list, got map[string]string, run string, run
 	maps.Copy(got, runSuite(repeatRun))
 }
 
-// TestMismatches checks that the comparison reports every kind of difference, and only for selected tests.
+// TestMismatches checks that mismatches returns every kind of difference, and only for selected tests.
 func TestMismatches(t *testing.T) {
 	list := map[string]string{
 		"TestA": "pass", "TestA/x": "pass", "TestA/y": "skip", "TestB": "fail", "TestC": "skip", "TestD": "pass", "TestE": "fail", "TestF": "pass",
@@ -172,7 +172,7 @@ func TestMismatches(t *testing.T) {
 	require.Empty(t, mismatches(list, map[string]string{"TestA": "pass", "TestA/x": "pass"}, "^TestA$/^x$"))
 }
 
-// TestReadmeCounts checks the numbers of tests in README.md against listFile.
+// TestReadmeCounts checks that the numbers of tests in README.md agree with listFile.
 func TestReadmeCounts(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -246,8 +246,8 @@ func topLevelTests(t *testing.T, program, directory string) []string {
 	return names
 }
 
-// buildPrograms returns a directory with the wrapper as program etcd, with trivet-controlplane, and with etcd's own
-// etcdctl and etcdutl.
+// buildPrograms returns a directory with the wrapper as the program etcd, trivet-controlplane, and etcd's own etcdctl
+// and etcdutl.
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("COMPAT_BIN"); dir != "" {
@@ -287,8 +287,8 @@ type event struct {
 	Elapsed              float64
 }
 
-// runSuite runs the tests that match, in a network namespace where all ports are free, and returns the result of each
-// test and subtest. It logs the reason of each failure.
+// runSuite runs the tests that the -run pattern selects, in a network namespace where all ports are free, and returns
+// the result of each test and subtest. It logs the reason of each failure.
 func runSuite(t *testing.T, program, directory, bin, run string) map[string]string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
@@ -333,12 +333,13 @@ func runSuite(t *testing.T, program, directory, bin, run string) map[string]stri
 			delete(outputs, e.Test)
 		}
 	}
-	c.Wait() // an error means that a test failed, which results holds
+	c.Wait() // an error means that a test failed, which is in results
 	require.NotEmpty(t, results, "%s", stderr.String())
 	return results
 }
 
-// failureLine returns the line of a test's output that describes its failure best.
+// failureLine returns the line of a test's output that explains its failure: the first "Error:", or else the last line
+// that mentions a panic or a test file.
 func failureLine(output *strings.Builder) string {
 	if output == nil {
 		return ""

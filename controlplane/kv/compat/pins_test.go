@@ -1,6 +1,7 @@
 //go:build pins
 
-// This file is never built. It names what `go test go.etcd.io/etcd/tests/v3/common` needs, so that go.sum has it.
+// This file is never built. It imports the packages that `go test go.etcd.io/etcd/tests/v3/common` needs, so that
+// go.sum contains their checksums.
 package compat
 
 import (

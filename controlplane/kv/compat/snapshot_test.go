@@ -101,7 +101,7 @@ func TestEtcdRestoresTrivetSnapshot(t *testing.T) {
 	_, err = root.Compact(ctx, put.Header.Revision+1, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
 
-	// The same after a restart, from the disk.
+	// All of this must also hold after a restart, when etcd reads its data from disk.
 	e.stop()
 	e.start()
 	root = e.client("root", "toor")
@@ -125,8 +125,8 @@ func TestEtcdRestoresEmptyTrivetSnapshot(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// TestEtcdRestoresTrivetSnapshotWithRevisionBump checks that etcdutl bumps the revision from the last one, although no
-// live key has that revision.
+// TestEtcdRestoresTrivetSnapshotWithRevisionBump checks that etcdutl --bump-revision adds to the last revision,
+// although no live key has that revision.
 func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	tools := etcdPrograms(t)
 	k := newTrivetEngine(t)
@@ -143,8 +143,8 @@ func TestEtcdRestoresTrivetSnapshotWithRevisionBump(t *testing.T) {
 	require.EqualValues(t, 2, got.Kvs[0].ModRevision)
 }
 
-// TestTrivetReadsEtcdSnapshot checks that a snapshot saved by etcdctl, and the database of a stopped etcd, are read
-// with the content that etcd served.
+// TestTrivetReadsEtcdSnapshot checks that the files of a snapshot saved by etcdctl, and of the database of a stopped
+// etcd, are read with the content that etcd served.
 func TestTrivetReadsEtcdSnapshot(t *testing.T) {
 	tools := etcdPrograms(t)
 	e := tools.newMember()
@@ -314,7 +314,7 @@ func (k *trivetEngine) save(s *mvcc.Snapshot, path string) {
 	require.NoError(k.t, f.Close())
 }
 
-// etcdTools runs etcd's own programs, in dir.
+// etcdTools runs etcd's own programs, which are in dir.
 type etcdTools struct {
 	t   *testing.T
 	dir string
@@ -361,7 +361,7 @@ func (a etcdTools) newMember() *etcdMember {
 	return e
 }
 
-// restore starts an etcd from a snapshot.
+// restore restores a snapshot file with etcdutl to a new member, and starts etcd on it.
 func (a etcdTools) restore(file string, more ...string) *etcdMember {
 	a.t.Helper()
 	e := a.member()
@@ -414,7 +414,7 @@ func (e *etcdMember) start() {
 	require.NoError(t, err, "etcd's log:\n%s", output)
 }
 
-// stop stops the process, if it runs.
+// stop stops the etcd process, if it runs.
 func (e *etcdMember) stop() {
 	if e.process == nil {
 		return

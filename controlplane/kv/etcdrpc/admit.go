@@ -19,17 +19,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// class groups methods by the callers that may call them; see the package doc.
+// class groups methods by the callers who may call them; see the package comment.
 type class uint8
 
 const (
-	governing      class = iota // for callers with a credential, on loopback too; includes all unlisted methods
+	governing      class = iota // for callers with a credential, even on loopback; includes all unlisted methods
 	administration              // for callers on loopback or with a credential
-	data                        // keys, and Authenticate
-	selfQuery                   // Auth methods with which users query themselves
+	data                        // methods that read and write keys, and Authenticate
+	selfQuery                   // methods of Auth with which users query themselves
 )
 
-// classes maps methods to their class, except governing methods and the services KV, Watch and Lease.
+// classes maps methods to their class. All methods of the services KV, Watch and Lease have the class data. Other
+// methods that are not in the map are governing.
 var classes = map[string]class{
 	pb.Cluster_MemberList_FullMethodName:     administration,
 	pb.Maintenance_Alarm_FullMethodName:      administration,
@@ -48,7 +49,7 @@ var classes = map[string]class{
 func classOf(method string) class {
 	name, ok := strings.CutPrefix(method, Prefix)
 	if !ok {
-		return administration // gRPC's own services: health
+		return administration // gRPC's own services, such as health
 	}
 	switch service, _, _ := strings.Cut(name, "/"); service {
 	case "KV", "Watch", "Lease":
@@ -57,12 +58,12 @@ func classOf(method string) class {
 	return classes[method]
 }
 
-// admission holds the result of authorizing a call.
+// admission is the result of authorizing a call.
 type admission struct {
 	server *Server
 	method string
-	// token is set if the call was admitted only because of that cloud token; a stream is then closed when the token
-	// becomes invalid.
+	// token is the cloud token of the caller if the call was admitted only because of it. A stream is closed when this
+	// token becomes invalid.
 	token string
 	// trusted is set if the caller is on loopback or presented a credential.
 	trusted bool
@@ -71,10 +72,10 @@ type admission struct {
 
 type admissionKey struct{}
 
-// admit authorizes a call and returns the context for its handler. The context holds the admission, so that the intake
-// and the interceptor of a call authorize it only once. In between, the message of a unary call is received, which
-// takes rpc.ReceiveTime at most. Changes of permissions in between take effect: the Service checks the permissions of
-// etcd's users when it executes a request.
+// admit authorizes a call and returns the context for its handler. The context contains the admission, so that the
+// intake and the interceptor of a call authorize it only once. Between the two, the message of a unary call is
+// received, which takes rpc.ReceiveTime at most. Changes of permissions during that time take effect: the Service
+// checks the permissions of etcd's users when it executes a request.
 func (s *Server) admit(ctx context.Context, method string) (context.Context, *admission) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission); ok && a.server == s && a.method == method {
 		return ctx, a
@@ -89,7 +90,8 @@ func (s *Server) admit(ctx context.Context, method string) (context.Context, *ad
 	return context.WithValue(ctx, admissionKey{}, a), a
 }
 
-// authorize authorizes a call of a non-governing method. It sets a.token and a.known.
+// authorize authorizes a call of a non-governing method. It sets a.token and a.trusted. If a cloud token or a
+// certificate determines the user of etcd's Auth, the returned context names that user.
 func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, error) {
 	class := classOf(a.method)
 	from, _ := peer.FromContext(ctx)
@@ -125,8 +127,8 @@ func (s *Server) authorize(ctx context.Context, a *admission) (context.Context, 
 	return ctx, rpctypes.ErrGRPCPermissionDenied
 }
 
-// admitGoverning authorizes a call of a governing method, which requires a credential. The returned context holds the
-// caller for the audit.
+// admitGoverning authorizes a call of a governing method, which requires a credential. The returned context contains
+// the caller, for the audit.
 func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token string, err error) {
 	from, _ := peer.FromContext(ctx)
 	enabled := s.opts.Service.AuthEnabled()
@@ -144,8 +146,8 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 		if s.usesCommonName(ctx, name, certified) {
 			ctx = kv.As(ctx, name)
 		}
-		// RootUser checks again that Auth is enabled: with MustBeAdmin every caller would pass if Auth was disabled
-		// meanwhile.
+		// RootUser checks again that Auth is enabled. MustBeAdmin would admit every caller if Auth was disabled since
+		// the first check.
 		user, err := s.opts.Service.RootUser(ctx)
 		if err != nil && !certified && !onLoopback(from) {
 			err = toPermissionDenied(err)
@@ -162,16 +164,16 @@ func (s *Server) admitGoverning(ctx context.Context) (_ context.Context, token s
 	return ctx, "", rpctypes.ErrGRPCPermissionDenied
 }
 
-// usesCommonName reports whether the call runs as the user named in the caller's certificate: with Options.CommonName,
-// for calls without a token.
+// usesCommonName reports whether the call runs as the user that the common name of the caller's certificate names: if
+// Options.CommonName is set and the call has no token.
 func (s *Server) usesCommonName(ctx context.Context, name string, certified bool) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return s.opts.CommonName && certified && name != "" && len(md[rpctypes.TokenFieldNameGRPC])+len(md[rpctypes.TokenFieldNameSwagger]) == 0
 }
 
 // toPermissionDenied converts ErrGRPCUserEmpty and ErrGRPCUserNotFound to ErrGRPCPermissionDenied, so that every caller
-// without admin rights gets the same error. Other errors are unchanged: after one about an invalid token clients get a
-// new token.
+// without admin rights gets the same error. Other errors are unchanged: after an error about an invalid token, clients
+// request a new token.
 func toPermissionDenied(err error) error {
 	for _, hidden := range []error{rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCUserNotFound} {
 		if errors.Is(err, hidden) {
@@ -181,8 +183,8 @@ func toPermissionDenied(err error) error {
 	return err
 }
 
-// operator returns the caller if the call carries a cloud token of system:admin, nil for no token or another one, and
-// an error for an invalid token.
+// operator returns the caller if the call has a cloud token with the role system:admin. It returns nil if there is no
+// cloud token or the token lacks that role, and ErrGRPCInvalidAuthToken for an invalid token.
 func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 	token := cloudToken(ctx)
 	if s.opts.Verifier == nil || token == "" {
@@ -199,7 +201,7 @@ func (s *Server) operator(ctx context.Context) (*cloud.Caller, error) {
 }
 
 // cloudToken returns the cloud token in a call's metadata, or "" if there is none or it is a token of etcd's Auth.
-// clientv3 and etcdctl --auth-jwt-token send theirs as the metadata "token".
+// clientv3 and etcdctl --auth-jwt-token send a cloud token as the metadata "token".
 func cloudToken(ctx context.Context) string {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token := ""

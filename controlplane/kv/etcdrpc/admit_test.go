@@ -33,7 +33,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// testVerifier accepts tokens of an operator and of a tenant.
+// testVerifier accepts the tokens of an operator, who has the role system:admin, and of a tenant, who does not.
 type testVerifier struct{}
 
 func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -49,15 +49,15 @@ func (testVerifier) Verify(_ context.Context, token string) (*cloud.Caller, erro
 	return c, nil
 }
 
-// loopbackIP is a loopback address, remoteIP an address of another network.
+// loopbackIP is a loopback address, and remoteIP is an address of another network.
 const loopbackIP, remoteIP = "127.0.0.1", "192.0.2.1"
 
-// call makes a call over a connection whose two addresses are both from, and returns its error.
+// call makes a unary call over a connection whose two ends both have the IP address from, and returns its error.
 func call(s *etcdrpc.Server, method, from string, header ...string) error {
 	return callBetween(s, method, from, from, header...)
 }
 
-// callBetween is like call, with different local and remote addresses.
+// callBetween is like call, but the local and the remote address may differ.
 func callBetween(s *etcdrpc.Server, method, local, remote string, header ...string) error {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{
 		LocalAddr: &net.TCPAddr{IP: net.ParseIP(local), Port: 50051}, Addr: &net.TCPAddr{IP: net.ParseIP(remote), Port: 1},
@@ -150,7 +150,7 @@ func TestAdmissionWithAuthEnabled(t *testing.T) {
 	enableAuth(t, w.client(t))
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: testVerifier{}})
 	root, user := w.token(t, "root", "secret"), w.token(t, "u", "word")
-	// For remote callers, Auth's rules apply to keys now, and administration needs its user root.
+	// For remote callers, Auth's rules apply to keys now. Administration needs the role root.
 	require.NoError(t, call(s, pb.KV_Range_FullMethodName, remoteIP))
 	require.NoError(t, call(s, pb.Auth_UserGet_FullMethodName, remoteIP))
 	require.Equal(t, rpctypes.ErrGRPCPermissionDenied, call(s, pb.Cluster_MemberList_FullMethodName, remoteIP))
@@ -267,7 +267,7 @@ func TestClientCertificates(t *testing.T) {
 	_, err = as("stranger").Get(ctx, "/b")
 	require.Equal(t, rpctypes.ErrPermissionDenied, err)
 
-	// HTTP/1 on the same port, with and without a certificate.
+	// The HTTP/1 paths on the same port also require a client certificate.
 	web := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{*newCertificate(t, "m", ca)}}}}
 	r, err := web.Get("https://" + w.address + "/health")
 	require.NoError(t, err)
@@ -280,8 +280,8 @@ func TestClientCertificates(t *testing.T) {
 }
 
 // TestConnectionsOfUnknownProtocolAreClosed checks that the server closes a connection that sends neither HTTP/1 nor
-// HTTP/2, and serves others while such connections are open. TestSplitterClosesSilentConnections has those that send
-// too little.
+// HTTP/2, and serves other clients while such connections are open. TestSplitterClosesSilentConnections tests
+// connections that send too little to detect a protocol.
 func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	w := newWorld(t)
 	dial := func(text string) net.Conn {
@@ -304,8 +304,9 @@ func TestConnectionsOfUnknownProtocolAreClosed(t *testing.T) {
 	}
 }
 
-// expiringVerifier is a verifier whose caller loses system:admin after the first call. staysOpen is set if the stream
-// must stay open.
+// expiringVerifier is a verifier that accepts the token of an administrator only in the first call. From then on the
+// token is revoked or, for the token "demoted", its holder has lost system:admin. staysOpen is set if the test expects
+// that the stream stays open.
 type expiringVerifier struct {
 	calls     atomic.Int64
 	staysOpen bool
@@ -334,8 +335,8 @@ type streamWithContext struct {
 
 func (o streamWithContext) Context() context.Context { return o.ctx }
 
-// stream opens a watch from an address and returns the error that ended it, or errStillOpen if it stays open for longer
-// than two checks of the token.
+// stream opens a watch stream from an address and returns the error that ended it, or errStillOpen if the stream is
+// still open after two checks of the token.
 func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token string) error {
 	s := etcdrpc.New(etcdrpc.Options{Service: w.service, Verifier: f, Open: open})
 	at := &net.TCPAddr{IP: net.ParseIP(from), Port: 1}
@@ -357,8 +358,8 @@ func (f *expiringVerifier) stream(t *testing.T, w *world, open bool, from, token
 
 var errStillOpen = status.Error(codes.OK+100, "the stream is still open")
 
-// TestStreamEndsWhenTokenIsRevoked checks that a stream that needed the token of an administrator ends when the token
-// is revoked, and when its holder loses the role.
+// TestStreamEndsWhenTokenIsRevoked checks that a stream that was admitted only by an administrator's token ends when
+// the token is revoked, and when its holder loses the role.
 func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	w := newWorld(t)
 	for _, token := range []string{"revoked", "demoted"} {
@@ -370,8 +371,8 @@ func TestStreamEndsWhenTokenIsRevoked(t *testing.T) {
 	}
 }
 
-// TestStreamAdmittedWithoutTokenContinues checks that a stream that needed no token continues when the token that the
-// client sent becomes invalid.
+// TestStreamAdmittedWithoutTokenContinues checks that a stream that would have been admitted without a token continues
+// when the token that the client sent becomes invalid.
 func TestStreamAdmittedWithoutTokenContinues(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {

@@ -16,13 +16,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// withCaller returns a context with the caller of a governing method.
+// withCaller returns a context with the caller of a governing method, which the audit names.
 func withCaller(ctx context.Context, c *cloud.Caller) context.Context {
 	return auth.With(ctx, c, auth.RPC)
 }
 
-// runAudited runs a call of a governing method unless it was refused, and records its outcome. A successful change of
-// the members is recorded in the transaction that makes it (audit.Stamp).
+// runAudited runs a call of a governing method, or returns refused if that is not nil, and records the outcome in the
+// audit. A successful change of the cluster's members is recorded by the transaction that makes the change
+// (audit.Stamp), not here.
 func (s *Server) runAudited(ctx context.Context, method string, req any, refused error, run func(context.Context) error) error {
 	c := auth.CallerOf(ctx)
 	if c == nil {
@@ -50,7 +51,8 @@ func (s *Server) runAudited(ctx context.Context, method string, req any, refused
 	return err
 }
 
-// auditTarget returns the audit target of a governing request: IDs, addresses, and names of users and roles.
+// auditTarget returns the description of a governing request in the audit: IDs, addresses, and names of users and
+// roles.
 func auditTarget(req any) string {
 	switch r := req.(type) {
 	case *pb.MemberAddRequest:

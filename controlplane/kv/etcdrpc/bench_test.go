@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/kvtest"
 )
 
-// BenchmarkInterceptors measures what the interceptors of a server, and those of the metrics library, add to a call.
+// BenchmarkInterceptors measures the time that the interceptors of a server, and those of the metrics library, add to a
+// call.
 func BenchmarkInterceptors(b *testing.B) {
 	feed := &kv.LeaseFeed{}
 	engine, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{OnLeases: feed.Changed})

@@ -120,8 +120,8 @@ func TestEtcdClientLeases(t *testing.T) {
 	require.Empty(t, got.Kvs)
 }
 
-// TestEtcdConcurrencyRecipes runs the lock, the election and the software transactional memory of etcd's package
-// concurrency.
+// TestEtcdConcurrencyRecipes checks that the lock, the election and the software transactional memory of etcd's package
+// concurrency work.
 func TestEtcdConcurrencyRecipes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -262,7 +262,7 @@ func TestHTTPPaths(t *testing.T) {
 	require.Equal(t, 200, code)
 
 	c := w.client(t)
-	_, err := c.Put(t.Context(), "a", "1") // both protocols on one port
+	_, err := c.Put(t.Context(), "a", "1") // gRPC and HTTP share the port
 	require.NoError(t, err)
 
 	w.raft.SetLeader(0, 2)
@@ -278,7 +278,7 @@ func TestHTTPPaths(t *testing.T) {
 }
 
 // TestStreamsOfClientAreLimited checks that a stream beyond a client's limit is refused, and that the client can open
-// one after it has closed another.
+// another stream after it has closed one.
 func TestStreamsOfClientAreLimited(t *testing.T) {
 	w := newWorld(t)
 	conn, err := grpc.NewClient(w.address, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -32,8 +32,8 @@ type cluster struct {
 	strict  bool
 }
 
-// MemberAdd implements Cluster. Every member starts as a learner; unless the request asks for a learner, the member is
-// promoted once it has caught up.
+// MemberAdd implements pb.ClusterServer. Every new member starts as a learner. Unless the request asks for a learner,
+// the member is promoted once it has caught up.
 func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.MemberAddResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (c *cluster) MemberAdd(ctx context.Context, r *pb.MemberAddRequest) (*pb.Me
 	return &pb.MemberAddResponse{Header: c.service.Header(), Member: memberOf(&added), Members: membersOf(all)}, nil
 }
 
-// MemberRemove implements Cluster.
+// MemberRemove implements pb.ClusterServer.
 func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (*pb.MemberRemoveResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	if err := c.checkStrict(ctx, func(now *kv.Contacts) error { return checkRemove(now, r.ID) }); err != nil {
 		return nil, err
 	}
-	// Without a credential a caller can call this method only with TrustLoopback.
+	// A caller without a credential, which is possible only with TrustLoopback, must not force the removal.
 	caller := auth.CallerOf(ctx)
 	all, err := c.members.Remove(ctx, r.ID, caller != nil && caller.Authenticated())
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *cluster) MemberRemove(ctx context.Context, r *pb.MemberRemoveRequest) (
 	return &pb.MemberRemoveResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
 
-// MemberUpdate implements Cluster.
+// MemberUpdate implements pb.ClusterServer. It changes a member's peer URL.
 func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (*pb.MemberUpdateResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
@@ -83,7 +83,7 @@ func (c *cluster) MemberUpdate(ctx context.Context, r *pb.MemberUpdateRequest) (
 	return &pb.MemberUpdateResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
 
-// MemberList implements Cluster.
+// MemberList implements pb.ClusterServer.
 func (c *cluster) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.MemberListResponse, error) {
 	if err := c.service.MustBeAuthenticated(ctx); err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (c *cluster) MemberList(ctx context.Context, r *pb.MemberListRequest) (*pb.
 	return &pb.MemberListResponse{Header: c.service.Header(), Members: membersOf(all)}, nil
 }
 
-// MemberPromote implements Cluster.
+// MemberPromote implements pb.ClusterServer. It makes a learner a voter.
 func (c *cluster) MemberPromote(ctx context.Context, r *pb.MemberPromoteRequest) (*pb.MemberPromoteResponse, error) {
 	if err := c.service.MustBeAdmin(ctx); err != nil {
 		return nil, err
@@ -132,8 +132,8 @@ func membersOf(all []membership.Member) []*pb.Member {
 	return out
 }
 
-// memberOf converts a member to etcd's type. A member whose identity is not proven yet has no name, as in etcd a member
-// that has not started.
+// memberOf converts a member to etcd's type. A member whose identity is not proven yet has no name, like a member that
+// has not started in etcd.
 func memberOf(m *membership.Member) *pb.Member {
 	out := &pb.Member{ID: m.ID, PeerURLs: []string{m.RaftAddr}, IsLearner: !m.Votes()}
 	if m.Proven() {
@@ -142,7 +142,7 @@ func memberOf(m *membership.Member) *pb.Member {
 	return out
 }
 
-// memberErrors maps fault reasons of package membership to etcd's errors.
+// memberErrors maps the reasons of package membership's faults (fault.Fault) to etcd's errors.
 var memberErrors = map[string]error{
 	membership.ReasonExists:       rpctypes.ErrGRPCMemberExist,
 	membership.ReasonAddressTaken: rpctypes.ErrGRPCPeerURLExist,

@@ -1,8 +1,8 @@
 // Package etcdrpc serves the tenants' keyspace by etcd's gRPC API: KV, Watch, Lease, Cluster, Maintenance and Auth.
 //
-// The servers are thin: kv.Service implements the requests. This package authorizes calls, ends streams of clients that
-// require a leader when there is none, logs, limits streams, and passes etcd's statuses on unchanged. It must not know
-// records, engines or consensus.
+// kv.Service implements the requests; this package only converts their messages. It also authorizes calls, ends streams
+// of clients that require a leader when there is none, logs slow requests, limits streams, and returns etcd's statuses
+// unchanged. It must not depend on records, engines or consensus.
 //
 // # Authorization
 //
@@ -75,23 +75,24 @@ const Prefix = "/etcdserverpb."
 // Options configures a Server. Fields are required unless their comment says otherwise.
 type Options struct {
 	Service *kv.Service
-	// Members implements Cluster; if nil, Cluster is not served.
+	// Members implements the service Cluster; if nil, the service Cluster is not offered.
 	Members Members
-	// StrictReconfig refuses to add and remove members if too few members have been in contact with the leader for five
-	// seconds, as etcd does by default. Without it, only the present contact is checked.
+	// StrictReconfig refuses to add and remove members if too few members have been in contact with the leader for 5 s,
+	// as etcd does by default. Without it, only the contact at the time of the request is checked.
 	StrictReconfig bool
 	// Verifier verifies the cloud's bearer tokens; if nil, no cloud tokens are accepted.
 	Verifier auth.Verifier
-	// Open lets every caller read and write keys.
+	// Open lets every caller read and write keys while etcd's Auth is disabled.
 	Open bool
 	// TrustLoopback lets callers on loopback call governing methods without a credential until Auth is enabled, as etcd
 	// does. It is for test suites: any process of the host can then stop the cluster.
 	TrustLoopback bool
 	// CountWith is a server whose streams count against the same limits as the new server's; optional.
 	CountWith *Server
-	// Audit records governing calls; optional.
+	// Audit records governing calls; if nil, they are not recorded.
 	Audit auth.Auditor
-	// CommonName makes the common name of a client's certificate the user of calls without a token.
+	// CommonName makes the common name of a client's certificate the user of calls without a token, while etcd's Auth
+	// is enabled.
 	CommonName bool
 	// Dir is the directory for temporary snapshot files.
 	Dir string
@@ -101,14 +102,14 @@ type Options struct {
 // Server serves etcd's API on one or more ports.
 type Server struct {
 	opts          Options
-	rechecker     *auth.Rechecker // of the tokens that opened streams
+	rechecker     *auth.Rechecker // verifies again the tokens of open streams
 	leaderStreams streamSet
 	openStreams   *openStreams
-	watchStreams  *rpc.Streams // the bytes that the clients of watches have not read
+	watchStreams  *rpc.Streams // limits the bytes that the clients of watches have not read
 	slow          slowLog
 }
 
-// New creates a server. Its Run method must be running.
+// New creates a server. The caller must run its Run method.
 func New(opts Options) *Server {
 	s := &Server{opts: opts, rechecker: auth.NewRechecker(opts.Verifier), openStreams: &openStreams{}, watchStreams: rpc.NewStreams(), slow: slowLog{log: opts.Log}}
 	if opts.CountWith != nil {
@@ -117,14 +118,15 @@ func New(opts Options) *Server {
 	return s
 }
 
-// Streams returns the limiter of the server's watch streams. The credentials of its gRPC servers must be wrapped by
-// Streams().Credentials, and the servers need rpc.Codec.
+// Streams returns the limiter of the server's watch streams. The gRPC servers on which the server is registered must
+// use credentials wrapped by Streams().Credentials, and rpc.Codec.
 func (s *Server) Streams() *rpc.Streams { return s.watchStreams }
 
 // Run ends streams that require a leader while there is none, until ctx ends.
 func (s *Server) Run(ctx context.Context) { s.leaderStreams.run(ctx, s.opts.Service) }
 
-// Register registers the services on a gRPC server, which must use Unary and Stream as interceptors of these methods.
+// Register registers the services on a gRPC server, which must use Unary and Stream as the interceptors of their
+// methods.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
 	pb.RegisterKVServer(g, &keys{Service: s.opts.Service})
 	pb.RegisterWatchServer(g, &watches{service: s.opts.Service})
@@ -136,7 +138,7 @@ func (s *Server) Register(g grpc.ServiceRegistrar) {
 	}
 }
 
-// Unary is the interceptor of all unary methods with Prefix.
+// Unary is the interceptor of all unary methods whose names begin with Prefix. It authorizes, audits and logs calls.
 func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	begin := time.Now()
 	defer func() {
@@ -168,7 +170,7 @@ func (s *Server) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handler(ctx, req)
 }
 
-// servedByLearner reports whether a learner serves the request, as in etcd.
+// servedByLearner reports whether a learner serves the request: only Status and serializable ranges, as in etcd.
 func servedByLearner(req any) bool {
 	switch r := req.(type) {
 	case *pb.StatusRequest:
@@ -179,7 +181,7 @@ func servedByLearner(req any) bool {
 	return false
 }
 
-// Stream is the interceptor of all streaming methods with Prefix.
+// Stream is the interceptor of all streaming methods whose names begin with Prefix. It authorizes and audits streams.
 func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	ctx := ss.Context()
 	defer func() {
@@ -210,7 +212,7 @@ func (s *Server) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 }
 
 // runStream runs the handler of a stream with the context and the admission that admit returned. It ends the stream
-// when its token becomes invalid, and when there is no leader if the client requires one. It also ends a watch stream
+// when its token becomes invalid, and, if the client requires a leader, when there is none. It also ends a watch stream
 // whose client does not read while other streams need the memory.
 func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader bool, srv any, ss grpc.ServerStream, handler grpc.StreamHandler) error {
 	ctx = s.opts.Service.Begin(ctx)
@@ -245,7 +247,7 @@ func (s *Server) runStream(ctx context.Context, a *admission, requiresLeader boo
 	return err
 }
 
-// stream wraps a stream with another context.
+// stream is a gRPC stream with another context.
 type stream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -253,8 +255,8 @@ type stream struct {
 
 func (s *stream) Context() context.Context { return s.ctx }
 
-// requiresLeader reports whether the client requires a leader. It fails if there is none, or if the client's API
-// version is not valid UTF-8.
+// requiresLeader reports whether the client requires a leader. It returns an error if the client requires one and there
+// is none, or if the client's API version is not valid UTF-8.
 func (s *Server) requiresLeader(ctx context.Context) (bool, error) {
 	if v := metadata.ValueFromIncomingContext(ctx, rpctypes.MetadataClientAPIVersionKey); len(v) > 0 && !utf8.ValidString(v[0]) {
 		return false, rpctypes.ErrGRPCInvalidClientAPIVersion
@@ -268,7 +270,8 @@ func (s *Server) requiresLeader(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// toStatus returns statuses unchanged. Other errors are internal: they are logged, and the client gets codes.Internal.
+// toStatus returns errors with a gRPC status unchanged, and converts the errors of a canceled request. Other errors are
+// internal: they are logged, and the client gets codes.Internal.
 func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err

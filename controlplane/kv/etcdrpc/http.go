@@ -12,9 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// HTTP serves etcd's HTTP paths other than gRPC: /health, /livez, /readyz, /version, and /metrics by the given handler.
-// /readyz fails until the key index is loaded, so that a rolling restart waits for it. As in etcd, the paths need no
-// authorization.
+// HTTP returns the handler of etcd's HTTP paths other than gRPC: /health, /livez, /readyz, /version, and /metrics,
+// which the given handler serves. /readyz fails until the key index is loaded, so that a rolling restart waits for it.
+// As in etcd, the paths need no authorization.
 func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	p := &Pages{}
 	p.add("/metrics", metrics.ServeHTTP)
@@ -34,7 +34,8 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	})
 	for path, serializable := range map[string]bool{"/livez": true, "/readyz": false} {
 		p.add(path, func(w http.ResponseWriter, r *http.Request) {
-			// Liveness and readiness do not depend on space for new keys.
+			// /livez ignores all alarms. /readyz fails only for CORRUPT: readiness does not depend on space for new
+			// keys.
 			except := func(a pb.AlarmType) bool { return serializable || a != pb.AlarmType_CORRUPT }
 			if err := service.Check(r.Context(), serializable, except); err != nil {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -54,7 +55,7 @@ func HTTP(service *kv.Service, metrics http.Handler) *Pages {
 	return p
 }
 
-// Pages serves the paths of HTTP.
+// Pages is the handler that HTTP returns.
 type Pages struct {
 	mux   http.ServeMux
 	paths []string
@@ -65,10 +66,10 @@ func (p *Pages) add(path string, h http.HandlerFunc) {
 	p.mux.HandleFunc("GET "+path, h)
 }
 
-// ServeHTTP makes Pages an http.Handler.
+// ServeHTTP implements http.Handler.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
 
-// Paths lists the paths, for tests that request all of them.
+// Paths returns all paths that p serves, for tests that request each of them.
 func (p *Pages) Paths() []string { return p.paths }
 
 type health struct {
@@ -79,6 +80,6 @@ type health struct {
 func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// An error means that the client has disconnected.
+	// An error only means that the client has disconnected.
 	_ = json.NewEncoder(w).Encode(body)
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// countingVerifier counts the verifications of tokens for calls, without the later rechecks for open streams.
+// countingVerifier counts how often tokens of calls are verified. It does not count the later checks of the tokens of
+// open streams.
 type countingVerifier struct{ calls atomic.Int64 }
 
 func (v *countingVerifier) Verify(ctx context.Context, token string) (*cloud.Caller, error) {
@@ -32,7 +33,7 @@ func (v *countingVerifier) Verify(ctx context.Context, token string) (*cloud.Cal
 	return testVerifier{}.Verify(ctx, token)
 }
 
-// serveWithIntake serves s on loopback behind an Intake and returns a connection to it.
+// serveWithIntake serves s on loopback behind an Intake and returns a client connection to it.
 func serveWithIntake(t *testing.T, s *etcdrpc.Server) *grpc.ClientConn {
 	t.Helper()
 	in := rpc.NewIntake(100, s.Intake(1<<20))

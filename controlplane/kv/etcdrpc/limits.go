@@ -14,20 +14,22 @@ import (
 // its ports together. A stream beyond the limits fails with ResourceExhausted. etcd has no such limits; its clients
 // multiplex all watches of a program over a few streams.
 const (
-	// maxClientStreams limits one user of etcd's Auth or, if the user is unknown, one address (an IPv6 /64).
+	// maxClientStreams limits the streams of one user of etcd's Auth or, if a call has no user, of one address (an IPv6
+	// /64).
 	maxClientStreams = 2048
-	// maxStreams limits all clients of a member together.
+	// maxStreams limits the streams of all clients of a member together.
 	maxStreams = 8192
 )
 
-// openStreams counts the open streams of a member.
+// openStreams counts the open streams of a member, in total and per client.
 type openStreams struct {
 	mu      sync.Mutex
 	all     int
 	clients map[string]int
 }
 
-// clientOf identifies the client of a call for limits: the user of etcd's Auth or, if there is none, the address.
+// clientOf returns a text that identifies the client of a call for limits: the user of etcd's Auth or, if there is
+// none, the address.
 func clientOf(ctx context.Context, user string) string {
 	if user != "" {
 		return "user " + user
@@ -40,8 +42,8 @@ func clientOf(ctx context.Context, user string) string {
 var errSlowReader = status.Error(codes.Unavailable,
 	"etcdserver: the watch stream was closed, because its client does not read and the member needs the memory")
 
-// acquire counts a new stream of the client of ctx, or returns ResourceExhausted. The caller calls done when the stream
-// has ended.
+// acquire counts a new stream of the client of ctx, or returns ResourceExhausted if a limit is reached. The caller must
+// call done when the stream has ended.
 func (o *openStreams) acquire(ctx context.Context, user string) (done func(), err error) {
 	client := clientOf(ctx, user)
 	o.mu.Lock()

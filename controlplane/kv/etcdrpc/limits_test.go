@@ -13,7 +13,7 @@ import (
 )
 
 // TestOpenStreamsAreLimited checks the limits for one client and for all clients of a member. Streams that have ended
-// do not count.
+// must not count.
 func TestOpenStreamsAreLimited(t *testing.T) {
 	from := func(address string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}})

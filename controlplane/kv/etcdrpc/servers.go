@@ -19,7 +19,7 @@ type keys struct {
 	*kv.Service
 }
 
-// RangeStream implements KV.
+// RangeStream implements pb.KVServer.
 func (k *keys) RangeStream(r *pb.RangeRequest, stream pb.KV_RangeStreamServer) error {
 	return k.Service.RangeStream(stream.Context(), r, func(piece *pb.RangeResponse) error {
 		return stream.Send(&pb.RangeStreamResponse{RangeResponse: piece})
@@ -32,7 +32,7 @@ type watches struct {
 	service *kv.Service
 }
 
-// Watch implements Watch.
+// Watch implements pb.WatchServer.
 func (w *watches) Watch(stream pb.Watch_WatchServer) error {
 	err := w.service.Watch(stream.Context(), stream.Recv, func(make func() (*pb.WatchResponse, error)) error {
 		return stream.SendMsg(rpc.Lazy(func() (*rpc.Encoded, error) {
@@ -55,7 +55,7 @@ type leases struct {
 	*kv.Service
 }
 
-// LeaseKeepAlive implements Lease.
+// LeaseKeepAlive implements pb.LeaseServer. It renews a lease for each request of the stream.
 func (l *leases) LeaseKeepAlive(stream pb.Lease_LeaseKeepAliveServer) error {
 	ended := make(chan error, 1)
 	// The goroutine ends with the stream: Recv fails once this function has returned.
@@ -100,7 +100,8 @@ type maintenance struct {
 	dir string
 }
 
-// Snapshot implements Maintenance. It sends a snapshot file for etcdutl in pieces; the last piece is the SHA-256.
+// Snapshot implements pb.MaintenanceServer. It sends a snapshot file for etcdutl in several messages; the last one
+// contains the SHA-256.
 func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_SnapshotServer) error {
 	file, err := m.Service.Snapshot(stream.Context(), m.dir)
 	if err != nil {
@@ -110,13 +111,13 @@ func (m *maintenance) Snapshot(_ *pb.SnapshotRequest, stream pb.Maintenance_Snap
 	return file.Stream(stream.Context(), &chunkWriter{stream: stream, remaining: file.Size()})
 }
 
-// chunkWriter is an io.Writer that sends its input as SnapshotResponses.
+// chunkWriter is an io.Writer that sends its input as SnapshotResponse messages.
 type chunkWriter struct {
 	stream    pb.Maintenance_SnapshotServer
 	remaining int64
 }
 
-// chunkBytes is the maximum size of a piece, as in etcd.
+// chunkBytes is the maximum size of the snapshot data in one message, in bytes, as in etcd.
 const chunkBytes = 32 << 10
 
 // Write implements io.Writer.
@@ -124,7 +125,7 @@ func (p *chunkWriter) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
 		size := min(len(b), chunkBytes)
 		p.remaining = max(p.remaining-int64(size), 0)
-		// gRPC may encode the message after Send has returned.
+		// gRPC may encode the message after Send has returned, so each message needs its own copy.
 		blob := append([]byte(nil), b[:size]...)
 		if err := p.stream.Send(&pb.SnapshotResponse{RemainingBytes: uint64(p.remaining), Blob: blob, Version: snapfile.StorageVersion}); err != nil {
 			return n, err

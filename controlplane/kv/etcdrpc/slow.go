@@ -14,8 +14,8 @@ import (
 // slowThreshold is the duration above which a request is logged: etcd's default of --warning-unary-request-duration.
 const slowThreshold = 300 * time.Millisecond
 
-// slowPerSecond is the maximum number of log lines per second. Under a load that makes all requests slow, logging must
-// not make them slower.
+// slowPerSecond is the maximum number of slow requests that are logged per second. Under a load that makes all requests
+// slow, logging must not make them slower.
 const slowPerSecond = 5
 
 // slowLog logs slow requests, and the number of slow requests that it did not log.
@@ -24,11 +24,12 @@ type slowLog struct {
 
 	mu         sync.Mutex
 	second     time.Time // start of the current second
-	logged     int       // lines in the current second
-	suppressed int       // requests suppressed since the last line
+	logged     int       // lines written in the current second
+	suppressed int       // slow requests that were not logged since the last line
 }
 
-// allow reports whether a line may be written now, and how many requests were suppressed before it.
+// allow reports whether a log line may be written at the time now, and how many slow requests were not logged since the
+// previous line.
 func (l *slowLog) allow(now time.Time) (ok bool, suppressed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,7 +45,8 @@ func (l *slowLog) allow(now time.Time) (ok bool, suppressed int) {
 	return true, suppressed
 }
 
-// record logs a slow request with its method, keys and sizes, but never with values.
+// record logs a request of the services KV and Lease that took longer than slowThreshold, with its method, keys and
+// sizes, but never with values.
 func (l *slowLog) record(ctx context.Context, method string, req, resp any, took time.Duration, err error) {
 	if took <= slowThreshold {
 		return
@@ -53,7 +55,7 @@ func (l *slowLog) record(ctx context.Context, method string, req, resp any, took
 		return
 	}
 	if r, ok := req.(*pb.CompactionRequest); ok && r.Physical {
-		return // a physical compaction waits on purpose
+		return // a physical compaction waits on purpose, so it is not logged
 	}
 	ok, suppressed := l.allow(time.Now())
 	if !ok {
@@ -93,7 +95,7 @@ func logAttrs(req, resp any) []any {
 	return nil
 }
 
-// truncate shortens a key for the log.
+// truncate returns a key for the log, shortened to 64 bytes.
 func truncate(key []byte) string {
 	const limit = 64
 	if len(key) > limit {

@@ -27,7 +27,8 @@ func TestSlowLogOmitsValues(t *testing.T) {
 	require.Less(t, out.Len(), 4000)
 }
 
-// TestSlowThreshold checks etcd's default of --warning-unary-request-duration.
+// TestSlowThreshold checks that a request is logged only if it took longer than 300 ms, etcd's default of
+// --warning-unary-request-duration.
 func TestSlowThreshold(t *testing.T) {
 	for took, lines := range map[time.Duration]int{0: 0, 300 * time.Millisecond: 0, 301 * time.Millisecond: 1} {
 		var out bytes.Buffer

@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
-// heap returns the bytes of live objects.
+// heap returns the size of all live objects, in bytes.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -28,8 +28,8 @@ func heap() int64 {
 }
 
 // TestMemoryOfUnreadWatchesIsLimited checks that watch streams whose clients do not read use a limited amount of
-// memory, however many there are. When other streams need memory, the member ends them with UNAVAILABLE, and a client
-// that reads gets every event in order.
+// memory, however many there are. When other streams need memory, the member must end them with UNAVAILABLE, and a
+// client that reads must get every event in order.
 func TestMemoryOfUnreadWatchesIsLimited(t *testing.T) {
 	const streams, values, bytes = 200, 10, 1 << 20
 	w := newWorld(t)

@@ -13,11 +13,11 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Splitter shares one listener between gRPC and HTTP/1. Without TLS it checks whether a connection starts with the
-// HTTP/2 preface; such connections are gRPC's. With TLS the negotiated ALPN protocol decides.
+// Splitter shares one listener between gRPC and HTTP/1. Without TLS, a connection that starts with the HTTP/2 preface
+// is for gRPC. With TLS, the negotiated ALPN protocol decides.
 type Splitter struct {
 	listener net.Listener
-	tls      *tls.Config // nil: plaintext
+	tls      *tls.Config // nil without TLS
 	grpc     *subListener
 	http     *subListener
 
@@ -27,7 +27,7 @@ type Splitter struct {
 	work    sync.WaitGroup
 }
 
-// Limits of connections whose protocol is not known yet.
+// Limits of connections whose protocol is not known yet: the time to detect it, and the number of connections.
 const (
 	detectTimeout = 10 * time.Second
 	maxPending    = 1024
@@ -36,7 +36,7 @@ const (
 // preface is the start of an HTTP/2 connection without TLS (RFC 9113, 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// Split creates a Splitter, which takes over the listener. With a nil config there is no TLS.
+// Split creates a Splitter, which owns the listener from then on. If config is nil, connections use no TLS.
 func Split(listener net.Listener, config *tls.Config) *Splitter {
 	s := &Splitter{listener: listener, pending: map[net.Conn]struct{}{}}
 	if config != nil {
@@ -47,13 +47,14 @@ func Split(listener net.Listener, config *tls.Config) *Splitter {
 	return s
 }
 
-// GRPC returns the listener for a gRPC server, which must use Credentials.
+// GRPC returns the listener for a gRPC server, which must use the transport credentials of Credentials.
 func (s *Splitter) GRPC() net.Listener { return s.grpc }
 
 // HTTP returns the listener for an HTTP server.
 func (s *Splitter) HTTP() net.Listener { return s.http }
 
-// Serve accepts connections until the Splitter is closed, or the listener fails.
+// Serve accepts connections and passes them to the listeners GRPC and HTTP, until the Splitter is closed or the
+// listener fails.
 func (s *Splitter) Serve() error {
 	defer s.work.Wait()
 	defer s.closeAll()
@@ -62,7 +63,7 @@ func (s *Splitter) Serve() error {
 		if err != nil {
 			var temporary interface{ Temporary() bool }
 			if errors.As(err, &temporary) && temporary.Temporary() {
-				time.Sleep(10 * time.Millisecond) // for example, out of file descriptors
+				time.Sleep(10 * time.Millisecond) // Accept may succeed later: file descriptors may have run out
 				continue
 			}
 			s.mu.Lock()
@@ -85,7 +86,7 @@ func (s *Splitter) Serve() error {
 	}
 }
 
-// Close stops accepting.
+// Close closes the listener, which makes Serve return.
 func (s *Splitter) Close() error {
 	s.mu.Lock()
 	s.done = true
@@ -160,7 +161,7 @@ func (c *prefixedConn) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// subListener is a net.Listener for connections passed to deliver.
+// subListener is a net.Listener whose Accept returns the connections passed to deliver.
 type subListener struct {
 	addr  net.Addr
 	conns chan net.Conn

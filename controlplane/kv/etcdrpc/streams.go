@@ -11,7 +11,7 @@ import (
 )
 
 // leaderlessElections is the number of election timeouts without a leader after which streams that require a leader
-// end, as in etcd. Reopening streams costs more than waiting.
+// end, as in etcd. They do not end at once, because reopening streams costs more than waiting.
 const leaderlessElections = 3
 
 // streamSet holds the open streams that require a leader.
@@ -20,7 +20,7 @@ type streamSet struct {
 	all map[*context.CancelCauseFunc]struct{}
 }
 
-// add adds a stream. The caller calls remove when the stream has ended.
+// add adds a stream that cancel ends. The caller must call remove when the stream has ended.
 func (s *streamSet) add(cancel context.CancelCauseFunc) (remove func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,7 +35,7 @@ func (s *streamSet) add(cancel context.CancelCauseFunc) (remove func()) {
 	}
 }
 
-// cancelAll ends all streams.
+// cancelAll ends all streams with ErrGRPCNoLeader.
 func (s *streamSet) cancelAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,7 +45,7 @@ func (s *streamSet) cancelAll() {
 	clear(s.all)
 }
 
-// run ends the streams whenever there has been no leader for leaderlessElections election timeouts.
+// run ends the streams whenever there has been no leader for leaderlessElections election timeouts, until ctx ends.
 func (s *streamSet) run(ctx context.Context, service *kv.Service) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -65,7 +65,7 @@ func (s *streamSet) run(ctx context.Context, service *kv.Service) {
 		case <-timer.C:
 			if !hadLeader {
 				s.cancelAll()
-				timer.Reset(leaderlessElections * service.Election()) // for streams that begin meanwhile
+				timer.Reset(leaderlessElections * service.Election()) // for streams that begin before there is a leader
 			}
 		case <-ctx.Done():
 			return

@@ -11,7 +11,7 @@ import (
 )
 
 // healthyContact is how long a member must have been in contact with the leader to count as healthy in a membership
-// change, as with etcd's --strict-reconfig-check (HealthInterval).
+// change, as with etcd's --strict-reconfig-check (HealthInterval, 5 s), less the precision of the measurement.
 const healthyContact = 5*time.Second - kv.ContactInterval
 
 // countHealthy counts the voters that have been in contact with the leader for healthyContact, including the leader.
@@ -24,7 +24,8 @@ func countHealthy(c *kv.Contacts) (n int) {
 	return n
 }
 
-// checkAdd applies etcd's rule for adding a member: the new member counts as a voter without contact.
+// checkAdd applies etcd's rule for adding a member: the healthy voters must be a quorum even if the new member becomes
+// a voter and is not healthy.
 func checkAdd(c *kv.Contacts) error {
 	if n := len(c.Voters); n > 1 && countHealthy(c) < (n+1)/2+1 {
 		return rpctypes.ErrGRPCUnhealthy
@@ -32,8 +33,9 @@ func checkAdd(c *kv.Contacts) error {
 	return nil
 }
 
-// checkRemove applies etcd's rule for removing a member: a learner, or a member without contact, may be removed;
-// otherwise the remaining members must have enough healthy voters. Whether any voter would remain is checked elsewhere.
+// checkRemove applies etcd's rule for removing a member. A learner, or a member without contact, may be removed.
+// Otherwise the number of healthy voters less one must be a quorum of the remaining voters. Package membership checks
+// that a voter remains.
 func checkRemove(c *kv.Contacts, id uint64) error {
 	_, inContact := c.ContactTimes[id]
 	n := len(c.Voters)
@@ -46,8 +48,8 @@ func checkRemove(c *kv.Contacts, id uint64) error {
 	return nil
 }
 
-// checkStrict applies a rule to the leader's contacts if strict is set. If they cannot be read, it returns
-// ErrGRPCUnhealthy.
+// checkStrict applies a rule to the leader's contacts if Options.StrictReconfig is set. If the contacts cannot be read,
+// it returns ErrGRPCUnhealthy.
 func (c *cluster) checkStrict(ctx context.Context, rule func(*kv.Contacts) error) error {
 	if !c.strict {
 		return nil

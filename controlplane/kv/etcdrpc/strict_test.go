@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv"
 )
 
-// TestStrictReconfig checks etcd's rules: to add a member to three, all three must have been in contact with the leader
-// for five seconds; to remove one, the remaining members.
+// TestStrictReconfig checks etcd's rules. To add a member to three, or to remove one of three that is in contact with
+// the leader, all three must have been in contact with the leader for five seconds.
 func TestStrictReconfig(t *testing.T) {
 	const long, short = 6 * time.Second, time.Second
 	three, heard := []uint64{1, 2, 3}, func(two, three time.Duration) map[uint64]time.Duration {
@@ -28,7 +28,7 @@ func TestStrictReconfig(t *testing.T) {
 		voters      []uint64
 		heard       map[uint64]time.Duration
 		add         error
-		remove1, r3 error // of removing member 1, the leader, and member 3
+		remove1, r3 error // expected errors of removing member 1, the leader, and member 3
 	}{
 		"one member":              {[]uint64{1}, nil, nil, nil, nil},
 		"all healthy":             {three, heard(long, long), nil, nil, nil},

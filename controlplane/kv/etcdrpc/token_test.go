@@ -18,7 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// withClockAhead returns an option that sets the service's clock ahead by a changeable duration.
+// withClockAhead returns an option that sets the service's clock ahead by a duration in nanoseconds, which the test may
+// change.
 func withClockAhead(ahead *atomic.Int64) func(*settings) {
 	return func(s *settings) {
 		s.kv.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -81,8 +82,8 @@ func TestStreamOutlivesToken(t *testing.T) {
 	require.Equal(t, rpctypes.ErrInvalidAuthToken, renew())
 }
 
-// TestExpiredTokenOfRootIsInvalid checks that an expired token gets ErrGRPCInvalidAuthToken, after which clients get a
-// new token, and not ErrGRPCPermissionDenied.
+// TestExpiredTokenOfRootIsInvalid checks that a call with an expired token fails with ErrGRPCInvalidAuthToken, after
+// which clients get a new token, and not with ErrGRPCPermissionDenied.
 func TestExpiredTokenOfRootIsInvalid(t *testing.T) {
 	var ahead atomic.Int64
 	w := newWorld(t, withClockAhead(&ahead))

@@ -24,7 +24,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// world holds a service that is served on one port, as etcd serves it.
+// world is a service that is served on one port for gRPC and HTTP, as etcd serves it.
 type world struct {
 	service *kv.Service
 	raft    *kvtest.SingleMember
@@ -52,7 +52,7 @@ func newWorld(t *testing.T, change ...func(*settings)) *world {
 		Engine: engine, Consensus: w.raft, Leases: feed, Tokens: users.NewTokens(make([]byte, 32), time.Hour),
 		Self: 1, Cluster: 77, Election: 100 * time.Millisecond, BcryptCost: users.MinCost, Log: log,
 	}
-	// TestAdmission checks loopback without TrustLoopback.
+	// Tests call governing methods on loopback. Only TestAdmission tests loopback without TrustLoopback.
 	s.rpc = etcdrpc.Options{Dir: t.TempDir(), Log: log, TrustLoopback: true}
 	for _, f := range change {
 		f(&s)

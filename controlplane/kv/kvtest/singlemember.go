@@ -1,4 +1,4 @@
-// Package kvtest provides a fake of kv.Consensus for tests of the key-value store.
+// Package kvtest provides a fake implementation of kv.Consensus for tests of the key-value store.
 //
 // The package must not import kv, because kv's own tests import it.
 package kvtest
@@ -12,8 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// SingleMember implements kv.Consensus for member 1, without raft: Propose applies a command to the engine at once. It
-// starts as the leader of term 2. Tests can change the leader, make calls fail, and run a function before a call.
+// SingleMember implements kv.Consensus for member 1, without raft: Propose applies a command to the engine at once. A
+// new SingleMember is the leader of term 2. Tests can change the leader, make calls fail, and run a function before a
+// call.
 type SingleMember struct {
 	engine *mvcc.Engine
 
@@ -33,7 +34,7 @@ func NewSingleMember(engine *mvcc.Engine) *SingleMember {
 	return &SingleMember{engine: engine, leader: 1, term: 2, changed: make(chan struct{})}
 }
 
-// SetLeader makes a member the leader of a term; 0 means that no leader is known.
+// SetLeader sets the leader and the term that Leader and Status return; member 0 means that no leader is known.
 func (s *SingleMember) SetLeader(member, term uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,34 +50,35 @@ func (s *SingleMember) SetLearner(learner bool) {
 	s.notify()
 }
 
-// notify wakes the callers of Changed. The caller must hold s.mu.
+// notify closes the channel that Changed returns, and replaces it. The caller must hold s.mu.
 func (s *SingleMember) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// SetError makes Propose and ReadIndex return err.
+// SetError makes later calls of Propose and ReadIndex return err; nil makes them succeed again.
 func (s *SingleMember) SetError(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.err = err
 }
 
-// BeforeNextPropose makes the next Propose call f before it applies its command.
+// BeforeNextPropose makes the next call of Propose run f before it applies its command.
 func (s *SingleMember) BeforeNextPropose(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.beforePropose = f
 }
 
-// BeforeNextReadIndex makes the next ReadIndex call f.
+// BeforeNextReadIndex makes the next call of ReadIndex run f before it returns.
 func (s *SingleMember) BeforeNextReadIndex(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.beforeReadIndex = f
 }
 
-// start takes the function that hook holds, and returns the error of the call.
+// start begins a call of Propose or ReadIndex. It returns the error of SetError, or noLeader if no leader is known.
+// Otherwise it runs the function in hook, if any, and clears hook.
 func (s *SingleMember) start(hook *func(), noLeader error) error {
 	s.mu.Lock()
 	err, f := s.err, *hook

@@ -1,13 +1,14 @@
-// Package lessor decides when leases expire. Its Lessor holds the expiry times that the leader of the keyspace keeps in
-// memory; the leases themselves are records in the engine.
+// Package lessor decides when leases expire. Its Lessor holds the expiry times, which the leader of the keyspace stores
+// only in memory; the leases themselves are stored in the engine.
 //
-// The package is pure: the caller passes the time, from a monotonic clock, and receives the expired leases. It must not
-// know who leads, how a lease is revoked or where leases are stored, and starts no goroutines.
+// The package has no side effects: the caller passes the time, from a monotonic clock, and receives the expired leases.
+// The package must not depend on who leads, how a lease is revoked or where leases are stored, and starts no
+// goroutines.
 //
-// A lease lives for its TTL from when it was added, renewed or taken over. A new leader takes over all leases as if
-// they had just been renewed, because it does not know when they were: a lease may live longer than promised, but must
-// not expire early. To keep many leases from expiring at the same moment after that, at most three quarters of
-// RevokesPerSecond are scheduled for each second, and the rest for the next seconds.
+// A lease expires one TTL after it was added, renewed or taken over. A new leader takes over all leases as if they had
+// just been renewed, because it does not know when they were: a lease may live longer than promised, but must not
+// expire early. After a takeover, many leases could expire at the same moment. New therefore schedules at most three
+// quarters of RevokesPerSecond expiries for each second, and later seconds for the rest.
 package lessor
 
 import (
@@ -25,25 +26,25 @@ const RevokesPerSecond = 1000
 // retryAfter is the time after which Expired returns a lease again if it has not been removed.
 const retryAfter = 3 * time.Second
 
-// MaxTTL is the maximum TTL in seconds, as in etcd.
+// MaxTTL is the maximum TTL of a lease in seconds, as in etcd.
 const MaxTTL = 9_000_000_000
 
-// never is the expiry time of leases whose TTL does not fit into a Duration; MaxTTL does not.
+// never is the expiry time of a lease whose actual expiry time would overflow a time.Duration.
 const never = time.Duration(1<<63 - 1)
 
-// Lease holds the stored properties of a lease.
+// Lease holds the ID and the TTL of a lease, as stored in the engine.
 type Lease struct {
 	ID  int64
 	TTL int64 // seconds
 }
 
-// Lessor holds the leases. It is not safe for concurrent use. Times are durations since an origin that the caller
-// chooses.
+// Lessor schedules the expiry of leases. It is not safe for concurrent use. Times are durations since an origin that
+// the caller chooses.
 type Lessor struct {
 	leases map[int64]*entry
 	queue  queue
 
-	// The rate limit of Expired.
+	// The rate limit of Expired: the current second, and the number of leases returned in it.
 	second   time.Duration // start of the current second
 	returned int
 }
@@ -51,19 +52,20 @@ type Lessor struct {
 type entry struct {
 	Lease
 	expires  time.Duration
-	due      time.Duration // sort key of queue: expires, or the time of the retry once Expired has returned the lease
+	due      time.Duration // sort key of queue: expires, or the time of the retry after Expired has returned the lease
 	returned bool
 	index    int
 	removed  chan struct{} // closed when the lease is removed
 }
 
-// New returns a Lessor that takes over the leases at now.
+// New returns a Lessor for existing leases, which expire as if they had been renewed at the time now. Expiries that
+// would fall into the same second are spread as the package comment describes.
 func New(all []Lease, now time.Duration) *Lessor {
 	l := &Lessor{leases: make(map[int64]*entry, len(all)), second: now}
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b Lease) int { return cmp.Or(cmp.Compare(a.TTL, b.TTL), cmp.Compare(a.ID, b.ID)) })
 	const perSecond = RevokesPerSecond * 3 / 4
-	var window time.Duration // start of the second that is being filled
+	var window time.Duration // start of the second for which expiries are being scheduled
 	filled := 0
 	for _, lease := range all {
 		expires := expiryTime(now, lease.TTL)
@@ -95,14 +97,14 @@ func (l *Lessor) insert(lease Lease, expires time.Duration) {
 	heap.Push(&l.queue, e)
 }
 
-// Add adds a granted lease. If the ID exists already, Add does nothing.
+// Add adds a lease that was granted at the time now. If the ID exists already, Add does nothing.
 func (l *Lessor) Add(lease Lease, now time.Duration) {
 	if l.leases[lease.ID] == nil {
 		l.insert(lease, expiryTime(now, lease.TTL))
 	}
 }
 
-// Remove removes a lease that has ended.
+// Remove removes a lease that has ended, and closes the channel that Renew returned for it.
 func (l *Lessor) Remove(id int64) {
 	if e := l.leases[id]; e != nil {
 		delete(l.leases, id)
@@ -121,8 +123,9 @@ func (l *Lessor) Close() {
 // Len returns the number of leases.
 func (l *Lessor) Len() int { return len(l.leases) }
 
-// Renew renews a lease to its full TTL, in seconds. If the lease does not exist, ok is false. An expired lease is not
-// renewed: removed is then not nil, and closed when the lease is removed.
+// Renew sets a lease's expiry time to one TTL after now, and returns the TTL in seconds. If the lease does not exist,
+// ok is false. An expired lease is not renewed: Renew then returns a channel, removed, that is closed when the lease is
+// removed.
 func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, removed <-chan struct{}, ok bool) {
 	e := l.leases[id]
 	switch {
@@ -137,7 +140,8 @@ func (l *Lessor) Renew(id int64, now time.Duration) (ttl int64, removed <-chan s
 	return e.TTL, nil, true
 }
 
-// Remaining returns how long a lease has to live; 0 if it has expired.
+// Remaining returns how long a lease has to live (0 if it has expired), and the lease. If the lease does not exist, ok
+// is false.
 func (l *Lessor) Remaining(id int64, now time.Duration) (ttl time.Duration, lease Lease, ok bool) {
 	e := l.leases[id]
 	if e == nil {
@@ -160,8 +164,8 @@ func (l *Lessor) IDsByExpiry() []int64 {
 	return ids
 }
 
-// Expired returns up to most expired leases, and no more than RevokesPerSecond in a second. A lease that has not been
-// removed 3 s later is returned again.
+// Expired returns the IDs of up to limit leases that have expired at the time now, and no more than RevokesPerSecond in
+// a second. A lease that is not removed within 3 s is returned again.
 func (l *Lessor) Expired(now time.Duration, limit int) []int64 {
 	if now-l.second >= time.Second {
 		l.second, l.returned = now, 0
@@ -190,7 +194,7 @@ func (l *Lessor) Next() (at time.Duration, ok bool) {
 	return at, true
 }
 
-// queue is a heap ordered by due.
+// queue is a heap of leases, ordered by their field due.
 type queue []*entry
 
 func (q queue) Len() int           { return len(q) }

@@ -65,7 +65,7 @@ func TestCloseEndsWaitingRenewals(t *testing.T) {
 	require.Zero(t, l.Len())
 }
 
-// TestNewRestartsTTLs checks that leases live for their full TTL after New.
+// TestNewRestartsTTLs checks that the leases passed to New expire one full TTL later.
 func TestNewRestartsTTLs(t *testing.T) {
 	l := New([]Lease{{ID: 1, TTL: 60}, {ID: 2, TTL: 5}}, 100*s)
 	require.Equal(t, []int64{2, 1}, l.IDsByExpiry())
@@ -75,7 +75,7 @@ func TestNewRestartsTTLs(t *testing.T) {
 	require.Equal(t, []int64{1}, l.Expired(160*s, 10))
 }
 
-// TestNewSpreadsExpiries checks that leases with the same TTL do not all expire in one second after New.
+// TestNewSpreadsExpiries checks that leases with the same TTL do not all expire in the same second after New.
 func TestNewSpreadsExpiries(t *testing.T) {
 	var all []Lease
 	for id := range int64(3000) {

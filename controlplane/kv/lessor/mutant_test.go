@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants lets a new leader end leases too early.
+// TestMutants checks that a test fails if a new leader lets leases expire too early.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.ExpireEarly, TestNewRestartsTTLs, `Should be empty, but was [2]`)
 }

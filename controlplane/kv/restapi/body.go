@@ -11,20 +11,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// bodyTiers bounds the memory of all request bodies, 128 MiB in total. The bytes of a body up to the first tier's upTo
-// count against the first tier's room, the bytes up to the next upTo against the second's, and so on. Large bodies that
-// arrive slowly, or never end, fill only the last tier, so small writes still succeed. Blocking bodies of at most 4 KiB
-// takes 4,096 connections that each have sent as much; blocking bodies of 64 KiB takes 546.
+// bodyTiers bounds the memory of all request bodies, 128 MiB in total. Each tier has its own memory, of room bytes. The
+// first tier contains the bytes of each body up to the first upTo, the second tier the bytes from there up to the
+// second upTo, and so on. Large bodies that arrive slowly, or never end, fill only the last tier, so small writes still
+// succeed. To fill the first tier takes 4,096 connections that each have sent 4 KiB. To fill the second tier takes 546
+// connections that each have sent 64 KiB.
 var bodyTiers = []struct{ upTo, room int64 }{
 	{4 << 10, 16 << 20},
 	{64 << 10, 32 << 20},
 	{MaxBody, 80 << 20},
 }
 
-// bodyTimeout is how long a body waits for memory.
+// bodyTimeout is how long a request waits for memory for its body.
 const bodyTimeout = 2 * time.Second
 
-// bodyBudget is the memory of all request bodies.
+// bodyBudget limits the memory of all request bodies, with one semaphore, in bytes, for each of bodyTiers.
 type bodyBudget []*semaphore.Weighted
 
 func newBodyBudget() bodyBudget {
@@ -35,17 +36,18 @@ func newBodyBudget() bodyBudget {
 	return b
 }
 
-// countedBody is a request body whose bytes are charged to the budget when they arrive, so that a client that announces
-// a large body but sends nothing reserves nothing.
+// countedBody is a request body whose bytes count against the budget when they arrive, so that a client that announces
+// a large body but sends nothing uses no memory of the budget.
 type countedBody struct {
 	io.ReadCloser
 	ctx     context.Context
 	budget  bodyBudget
 	read    int64
-	charged []int64 // by tier
+	charged []int64 // bytes counted against each tier
 }
 
-// Read implements io.Reader. It fails with Throttled when there is no memory for what it has read.
+// Read implements io.Reader. It fails with fault.Throttled if there is no memory for the bytes that it has read within
+// bodyTimeout.
 func (c *countedBody) Read(p []byte) (int, error) {
 	tier := 0
 	for tier < len(bodyTiers)-1 && c.read >= bodyTiers[tier].upTo {
@@ -68,14 +70,15 @@ func (c *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// free releases the memory of the body.
+// free returns the memory of the body to the budget.
 func (c *countedBody) free() {
 	for tier, n := range c.charged {
 		c.budget[tier].Release(n)
 	}
 }
 
-// body decodes a JSON body into v, within the memory budget. The caller calls free when it does not need the body any
+// body decodes a JSON body into v, within the memory budget, and returns its bytes. The body of a forwarded request
+// must match the hash in its header. The caller must call free, also after an error, when it does not need the body any
 // more.
 func (s *Server) body(r request, v any) (raw []byte, free func(), err error) {
 	counted := &countedBody{ReadCloser: r.Body, ctx: r.Context(), budget: s.bodies, charged: make([]int64, len(bodyTiers))}

@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sendUnfinished starts a chunked PUT, sends bytes of its body, and leaves the connection open. If there is a response,
-// it is sent to refused.
+// sendUnfinished starts a chunked PUT, sends bytes of its body, and does not end the body. If there is a response, its
+// status, Retry-After header and body are sent to refused.
 func (s *testCluster) sendUnfinished(bytes int, refused chan<- string) net.Conn {
 	conn, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(s.port))))
 	require.NoError(s.t, err)
@@ -38,7 +38,7 @@ func (s *testCluster) sendUnfinished(bytes int, refused chan<- string) net.Conn 
 	return conn
 }
 
-// chargedBytes returns the bytes of unfinished bodies in each tier.
+// chargedBytes returns how many bytes of unfinished request bodies count against each tier.
 func (s *testCluster) chargedBytes() (out []int64) {
 	for i, t := range bodyTiers {
 		free := t.room
@@ -53,14 +53,15 @@ func (s *testCluster) chargedBytes() (out []int64) {
 
 func (s *testCluster) put(bytes int) response { return s.putText(strings.Repeat("v", bytes)) }
 
-// putText puts a value given as the inside of a JSON string.
+// putText puts a value. text is the encoding of the value as a JSON string, without the quotes.
 func (s *testCluster) putText(text string) response {
 	body := `{"value":"` + text + `"}`
 	return s.send(1, fmt.Sprintf("PUT /api/v1/kv/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 }
 
-// TestUnfinishedBodiesAreBounded checks that unfinished request bodies are charged only for the bytes that arrived.
-// When they use the whole budget for large bodies, small requests are still served, and a further large one is refused.
+// TestUnfinishedBodiesAreBounded checks that an unfinished request body counts against the budget only with the bytes
+// that arrived. When unfinished bodies use the whole budget for large bodies, small requests must still be served, and
+// a further large body must be refused.
 func TestUnfinishedBodiesAreBounded(t *testing.T) {
 	s := newTestCluster(t, 1, false, true)
 	silent := make(chan string, 50)
@@ -73,7 +74,7 @@ func TestUnfinishedBodiesAreBounded(t *testing.T) {
 	}
 	require.Zero(t, s.chargedBytes()[1]+s.chargedBytes()[2], "only bytes that arrived are counted")
 
-	const each = 11 << 20 // of 80 MiB
+	const each = 11 << 20 // bytes of each body; the tier has room for 80 MiB
 	var slow []net.Conn
 	refused := make(chan string, 9)
 	for range cap(refused) {

@@ -30,13 +30,13 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/users"
 )
 
-// fakeConsensus applies a proposal at once to the engines of all members that do not lag.
+// fakeConsensus applies a proposal at once to the engines of all members that are not lagging.
 type fakeConsensus struct {
 	mu      sync.Mutex
 	engines map[uint64]*mvcc.Engine
 	lagging map[uint64]bool
 	leader  uint64
-	views   map[uint64]uint64 // by member: the leader it knows, if that is not the field leader
+	views   map[uint64]uint64 // by member: the leader that the member reports, if that is not the field leader
 }
 
 func (a *fakeConsensus) propose(ctx context.Context, self uint64, data []byte) (own command.Result, err error) {
@@ -63,7 +63,7 @@ func (a *fakeConsensus) propose(ctx context.Context, self uint64, data []byte) (
 	return own, nil
 }
 
-// memberView implements kv.Consensus for one member.
+// memberView implements kv.Consensus for the member self.
 type memberView struct {
 	*fakeConsensus
 	self uint64
@@ -105,7 +105,7 @@ func (s memberView) Leader() (uint64, uint64) {
 
 func (s memberView) Changed() <-chan struct{} { return nil }
 
-// fakeMembers implements Membership. last describes the last change; err is the error of the next one.
+// fakeMembers implements Membership. last describes the last change; err is the error that the next change returns.
 type fakeMembers struct {
 	mu   sync.Mutex
 	list []membership.Member
@@ -155,12 +155,12 @@ func (m *fakeMembers) Transfer(_ context.Context, to uint64, groups ...uint64) e
 	return m.record("transfer of %v to %d", groups, to)
 }
 
-// fakeKeys is the service of one member; err is the error of its next call.
+// fakeKeys is the Keyspace of one member; err is the error that its next call returns.
 type fakeKeys struct {
 	Keyspace
 	mu        sync.Mutex
 	err       error
-	streamErr error // of RangeStream, after its first message
+	streamErr error // error of RangeStream after its first message
 }
 
 func (k *fakeKeys) next() error {
@@ -206,7 +206,7 @@ func (k *fakeKeys) DeleteRange(ctx context.Context, r *pb.DeleteRangeRequest) (*
 	return k.Keyspace.DeleteRange(ctx, r)
 }
 
-// testCluster holds members with REST servers. Member id listens on 127.0.0.<id>; the port is the same for all.
+// testCluster holds members with REST servers. The member with ID id listens on 127.0.0.<id>; all have the same port.
 type testCluster struct {
 	t         *testing.T
 	consensus *fakeConsensus
@@ -218,7 +218,7 @@ type testCluster struct {
 	port      uint16
 	log       *strings.Builder
 	clock     time.Time
-	// public makes the next requests appear to arrive on an address other than loopback.
+	// public makes the next requests look as if they arrived on an address other than loopback.
 	public bool
 }
 
@@ -265,7 +265,7 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// listen returns listeners on one port that is free on the addresses of all members.
+// listen returns a listener for each member, all with the same port, on the addresses of the members.
 func (s *testCluster) listen(members int) map[uint64]net.Listener {
 	for range 50 {
 		all := map[uint64]net.Listener{}
@@ -306,15 +306,15 @@ func (s *testCluster) serve(id uint64, l net.Listener) {
 	})
 }
 
-// response holds the response to a request.
+// response is the HTTP response to a request.
 type response struct {
 	status int
 	header http.Header
 	body   []byte
-	err    error // of reading the body
+	err    error // error of reading the body
 }
 
-// send sends the text of a request over a new connection and returns the response.
+// send sends the text of an HTTP request to the member id over a new connection and returns the response.
 func (s *testCluster) send(id uint64, text string) response {
 	conn, err := net.Dial("tcp", net.JoinHostPort(fmt.Sprintf("127.0.0.%d", id), strconv.Itoa(int(s.port))))
 	require.NoError(s.t, err)
@@ -330,7 +330,7 @@ func (s *testCluster) send(id uint64, text string) response {
 	return response{resp.StatusCode, resp.Header, body, err}
 }
 
-// payload checks the envelope of a response and returns its data or error.
+// payload checks the JSON envelope of a response and returns the data or the error in it.
 func (a response) payload(t *testing.T) string {
 	require.NoError(t, a.err)
 	require.Equal(t, "application/json", a.header.Get("Content-Type"), "%s", a.body)

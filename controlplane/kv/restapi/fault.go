@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// restKinds maps etcd's errors to fault kinds. All others are fault.Internal.
+// restKinds maps etcd's errors to kinds of fault.Fault. All other errors of etcd map to fault.Internal.
 var restKinds = map[error]fault.Kind{
 	rpctypes.ErrEmptyKey:         fault.InvalidArgument,
 	rpctypes.ErrRequestTooLarge:  fault.TooLarge,
@@ -26,8 +26,9 @@ var restKinds = map[error]fault.Kind{
 	rpctypes.ErrAuthOldRevision:  fault.PermissionDenied,
 }
 
-// faultOf converts an error to the fault that the caller sees (docs/api.md, "Errors"). etcd's errors keep their text. A
-// request that exceeds its deadline is an internal error, except for changes of the members (Server.change).
+// faultOf converts an error to the fault.Fault that the client receives (docs/api.md, "Errors"). etcd's errors keep
+// their text. A request that exceeds its deadline is an internal error, except for changes of the members
+// (Server.change).
 func faultOf(err error) error {
 	if _, isFault := fault.From(err); isFault {
 		return err

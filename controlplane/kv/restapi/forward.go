@@ -25,8 +25,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// forwardHeader authenticates a request that another member forwards. A member that is not the leader refuses the
-// request, so a request is forwarded once at most.
+// forwardHeader is the header that authenticates a request which one member forwards to another. A member that is not
+// the leader refuses such a request, so a request is forwarded once at most.
 const forwardHeader = "X-Trivet-Forward"
 
 const (
@@ -38,7 +38,7 @@ const (
 	// maxForwardResponse is the maximum size in bytes of a response that is not a list. A value of 1.5 MiB takes up to
 	// six times as much in JSON.
 	maxForwardResponse = 16 << 20
-	// dialTimeout is the timeout to connect to the leader, listPieceTimeout the timeout for the next piece of a list.
+	// dialTimeout limits connecting to the leader, and listPieceTimeout limits waiting for the next piece of a list.
 	dialTimeout      = 2 * time.Second
 	listPieceTimeout = 30 * time.Second
 )
@@ -50,11 +50,11 @@ type forwardMAC struct {
 	now func() time.Time
 }
 
-// forwardedRequest holds a verified header, with the hash of the body that is not verified yet.
+// forwardedRequest holds the content of a verified forwardHeader. Its hash of the body is compared with the body later.
 type forwardedRequest struct {
 	body    [sha256.Size]byte
 	nonce   string
-	address string // of the client
+	address string // address of the client
 }
 
 func (s forwardMAC) mac(to uint64, at, nonce, method, uri, body, address string) string {
@@ -63,7 +63,8 @@ func (s forwardMAC) mac(to uint64, at, nonce, method, uri, body, address string)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// header returns the header for a request to a member. address is the client's address, without spaces.
+// header returns the value of forwardHeader for a request to the member with ID to. address is the client's address,
+// without spaces.
 func (s forwardMAC) header(to uint64, method, uri string, body []byte, address string) string {
 	var nonce [16]byte
 	rand.Read(nonce[:])
@@ -72,8 +73,8 @@ func (s forwardMAC) header(to uint64, method, uri string, body []byte, address s
 	return strings.Join([]string{"v2", at, n, b, address, s.mac(to, at, n, method, uri, b, address)}, " ")
 }
 
-// verify verifies the header of a request to this member. The caller verifies the body later, with
-// forwardedRequest.verifyBody.
+// verify checks the MAC and the time in the forwardHeader of a request to this member. The caller checks the body
+// later, with forwardedRequest.verifyBody.
 func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedRequest, error) {
 	refused := fault.New(fault.PermissionDenied, "%s: not authenticated by a member of this cluster", forwardHeader)
 	part := strings.Split(header, " ")
@@ -99,7 +100,8 @@ func (s forwardMAC) verify(self uint64, header, method, uri string) (*forwardedR
 	return f, nil
 }
 
-// verifyBody checks the hash of the body. It accepts every body if f is nil, for a request that was not forwarded.
+// verifyBody returns an error if the body does not have the hash of the verified header. If f is nil, the request was
+// not forwarded, and every body is valid.
 func (f *forwardedRequest) verifyBody(body []byte) error {
 	if f != nil && sha256.Sum256(body) != f.body {
 		return fault.New(fault.PermissionDenied, "%s: the body does not match the authenticated hash", forwardHeader)
@@ -107,19 +109,19 @@ func (f *forwardedRequest) verifyBody(body []byte) error {
 	return nil
 }
 
-// nonceCache remembers the nonces of recent forwarded writes, to refuse replays.
+// nonceCache stores the nonces of recent forwarded writes, to refuse replays.
 type nonceCache struct {
 	mu                sync.Mutex
 	rotated           time.Time
 	current, previous map[string]struct{}
 }
 
-// add returns an error if the nonce was used before, or if there are too many nonces to remember.
+// add stores a nonce. It returns an error if the nonce was used before, or if there are too many nonces to store.
 func (o *nonceCache) add(nonce string, now time.Time) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are kept for twice that
-	// time.
+	// A header is valid from forwardSkew before its time to forwardSkew after it, so nonces are stored for at least
+	// twice forwardSkew.
 	if now.Sub(o.rotated) > 2*forwardSkew || o.current == nil {
 		o.previous, o.current, o.rotated = o.current, map[string]struct{}{}, now
 	}
@@ -135,7 +137,7 @@ func (o *nonceCache) add(nonce string, now time.Time) error {
 	return nil
 }
 
-// forwarder sends requests to the leader.
+// forwarder sends requests of clients to the leader and returns its responses.
 type forwarder struct {
 	mac          forwardMAC
 	scheme, port string
@@ -150,7 +152,7 @@ func newForwarder(s forwardMAC, port uint16, secure *tls.Config) *forwarder {
 	return &forwarder{
 		mac: s, scheme: scheme, port: strconv.Itoa(int(port)),
 		client: &http.Client{
-			// There is no Proxy: the HTTP proxy of the environment must not see traffic between members.
+			// Proxy is not set: the HTTP proxy of the environment must not see traffic between members.
 			Transport: &http.Transport{
 				DialContext:         (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext,
 				TLSClientConfig:     secure,
@@ -163,7 +165,7 @@ func newForwarder(s forwardMAC, port uint16, secure *tls.Config) *forwarder {
 	}
 }
 
-// leaderHost returns the host of a raft address, with or without a scheme.
+// leaderHost returns the host of a raft address, which may have a scheme. It returns false if there is none.
 func leaderHost(peer string) (string, bool) {
 	if !strings.Contains(peer, "://") {
 		peer = "http://" + peer
@@ -175,8 +177,9 @@ func leaderHost(peer string) (string, bool) {
 	return u.Hostname(), true
 }
 
-// forward sends a request to the leader and returns its response, also if that is an error. The response must start
-// within limit. A list may take longer, as long as a piece arrives within each listPieceTimeout.
+// forward sends a request to the leader and returns the leader's response, also if that is an error. The response must
+// start within limit. If list is set, the rest of the response may take longer, as long as a piece arrives within each
+// listPieceTimeout.
 func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host string, body []byte, limit time.Duration, list bool) (any, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	timer := time.AfterFunc(limit, func() { cancel(errLeaderTimeout) })
@@ -219,7 +222,8 @@ func (f *forwarder) forward(w *rest.Response, r *http.Request, to uint64, host s
 
 var errLeaderTimeout = errors.New("it did not respond in time")
 
-// forwardFault returns the fault for a failed request to the leader. The leader may have executed the request.
+// forwardFault returns the fault.Fault for a request to the leader that failed. The leader may have executed the
+// request.
 func forwardFault(to uint64, err error) error {
 	reason := "its response is not valid, or the connection to it failed: the request may have been carried out"
 	var op *net.OpError
@@ -235,7 +239,8 @@ func forwardFault(to uint64, err error) error {
 	return fault.New(fault.BadGateway, "forward to member %d, the leader: %s", to, reason).MayRetry().Because(err)
 }
 
-// forwardedBody streams the body of a leader's response to the client.
+// forwardedBody is the body of a leader's response, which is streamed to the client. Each Read must return within
+// listPieceTimeout.
 type forwardedBody struct {
 	body  io.ReadCloser
 	to    uint64
@@ -246,7 +251,7 @@ type forwardedBody struct {
 func (t *forwardedBody) Read(b []byte) (int, error) {
 	t.timer.Reset(listPieceTimeout)
 	n, err := t.body.Read(b)
-	t.timer.Stop() // the time that the client takes to read does not count
+	t.timer.Stop() // the time between two reads does not count
 	if err != nil && err != io.EOF {
 		err = forwardFault(t.to, err)
 	}

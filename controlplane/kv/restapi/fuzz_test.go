@@ -46,6 +46,7 @@ func percentDecode(s string) (out string, ok bool) {
 }
 
 // expectedKey returns the stored key for the rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys and members").
+// If ok is false, the request must be refused.
 func expectedKey(remainder string) (key string, ok bool) {
 	key, ok = percentDecode(remainder)
 	if strings.Contains(key, "/") {
@@ -68,14 +69,14 @@ func storedData(t *testing.T, e *mvcc.Engine) (keys, records map[string]string) 
 	return keys, records
 }
 
-// otherKeys are keys that a wrongly decoded path could refer to.
+// otherKeys lists keys that a wrongly decoded path could refer to.
 var otherKeys = []string{
 	"\x00", "a", "a/", "/a", "/a/b", "//a", "/api/v1/kv/a", "..", "/..", "~", "a~", "a~b", "put", "/a/put", "user/root", "role/root", "auth/enabled",
 	"alarm/1/1", "lessor", "member/1", "vm/1", "\xff", "\xff\xff", "é", "a%2fb", "a b", "a+b", "?", "/api/v1/cluster/members",
 }
 
 // FuzzKeyForms checks that a request reads or writes only the key that expectedKey returns, whatever the form of its
-// key, prefix or path. The engine also has the records of users, and otherKeys.
+// key, prefix or path. The engine also has otherKeys and records of users, which must not change.
 func FuzzKeyForms(f *testing.F) {
 	for _, target := range []string{
 		"a", "a/b", "%2fa", "/a", "//", "..", "../x", "a/../b", "%2e%2e%2f", "~", "", "%00", "%ff", "%zz", "%", "a%", "%2", "a%252fb", "put", "a/put", "a%2fput",
@@ -199,7 +200,7 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 			prefix, ok = percentDecode(strings.ReplaceAll(v, "+", " "))
 			require.True(t, ok)
 		} else if strings.ContainsAny(name, "%+") {
-			return // may be an encoded form of prefix
+			return // may be another encoding of the name "prefix"
 		}
 	}
 	var want []item
@@ -216,7 +217,7 @@ func checkList(t *testing.T, query string, keys map[string]string, body []byte) 
 	}
 }
 
-// FuzzBodies checks that a value is stored as it was sent or not at all, and that no made-up forward header is
+// FuzzBodies checks that a value is stored exactly as it was sent or not at all, and that no forged forwardHeader is
 // accepted.
 func FuzzBodies(f *testing.F) {
 	for _, body := range []string{

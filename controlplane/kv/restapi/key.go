@@ -22,7 +22,8 @@ const MaxValue = 1536 << 10
 const listEnd = "~"
 
 // decodeKey returns the stored key for the percent-encoded rest of a path after /api/v1/kv/ (docs/api.md, "REST: keys
-// and members"). The path is decoded once; dots, slashes and NULs are not normalized.
+// and members"). A key that contains a slash is stored with a leading slash. The path is decoded once; dots, slashes
+// and NULs are not normalized.
 func decodeKey(remainder string) (string, error) {
 	key, err := url.PathUnescape(remainder)
 	if err != nil {
@@ -50,7 +51,7 @@ func listBounds(prefix string) (key, end []byte) {
 }
 
 // listQuery holds the query parameters of a list or read. parseQuery refuses an invalid query and repeated parameters,
-// so that the response never differs from what the caller meant.
+// so that the response never differs from what the client meant.
 type listQuery struct {
 	prefix string
 	local  bool
@@ -74,8 +75,8 @@ func parseQuery(r *http.Request) (q listQuery, err error) {
 	return q, nil
 }
 
-// item holds a key and its value for JSON. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). In that case the exact
-// bytes are added in base64, an extension of the contract.
+// item is a key with its value in a JSON response. Invalid UTF-8 is replaced by U+FFFD (docs/api.md). In that case
+// KeyBase64 and ValueBase64 have the exact bytes, which is an extension of the wire contract.
 type item struct {
 	Key         string `json:"key"`
 	Value       string `json:"value"`
@@ -94,7 +95,7 @@ func newItem(key, value []byte) item {
 	return it
 }
 
-// writeResponse is the response to a write.
+// writeResponse is the JSON response to a write.
 type writeResponse struct {
 	Key       string `json:"key"`
 	KeyBase64 []byte `json:"key_base64,omitempty"`
@@ -109,13 +110,14 @@ func newWriteResponse(key string) writeResponse {
 	return done
 }
 
-// jsonString is a JSON string that is decoded to exactly the bytes to store.
+// jsonString is a JSON string from a request, decoded to exactly the bytes to store.
 type jsonString struct {
 	present bool
 	value   string
 }
 
-// UnmarshalJSON accepts only strings. It refuses half of a surrogate pair, which encoding/json would replace.
+// UnmarshalJSON implements json.Unmarshaler. It accepts only strings, and refuses half of a surrogate pair, which
+// encoding/json would replace.
 func (t *jsonString) UnmarshalJSON(raw []byte) error {
 	if len(raw) == 0 || raw[0] != '"' {
 		return fault.Invalid("value", "want a string, got %s", jsonKind(raw))
@@ -171,7 +173,7 @@ func unpairedSurrogate(raw []byte) string {
 	}
 }
 
-// parseEscape parses an escape \uXXXX at the start of raw.
+// parseEscape parses an escape \uXXXX at the start of raw. It returns false if there is none.
 func parseEscape(raw []byte) (rune, bool) {
 	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' {
 		return 0, false

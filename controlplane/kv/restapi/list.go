@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// list streams the items of a prefix.
+// list responds with all keys that begin with the prefix in the query, and their values. The response is streamed.
 func (s *Server) list(r request) (any, error) {
 	q, err := parseQuery(r.Request)
 	if err != nil {
@@ -34,8 +34,8 @@ func (s *Server) list(r request) (any, error) {
 	}), nil
 }
 
-// writeItems writes `{"items": […]}` at one revision. It streams the items, so the memory does not depend on the list's
-// length.
+// writeItems writes a list of keys as of one revision, as `{"items": […]}`. It streams the items, so the memory does
+// not depend on the list's length. At most maxLists lists are streamed at the same time.
 func (s *Server) writeItems(ctx context.Context, q listQuery, serializable bool, out io.Writer) error {
 	waiting, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()

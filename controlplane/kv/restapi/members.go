@@ -22,14 +22,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Membership lists and changes the members. *membership.Service implements it. It returns FailedPrecondition for
-// refused changes and DeadlineExceeded for timeouts.
+// Membership lists and changes the members; *membership.Service implements it. Its methods return
+// fault.FailedPrecondition for a refused change and fault.DeadlineExceeded after a timeout.
 type Membership interface {
 	List(ctx context.Context, serializable bool) ([]membership.Member, error)
 	Add(context.Context, membership.AddRequest) (membership.Member, []membership.Member, error)
 	// RemoveOpen removes a member for a caller without a credential. It refuses to leave fewer than three voters.
 	RemoveOpen(ctx context.Context, id uint64) ([]membership.Member, error)
-	// Transfer makes a member the leader of the raft groups.
+	// Transfer transfers the leadership of the given raft groups to the member with ID to.
 	Transfer(ctx context.Context, to uint64, groups ...uint64) error
 }
 
@@ -42,8 +42,9 @@ func (s *Server) memberRoutes() {
 }
 
 // auditedRoute registers a route that changes the cluster. The audit records the call under the equivalent gRPC method,
-// with the caller's address, since these callers have no credential. A refused or failed call is recorded here, a
-// successful one in the transaction of the change (audit.Stamp). A forwarded request is recorded by the leader.
+// with the caller's address, since these callers have no credential. A refused or failed call is recorded here; a
+// successful call is recorded in the transaction that makes the change (audit.Stamp). A forwarded request is recorded
+// by the leader.
 func (s *Server) auditedRoute(method, path, as string, h handler) {
 	s.handle(method, path, func(w *rest.Response, r *http.Request) (any, error) {
 		caller := &cloud.Caller{
@@ -60,7 +61,7 @@ func (s *Server) auditedRoute(method, path, as string, h handler) {
 	})
 }
 
-// clusterStatus holds the state of the raft group as this member sees it. The role of a learner is Follower, as in
+// clusterStatus is the status of the raft group according to this member. The role of a learner is Follower, as in
 // raft.
 type clusterStatus struct {
 	NodeID    uint64 `json:"node_id"`
@@ -85,7 +86,7 @@ func (s *Server) status(r request) (any, error) {
 	}, nil
 }
 
-// memberHost returns the host of a member's REST, which is the host of its raft address.
+// memberHost returns the host at which a member serves REST, which is the host of its raft address.
 func (s *Server) memberHost(ctx context.Context, id uint64) (string, error) {
 	all, err := s.opts.Members.List(ctx, true)
 	if err != nil {
@@ -103,7 +104,7 @@ func (s *Server) memberHost(ctx context.Context, id uint64) (string, error) {
 	return "", notLeader("member %d, the leader, is not in the list of members", id)
 }
 
-// addTarget appends details from the request body to the target of the audit record.
+// addTarget appends details from the request body to the target that the audit records for the call.
 func (r request) addTarget(format string, args ...any) {
 	if c := auth.CallerOf(r.Context()); c != nil {
 		c.Target += " " + fmt.Sprintf(format, args...)
@@ -229,7 +230,7 @@ func (s *Server) transfer(r request) (any, error) {
 			return nil, err
 		}
 		if s.opts.Audit != nil {
-			s.opts.Audit.Done(auth.CallerOf(ctx)) // a transfer has no transaction that could hold the record
+			s.opts.Audit.Done(auth.CallerOf(ctx)) // a transfer has no transaction that could record it in the audit
 		}
 		return struct {
 			Leader  uint64 `json:"leader"`
@@ -238,8 +239,8 @@ func (s *Server) transfer(r request) (any, error) {
 	})
 }
 
-// change runs a change of the members or of the leadership on the leader. It returns DeadlineExceeded after
-// memberTimeout.
+// change runs do, which changes the members or the leader, on the leader: another member forwards the request to it. It
+// returns fault.DeadlineExceeded if the change takes longer than memberTimeout.
 func (s *Server) change(r request, body []byte, do func(context.Context, *rest.Response) (any, error)) (any, error) {
 	to, err := s.destination(r, false)
 	if err != nil {

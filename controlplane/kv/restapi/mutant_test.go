@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a rule of forwarded requests is broken.
+// TestMutants checks that a test fails if a rule of forwarded requests is broken.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.AcceptAnyForward, TestForwardedRequestsAreAuthenticated, "was accepted")
 	mutanttest.Notices(t, mutant.ReplayForward, TestForwardedRequestsAreAuthenticated, "a replay")

@@ -2,14 +2,14 @@
 // gRPC clients use etcd's API, which package etcdrpc serves.
 //
 // Decisions:
-//   - The API has no credentials, because its contract has none. A Server therefore accepts requests on the loopback
-//     interface only, unless Options.Open is set. /health and /ready accept every client.
-//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that ask
-//     for local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
+//   - The API has no credentials, because its contract (docs/api.md) has none. A Server therefore accepts requests on
+//     the loopback interface only, unless Options.Open is set. /health and /ready accept every client.
+//   - A request is checked by the member that receives it, and then forwarded to the leader, except for reads that
+//     request local data. A forwarded request carries a MAC (forward.go) and is never forwarded again.
 //   - Keys are read and written through the same kv.Service as gRPC. Once etcd's Auth is enabled, REST acts as the user
 //     named by User.
 //
-// The package reaches the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
+// The package uses the keys, the members and consensus only through the interfaces Keyspace, Membership and Group.
 package restapi
 
 import (
@@ -34,13 +34,14 @@ import (
 )
 
 const (
-	// MaxBody is the maximum size of a request body in bytes. A value of MaxValue fits in every JSON encoding of it.
+	// MaxBody is the maximum size of a request body in bytes. A body with a value of MaxValue bytes fits, whatever its
+	// JSON encoding.
 	MaxBody = 12 << 20
 	// User is the user of etcd's Auth for all requests, once Auth is enabled.
 	User = "rest"
 
-	// keyTimeout is the deadline of a read or write of keys, memberTimeout that of a change of the members or the
-	// leader. The deadline of a forwarded request is longer by forwardExtra, so that the leader's own timeout error
+	// keyTimeout is the timeout of a read or write of keys, and memberTimeout that of a change of the members or the
+	// leader. The timeout of a forwarded request is longer by forwardExtra, so that the leader's own timeout error
 	// arrives.
 	keyTimeout    = 10 * time.Second
 	memberTimeout = 30 * time.Second
@@ -49,14 +50,14 @@ const (
 	// maxLists is the maximum number of lists that are written at the same time.
 	maxLists = 64
 
-	// staleHeader marks the response of a read that this member served from local data because no leader is known.
+	// staleHeader is set in the response to a read that this member served from local data because no leader is known.
 	staleHeader = "X-Trivet-Stale"
 )
 
 // Keyspace reads and writes keys. *kv.Service implements it.
 type Keyspace interface {
 	Range(context.Context, *pb.RangeRequest) (*pb.RangeResponse, error)
-	// RangeStream sends a range in pieces, all at one revision.
+	// RangeStream sends a range in several responses, all as of one revision.
 	RangeStream(ctx context.Context, r *pb.RangeRequest, send func(*pb.RangeResponse) error) error
 	Put(context.Context, *pb.PutRequest) (*pb.PutResponse, error)
 	DeleteRange(context.Context, *pb.DeleteRangeRequest) (*pb.DeleteRangeResponse, error)
@@ -76,22 +77,22 @@ type Options struct {
 	Group   Group
 	// GroupID is the ID of the raft group of the key-value store.
 	GroupID uint64
-	// Self is the ID of this member, Cluster the ID of the cluster.
+	// Self is the ID of this member, and Cluster is the ID of the cluster.
 	Self, Cluster uint64
 	// Key is the key for the MACs of forwarded requests. It is the same on all members.
 	Key []byte
-	// Port is the port of REST on all members.
+	// Port is the TCP port on which every member serves REST.
 	Port uint16
-	// Open accepts requests on the member's own address from all clients, not only from members.
+	// Open accepts requests to the member's own address from all clients, not only requests that members forward.
 	Open bool
-	// Hosts lists accepted host names besides IP addresses and localhost; optional.
+	// Hosts lists the host names that are accepted in requests, besides IP addresses and localhost; optional.
 	Hosts []string
 	// ToMember is the TLS configuration for requests to other members; nil for plaintext.
 	ToMember *tls.Config
 	Log      *slog.Logger
 	// Audit records refused and failed changes of the members and of the leader; optional.
 	Audit auth.Auditor
-	// Metrics counts requests.
+	// Metrics counts the requests and their outcomes.
 	Metrics *rest.Metrics
 	// Now replaces time.Now; optional.
 	Now func() time.Time
@@ -136,7 +137,8 @@ func New(opts Options) *Server {
 	return s
 }
 
-// ready returns an error if the raft group has no leader, so that keys cannot be written. /ready reports it.
+// ready returns an error if the raft group has no leader, so that keys cannot be written. The path /ready reports the
+// error.
 func (o *Options) ready(context.Context) error {
 	if leader, _ := o.Group.Leader(); leader == 0 {
 		return errors.New("the key-value store has no leader: fewer than a majority of the members can be reached")
@@ -153,7 +155,8 @@ func (s *Server) Routes() []rest.Route { return s.server.Routes() }
 // Close closes idle connections to other members.
 func (s *Server) Close() { s.forward.client.CloseIdleConnections() }
 
-// Addresses returns the addresses to listen on: own, the member's address, and loopback of the same IP version.
+// Addresses returns the addresses to listen on: own, which is the member's address, and the loopback address of the
+// same IP version. If own is a host name, a loopback address or an unspecified address, only own is returned.
 func Addresses(own string) []string {
 	ip := net.ParseIP(own)
 	switch {
@@ -165,11 +168,11 @@ func Addresses(own string) []string {
 	return []string{own, "127.0.0.1"}
 }
 
-// request holds an accepted request.
+// request is a request whose caller was accepted.
 type request struct {
 	*http.Request
 	w *rest.Response
-	// forwarded is set if another member forwarded the request.
+	// forwarded is the verified header if another member forwarded the request, else nil.
 	forwarded *forwardedRequest
 }
 
@@ -184,7 +187,7 @@ func (s *Server) handle(method, path string, h rest.Handler) {
 	s.server.HandleBare(method, path, reason, h)
 }
 
-// serve runs a handler if admit accepts the caller.
+// serve runs a handler for a request that admit accepts, and converts the handler's error with faultOf.
 func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error) {
 	from, err := s.admit(r)
 	if err != nil {
@@ -200,7 +203,8 @@ func (s *Server) serve(w *rest.Response, r *http.Request, h handler) (any, error
 	return data, nil
 }
 
-// admit checks the caller, before the body is read. It returns the verified header of a forwarded request, or nil.
+// admit returns an error if the caller may not make the request. It runs before the body is read. For a forwarded
+// request it returns the verified header, else nil.
 func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 	if header := r.Header.Get(forwardHeader); header != "" {
 		from, err := s.forward.mac.verify(s.opts.Self, header, r.Method, r.URL.RequestURI())
@@ -219,15 +223,16 @@ func (s *Server) admit(r *http.Request) (*forwardedRequest, error) {
 	return nil, s.server.RefuseBrowser(r)
 }
 
-// target holds the decision which member serves a request.
+// target describes which member serves a request.
 type target struct {
-	// local is set if this member serves the request, stale if it does so from local data because no leader is known.
+	// local is set if this member serves the request, and stale if it does so from local data because no leader is
+	// known.
 	local, stale bool
 	leader       uint64
 	host         string
 }
 
-// destination decides which member serves a request. reads reports whether the request only reads.
+// destination returns the member that serves a request. reads is true if the request only reads.
 func (s *Server) destination(r request, reads bool) (target, error) {
 	leader, _ := s.opts.Group.Leader()
 	switch {
@@ -252,7 +257,7 @@ func (s *Server) forwardTo(r request, to target, body []byte, limit time.Duratio
 	return s.forward.forward(r.w, r.Request, to.leader, to.host, body, limit+forwardExtra, list)
 }
 
-// keyPath is the path prefix of a key.
+// keyPath is the prefix of the paths of single keys.
 const keyPath = "/api/v1/kv/"
 
 // key returns the key in the path as the client sent it. It does not use the router's variable, because the router

@@ -26,7 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// namedErrors are the errors that the scripts refer to.
+// namedErrors maps the names in the scripts of TestREST to errors.
 var namedErrors = map[string]error{
 	"nospace":   rpctypes.ErrGRPCNoSpace,
 	"noleader":  rpctypes.ErrGRPCNoLeader,
@@ -38,20 +38,21 @@ var namedErrors = map[string]error{
 	"timeout":   fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out"),
 }
 
-// TestREST runs the scripts in testdata/rest. Their commands are:
+// TestREST runs the scripts in testdata/rest. The responses and stored keys must be as expected. The commands are:
 //
-//	members [count=] [open]   start new members; member 1 is the leader
-//	leader is= [member=]      set the leader, 0 for none; with member, the leader that this member knows
-//	lag member=               the member applies no more proposals
-//	stop member=              stop the member's REST server
-//	public, loopback          the kind of address on which the next requests arrive
-//	fail member= with=        the member's next call of keys fails; with torn, its lists fail after the first message
-//	fail members with=        the next change of members fails
-//	raft member= addr=        set the member's raft address
-//	put                       write KEY=VALUE lines, which are Go strings without quotes
-//	keys                      show all keys
-//	users [root]              enable Auth with the users root and rest; with root, without the user rest
-//	http [member=] [long=]    send a request: METHOD PATH, headers, an empty line, a body; LONG stands for that many x
+//	members [count=] [open]    start a new cluster of count members (default 3), led by member 1; open sets Options.Open
+//	leader is= [member=]       set the leader's ID, 0 for none; with member, only the leader that this member knows
+//	lag member=                the member applies no more proposals
+//	stop member=               stop the member's REST server
+//	public, loopback           the next requests arrive on an address other than loopback, or on loopback
+//	fail member= with=         the member's next read or write of keys fails with the named error
+//	fail member= with= torn    the member's lists fail with the named error after the first message
+//	fail members with=         the next change of members fails with the named error
+//	raft member= addr=         set the member's raft address
+//	put                        write KEY=VALUE lines, in which KEY and VALUE are Go strings without quotes
+//	keys                       show all keys and values
+//	users [root]               enable Auth with the users root and rest; with root, without the user rest
+//	http [member=] [long=]     send METHOD PATH, headers, an empty line, a body; LONG is replaced by long times x
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		var s *testCluster
@@ -172,7 +173,8 @@ func (s *testCluster) enableAuth(users []string) {
 	require.NoError(t, err)
 }
 
-// http sends a request and returns its status, some headers, and the content of the envelope.
+// http sends the request in a script's input to the member id. It returns the status, some headers, and the content of
+// the JSON envelope.
 func (s *testCluster) http(d *datadriven.TestData, id uint64) string {
 	long := 0
 	d.MaybeScanArgs(s.t, "long", &long)
@@ -231,9 +233,9 @@ func (s *testCluster) http(d *datadriven.TestData, id uint64) string {
 	return out
 }
 
-// TestForwardedRequestsAreAuthenticated sends forwarded requests with a changed authenticator, target, time, nonce,
-// method, URI, body or client address: all are refused. An unchanged one is carried out once, within the allowed skew
-// of the clocks.
+// TestForwardedRequestsAreAuthenticated checks that a forwarded request is refused if its MAC, target member, time,
+// nonce, method, URI, body or client address was changed. An unchanged request must be executed exactly once, within
+// the allowed difference of the clocks.
 func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 	s := newTestCluster(t, 2, false, true)
 	s.public = true
@@ -244,7 +246,7 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 			method, path, forwardHeader, header, len(body), body))
 	}
 	good := own.header(1, "PUT", "/api/v1/kv/a?x=1", []byte(body), "127.0.0.1")
-	// field returns the header with word n replaced.
+	// field returns the header good with word n replaced.
 	field := func(n int, word string) string {
 		words := strings.Split(good, " ")
 		require.NotEqual(t, words[n], word)
@@ -281,7 +283,7 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 		require.Equal(t, 403, a.status)
 		require.Contains(t, string(a.body), "clocks")
 	}
-	// A nonce is remembered while its header is valid, and forgotten later.
+	// A nonce is refused while its header is valid, and accepted later.
 	s.clock = created
 	var once nonceCache
 	require.NoError(t, once.add("n", created))
@@ -291,7 +293,8 @@ func TestForwardedRequestsAreAuthenticated(t *testing.T) {
 	require.NoError(t, once.add("n", created.Add(5*forwardSkew)))
 }
 
-// TestListsAreStreamed reads a list of 24 MiB from the leader, and through a follower that forwards it.
+// TestListsAreStreamed checks that a list of 24 MiB can be read from the leader, and through a follower that forwards
+// it.
 func TestListsAreStreamed(t *testing.T) {
 	s := newTestCluster(t, 2, false, true)
 	value := strings.Repeat("v", 1<<20)
@@ -330,8 +333,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestLegacyID checks the numeric IDs of the legacy path: the number of node<number>, or the last 53 bits of the
-// SHA-256.
+// TestLegacyID checks the numeric ID for an ID of the legacy path: the number of node<number>, or else the last 53 bits
+// of the text's SHA-256.
 func TestLegacyID(t *testing.T) {
 	for text, want := range map[string]uint64{
 		"node1": 1, "node007": 7, "node9223372036854775807": 1<<63 - 1, "ada": 1996350132408361,
@@ -355,8 +358,8 @@ func TestLegacyID(t *testing.T) {
 	}
 }
 
-// TestInvalidResponsesOfLeader checks that a response that is not an envelope is reported as an error of the forward,
-// and never passed on to the client.
+// TestInvalidResponsesOfLeader checks that a leader's response without a valid JSON envelope becomes an error of the
+// forwarding, and is never sent to the client.
 func TestInvalidResponsesOfLeader(t *testing.T) {
 	ended := make(chan struct{})
 	defer close(ended)

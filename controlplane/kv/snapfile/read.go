@@ -21,38 +21,38 @@ import (
 // ErrNotSnapshot is returned for a file that is not an etcd snapshot.
 var ErrNotSnapshot = errors.New("not an etcd snapshot")
 
-// ErrCorrupt is returned for a snapshot that was truncated or changed.
+// ErrCorrupt is returned for a snapshot file that was truncated or changed.
 var ErrCorrupt = errors.New("the snapshot is corrupt")
 
 // Counts holds the numbers of objects in a file.
 type Counts struct {
-	Keys      int64 // live
-	Bytes     int64 // size of live keys and their values
+	Keys      int64 // live keys
+	Bytes     int64 // size of the live keys and their values
 	Revisions int64 // entries in the history, including the live keys
 	Leases    int
 	Users     int
 	Roles     int
 }
 
-// File is an open snapshot whose content was checked. It is not safe for concurrent use.
+// File is an open snapshot file whose content Open has checked. It is not safe for concurrent use.
 type File struct {
-	Revision int64  // the newest
+	Revision int64  // newest revision in the file
 	Version  string // etcd's storage version; empty before 3.6
 	Leases   []Lease
 	Auth     Auth
 	Counts   Counts
-	Verified bool // the SHA-256 matched; false if the file has none and only the structure was checked
+	Verified bool // the SHA-256 matched; false if there is none, so that only the structure was checked
 
 	db   *bbolt.DB
-	live *sorter // revisions of the live keys, sorted by create revision, then revision
+	live *sorter // revisions of the live keys, sorted by create revision, then by revision
 }
 
-// indexMemory is the memory limit of each sorter, in bytes.
+// indexMemory is the memory limit of each sorter that Open uses, in bytes.
 const indexMemory = 32 << 20
 
 // Open opens a snapshot saved by etcdctl, or the database in the data directory of a stopped etcd, and checks all of
 // it, which reads the file twice. Its errors wrap ErrNotSnapshot, ErrCorrupt or the I/O error. Sorting may use files in
-// the directory for temporary files. The file must not be written to until Close.
+// the directory for temporary files. No process may write to the file until Close.
 func Open(path string) (_ *File, err error) {
 	defer func() {
 		if err != nil {
@@ -77,10 +77,11 @@ func Open(path string) (_ *File, err error) {
 	return f, nil
 }
 
-// Close closes the snapshot and removes its temporary files.
+// Close closes the snapshot file and removes the temporary files of Open.
 func (f *File) Close() error { return errors.Join(f.live.close(), f.db.Close()) }
 
-// verify checks the file's size, its SHA-256 if there is one, and the structure of the database.
+// verify checks the file's size, its SHA-256 if there is one, and the structure of the database. verified is true if
+// there is a SHA-256 and it matches.
 func verify(path string) (verified bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -94,7 +95,7 @@ func verify(path string) (verified bool, err error) {
 	if !info.Mode().IsRegular() {
 		return false, fmt.Errorf("%w: not a regular file", ErrNotSnapshot)
 	}
-	// A database consists of whole pages.
+	// The size of a database is a multiple of 512 bytes, so a remainder of 32 bytes is the SHA-256.
 	const sector = 512
 	size := info.Size()
 	rest := size % sector
@@ -124,7 +125,7 @@ func verify(path string) (verified bool, err error) {
 	return true, checkTree(file)
 }
 
-// view runs read in a transaction. It returns an error for an I/O fault of the mapped file and for a panic in bbolt.
+// view runs read in a read-only transaction. It returns an error if the mapped file cannot be read or bbolt panics.
 func (f *File) view(read func(*bbolt.Tx) error) error {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	return f.db.View(func(tx *bbolt.Tx) (err error) {
@@ -144,7 +145,7 @@ func (f *File) load(tx *bbolt.Tx) error {
 		}
 	}
 	byKey := newSorter("", indexMemory)
-	defer byKey.close() // an unlinked file, its content is no longer needed
+	defer byKey.close() // its file is unlinked and no longer needed, so an error has no effect
 	if err := f.loadHistory(tx.Bucket(bucketKey), byKey); err != nil {
 		return err
 	}
@@ -169,7 +170,7 @@ func (f *File) load(tx *bbolt.Tx) error {
 	return nil
 }
 
-// loadHistory sorts all revisions by key; the newest revision of each key is last.
+// loadHistory adds all revisions in the bucket to byKey, sorted by key; the newest revision of each key is last.
 func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	kv := &mvccpb.KeyValue{}
 	var sortValue []byte
@@ -195,7 +196,7 @@ func (f *File) loadHistory(b *bbolt.Bucket, byKey *sorter) error {
 	})
 }
 
-// loadLive sorts the newest revision of each live key by its create revision.
+// loadLive adds the newest revision of each live key to f.live, sorted by create revision.
 func (f *File) loadLive(byKey *sorter) error {
 	var key, newest []byte
 	addLive := func() error {
@@ -276,8 +277,8 @@ func forEachValue(tx *bbolt.Tx, bucket []byte, visit func(value []byte) error) e
 	})
 }
 
-// Keys yields the live keys in the order of their creation, with their revisions, versions and leases. The caller may
-// keep a key. Iteration ends at the first error.
+// Keys yields the live keys in the order of their creation, with their revisions, versions and leases. The yielded
+// values remain valid. Iteration ends at the first error.
 func (f *File) Keys() iter.Seq2[*mvccpb.KeyValue, error] {
 	return func(yield func(*mvccpb.KeyValue, error) bool) {
 		for e, err := range f.live.sorted() {

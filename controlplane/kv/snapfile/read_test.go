@@ -38,7 +38,7 @@ func historyDB(t *testing.T) string {
 		add(5, 0, "", kv("c", 5, 5, 1, 0))
 		add(6, 0, "t", &mvccpb.KeyValue{Key: []byte("c")})
 		add(7, 0, "", kv("c", 7, 7, 1, 9))
-		add(8, 0, "", &mvccpb.KeyValue{}) // as restore --bump-revision writes it
+		add(8, 0, "", &mvccpb.KeyValue{}) // as etcdutl's restore --bump-revision writes it
 		return nil
 	}))
 	require.NoError(t, db.Close())
@@ -137,7 +137,8 @@ func TestOpenRefusesMalformedContents(t *testing.T) {
 	}
 }
 
-// TestOpenWithAnyByteChanged changes each byte of a file without SHA-256. Opening and reading the file must not panic.
+// TestOpenWithAnyByteChanged changes one bit of each byte at the beginning of each page, in a file without SHA-256.
+// Opening and reading the file must not panic.
 func TestOpenWithAnyByteChanged(t *testing.T) {
 	raw, err := os.ReadFile(historyDB(t))
 	require.NoError(t, err)

@@ -2,12 +2,12 @@
 // SHA-256. `etcdutl snapshot status` and `restore` accept the written files, and an etcd started from the restore
 // serves the same keys with their revisions, versions and leases, and the same users and roles.
 //
-// The package must not know Trivet's engine: the caller passes Contents, in etcd's own types.
+// The package must not depend on Trivet's engine: the caller passes Contents, in etcd's own types.
 //
 // # Decisions
 //
-//   - A file holds the live state at one revision, and marks all earlier revisions as compacted. After a restore, reads
-//     and watches of older revisions fail as compacted. Revision numbers are kept, and continue from there.
+//   - A file contains the live state at one revision, and marks all earlier revisions as compacted. After a restore,
+//     reads and watches of older revisions fail as compacted. Revision numbers are kept, and continue from there.
 //   - If the last revision only deleted keys, no live key has that revision. Then the file gets a tombstone of a
 //     nonexistent key at that revision, so that `etcdutl snapshot status` and `restore --bump-revision` find the right
 //     revision.
@@ -30,33 +30,35 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// StorageVersion is etcd's version of the file format.
+// StorageVersion is the version of etcd's storage format in which files are written.
 const StorageVersion = "3.7.0"
 
-// Contents holds the data to write to a file.
+// Contents holds the data to write to a snapshot file.
 type Contents struct {
-	Revision int64 // the keyspace's; at least that of every key
+	Revision int64 // the revision of the keyspace; no key has a later one
 
-	// Keys yields the live keys. It may reuse a key and its bytes after yielding it. An error ends the writing.
+	// Keys yields the live keys. A yielded key and its bytes are used only until the next one is yielded. An error ends
+	// the writing.
 	Keys iter.Seq2[*mvccpb.KeyValue, error]
 
-	// Leases may lack leases that keys refer to, if they ended after the keys were read. Those get a TTL of one second.
+	// Leases may lack leases that keys refer to, if they ended after the keys were read. Such leases get a TTL of 1 s
+	// in the file.
 	Leases []Lease
 	Auth   Auth
 
-	// The state of the raft group at the snapshot. etcdutl replaces all of it.
+	// The state of the raft group at the time of the snapshot. etcdutl replaces all of it when it restores the file.
 	Index, Term uint64
 	Members     []Member
 }
 
-// Lease holds a lease. Its keys refer to it by its ID.
+// Lease describes a lease. Keys refer to a lease by its ID.
 type Lease struct {
 	ID        int64
 	TTL       int64 // seconds, as granted
-	Remaining int64 // seconds left; 0: as granted
+	Remaining int64 // seconds left; 0 means the full TTL
 }
 
-// Auth holds the state of etcd's Auth.
+// Auth holds the settings, users and roles of etcd's Auth.
 type Auth struct {
 	Enabled  bool
 	Revision uint64
@@ -64,7 +66,7 @@ type Auth struct {
 	Roles    []*authpb.Role
 }
 
-// Member describes a member of the raft group.
+// Member describes a member of the cluster.
 type Member struct {
 	ID         uint64
 	Name       string
@@ -73,7 +75,7 @@ type Member struct {
 	Learner    bool
 }
 
-// Bucket names of etcd's database.
+// Names of the buckets in etcd's database.
 var (
 	bucketKey            = []byte("key")
 	bucketMeta           = []byte("meta")
@@ -87,7 +89,7 @@ var (
 	bucketAuthRoles      = []byte("authRoles")
 )
 
-// Keys in the buckets meta, auth and cluster.
+// Names of values in the buckets meta, auth and cluster.
 var (
 	metaIndex            = []byte("consistent_index")
 	metaTerm             = []byte("term")
@@ -103,8 +105,8 @@ var (
 // errMalformed is returned for a revision or a lease that cannot be decoded.
 var errMalformed = errors.New("malformed")
 
-// The keys of the bucket key are revisions: the revision, an underscore, the index of the change within the revision,
-// and a t for a delete.
+// The keys of the bucket "key" are revisions: the main revision (8 bytes), an underscore, the index of the change
+// within that revision (8 bytes), and a t if the change is a delete.
 const (
 	revisionBytes  = 8 + 1 + 8
 	tombstoneBytes = revisionBytes + 1

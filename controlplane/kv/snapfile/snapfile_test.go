@@ -33,7 +33,7 @@ func kv(key string, create, mod, version, lease int64) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte(key), Value: []byte("value of " + key), CreateRevision: create, ModRevision: mod, Version: version, Lease: lease}
 }
 
-// sample returns contents with two keys of one revision, whose last revision only deleted a key.
+// sample returns contents in which two keys have the same revision, and whose last revision only deleted a key.
 func sample() Contents {
 	return Contents{
 		Revision: 9,
@@ -104,7 +104,7 @@ func TestWriteAndRead(t *testing.T) {
 	require.Equal(t, want, readKeys(t, f), "the second read")
 }
 
-// TestDatabaseFormat checks the buckets and keys that etcd's server reads.
+// TestDatabaseFormat checks that the buckets, keys and values in the file are those that etcd's server reads.
 func TestDatabaseFormat(t *testing.T) {
 	path := writeFile(t, sample())
 	db, err := bbolt.Open(path, 0o400, &bbolt.Options{ReadOnly: true})
@@ -158,7 +158,8 @@ func TestEmptyKeyspace(t *testing.T) {
 	require.Empty(t, readKeys(t, f))
 }
 
-// TestKeyOfMissingLease checks that a key whose lease is missing gets that lease with a TTL of one second.
+// TestKeyOfMissingLease checks that a lease that is missing in Contents but that a key refers to is written with a TTL
+// of 1 s.
 func TestKeyOfMissingLease(t *testing.T) {
 	f := mustOpen(t, writeFile(t, Contents{Revision: 3, Keys: keys(kv("a", 2, 2, 1, 5), kv("b", 3, 3, 1, 6)), Leases: []Lease{{ID: 6, TTL: 60}}}))
 	require.Equal(t, []Lease{{ID: 5, TTL: 1}, {ID: 6, TTL: 60}}, f.Leases)
@@ -171,7 +172,8 @@ func TestLastRevisionDeletedAllKeys(t *testing.T) {
 	require.Empty(t, readKeys(t, f))
 }
 
-// TestManyKeys writes more keys than one bbolt transaction holds.
+// TestManyKeys checks that all keys are written, and read in the order of their creation, if they need more than one
+// bbolt transaction.
 func TestManyKeys(t *testing.T) {
 	const n = 2*batchKeys + 1000
 	many := func(yield func(*mvccpb.KeyValue, error) bool) {
@@ -223,7 +225,7 @@ func TestFailedWriteLeavesNoFile(t *testing.T) {
 	require.ErrorIs(t, Stream(done, io.Discard, dir, sample()), context.Canceled)
 	require.Empty(t, listDir(t, dir))
 
-	// The receiver fails, or the context is canceled.
+	// Stream must return the error of the receiver, or of the canceled context.
 	m, err := Create(t.Context(), dir, sample())
 	require.NoError(t, err)
 	require.Empty(t, listDir(t, dir), "the file is unlinked while it is open")

@@ -13,34 +13,35 @@ import (
 	"slices"
 )
 
-// sorter sorts records by their keys; the sort is stable. Records that exceed the memory limit are stored as sorted
-// runs, one after another, in an unlinked file.
+// sorter sorts records, each of which has a key and a value, by their keys; the sort is stable. Records that exceed the
+// memory limit are stored as sorted runs, one after another, in an unlinked file.
 type sorter struct {
-	dir    string // directory of the file
+	dir    string // directory of the unlinked file
 	memory int    // maximum memory in bytes
 
 	arena   []byte
 	records []record
 	file    *os.File
 	out     *bufio.Writer
-	size    int64 // of the file
+	size    int64 // bytes written to file
 	runs    []run
 }
 
-// record locates a record in the arena: offset, key length and value length.
+// record locates a record in the arena: the offset of its key, which its value follows, and the lengths of key and
+// value.
 type record struct{ at, key, value int }
 
-// run holds the start and end offset of a run in the file.
+// run is a sorted run of records in the file, from one offset to another.
 type run struct{ from, to int64 }
 
-const recordBytes = 24 // size of a record value, without the key and value bytes
+const recordBytes = 24 // memory of a record value, in bytes, without the key and value bytes
 
 func newSorter(dir string, memory int) *sorter { return &sorter{dir: dir, memory: memory} }
 
 func (r record) keyIn(arena []byte) []byte   { return arena[r.at : r.at+r.key] }
 func (r record) valueIn(arena []byte) []byte { return arena[r.at+r.key : r.at+r.key+r.value] }
 
-// add adds a copy of a record.
+// add adds a record with copies of key and value. It may write the previous records to the file.
 func (s *sorter) add(key, value []byte) error {
 	if len(s.records) > 0 && len(s.arena)+len(key)+len(value)+recordBytes*len(s.records) > s.memory {
 		if err := s.spill(); err != nil {
@@ -86,8 +87,8 @@ func (s *sorter) spill() error {
 	return nil
 }
 
-// sorted yields all records; each is valid until the next one. It can be iterated again, but no record can be added
-// after it.
+// sorted yields all records in the order of their keys; each is valid only until the next one is yielded. The result
+// can be iterated more than once, but no record may be added after the first iteration.
 func (s *sorter) sorted() iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		s.sortArena()
@@ -105,7 +106,8 @@ func (s *sorter) sorted() iter.Seq2[entry, error] {
 	}
 }
 
-// merge yields the records of all runs and of the memory, which counts as the last run.
+// merge yields the records of all runs and of the memory in the order of their keys. For equal keys, earlier runs are
+// first, and the records in memory are last.
 func (s *sorter) merge(yield func(entry, error) bool) error {
 	buffer := max(4<<10, min(256<<10, s.memory/len(s.runs)))
 	var all runHeap
@@ -152,7 +154,7 @@ func (s *sorter) close() error {
 // entry holds the key and value of a record.
 type entry struct{ key, value []byte }
 
-// runReader reads a run; entry is its current record.
+// runReader reads the records of a run in order; entry is the current record.
 type runReader struct {
 	entry
 	run int
@@ -160,7 +162,7 @@ type runReader struct {
 	in  *bufio.Reader
 	buf []byte
 
-	sorter    *sorter // set instead of in for the records in memory
+	sorter    *sorter // set instead of in if the run is the records in memory
 	remaining []record
 }
 
@@ -177,7 +179,7 @@ func (h *runReader) next() error {
 	}
 	key, err := binary.ReadUvarint(h.in)
 	if err != nil {
-		return err // io.EOF only at a record boundary
+		return err // io.EOF only at the end of the run
 	}
 	value, err := binary.ReadUvarint(h.in)
 	if err != nil {
@@ -191,7 +193,7 @@ func (h *runReader) next() error {
 	return nil
 }
 
-// runHeap is a heap ordered by key, then by run.
+// runHeap is a heap of runs, ordered by the key of the current record, then by run number.
 type runHeap []*runReader
 
 func (h runHeap) Len() int { return len(h) }
@@ -210,7 +212,7 @@ func (h *runHeap) Pop() any {
 	return last
 }
 
-// createUnlinked creates an unlinked temporary file in dir.
+// createUnlinked creates a temporary file in dir and unlinks it, so that it is deleted when it is closed.
 func createUnlinked(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "snapshot-")
 	if err != nil {

@@ -8,21 +8,20 @@ import (
 )
 
 // bbolt maps the file and trusts its content: a page that points outside of the file crashes the process. So the
-// structure of a file from elsewhere is checked first, by reading it. Format: https://github.com/etcd-io/bbolt,
-// internal/common.
+// structure of the file is checked before bbolt opens it. Format: https://github.com/etcd-io/bbolt, internal/common.
 
-// Page layout: ID (8 bytes), flags (2), number of elements (2), number of overflow pages (4), the elements.
+// Layout of a page: ID (8 bytes), flags (2), number of elements (2), number of overflow pages (4), then the elements.
 const (
 	pageHeader    = 16
 	branchPage    = 0x01
 	leafPage      = 0x02
 	metaPage      = 0x04
 	pageElement   = 16
-	bucketElement = 0x01 // flag of a leaf element
-	bucketHeader  = 16   // before an inline bucket's page
+	bucketElement = 0x01 // flag of a leaf element whose value is a bucket
+	bucketHeader  = 16   // bytes before the page of an inline bucket
 )
 
-// Meta page layout, and limits.
+// Layout of a meta page, and limits of page size and depth.
 const (
 	metaMagic     = 0xED0CDAED
 	metaFormat    = 2
@@ -33,12 +32,13 @@ const (
 	maxDepth      = 64 // nesting of buckets and pages; etcd's files have about 5
 )
 
-// meta holds the content of a meta page.
+// meta holds the content of a meta page: page size in bytes, ID of the root page, number of pages, and transaction ID.
 type meta struct {
 	pageSize, root, pages, txid uint64
 }
 
-// readMeta returns the newer of the two meta pages whose checksum is valid.
+// readMeta returns the newer of the two meta pages whose checksum is valid; known is false if there is none. magic
+// reports whether any meta page starts with bbolt's magic number and version.
 func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 	readAt := func(at int64) error {
 		b := make([]byte, pageHeader+metaBytes)
@@ -83,7 +83,7 @@ func readMeta(r io.ReaderAt) (best meta, known, magic bool, err error) {
 	return best, known, magic, nil
 }
 
-// checkMeta checks the meta pages and returns the size of the database in bytes.
+// checkMeta checks the meta pages and returns the size in bytes that the database needs.
 func checkMeta(r io.ReaderAt) (need int64, err error) {
 	m, known, magic, err := readMeta(r)
 	switch {
@@ -99,7 +99,7 @@ func checkMeta(r io.ReaderAt) (need int64, err error) {
 	return int64(m.pages * m.pageSize), nil
 }
 
-// checkTree walks all used pages and checks that each is inside the file, of the right kind and referenced once, and
+// checkTree reads all used pages and checks that each is inside the file, of the right kind and referenced once, and
 // that its elements are inside the page.
 func checkTree(r io.ReaderAt) error {
 	m, _, _, err := readMeta(r)
@@ -171,13 +171,15 @@ func (t *tree) read(b []byte, id, at uint64) error {
 	return nil
 }
 
-// insidePage reports whether the data of the element at offset i of the table lies after the table and inside the page.
+// insidePage reports whether the data of the element at offset i of the table of elements is after the table and inside
+// the page.
 func insidePage(i int, position, data uint64, table []byte, length uint64) bool {
 	start := pageHeader + uint64(i) + position
 	return start >= pageHeader+uint64(len(table)) && start+data <= length
 }
 
-// branch checks branch elements: position (4 bytes) and length (4) of the key, page ID (8).
+// branch checks the elements of a branch page and the pages that they refer to. An element consists of position (4
+// bytes) and length (4) of the key, and a page ID (8).
 func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		e := table[i:]
@@ -191,7 +193,8 @@ func (t *tree) branch(id uint64, depth int, table []byte, length uint64) error {
 	return nil
 }
 
-// leaf checks leaf elements: flags (4 bytes), position (4) and length (4) of the key, length of the value (4).
+// leaf checks the elements of a leaf page and the buckets in them. An element consists of flags (4 bytes), position (4)
+// and length (4) of the key, and length of the value (4).
 func (t *tree) leaf(id uint64, depth int, table []byte, length uint64) error {
 	for i := 0; i < len(table); i += pageElement {
 		bucket, at, key, value, ok := leafElement(i, table, length)
@@ -227,7 +230,8 @@ func leafElement(i int, table []byte, length uint64) (bucket bool, at, key, valu
 	return bucket, pageHeader + uint64(i) + position, key, value, insidePage(i, position, key+value, table, length)
 }
 
-// inlineLeaf checks the page of an inline bucket, which is part of the value: a leaf without nested buckets.
+// inlineLeaf checks the page of an inline bucket, which is part of an element's value. The page must be a leaf without
+// nested buckets.
 func inlineLeaf(b []byte) bool {
 	if len(b) < pageHeader || binary.LittleEndian.Uint16(b[8:]) != leafPage {
 		return false

@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCheckTreeRefusesCorruptPages has structures that would make bbolt read outside of the file, or loop forever.
+// TestCheckTreeRefusesCorruptPages checks that checkTree refuses structures that would make bbolt read outside of the
+// file, or loop forever.
 func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	const size = minPageSize
 	valid := smallDatabase(t)
@@ -57,7 +58,7 @@ func TestCheckTreeRefusesCorruptPages(t *testing.T) {
 	}
 }
 
-// reaches reports whether the tree references the page.
+// reaches reports whether the tree references the page with this ID.
 func reaches(t *testing.T, b []byte, id uint64) bool {
 	t.Helper()
 	m, _, _, err := readMeta(bytes.NewReader(b))

@@ -21,16 +21,16 @@ import (
 const (
 	sortMemory = 32 << 20 // maximum size of keys and values that are sorted in memory, in bytes
 
-	// A bbolt transaction keeps its writes in memory until it is committed.
+	// Limits (bytes and keys) of one bbolt transaction, which keeps its writes in memory until it is committed.
 	batchBytes = 16 << 20
 	batchKeys  = 10_000
 
-	expiredTTL = 1 // second
+	expiredTTL = 1 // TTL of leases that have ended, in seconds
 )
 
 // Stream writes a snapshot file with the contents c to w, followed by its SHA-256, in the format of etcd's
-// Maintenance.Snapshot. It first makes the file in dir, which needs about twice the size of the keys and values. The
-// SHA-256 is written by the last Write call, of 32 bytes.
+// Maintenance.Snapshot. It first creates the file in dir, which needs about twice the size of the keys and values. The
+// last Write call, of 32 bytes, writes the SHA-256.
 func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
 	f, err := Create(ctx, dir, c)
 	if err != nil {
@@ -42,7 +42,7 @@ func Stream(ctx context.Context, w io.Writer, dir string, c Contents) error {
 // TempFile is a snapshot file that is ready to be sent. The caller must close it.
 type TempFile struct{ db *bbolt.DB }
 
-// Create makes the file in dir, and unlinks it.
+// Create creates a snapshot file with the contents c in dir, and unlinks it.
 func Create(ctx context.Context, dir string, c Contents) (*TempFile, error) {
 	m, err := createDB(dir)
 	if err != nil {
@@ -60,7 +60,7 @@ func createDB(dir string) (*TempFile, error) {
 		return nil, err
 	}
 	name := f.Name()
-	// A file left by a crash has no use, so nothing needs to be durable.
+	// The file is useless after a crash, so it need not be durable.
 	db, err := bbolt.Open(name, 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, FreelistType: bbolt.FreelistMapType})
 	if err = errors.Join(err, f.Close(), os.Remove(name)); err != nil {
 		if db != nil {
@@ -71,7 +71,7 @@ func createDB(dir string) (*TempFile, error) {
 	return &TempFile{db}, nil
 }
 
-// Close closes the file, which also frees its disk space.
+// Close closes the file, which also frees its disk space, because the file is unlinked.
 func (m *TempFile) Close() error { return m.db.Close() }
 
 // Size returns the size of the file in bytes, without the SHA-256.
@@ -84,7 +84,7 @@ func (m *TempFile) Size() (size int64) {
 	return size
 }
 
-// Stream writes the file and its SHA-256 to w.
+// Stream writes the file to w, followed by its SHA-256 in a separate Write call.
 func (m *TempFile) Stream(ctx context.Context, w io.Writer) error {
 	sum := sha256.New()
 	to := &contextWriter{ctx: ctx, w: io.MultiWriter(w, sum)}
@@ -103,7 +103,8 @@ func (m *TempFile) Stream(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// contextWriter writes until ctx is done, and keeps the error of the last write, because bbolt returns only its text.
+// contextWriter writes to w until ctx is done. It stores the error of the last write, because bbolt returns only the
+// error's text.
 type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
@@ -230,7 +231,8 @@ func put(b *bbolt.Bucket, values ...entry) error {
 	return nil
 }
 
-// fillKeys sorts the keys by revision and writes them.
+// fillKeys sorts the keys by revision and writes them to the file. It also writes the leases that c lacks and, if no
+// key has the revision c.Revision, a tombstone of that revision.
 func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter) error {
 	newest, unusedKey := int64(0), []byte{0}
 	missing := map[int64]bool{}
@@ -259,7 +261,8 @@ func (m *TempFile) fillKeys(ctx context.Context, c Contents, byRevision *sorter)
 		if _, known := missing[kv.Lease]; kv.Lease != 0 && !known {
 			missing[kv.Lease] = true
 		}
-		// absent must differ from every live key: it consists of zeros only, and is longer than any such key.
+		// unusedKey, the key of the tombstone, must differ from every live key: it consists of zero bytes only, and is
+		// longer than any live key of zero bytes.
 		if len(kv.Key) >= len(unusedKey) && len(bytes.Trim(kv.Key, "\x00")) == 0 {
 			unusedKey = make([]byte, len(kv.Key)+1)
 		}
@@ -302,7 +305,7 @@ func (m *TempFile) fillExpiredLeases(missing map[int64]bool) error {
 	return m.db.Update(func(tx *bbolt.Tx) error { return leases.fillLeases(tx.Bucket(bucketLease)) })
 }
 
-// batch writes to the bucket key in transactions of limited size.
+// batch writes keys to the bucket "key", in transactions of limited size.
 type batch struct {
 	ctx   context.Context
 	db    *bbolt.DB
@@ -312,8 +315,8 @@ type batch struct {
 	bytes int
 }
 
-// put adds a key that sorts after all previous ones. The caller may reuse key and value: value is cloned, because bbolt
-// would keep it.
+// put adds a key that must sort after all previous ones. The caller may reuse key and value: put clones value, because
+// bbolt retains it.
 func (t *batch) put(key, value []byte) (err error) {
 	if t.keys >= batchKeys || t.bytes >= batchBytes {
 		if err := t.commit(); err != nil {
@@ -328,7 +331,7 @@ func (t *batch) put(key, value []byte) (err error) {
 			return err
 		}
 		t.to = t.tx.Bucket(bucketKey)
-		t.to.FillPercent = 0.95 // all writes append at the end
+		t.to.FillPercent = 0.95 // fills pages almost completely, because keys are only appended
 		t.keys, t.bytes = 0, 0
 	}
 	t.keys++

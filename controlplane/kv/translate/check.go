@@ -10,9 +10,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The checks return one of etcd's errors for a request that is invalid in itself, and nil otherwise.
+// The functions Check… return one of etcd's errors for a request that is invalid whatever the keyspace contains, and
+// nil otherwise.
 
-// CheckRange checks a range.
+// CheckRange checks a range request. It needs a key, and a sort order and sort target that exist.
 func CheckRange(r *pb.RangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return rpctypes.ErrGRPCEmptyKey
@@ -24,7 +25,7 @@ func CheckRange(r *pb.RangeRequest) error {
 	return nil
 }
 
-// CheckRangeStream checks a range for RangeStream.
+// CheckRangeStream checks a request for RangeStream, which supports neither custom sort orders nor revision filters.
 func CheckRangeStream(r *pb.RangeRequest) error {
 	if err := CheckRange(r); err != nil {
 		return err
@@ -38,7 +39,7 @@ func CheckRangeStream(r *pb.RangeRequest) error {
 	return nil
 }
 
-// CheckPut checks a put.
+// CheckPut checks a put request. It needs a key, no value with ignore_value, and no lease with ignore_lease.
 func CheckPut(r *pb.PutRequest) error {
 	switch {
 	case len(r.GetKey()) == 0:
@@ -51,7 +52,7 @@ func CheckPut(r *pb.PutRequest) error {
 	return nil
 }
 
-// CheckDelete checks a delete.
+// CheckDelete checks a delete request. It needs a key.
 func CheckDelete(r *pb.DeleteRangeRequest) error {
 	if len(r.GetKey()) == 0 {
 		return rpctypes.ErrGRPCEmptyKey
@@ -59,8 +60,9 @@ func CheckDelete(r *pb.DeleteRangeRequest) error {
 	return nil
 }
 
-// CheckTxn checks a transaction. Its compares and the operations of each branch are limited to mostOps each; a nested
-// transaction gets what its parents have left over.
+// CheckTxn checks a transaction. Its compares and the operations of each branch are limited to maxOps each. The limit
+// of a nested transaction is lower by the largest of these numbers in the transaction around it. No key may be put
+// twice, or put and deleted; see changedKeys.
 func CheckTxn(r *pb.TxnRequest, maxOps int) error {
 	if err := checkTxn(r, maxOps); err != nil {
 		return err
@@ -118,7 +120,7 @@ func checkOp(op *pb.RequestOp, maxOps int) error {
 	return rpctypes.ErrGRPCKeyNotFound // etcd's error for an unknown operation
 }
 
-// deletion holds the deleted range [begin, end); with open set, the range has no end.
+// deletion is a deleted range of keys, [begin, end). If open is set, the range has no end.
 type deletion struct {
 	begin, end []byte
 	open       bool
@@ -166,7 +168,8 @@ func changedKeys(ops []*pb.RequestOp) (puts map[string]struct{}, deletes []delet
 	return puts, deletes, nil
 }
 
-// addPuts adds keys to puts. It fails if one of them is in puts already, or deleted.
+// addPuts adds the keys of more to puts. It returns ErrGRPCDuplicateKey if one of them is in puts already, or in one of
+// the deletions.
 func addPuts(puts, more map[string]struct{}, deletes []deletion) error {
 	for key := range more {
 		if _, duplicate := puts[key]; duplicate || covers(deletes, key) {
@@ -187,7 +190,7 @@ func newDeletion(r *pb.DeleteRangeRequest) deletion {
 	return deletion{begin: r.Key, end: r.RangeEnd}
 }
 
-// mergeDeletions sorts deletions and merges those that overlap.
+// mergeDeletions sorts deletions, merges those that overlap, and removes empty ones.
 func mergeDeletions(all []deletion) []deletion {
 	all = slices.DeleteFunc(all, func(d deletion) bool { return !d.open && bytes.Compare(d.begin, d.end) >= 0 })
 	slices.SortFunc(all, func(a, b deletion) int { return bytes.Compare(a.begin, b.begin) })
@@ -241,7 +244,7 @@ func Serializable(r *pb.TxnRequest) bool {
 	return len(r.Success)+len(r.Failure) > 0
 }
 
-// etcd's estimates of the overhead per key and lease, in bytes.
+// etcd's estimates of the storage overhead of each key and each lease, in bytes.
 const (
 	keyCost   = 256
 	LeaseCost = 64

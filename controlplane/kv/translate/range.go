@@ -12,7 +12,8 @@ import (
 )
 
 // RangeOptions returns the engine's options for a range. The engine cannot sort by anything but the key and cannot
-// filter by revision: for such requests it reads all keys, and RangeResponse sorts and filters.
+// filter by revision. For requests that need this, the options select all keys of the range, and RangeResponse sorts
+// and filters.
 func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	o := command.RangeOptions{
 		Key: r.Key, End: r.RangeEnd, Revision: max(r.Revision, 0), KeysOnly: r.KeysOnly && r.SortTarget != pb.RangeRequest_VALUE,
@@ -28,7 +29,7 @@ func RangeOptions(r *pb.RangeRequest) command.RangeOptions {
 	return o
 }
 
-// EngineSorts reports whether the engine alone can order and limit the range.
+// EngineSorts reports whether the engine can apply the order and the limit of the range itself.
 func EngineSorts(r *pb.RangeRequest) bool {
 	return !hasRevisionFilter(r) && r.SortTarget == pb.RangeRequest_KEY
 }
@@ -38,7 +39,8 @@ func hasRevisionFilter(r *pb.RangeRequest) bool {
 	return r.MinModRevision != 0 || r.MaxModRevision != 0 || r.MinCreateRevision != 0 || r.MaxCreateRevision != 0
 }
 
-// RangeResponse returns the response to a range, without its header. It changes the order and number of found.KVs.
+// RangeResponse returns the response to a range, without its header. It may reorder found.KVs in place and delete
+// elements.
 func RangeResponse(r *pb.RangeRequest, found *command.RangeResult) *pb.RangeResponse {
 	out := &pb.RangeResponse{Count: found.Count, More: found.More}
 	if r.CountOnly {
@@ -68,7 +70,7 @@ func filteredOut(r *pb.RangeRequest, kv *command.KV) bool {
 		r.MinCreateRevision != 0 && kv.CreateRevision < r.MinCreateRevision
 }
 
-// sortComparisons holds the comparison function of each sort target.
+// sortComparisons maps each sort target to the function that compares two keys by it.
 var sortComparisons = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_KEY:     func(a, b command.KV) int { return bytes.Compare(a.Key, b.Key) },
 	pb.RangeRequest_VERSION: func(a, b command.KV) int { return cmp.Compare(a.Version, b.Version) },
@@ -77,8 +79,8 @@ var sortComparisons = map[pb.RangeRequest_SortTarget]func(a, b command.KV) int{
 	pb.RangeRequest_VALUE:   func(a, b command.KV) int { return bytes.Compare(a.Value, b.Value) },
 }
 
-// sortKVs sorts kvs, which must be sorted by key in ascending order. A request without sort order is sorted ascending,
-// as in etcd.
+// sortKVs sorts kvs in the requested order, or in ascending order if the request has no sort order, as in etcd. kvs
+// must be sorted by key in ascending order; elements that compare as equal remain in that order.
 func sortKVs(r *pb.RangeRequest, kvs []command.KV) {
 	compare := sortComparisons[r.SortTarget]
 	if r.SortOrder == pb.RangeRequest_DESCEND {

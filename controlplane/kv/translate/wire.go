@@ -1,8 +1,8 @@
 // Package translate converts etcd's requests to programs of the engine, and the engine's results to etcd's responses.
 //
-// All functions are pure and work on messages of etcdserverpb: they validate a request (with etcd's errors), estimate
-// its cost, build its program and its response. The package must not know who the caller is, whether the caller is
-// authorized, who proposes or when: no open engine, no consensus, no clock.
+// All functions are free of side effects and use the messages of etcdserverpb: they validate a request (with etcd's
+// errors), estimate its cost, and build its program and its response. The package must not depend on who the caller is,
+// whether the caller is authorized, who proposes or when: it uses no engine, no consensus and no clock.
 //
 // A transaction with an unknown compare target or relation is refused; etcd accepts it, with an arbitrary meaning.
 package translate
@@ -14,14 +14,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// KeyValue converts a key to etcd's type. Key and value are shared, not copied.
+// KeyValue converts a key with its value to etcd's type. Their bytes are shared, not copied.
 func KeyValue(kv *command.KV) *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{
 		Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version, Lease: kv.Lease,
 	}
 }
 
-// KeyValues converts keys to etcd's type. Keys and values are shared, not copied.
+// KeyValues converts keys with their values to etcd's type. Their bytes are shared, not copied.
 func KeyValues(kvs []command.KV) []*mvccpb.KeyValue {
 	if len(kvs) == 0 {
 		return nil
@@ -38,7 +38,7 @@ func KeyValues(kvs []command.KV) []*mvccpb.KeyValue {
 	return out
 }
 
-// PutProgram returns the program of a put.
+// PutProgram returns the engine's program for a put request.
 func PutProgram(r *pb.PutRequest) []command.Step { return []command.Step{putStep(r)} }
 
 func putStep(r *pb.PutRequest) command.Step {
@@ -48,14 +48,14 @@ func putStep(r *pb.PutRequest) command.Step {
 	}
 }
 
-// DeleteProgram returns the program of a delete.
+// DeleteProgram returns the engine's program for a delete request.
 func DeleteProgram(r *pb.DeleteRangeRequest) []command.Step { return []command.Step{deleteStep(r)} }
 
 func deleteStep(r *pb.DeleteRangeRequest) command.Step {
 	return command.Step{Kind: command.StepDelete, Key: r.Key, End: r.RangeEnd, PrevKV: r.PrevKv}
 }
 
-// TxnProgram returns the program of a transaction.
+// TxnProgram returns the engine's program for a transaction.
 func TxnProgram(r *pb.TxnRequest) []command.Step { return []command.Step{branchStep(r)} }
 
 func branchStep(r *pb.TxnRequest) command.Step {
@@ -83,7 +83,7 @@ func steps(ops []*pb.RequestOp) []command.Step {
 	return out
 }
 
-// Compares converts the conditions of a transaction.
+// Compares converts the conditions of a transaction to the engine's type.
 func Compares(all []*pb.Compare) []command.Compare {
 	if len(all) == 0 {
 		return nil
@@ -113,7 +113,7 @@ var relations = map[pb.Compare_CompareResult]command.CompareRelation{
 	pb.Compare_NOT_EQUAL: command.CompareNotEqual,
 }
 
-// PutResponse returns the response to a put, without its header.
+// PutResponse returns the response to a put whose step returned found, without the response's header.
 func PutResponse(found *command.StepResult) *pb.PutResponse {
 	out := &pb.PutResponse{}
 	if len(found.Range.KVs) > 0 {
@@ -122,13 +122,13 @@ func PutResponse(found *command.StepResult) *pb.PutResponse {
 	return out
 }
 
-// DeleteResponse returns the response to a delete, without its header.
+// DeleteResponse returns the response to a delete whose step returned found, without the response's header.
 func DeleteResponse(found *command.StepResult) *pb.DeleteRangeResponse {
 	return &pb.DeleteRangeResponse{Deleted: found.Count, PrevKvs: KeyValues(found.Range.KVs)}
 }
 
 // TxnResponse returns the response to a transaction, without its own header. revision is the revision that the
-// transaction created, or the current one if it wrote nothing.
+// transaction created, or the current one if the transaction wrote nothing.
 func TxnResponse(r *pb.TxnRequest, found *command.StepResult, revision int64) *pb.TxnResponse {
 	revisionBefore := revision
 	if writes(found.Steps) {
@@ -149,10 +149,11 @@ func writes(found []command.StepResult) bool {
 	return false
 }
 
-// responseBuilder fills in the headers of nested responses: each has the revision that was visible to its step.
+// responseBuilder builds the responses to a transaction's operations. The header of each has the revision that was
+// visible to its step.
 type responseBuilder struct {
-	revision int64 // current revision at this step
-	next     int64 // revision after the first write
+	revision int64 // revision that is visible to the current step
+	next     int64 // revision that is visible after the first write
 }
 
 func (a *responseBuilder) txn(r *pb.TxnRequest, found *command.StepResult) *pb.TxnResponse {

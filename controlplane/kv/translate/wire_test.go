@@ -30,7 +30,8 @@ func txn(then, otherwise []*pb.RequestOp) *pb.RequestOp {
 
 func ops(all ...*pb.RequestOp) []*pb.RequestOp { return all }
 
-// TestDuplicateKeysInTxn has the cases of etcd's TestV3TxnDuplicateKeys, and some more.
+// TestDuplicateKeysInTxn checks which transactions are refused because they change a key twice, with the cases of
+// etcd's TestV3TxnDuplicateKeys and some others.
 func TestDuplicateKeysInTxn(t *testing.T) {
 	one, two := txn(ops(put("abc")), nil), txn(ops(put("abc")), ops(put("abc")))
 	for name, c := range map[string]struct {

@@ -16,8 +16,8 @@ import (
 )
 
 // Each request of etcd's Auth service has a method that returns the steps to propose (none if nothing changes) and the
-// response without its header. If the method returns an error, which is meant for the client, nothing must be changed.
-// The caller must have checked permissions before (CanAdmin, CanGetUser, CanGetRole; Status needs none).
+// response without its header. An error of a method is meant for the client; the caller must then propose nothing. The
+// caller must check permissions before it calls a method (CanAdmin, CanGetUser, CanGetRole; Status needs none).
 
 // Enable enables auth; the user root must exist and have the role root.
 func (s *State) Enable(*pb.AuthEnableRequest) ([]command.Step, *pb.AuthEnableResponse, error) {
@@ -166,13 +166,14 @@ func withoutRole(u *user, role string) *authpb.User {
 	return withRoles(u, slices.DeleteFunc(slices.Clone(u.Roles), func(r string) bool { return r == role }))
 }
 
-// edit holds a step, or the error that prevented it.
+// edit holds a step that changes a user or a role, or the error that prevented it.
 type edit struct {
 	step command.Step
 	err  error
 }
 
-// editSteps returns the steps of some edits, after the step that increments the auth revision.
+// editSteps returns the step that increments the auth revision, followed by the steps of the edits. It returns the
+// first error of an edit.
 func (s *State) editSteps(edits ...edit) ([]command.Step, error) {
 	next := s.settings
 	next.revision++
@@ -215,7 +216,8 @@ func put(name, noun string, value []byte, err error) edit {
 	return edit{step: set(name, value)}
 }
 
-// checkLimits fails if the name is too long, or if adding one more to the existing number would exceed most.
+// checkLimits returns an error if name is longer than MaxNameBytes, or if count, the number of existing users or roles,
+// has reached limit.
 func checkLimits(noun, name string, count, limit int) error {
 	if len(name) > MaxNameBytes {
 		return status.Errorf(codes.InvalidArgument, "etcdserver: %s name of %d bytes, at most %d", noun, len(name), MaxNameBytes)
@@ -226,7 +228,8 @@ func checkLimits(noun, name string, count, limit int) error {
 	return nil
 }
 
-// requestHash returns the password hash of a request.
+// requestHash decodes the password hash of a request. It returns an error if the request still has a password that was
+// not hashed, or if the hash is not a valid bcrypt hash. An empty hash is valid.
 func requestHash(password, hashed string) ([]byte, error) {
 	if password != "" {
 		return nil, fmt.Errorf("a password was not hashed: %w", errNotHashed)

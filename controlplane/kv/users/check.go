@@ -9,14 +9,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The checks return nil if the user has the permission, and nil for every user while auth is not enabled. Otherwise
-// they return the client's error: ErrGRPCUserEmpty if user is empty, else ErrGRPCPermissionDenied. An end is encoded as
-// in requests: empty for a single key, {0} for all keys from key on.
+// The methods Can… and MustBeAuthenticated return nil if the user has the permission, and nil for every user while auth
+// is not enabled. Otherwise they return the error for the client: ErrGRPCUserEmpty if user is empty, else
+// ErrGRPCPermissionDenied. The end of a range is encoded as in requests: empty for a single key, {0} for all keys from
+// key on.
 
 // LeaseKeys returns the keys attached to a lease, or none if the lease does not exist.
 type LeaseKeys func(lease int64) ([][]byte, error)
 
-// CanRange checks the permission to read, watch and compare.
+// CanRange checks the permission to read, watch and compare the keys in [key, end).
 func (s *State) CanRange(user string, key, end []byte) error {
 	return s.checkPermission(user, func(g *grants) bool { return g.mayRead(spanOf(key, end)) })
 }
@@ -26,7 +27,7 @@ func (s *State) CanPut(user string, key []byte) error {
 	return s.checkPermission(user, func(g *grants) bool { return g.mayWrite(spanOf(key, nil)) })
 }
 
-// CanDelete checks the permission to delete a range.
+// CanDelete checks the permission to delete the keys in [key, end).
 func (s *State) CanDelete(user string, key, end []byte) error {
 	return s.checkPermission(user, func(g *grants) bool { return g.mayWrite(spanOf(key, end)) })
 }
@@ -48,8 +49,8 @@ func (s *State) checkPermission(name string, allowed func(*grants) bool) error {
 // isRoot reports whether the user has the role root, which may do everything.
 func (u *user) isRoot() bool { return slices.Contains(u.Roles, Root) }
 
-// CanPutRequest checks a put. With prev_kv the key must be readable. With a lease all keys attached to it must be
-// writable, because a user who cannot revoke a lease must not attach keys to it.
+// CanPutRequest checks the permission for a put. With prev_kv the key must also be readable. With a lease all keys
+// attached to the lease must be writable, because a user who cannot revoke a lease must not attach keys to it.
 func (s *State) CanPutRequest(user string, r *pb.PutRequest, keys LeaseKeys) error {
 	if err := s.CanPut(user, r.Key); err != nil {
 		return err
@@ -63,7 +64,7 @@ func (s *State) CanPutRequest(user string, r *pb.PutRequest, keys LeaseKeys) err
 	return nil
 }
 
-// CanDeleteRequest checks a delete. With prev_kv the range must be readable too.
+// CanDeleteRequest checks the permission for a delete request. With prev_kv the range must also be readable.
 func (s *State) CanDeleteRequest(user string, r *pb.DeleteRangeRequest) error {
 	if err := s.CanDelete(user, r.Key, r.RangeEnd); err != nil || !r.PrevKv {
 		return err
@@ -71,8 +72,8 @@ func (s *State) CanDeleteRequest(user string, r *pb.DeleteRangeRequest) error {
 	return s.CanRange(user, r.Key, r.RangeEnd)
 }
 
-// CanTxn checks all of a transaction: compares and both branches, at every nesting level. The caller must limit the
-// depth.
+// CanTxn checks the permissions for a transaction: for its compares and the operations of both branches, at every
+// nesting level. The caller must limit the nesting depth.
 func (s *State) CanTxn(user string, r *pb.TxnRequest, keys LeaseKeys) error {
 	if !s.enabled {
 		return nil
@@ -135,7 +136,8 @@ func (s *State) canLease(user string, lease int64, keys LeaseKeys, can func(*Sta
 	return nil
 }
 
-// MustBeAuthenticated checks that there is a user, which is enough to grant a lease and to read alarms and the status.
+// MustBeAuthenticated checks that the request has a user. No other permission is needed to grant a lease, or to read
+// alarms and the status.
 func (s *State) MustBeAuthenticated(user string) error {
 	if s.enabled && user == "" {
 		return rpctypes.ErrGRPCUserEmpty
@@ -143,7 +145,7 @@ func (s *State) MustBeAuthenticated(user string) error {
 	return nil
 }
 
-// CanAdmin checks for the role root. It returns ErrGRPCUserNotFound for an unknown user.
+// CanAdmin checks that the user has the role root. It returns ErrGRPCUserNotFound for an unknown user.
 func (s *State) CanAdmin(user string) error {
 	if !s.enabled {
 		return nil
@@ -161,7 +163,7 @@ func (s *State) CanAdmin(user string) error {
 	return nil
 }
 
-// CanGetUser checks the permission for UserGet: administrators, and every user for itself.
+// CanGetUser checks the permission for UserGet: administrators may get every user, other users only themselves.
 func (s *State) CanGetUser(user string, r *pb.AuthUserGetRequest) error {
 	if err := s.CanAdmin(user); err != nil && r.Name != user {
 		return err
@@ -169,7 +171,8 @@ func (s *State) CanGetUser(user string, r *pb.AuthUserGetRequest) error {
 	return nil
 }
 
-// CanGetRole checks the permission for RoleGet: administrators, and users who have the role.
+// CanGetRole checks the permission for RoleGet: administrators may get every role, other users only roles that they
+// have.
 func (s *State) CanGetRole(user string, r *pb.AuthRoleGetRequest) error {
 	if err := s.CanAdmin(user); err != nil && !s.hasRole(user, r.Role) {
 		return err

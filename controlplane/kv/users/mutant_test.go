@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants keeps tokens valid for longer than their password.
+// TestMutants checks that a test fails if tokens remain valid after a change of their user's password.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.KeepOldTokens, TestOldTokens, `invalid auth token`)
 }

@@ -12,13 +12,14 @@ import (
 )
 
 // Hashing is slow on purpose (bcrypt: about 50 ms at the default cost, twice as long for each increment). HashAdd,
-// HashChange and CheckPassword hash: the caller must limit how many run at once, and call them before it proposes.
+// HashChange and CheckPassword compute a hash: the caller must limit how many of them run at once, and call them before
+// it proposes the change.
 
-// Costs of new hashes.
+// bcrypt costs of new password hashes.
 const (
 	DefaultCost = bcrypt.DefaultCost
 	MinCost     = bcrypt.MinCost
-	MaxCost     = 16 // about 5 s; hashes supplied by clients are refused above it, too
+	MaxCost     = 16 // about 5 s; more expensive hashes from clients are refused, too
 )
 
 // errNoPasswordUser has etcd's text; etcd has no code for this error, and rpctypes does not contain it.
@@ -38,8 +39,8 @@ func HashAdd(r *pb.AuthUserAddRequest, cost int) (err error) {
 	return err
 }
 
-// HashChange replaces a new password by its hash. Without a password it keeps the bcrypt hash (in base64) in the
-// request, as in etcd, which allows importing hashes from other systems.
+// HashChange replaces a new password by its hash. If the request has no password, the bcrypt hash (in base64) in the
+// request remains, as in etcd, which allows importing hashes from other systems.
 func HashChange(r *pb.AuthUserChangePasswordRequest, cost int) (err error) {
 	if r.Password == "" {
 		return nil
@@ -63,11 +64,12 @@ func isHash(hash []byte) bool {
 }
 
 // unknownUserHash is the hash that CheckPassword uses for unknown users, so that the response takes as long as for a
-// known one. It has cost DefaultCost, and no known password.
+// known user. It has cost DefaultCost, and no known password.
 const unknownUserHash = "$2a$10$7EqJtq98hPqEX7fNZaFWoOhi5lsYbGZ6gI2cRjYzqfTq5JkPZ4bZC"
 
-// CheckPassword checks a password, slowly. It returns ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed or etcd's text for a
-// user without a password. The caller should pass the newest state, since new passwords are often used at once.
+// CheckPassword checks a user's password, which is slow. It returns ErrGRPCAuthNotEnabled, ErrGRPCAuthFailed, or an
+// error with etcd's text for a user without a password. s should be the newest state, since new passwords are often
+// used at once.
 func (s *State) CheckPassword(name, password string) error {
 	if !s.enabled {
 		return rpctypes.ErrGRPCAuthNotEnabled
@@ -86,7 +88,7 @@ func (s *State) CheckPassword(name, password string) error {
 	return nil
 }
 
-// Authenticate runs CheckPassword and returns a token.
+// Authenticate checks the password in r with CheckPassword, and returns a token for the user.
 func (s *State) Authenticate(r *pb.AuthenticateRequest, t *Tokens, now Time) (*pb.AuthenticateResponse, error) {
 	if err := s.CheckPassword(r.Name, r.Password); err != nil {
 		return nil, err

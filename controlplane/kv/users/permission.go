@@ -29,12 +29,12 @@ func spanOf(key, end []byte) span {
 	return span{key, end}
 }
 
-// endBefore reports whether end a is lower than end b; an empty end is the highest.
+// endBefore reports whether a is a lower end of a range than b; an empty end is the highest.
 func endBefore(a, b []byte) bool {
 	return len(a) > 0 && (len(b) == 0 || bytes.Compare(a, b) < 0)
 }
 
-// mergeSpans sorts and merges ranges.
+// mergeSpans sorts ranges, and merges those that overlap or adjoin.
 func mergeSpans(all []span) spans {
 	slices.SortFunc(all, func(a, b span) int { return bytes.Compare(a.begin, b.begin) })
 	var merged spans
@@ -49,8 +49,8 @@ func mergeSpans(all []span) spans {
 	return merged
 }
 
-// contains reports whether one of the spans contains all of s. If the end of s is not after its begin, both must be
-// inside the same span, as in etcd.
+// contains reports whether one of the spans contains all of s. If the end of s is not after its begin, contains reports
+// whether begin and end are inside the same span, as in etcd.
 func (ss spans) contains(s span) bool {
 	reversed := len(s.end) > 0 && bytes.Compare(s.begin, s.end) >= 0
 	if reversed {
@@ -61,12 +61,12 @@ func (ss spans) contains(s span) bool {
 	return i >= 0 && !endBefore(ss[i].end, s.end)
 }
 
-// validPermission reports whether a role can be granted [key, end).
+// validPermission reports whether [key, end) is a valid range for a permission.
 func validPermission(key, end []byte) bool {
 	return len(key) > 0 && (len(end) == 0 || isOpen(end) || bytes.Compare(key, end) < 0)
 }
 
-// grants computes the permissions of a user's roles, at the first use.
+// grants holds the key ranges that the roles of a user permit to read and to write. They are computed at the first use.
 type grants struct {
 	user  *authpb.User
 	roles map[string]*authpb.Role

@@ -33,8 +33,8 @@ func contains(key, begin, end []byte) bool {
 	return bytes.Compare(key, begin) >= 0 && (bytes.Equal(end, []byte{0}) || bytes.Compare(key, end) < 0)
 }
 
-// TestRangePermissionsMatchSingleKeyModel checks that a range is readable if and only if every key in it is. It
-// suffices to check all keys that are at most one letter longer than the range ends.
+// TestRangePermissionsMatchSingleKeyModel checks that a range is readable if and only if every key in it is, and
+// likewise for writing. It suffices to check all keys that are at most one letter longer than the range ends.
 func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
 	ends := allStrings("\x00ab", 2)
 	keys := allStrings("\x00ab", 3)[1:]
@@ -90,7 +90,8 @@ func TestRangePermissionsMatchSingleKeyModel(t *testing.T) {
 	require.Greater(t, refused, 1000)
 }
 
-// TestMergeSpans has the cases of etcd's own test of its interval check.
+// TestMergeSpans checks which ranges merged permissions contain, with the cases of etcd's own test of its interval
+// check and some others.
 func TestMergeSpans(t *testing.T) {
 	for _, c := range []struct {
 		perms      [][2]string
@@ -109,7 +110,7 @@ func TestMergeSpans(t *testing.T) {
 		{[][2]string{{"a", "b"}, {"b", "c"}, {"d", "\x00"}}, "a", "\x00", false},
 		{[][2]string{{"a", ""}}, "a", "", true},
 		{[][2]string{{"a", ""}}, "a\x00", "", false},
-		{[][2]string{{"a", "z"}}, "m", "c", true}, // reversed, with both ends inside
+		{[][2]string{{"a", "z"}}, "m", "c", true}, // the end is before the begin; both are inside
 		{[][2]string{{"d", "z"}}, "m", "c", false},
 		{[][2]string{{"a", "z"}}, "m", "m", true},
 		{nil, "m", "c", false},

@@ -27,7 +27,8 @@ func (s *State) RoleAdd(r *pb.AuthRoleAddRequest) ([]command.Step, *pb.AuthRoleA
 	return steps, &pb.AuthRoleAddResponse{}, err
 }
 
-// RoleGet returns a role's permissions. For root it returns one on all keys, whatever root was granted.
+// RoleGet returns a role's permissions. For the role root it returns one permission to read and write all keys,
+// whatever permissions root was granted.
 func (s *State) RoleGet(r *pb.AuthRoleGetRequest) (*pb.AuthRoleGetResponse, error) {
 	role := s.roles[r.Role]
 	if role == nil {
@@ -68,7 +69,8 @@ func (s *State) RoleDelete(r *pb.AuthRoleDeleteRequest) ([]command.Step, *pb.Aut
 	return steps, &pb.AuthRoleDeleteResponse{}, err
 }
 
-// RoleGrantPermission grants a permission to a role, and replaces the role's permission on the same key and end.
+// RoleGrantPermission grants a permission on a range of keys to a role. It replaces the role's permission on exactly
+// the same range.
 func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]command.Step, *pb.AuthRoleGrantPermissionResponse, error) {
 	if r.Perm == nil {
 		return nil, nil, rpctypes.ErrGRPCPermissionNotGiven
@@ -93,7 +95,7 @@ func (s *State) RoleGrantPermission(r *pb.AuthRoleGrantPermissionRequest) ([]com
 	return steps, &pb.AuthRoleGrantPermissionResponse{}, err
 }
 
-// RoleRevokePermission revokes a role's permission on exactly this key and end.
+// RoleRevokePermission revokes a role's permission on exactly the range [r.Key, r.RangeEnd).
 func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]command.Step, *pb.AuthRoleRevokePermissionResponse, error) {
 	role := s.roles[r.Role]
 	if role == nil {
@@ -109,7 +111,7 @@ func (s *State) RoleRevokePermission(r *pb.AuthRoleRevokePermissionRequest) ([]c
 	return steps, &pb.AuthRoleRevokePermissionResponse{}, err
 }
 
-// compareRanges orders a role's permissions by key, then by end.
+// compareRanges orders a role's permissions by key, then by range end.
 func compareRanges(a, b *authpb.Permission) int {
 	return cmp.Or(bytes.Compare(a.Key, b.Key), bytes.Compare(a.RangeEnd, b.RangeEnd))
 }

@@ -13,18 +13,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Time is a time that the caller read from its clock.
+// Time is the type of the current time, which callers pass because the package reads no clock.
 type Time = time.Time
 
 // DefaultTokenTTL is the lifetime of a token, as in etcd.
 const DefaultTokenTTL = 5 * time.Minute
 
-// tokenPrefix distinguishes these tokens from the cloud's, which may be sent in the same header.
+// tokenPrefix distinguishes the tokens of etcd's Auth from Trivet's own tokens, which clients may send in the same
+// header.
 const tokenPrefix = "kv1."
 
 const maxTokenBytes = len(tokenPrefix) + 2*(MaxNameBytes+2*binary.MaxVarintLen64+sha256.Size)
 
-// Tokens issues and verifies tokens. It is safe for concurrent use. Every member with the same key accepts the tokens.
+// Tokens issues and verifies tokens of etcd's Auth. It is safe for concurrent use. Every member with the same key
+// accepts the tokens.
 type Tokens struct {
 	key []byte
 	ttl time.Duration
@@ -38,13 +40,14 @@ func NewTokens(key []byte, ttl time.Duration) *Tokens {
 	return &Tokens{key: key, ttl: ttl}
 }
 
-// Claim holds the content of a verified token, which had not expired when Open verified it.
+// Claim holds the content of a token that Open has verified. The token had not expired when it was verified.
 type Claim struct {
 	User     string
-	Revision uint64 // the auth revision when the password was checked
+	Revision uint64 // the auth revision at which the password was checked
 }
 
-// Issue returns a token for a user who was authenticated at an auth revision.
+// Issue returns a token for a user whose password was checked at the given auth revision. The token expires one TTL
+// after now.
 func (t *Tokens) Issue(user string, revision uint64, now Time) string {
 	b := binary.AppendUvarint(nil, revision)
 	b = binary.AppendUvarint(b, uint64(now.Add(t.ttl).UnixMilli()))
@@ -58,13 +61,14 @@ func (t *Tokens) mac(b []byte) []byte {
 	return h.Sum(nil)
 }
 
-// IsToken reports whether text has the prefix of these tokens.
+// IsToken reports whether text has the prefix of tokens of etcd's Auth. It does not verify the token.
 func IsToken(text string) bool { return strings.HasPrefix(text, tokenPrefix) }
 
-// Open verifies a token; it returns ErrGRPCInvalidAuthToken for every defect.
+// Open verifies a token and returns its content. It returns ErrGRPCInvalidAuthToken for every defect, also for an
+// expired token.
 func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	encoded, hasPrefix := strings.CutPrefix(token, tokenPrefix)
-	// The decoder would ignore line breaks.
+	// The base64 decoder ignores line breaks, so they are rejected here.
 	if !hasPrefix || len(token) > maxTokenBytes || strings.ContainsAny(token, "\r\n") {
 		return Claim{}, rpctypes.ErrGRPCInvalidAuthToken
 	}
@@ -87,13 +91,14 @@ func (t *Tokens) Open(token string, now Time) (Claim, error) {
 	return Claim{User: string(b), Revision: revision}, nil
 }
 
-// Behind reports whether the claim is from a later revision than s, so that Accept refuses it. The caller should then
-// load the newest state (after a ReadIndex) and try again.
+// Behind reports whether the claim is from a later auth revision than s, so that Accept refuses it. The caller should
+// then load the newest state (after a ReadIndex) and try again.
 func (s *State) Behind(c Claim) bool { return c.Revision > s.revision }
 
 // Accept returns the user of a claim. It returns ErrGRPCInvalidAuthToken if the user was deleted or got another
-// password since, if auth was disabled since, or if the claim is from a later revision than s (after a restore from
-// backup, the history may be another one). While auth is not enabled, Accept returns "" for every claim.
+// password since, if auth was disabled since, or if the claim is from a later auth revision than s (after a restore
+// from a backup, that revision may belong to another history). While auth is not enabled, Accept returns "" for every
+// claim.
 func (s *State) Accept(c Claim) (user string, err error) {
 	if !s.enabled {
 		return "", nil

@@ -42,8 +42,8 @@ func TestChangedTokenIsInvalid(t *testing.T) {
 	require.Equal(t, invalidToken, w.tokenUser(token))
 }
 
-// TestOldTokens checks that a token ends when its user gets another password or Auth is disabled, and that the tokens of
-// other users stay valid.
+// TestOldTokens checks that a token becomes invalid when its user gets another password or Auth is disabled, and that
+// the tokens of other users remain valid.
 func TestOldTokens(t *testing.T) {
 	w := newWorld(t)
 	w.enable()

@@ -1,9 +1,9 @@
 // Package users implements etcd's Auth for one keyspace: users, roles, permissions, passwords and tokens, as values and
-// pure functions. A State is decoded from the keyspace's records. An admin request on a State returns the steps of a
-// program that changes the records; a check on a State returns nil or the client's error.
+// functions without side effects. A State is decoded from the keyspace's records. An admin request on a State returns
+// the steps of a program that changes the records; a check on a State returns nil or the error for the client.
 //
-// The package must not know how requests arrive, who proposes or when: no gRPC server, no consensus, no clock (the
-// caller passes the time).
+// The package must not depend on how requests arrive, who proposes or when: it uses no gRPC server, no consensus and no
+// clock (the caller passes the time).
 //
 // # Semantics
 //
@@ -16,15 +16,16 @@
 //
 //   - Tokens are stateless: user, auth revision, expiry and a MAC with a key that every member derives. As with etcd's
 //     simple tokens, a password change or the user's deletion revokes the user's tokens, and disabling auth revokes
-//     all. Other changes do not, so one grant does not make every client hash its password again. The lifetime counts
-//     from the issue, not from the last use. An expired token gets "invalid auth token"; clientv3 then renews it by
-//     itself, except for a further watch on an existing stream. So a stream's server opens the token once and keeps the
-//     Claim, which it passes to Accept for every request: the stream is authenticated until its first token is revoked.
+//     all. Other changes do not, so that a grant does not make every client hash its password again. The lifetime of a
+//     token begins when it is issued; its use does not extend it. A request with an expired token fails with "invalid
+//     auth token". clientv3 then requests a new token by itself, except for a further watch on an existing stream. So
+//     the server of a stream verifies the token once (Open) and passes the Claim to Accept for every request: the
+//     stream is authenticated until its first token is revoked.
 //   - An empty state has revision 1, as in etcd. Enabling does not increment the revision; all other changes do.
 //   - Granting a permission replaces the role's permission on the same range, if any. etcd compares only the first of
 //     several permissions that begin at the same key, and may keep both.
 //   - A role that does not exist is treated as a role without permissions.
-//   - Numbers and sizes are limited (see the constants): the state is held in memory, and loaded again after each
+//   - Numbers and sizes are limited (see the constants), because the state is in memory, and loaded again after each
 //     change.
 package users
 
@@ -42,12 +43,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Limits that etcd does not have.
+// Limits of users and roles that etcd does not have.
 const (
-	MaxNameBytes   = 1 << 10   // in a user's or role's name
-	MaxUsers       = 5_000     // small enough that one program can revoke a role from all users
-	MaxRoles       = 5_000     // in a keyspace
-	MaxRecordBytes = 512 << 10 // a role with its permissions, or a user with the names of its roles
+	MaxNameBytes   = 1 << 10   // bytes in a user's or role's name
+	MaxUsers       = 5_000     // users in a keyspace; so few that one program can revoke a role from all of them
+	MaxRoles       = 5_000     // roles in a keyspace
+	MaxRecordBytes = 512 << 10 // bytes of a role with its permissions, or of a user with the names of its roles
 )
 
 // Root is the name of the administrator, and of the role that may do everything.
@@ -62,7 +63,7 @@ const (
 	prefixRole     = Prefix + "role/"
 )
 
-// ErrUnknownFormat is returned for records that a newer version wrote.
+// ErrUnknownFormat is returned for records that a newer version of Trivet wrote.
 var ErrUnknownFormat = errors.New("unknown format")
 
 var errCorrupt = errors.New("corrupt record")
@@ -77,13 +78,13 @@ type State struct {
 type settings struct {
 	enabled    bool
 	revision   uint64
-	disabledAt uint64 // revision at which auth was last disabled; tokens of older revisions are invalid
+	disabledAt uint64 // auth revision at which auth was last disabled; tokens of older revisions are invalid
 }
 
 // user holds a user's record and the permissions of the user's roles.
 type user struct {
 	*authpb.User
-	tokensSince uint64 // revision of the user's creation or last password change; tokens of older revisions are invalid
+	tokensSince uint64 // auth revision of the user's creation or last password change; older tokens are invalid
 	grants      *grants
 }
 
@@ -155,7 +156,7 @@ func (s *State) Roles() []*authpb.Role {
 	return all
 }
 
-// format is the first byte of every record.
+// format is the version of the encoding, and the first byte of every record's value.
 const format = 1
 
 func stripFormat(b []byte) ([]byte, error) {

@@ -13,8 +13,27 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// TestScripts runs the scripts in testdata: sequences of requests, with the response and the change of the auth
-// revision.
+// TestScripts runs the scripts in testdata. The response or error of each request and the change of the auth revision
+// must be as expected. The commands are:
+//
+//	enable, disable, status                   make that request
+//	user-add user= password= [no-password]    add a user
+//	user-passwd user= password=               change a user's password
+//	user-passwd user= hash=                   set the bcrypt hash, in base64, of a user's password
+//	user-delete, user-get user=               delete a user, or list its roles
+//	user-list, role-list                      list all users or roles
+//	user-grant, user-revoke user= role=       grant a role to a user, or revoke it
+//	role-add, role-delete, role-get role=     add or delete a role, or list its permissions
+//	role-grant role= [kind=] key= end=        grant a permission on [key, end): READ, WRITE or READWRITE
+//	role-revoke role= key= end=               revoke the permission on [key, end)
+//	login user= password= hold=               log in, and save the token under the name in hold
+//	who token=                                show the user of a saved token
+//	range, delete as= key= end= [prev]        check whether the user in as may read or delete [key, end)
+//	put as= key= [prev] [lease=(KEY,...)]     check whether the user may put a key, with a lease that has these keys
+//	lease-revoke, lease-see as= lease=(...)   check whether the user may revoke or see a lease that has these keys
+//	admin as=                                 check whether the user has the role root
+//	known as=                                 check whether there is a user
+//	may-get as= user=, may-get as= role=      check whether the user in as may get a user or a role
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -31,7 +50,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// arg returns the value of name=value in d; the empty value is written name=().
+// arg returns the value of the argument name=value of a command. The empty value is written name=().
 func arg(d *datadriven.TestData, name string) string {
 	for _, a := range d.CmdArgs {
 		if a.Key == name && len(a.Vals) > 0 {
@@ -174,7 +193,7 @@ func (w *world) run(d *datadriven.TestData, savedTokens map[string]string) strin
 	return ""
 }
 
-// lease returns the keys of lease 5, which the argument lease=(a,b) lists.
+// lease returns the keys of lease 5, which the command's argument lease=(a,b) lists.
 func (w *world) lease(d *datadriven.TestData) LeaseKeys {
 	return func(lease int64) ([][]byte, error) {
 		require.EqualValues(w.t, 5, lease)

@@ -59,7 +59,7 @@ func (w *world) apply(steps []command.Step) {
 	}
 }
 
-// do executes a request and returns the response, or the error as "code: text".
+// do executes a request and returns its response, or its error as "code: text".
 func do[Q, R any](w *world, f func(*State, Q) ([]command.Step, R, error), q Q) (R, string) {
 	steps, r, err := f(w.state(), q)
 	if err != nil {
@@ -88,7 +88,7 @@ func (w *world) addUser(name, password string) {
 	must(w, (*State).UserAdd, r)
 }
 
-// enable adds the user root with the password "toor", and enables Auth.
+// enable adds the user root with the password "toor" and the role root, and enables Auth.
 func (w *world) enable() {
 	w.t.Helper()
 	w.addUser(Root, "toor")

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/translate"
 )
 
-// events converts the events that pass the watch's filters to etcd's type. Keys and values are shared, not copied.
+// events converts the engine's events to etcd's type, and omits those that the watch's filters exclude. The keys and
+// values share memory with the given events; they are not copied.
 func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	type block struct {
 		event mvccpb.Event
@@ -37,8 +38,8 @@ func (w *watch) events(all []mvccwatch.Event) []*mvccpb.Event {
 	return out
 }
 
-// fragments splits a response into pieces of at most Options.FragmentBytes, or of one event. partial means that the
-// last revision continues in the next batch.
+// fragments splits a response into pieces of at most Options.FragmentBytes, or of one event if it is larger. If
+// partial, the last revision continues in the next batch, so the last piece is marked as a fragment, too.
 func (s *Stream) fragments(r *pb.WatchResponse, partial bool) (pieces []*pb.WatchResponse) {
 	base := proto.Size(r) - eventsSize(r.Events)
 	events := r.Events
@@ -68,7 +69,7 @@ func eventsSize(all []*mvccpb.Event) (sum int) {
 	return sum
 }
 
-// eventSize returns the size of an event in an encoded response.
+// eventSize returns the size of an event in an encoded response, in bytes, with the longest possible length field.
 func eventSize(e *mvccpb.Event) int {
 	const overhead = 1 + 5 // tag and length
 	return proto.Size(e) + overhead

@@ -1,26 +1,27 @@
-// Package watch serves etcd's Watch streams: many watches over one stream, each from its own revision.
+// Package watch serves etcd's Watch streams: many watches over one stream, each with its own start revision.
 //
 // A Stream reads events from the engine and uses the messages of etcdserverpb; Options.Permit checks the client's
-// permissions. The package must not know gRPC, members or consensus.
+// permissions. The package must not depend on gRPC, members or consensus.
 //
 // A stream has two goroutines: one sends and owns all watches of the stream, the other receives. A watch needs no
 // goroutine and no queue: the engine notifies the stream which watches may have events, and the stream sends one batch
-// per watch in rotation. A batch is read only when Send lets the stream send: by then the client has received the
-// previous data, and the member has memory for another batch. So a slow client delays only its own stream, and memory
-// is bounded by the waiting requests (16), the keys of the watches (maxKeyBytes) and the batch that is being sent.
+// of events per watch in rotation. A batch is read only when Send calls its argument make: by then the client has
+// received the previous data, and the member has memory for another batch. So a slow client delays only its own stream,
+// and memory is bounded by the waiting requests (16), the keys of the watches (maxKeyBytes) and the batch that is being
+// sent.
 //
 // # Progress
 //
 // The revision in a header without events means that all events up to that revision were sent. It is read from the
-// watch, never from the engine (etcd#15220). A progress request is answered once nothing is left to send. It is dropped
-// if a watch of the stream begins in the future, or if the stream has no watch; etcd also drops it when something is
-// left.
+// watch, never from the engine (etcd#15220). The response to a progress request is sent once no events are left to
+// send. The request is ignored if a watch of the stream starts at a future revision, or if the stream has no watch.
+// etcd also ignores it when events are left to send.
 //
 // # Decisions
 //
-//   - All events of a revision are sent in one response, unless the watch asked for fragments.
+//   - All events of a revision are sent in one response, unless the watch requested fragments.
 //   - For a watch with fragments, a revision with more than Options.FragmentBytes is split at that size. Otherwise
-//     responses hold about batchBytes, or one revision.
+//     a response contains about batchBytes, or one revision.
 //   - A watch with prev_kv is canceled if the previous value of an event was compacted before it could be read; etcd
 //     leaves out prev_kv.
 package watch
@@ -49,45 +50,47 @@ type Options struct {
 	Header func(revision int64) *pb.ResponseHeader
 	// Permit checks whether the client of ctx may watch [key, end). It returns one of etcd's errors.
 	Permit func(ctx context.Context, key, end []byte) error
-	// Progress is the interval of progress notifications to a watch that asked for them and has no events. A random
-	// extra of up to a tenth keeps streams from sending at the same time.
+	// Progress is the interval of progress notifications to a watch that requested them and has no events. Up to a
+	// tenth is added at random, so that streams do not send at the same time.
 	Progress time.Duration
-	// FragmentBytes is the maximum size of a response to a watch with fragments, unless a single event is larger.
+	// FragmentBytes is the maximum size of a response to a watch with fragments, in bytes, unless a single event is
+	// larger.
 	FragmentBytes int
 }
 
-// invalidID is the watch ID in responses that belong to no watch, or to all.
+// invalidID is the watch ID in responses that belong to no watch, or to all watches of the stream.
 const invalidID = -1
 
-// Error texts that clients parse.
+// etcd's reasons for refusing a watch. Clients parse these texts, so they must not change.
 const (
 	duplicateID = "mvcc: duplicate watch ID provided on the WatchStream"
 	emptyRange  = "mvcc: watcher range is empty"
 )
 
-// Limits of the watches of one stream. Each watch costs the member about 1 KiB plus its keys. A watch beyond the limits
-// is refused and the stream stays open. etcd has no such limits.
+// Limits of the watches of one stream: their number, and the total size of their keys. Each watch costs the member
+// about 1 KiB plus its keys. A watch beyond the limits is refused, and the stream remains open. etcd has no such
+// limits.
 const (
 	maxWatches  = 1 << 16
 	maxKeyBytes = 16 << 20
 )
 
-// Error texts that etcd does not have.
+// Reasons for refusing a watch that etcd does not have.
 const (
 	tooManyWatches = "etcdserver: too many watches on this stream: open another stream"
 	tooManyKeys    = "etcdserver: the keys of the watches on this stream exceed 16 MiB in total: open another stream"
 )
 
 // batchBytes is the approximate size of the keys and values in a batch; one revision may be larger. It is less than
-// etcd's 1 MiB, because the memory for unsent data is limited, and each stream that waits for its client holds one
-// batch.
+// etcd's 1 MiB, because the memory for unsent data is limited, and each stream that waits for its client has one batch
+// in memory.
 const batchBytes = 256 << 10
 
-// maxQueuedRequests is the maximum number of queued requests per stream.
+// maxQueuedRequests is the maximum number of requests per stream that were received but not yet handled.
 const maxQueuedRequests = 16
 
-// Send sends a response. It calls make once the stream may send, sends nothing if make returns nil, and returns the
-// error of make.
+// Send sends a response. As soon as the stream may send, Send calls make, which returns the response. If make returns
+// nil, Send sends nothing and returns the error of make.
 type Send func(make func() (*pb.WatchResponse, error)) error
 
 // Stream holds the watches of one client stream.
@@ -96,16 +99,16 @@ type Stream struct {
 	ctx  context.Context
 	send Send
 
-	// Owned by Serve.
+	// Used only by the goroutine that runs Serve.
 	watches           map[int64]*watch
 	nextID            int64
-	keyBytes          int  // sum of the range bounds of all watches
-	progressRequested bool // a progress request is unanswered
+	keyBytes          int  // total bytes of the range bounds of all watches
+	progressRequested bool // a progress request has no response yet
 	progressTicker    *time.Ticker
-	canceled          context.Context // a canceled context, with which Next does not wait
+	canceled          context.Context // a canceled context, with which Watcher.Next does not wait
 	progressTick      <-chan time.Time
 
-	wake chan struct{} // capacity 1
+	wake chan struct{} // capacity 1; receives a value when a watch was added to ready
 
 	mu    sync.Mutex
 	ready []*watch // watches that may have events
@@ -116,23 +119,24 @@ type watch struct {
 	stream   *Stream
 	id       int64
 	from     int64
-	keyBytes int // of its range bounds
+	keyBytes int // bytes of the watch's range bounds
 	w        *mvccwatch.Watcher
 	noPut    bool
 	noDelete bool
 	prevKV   bool
 	fragment bool
 	notify   bool
-	idle     bool              // nothing was sent since the last progress notification was due
-	partial  []mvccwatch.Event // the beginning of a revision that is sent whole
+	idle     bool              // no events were sent since the last tick of progressTicker
+	partial  []mvccwatch.Event // events of an incomplete revision, sent once the rest has been read
 
-	queued bool // in stream.ready; guarded by stream.mu
-	closed bool // no longer in stream.watches
+	queued bool // the watch is in stream.ready; guarded by stream.mu
+	closed bool // the watch was removed from stream.watches
 }
 
-// Serve handles the requests that receive returns, until ctx ends, a response cannot be sent, or receive fails. After
-// an io.EOF from receive, the client sends no more requests and the stream continues. receive is called by a goroutine
-// that ends when receive fails; receive must fail once Serve has returned.
+// Serve serves one watch stream. It handles the requests that receive returns and sends events with send, until ctx
+// ends, a response cannot be sent, or receive fails. If receive returns io.EOF, the client sends no more requests, but
+// the stream continues. A goroutine calls receive and ends when receive fails, so receive must fail once Serve has
+// returned.
 func Serve(ctx context.Context, opts *Options, receive func() (*pb.WatchRequest, error), send Send) error {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -190,7 +194,7 @@ func (s *Stream) close() {
 	}
 }
 
-// handle executes a request.
+// handle executes a client's request: it creates a watch, cancels one, or responds with the stream's progress.
 func (s *Stream) handle(r *pb.WatchRequest) error {
 	switch r := r.RequestUnion.(type) {
 	case *pb.WatchRequest_CreateRequest:
@@ -210,7 +214,7 @@ func (s *Stream) handle(r *pb.WatchRequest) error {
 	return nil
 }
 
-// create starts a watch.
+// create starts a watch. If the request is refused, it sends the reason to the client.
 func (s *Stream) create(r *pb.WatchCreateRequest) error {
 	key, end := r.Key, r.RangeEnd
 	if len(key) == 0 {
@@ -254,7 +258,7 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 		s.progressTicker = time.NewTicker(s.opts.Progress + rand.N(s.opts.Progress/10+1))
 		s.progressTick = s.progressTicker.C
 	}
-	// A client that named no start revision resumes from this revision after a disconnect.
+	// After a disconnect, a client that named no start revision resumes from the revision in this header.
 	revision := w.w.Progress()
 	if r.StartRevision > 0 {
 		revision = s.opts.Engine.Revision()
@@ -266,12 +270,12 @@ func (s *Stream) create(r *pb.WatchCreateRequest) error {
 	return nil
 }
 
-// respond sends a response that needs no further data.
+// respond sends the given response.
 func (s *Stream) respond(r *pb.WatchResponse) error {
 	return s.send(func() (*pb.WatchResponse, error) { return r, nil })
 }
 
-// refuse sends the response to a create request that is refused.
+// refuse sends the response that refuses a create request, with the reason.
 func (s *Stream) refuse(reason string) error {
 	return s.respond(&pb.WatchResponse{
 		Header: s.opts.Header(s.opts.Engine.Revision()), WatchId: invalidID, Created: true, Canceled: true, CancelReason: reason,
@@ -285,7 +289,8 @@ func (s *Stream) remove(w *watch) {
 	w.w.Close()
 }
 
-// queue queues the watch. The engine calls queue too, so it must not block.
+// queue adds the watch to stream.ready and wakes the goroutine of Serve. The engine calls queue when there may be
+// events, so queue must not block.
 func (w *watch) queue() {
 	s := w.stream
 	s.mu.Lock()
@@ -304,7 +309,8 @@ func (w *watch) queue() {
 	}
 }
 
-// sendReady sends one batch of each ready watch. The engine queues a watch again if it has more events.
+// sendReady sends one batch of events of each watch in s.ready. The engine calls queue again for a watch that has more
+// events.
 func (s *Stream) sendReady() error {
 	s.mu.Lock()
 	list := s.ready
@@ -327,7 +333,7 @@ func (s *Stream) sendReady() error {
 	return nil
 }
 
-// sendBatch sends the next batch of a watch, if there is one.
+// sendBatch sends the next batch of events of a watch, if there is one.
 func (s *Stream) sendBatch(w *watch) error {
 	var more []*pb.WatchResponse
 	err := s.send(func() (*pb.WatchResponse, error) {
@@ -347,11 +353,12 @@ func (s *Stream) sendBatch(w *watch) error {
 	return err
 }
 
-// nextResponses returns the responses with the next batch of a watch, or with its cancellation. Only watches with
-// fragments have more than one response.
+// nextResponses reads the next batch of events of a watch and returns the responses that contain it, or the response
+// that cancels the watch. A batch needs more than one response only for a watch with fragments.
 func (s *Stream) nextResponses(w *watch) ([]*pb.WatchResponse, error) {
 	batch, err := w.w.Next(s.canceled)
-	// The rest of a revision is read at once: otherwise every watch of the stream could hold an incomplete revision.
+	// The rest of a revision is read at once: otherwise every watch of the stream could have an incomplete revision in
+	// memory.
 	for err == nil && batch.Partial && !w.fragment {
 		w.partial = append(w.partial, batch.Events...)
 		batch, err = w.w.Next(s.canceled)
@@ -376,8 +383,8 @@ func (s *Stream) nextResponses(w *watch) ([]*pb.WatchResponse, error) {
 	return s.fragments(r, batch.Partial), nil
 }
 
-// cancelResponse returns the response that cancels a watch after an error of Next, or nothing if there are just no
-// events.
+// cancelResponse handles an error of Next. It returns nothing if the error only means that there are no events, the
+// response that cancels the watch if its events were compacted, and otherwise the error that ends the stream.
 func (s *Stream) cancelResponse(w *watch, err error) ([]*pb.WatchResponse, error) {
 	if errors.Is(err, context.Canceled) {
 		return nil, nil
@@ -388,7 +395,8 @@ func (s *Stream) cancelResponse(w *watch, err error) ([]*pb.WatchResponse, error
 	switch {
 	case errors.As(err, &compacted):
 		r.CompactRevision = compacted.CompactRevision
-	// These errors have the code Unavailable, after which the client resumes its watches here or on another member.
+	// These errors have the code Unavailable and end the stream; the client then resumes its watches here or on another
+	// member.
 	case errors.Is(err, mvcc.ErrRestored):
 		return nil, rpctypes.ErrGRPCLeaderChanged
 	case errors.Is(err, mvcc.ErrClosed):
@@ -400,7 +408,7 @@ func (s *Stream) cancelResponse(w *watch, err error) ([]*pb.WatchResponse, error
 	return []*pb.WatchResponse{r}, nil
 }
 
-// sendProgress sends the due progress notifications to watches without events.
+// sendProgress sends progress notifications to the watches that requested them and had no events since the last call.
 func (s *Stream) sendProgress() error {
 	for _, w := range s.watches {
 		if !w.notify {
@@ -421,7 +429,7 @@ func (s *Stream) sendProgress() error {
 	return nil
 }
 
-// current returns the watch's progress, and whether all events up to it were sent.
+// current returns the revision that the watch has progressed to, and whether all events up to that revision were sent.
 func (w *watch) current() (revision int64, current bool) {
 	revision = w.w.Progress()
 	w.stream.mu.Lock()
@@ -429,7 +437,8 @@ func (w *watch) current() (revision int64, current bool) {
 	return revision, !w.queued && len(w.partial) == 0
 }
 
-// respondProgress responds to a progress request once nothing is left to send.
+// respondProgress responds to a progress request, with the lowest revision that all watches have progressed to. While
+// events are left to send, it does nothing.
 func (s *Stream) respondProgress() error {
 	lowest := int64(-1)
 	for _, w := range s.watches {

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// testStore is an engine whose writes are applied without consensus.
+// testStore is an engine to which writes are applied without consensus.
 type testStore struct {
 	*mvcc.Engine
 	t  *testing.T
@@ -64,7 +64,7 @@ func (s *testStore) remove(key string) int64 {
 	return s.apply(command.EncodeProgram(command.Program{Steps: []command.Step{{Kind: command.StepDelete, Key: []byte(key)}}}))
 }
 
-// client is the client of a stream.
+// client is the client of a watch stream that Serve serves.
 type client struct {
 	t         *testing.T
 	requests  chan *pb.WatchRequest
@@ -266,7 +266,7 @@ func TestWatchFromCompactedRevisionIsCanceled(t *testing.T) {
 	require.Equal(t, "a=x@4 a=x@5 a=x@6 ", text(c.next()))
 }
 
-// TestProgressNeverAheadOfEvents checks that a progress response is not sent before the events up to its revision
+// TestProgressNeverAheadOfEvents checks that a progress response is never sent before all events up to its revision
 // (etcd#15220).
 func TestProgressNeverAheadOfEvents(t *testing.T) {
 	s := newTestStore(t)
@@ -293,7 +293,7 @@ func TestProgressNeverAheadOfEvents(t *testing.T) {
 			}
 		}
 	})
-	// Read until all events have arrived and a progress response reports it.
+	// Read until all events have arrived and a progress response has their last revision.
 	seen := map[int64]bool{}
 	for progress := int64(0); progress < writes+1; {
 		r := c.next()
@@ -363,8 +363,8 @@ func TestProgressIsSentAfterPendingEvents(t *testing.T) {
 	require.Equal(t, 3000, events)
 }
 
-// TestWatchFromFutureRevision checks that a watch from a future revision gets neither events nor progress of earlier
-// revisions (etcd#20221).
+// TestWatchFromFutureRevision checks that a watch with a future start revision gets neither events nor progress of
+// earlier revisions (etcd#20221).
 func TestWatchFromFutureRevision(t *testing.T) {
 	s := newTestStore(t)
 	s.put("a", "1")
@@ -419,7 +419,8 @@ func TestFragments(t *testing.T) {
 	require.Len(t, all.Events, 7, "one revision is one response")
 }
 
-// TestRevisionIsOneResponse checks that a revision with more events than fit into a batch is sent in one response.
+// TestRevisionIsOneResponse checks that all events of a revision are sent in one response, even if they do not fit into
+// a batch.
 func TestRevisionIsOneResponse(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
@@ -436,7 +437,8 @@ func TestRevisionIsOneResponse(t *testing.T) {
 	require.Len(t, c.next().Events, 5000)
 }
 
-// TestGoroutinesOfManyWatches checks that the number of goroutines depends on the number of streams, not of watches.
+// TestGoroutinesOfManyWatches checks that the number of goroutines is limited by the number of streams, whatever the
+// number of watches.
 func TestGoroutinesOfManyWatches(t *testing.T) {
 	s := newTestStore(t)
 	const streams, each = 100, 100
@@ -493,7 +495,8 @@ func TestStreamContinuesAfterClientCloseSend(t *testing.T) {
 	c.ended <- nil
 }
 
-// TestStreamEndsWhenEngineCloses checks that streams end with ErrGRPCStopped, after which clients use another member.
+// TestStreamEndsWhenEngineCloses checks that streams end with ErrGRPCStopped when the engine is closed, because clients
+// use another member after that error.
 func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	e, err := mvcc.Open(vfs.NewMem(), "kv", mvcc.Options{})
 	require.NoError(t, err)
@@ -504,8 +507,8 @@ func TestStreamEndsWhenEngineCloses(t *testing.T) {
 	c.ended <- nil
 }
 
-// TestKeyBytesOfStreamAreLimited checks the limit of the total size of the keys of a stream's watches. Canceling a
-// watch releases its part.
+// TestKeyBytesOfStreamAreLimited checks that a watch is refused if the total size of the keys of a stream's watches
+// would exceed the limit, and that canceling a watch makes room for another.
 func TestKeyBytesOfStreamAreLimited(t *testing.T) {
 	s := newTestStore(t)
 	c := openStream(t, s)
@@ -523,8 +526,8 @@ func TestKeyBytesOfStreamAreLimited(t *testing.T) {
 	require.Equal(t, maxKeyBytes>>20, s.Stats().Watchers)
 }
 
-// TestRevisionIsReadWhole checks that a revision larger than a batch is read as a whole when the stream may send.
-// Otherwise each watch of the stream could hold an incomplete revision in memory.
+// TestRevisionIsReadWhole checks that all events of a revision larger than a batch are read in one call of make.
+// Otherwise each watch of the stream could have an incomplete revision in memory.
 func TestRevisionIsReadWhole(t *testing.T) {
 	s := newTestStore(t)
 	var keys []string
@@ -538,7 +541,7 @@ func TestRevisionIsReadWhole(t *testing.T) {
 	requests <- &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{
 		CreateRequest: &pb.WatchCreateRequest{Key: []byte("k"), RangeEnd: []byte("l"), StartRevision: 2},
 	}}
-	var sizes []int // numbers of events in the calls of make after the response to the creation; 0 for no response
+	var sizes []int // numbers of events in the responses after the response to the creation; 0 for no response
 	o := &Options{
 		Engine: s.Engine, Header: func(revision int64) *pb.ResponseHeader { return &pb.ResponseHeader{Revision: revision} },
 		Permit: func(context.Context, []byte, []byte) error { return nil }, Progress: time.Hour, FragmentBytes: 3 << 19,

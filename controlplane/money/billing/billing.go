@@ -1,11 +1,11 @@
 // Package billing charges projects for their VMs by the hour. It defines the prices, counts the hours, charges the
 // wallets, and applies the policy for projects that cannot pay.
 //
-// Hours are counted per VM: the first begins when the VM is created, the next an hour later. An hour is billed when it
-// begins, for the VM's current use. Its final price is that of the most expensive use within the hour: if the use rises
-// within the hour (the VM starts, or is resized), the difference is billed at that moment. So a begun hour counts in
-// full, a start and a stop within one hour cost one hour, and the total does not depend on when or how often bills are
-// computed.
+// The hours of each VM are counted separately: the first begins when the VM is created, the next an hour later. An hour
+// is billed when it begins, for the resources that the VM uses at that time. Its final price is that of the most
+// expensive use within the hour: if the use rises within the hour (the VM starts, or is resized), the difference is
+// billed at that moment. So an hour that has begun is paid in full, a start and a stop within one hour cost one hour,
+// and the total does not depend on when or how often bills are computed.
 //
 //   - A RUNNING or MIGRATING VM pays for processors, memory and disks. A PENDING, CREATING or FAILED VM costs nothing.
 //     In every other state a VM pays for its disks. The recorded state counts: a VM whose host does not report, or that
@@ -13,18 +13,19 @@
 //   - Memory is priced per MiB. The price of an hour is rounded up to a whole unit of credit.
 //   - A resize (UpdateVm, AttachDisk) counts from the moment it is recorded. Prices are those of the leader's
 //     configuration when an hour is billed: new prices apply from each VM's next hour or change.
-//   - Time is the store's clock, which never goes back. A clock that jumps ahead makes hours begin, as an outage does.
+//   - Time is the store's clock, which never goes back. If the clock jumps ahead, the skipped hours are billed, as
+//     after an outage.
 //
 // Counting and paying are separate. A Meter records the time up to which a VM's hours are counted. It is updated in the
-// transaction that writes the Bill: that of the VM's change (package vm calls vm.Billing), or the leader task's. A bill
-// is reduced or deleted in the transaction that charges the wallet for it. Neither step needs the other, a lock, or
-// state in memory: even if a run is interrupted, or two leaders run at once, each hour is billed once and each bill is
-// charged once.
+// transaction that writes the Bill: the transaction of the VM's change (package vm calls vm.Billing), or one of Run. A
+// bill is reduced or deleted in the transaction that charges the wallet for it. Neither step needs the other, a lock,
+// or state in memory: even if a run is interrupted, or two leaders run at once, each hour is billed once and each bill
+// is charged once.
 //
 // Creating a VM reserves the price of one running hour in the same transaction, so neither exists without the other.
 // The VM's first bill commits the reservation: the bill for the hour in which the VM first runs, or for the disks of a
-// built VM that is off at the end of an hour. Earlier states and failed builds cost nothing, and the reservation is
-// released.
+// built VM that is off at the end of an hour. A VM that is not built yet, or could not be built, costs nothing. Its
+// reservation is released when the VM fails or is deleted.
 //
 // Bills are paid oldest first, with at least one wallet transaction per hour. If the wallet does not exist, is not
 // active, or has too little for the next hour, the bill stays owed, and is charged first when there is credit again.
@@ -34,14 +35,14 @@
 //
 // Unpaid hours of a deleted project are written off: its wallet was closed before the deletion, or never existed.
 //
-// A comparison finds VMs that were created before billing was enabled, or changed while it was not; they are billed
-// from then on. Hours that pass while billing is disabled cost nothing.
+// Run compares VMs with meters. It finds VMs that were created before billing was enabled, or changed while it was not;
+// they are billed from then on. Hours that pass while billing is disabled cost nothing.
 //
 // Billing depends on VMs and wallets, but not on endpoints or hosts. An inconsistent wallet (ledger.Violation) blocks
 // its own project's payments, but never a VM's report or removal.
 //
-// Keys: billing-meter/<project>/<vm>, billing-next/<when>/<project>/<vm>, billing-owed/<project>/<from>/<vm>/<number>;
-// numbers as 16 hexadecimal digits.
+// Keys: billing-meter/<project>/<vm>, billing-next/<when>/<project>/<vm>, billing-owed/<project>/<from>/<vm>/<number>.
+// Times and numbers are written as 16 hexadecimal digits.
 package billing
 
 import (
@@ -57,31 +58,32 @@ import (
 
 var (
 	meters = store.NewTable[Meter]("billing-meter")
-	// next has a row per meter whose VM uses anything, ordered by the beginning of the VM's next hour.
+	// next is a table with an empty record per meter whose VM uses billable resources, ordered by the time at which the
+	// VM's next hour begins.
 	next = store.NewTable[struct{}]("billing-next")
 	owed = store.NewTable[Bill]("billing-owed")
 )
 
-// Policy defines what happens to running VMs that are not paid for.
+// Policy defines what happens to running VMs whose hours are not paid.
 type Policy string
 
 const (
-	// Keep lets them run.
+	// Keep means that the VMs continue to run.
 	Keep Policy = "keep"
-	// Stop stops them.
+	// Stop means that the VMs are stopped.
 	Stop Policy = "stop"
 )
 
-// Rules configures billing. The zero value disables it.
+// Rules configures billing. The zero value disables billing.
 type Rules struct {
 	Enabled bool
 	Prices  Prices
 	OnEmpty Policy
-	// Hour is the billing interval; 0 means one hour. Other values are for tests.
+	// Hour is the length of a billed hour; 0 means one hour. Other values are for tests.
 	Hour time.Duration
 }
 
-// Check returns an error if the rules are invalid.
+// Check returns an error if a price, the policy or the length of the hour is invalid.
 func (r *Rules) Check() error {
 	if err := r.Prices.Check(); err != nil {
 		return err
@@ -97,9 +99,9 @@ func (r *Rules) Check() error {
 	return nil
 }
 
-// Machines is the part of the VM service that billing calls.
+// Machines is the part of package vm's Service that billing calls.
 type Machines interface {
-	// Halt stops a VM unless it is off or its desired state is off, and reports whether it did.
+	// Halt stops a VM within tx and reports whether it did. It does nothing if the VM is off or is to be off.
 	Halt(tx *store.Tx, t cloud.Tenant, id cloud.VMID) (bool, error)
 }
 
@@ -116,13 +118,13 @@ type Service struct {
 	opts     Options
 	terms    Terms
 	machines Machines
-	// payFrom, vmFrom and meterFrom are positions at which the next run of the leader task continues; each run
-	// processes a part of the records.
+	// payFrom, vmFrom and meterFrom are the record paths after which the next Run continues to charge projects, to
+	// compare VMs and to compare meters. Each Run processes only a part of the records.
 	payFrom, vmFrom, meterFrom []string
 	debtors                    debtors
 }
 
-// New returns a Service. Call Attach before serving.
+// New returns a Service. Call Attach before the service is used.
 func New(opts Options) *Service {
 	if opts.Rules.Hour == 0 {
 		opts.Rules.Hour = time.Hour
@@ -130,13 +132,14 @@ func New(opts Options) *Service {
 	return &Service{opts: opts, terms: Terms{Prices: opts.Rules.Prices, Hour: opts.Rules.Hour.Milliseconds()}}
 }
 
-// Attach sets the VM service with which VMs are stopped. Call Attach before serving.
+// Attach sets the service by which unpaid VMs are stopped.
 func (s *Service) Attach(m Machines) { s.machines = m }
 
-// number encodes a number as a fixed-width key part, so that keys sort numerically.
+// number encodes n as 16 hexadecimal digits, so that keys that contain it sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
-// put stores a meter, its row in next, and its new bills.
+// put stores the meter m, its record in next, and its new bills. was is the meter before the change. A bill is merged
+// into the meter's last bill if possible. If billing is disabled, put stores no bills.
 func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	for _, b := range bills {
 		if b == nil || !s.opts.Rules.Enabled {
@@ -163,7 +166,7 @@ func (s *Service) put(tx *store.Tx, was, m *Meter, bills ...*Bill) error {
 	return nil
 }
 
-// at returns the path of a bill, and row the path of the meter's row in next.
+// at returns the path of the record of the meter's bill at p.
 func (m *Meter) at(p Place) []string {
 	return []string{string(m.Project), number(p.From), string(m.VM), number(p.Number)}
 }
@@ -172,7 +175,7 @@ func (m *Meter) row(at cloud.Time) []string {
 	return []string{number(at), string(m.Project), string(m.VM)}
 }
 
-// deleteMeter deletes a meter and its row in next.
+// deleteMeter deletes the record of a meter and its record in next.
 func deleteMeter(tx *store.Tx, m *Meter) {
 	next.Delete(tx, m.row(m.Until)...)
 	meters.Delete(tx, string(m.Project), string(m.VM))

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A project that is created with the ID of a deleted one does not pay the debts of the deleted one, and can create VMs
-// despite them.
+// TestNewProjectDoesNotPayForADeletedOne creates a project with the ID of a deleted one that owes for hours. The new
+// project must not pay for them, and must be able to create VMs.
 func TestNewProjectDoesNotPayForADeletedOne(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)
@@ -45,7 +45,7 @@ func TestNewProjectDoesNotPayForADeletedOne(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// The unpaid bills of a deleted project are removed from the records.
+// TestBillsOfADeletedProjectAreRemoved checks that Run deletes the unpaid bills of a deleted project.
 func TestBillsOfADeletedProjectAreRemoved(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)

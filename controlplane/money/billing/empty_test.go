@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// With the policy keep, unpaid VMs continue. The debt takes few records, and is charged before anything else.
+// TestPolicyKeep checks that with the policy Keep unpaid VMs continue to run. The unpaid hours must need one record,
+// and be charged before anything else when there is credit again.
 func TestPolicyKeep(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(2 * running)
@@ -59,7 +60,8 @@ func TestPolicyKeep(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// With the policy stop, unpaid VMs are stopped. They can be started when the wallet covers the price.
+// TestPolicyStop checks that with the policy Stop unpaid VMs are stopped, and can be started only when all bills are
+// paid and the wallet covers the rest of the hour.
 func TestPolicyStop(t *testing.T) {
 	w := newWorld(t, strict)
 	w.fund(2*running + 3)
@@ -106,7 +108,8 @@ func TestPolicyStop(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Many VMs of many projects that cannot pay are stopped, and no other project pays for them.
+// TestStopMany checks that all VMs of a project that cannot pay are stopped, even if it has more than maxBills unpaid
+// bills.
 func TestStopMany(t *testing.T) {
 	w := newWorld(t, strict)
 	const vms = maxBills + 20
@@ -123,7 +126,8 @@ func TestStopMany(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A wallet whose records contradict each other stops neither its project's VMs nor the billing of other projects.
+// TestInconsistentWallet makes the records of a wallet inconsistent. The reports and the deletion of its project's VMs
+// must still succeed, and other projects must still be charged.
 func TestInconsistentWallet(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
@@ -158,7 +162,8 @@ func TestInconsistentWallet(t *testing.T) {
 	require.NoError(t, w.delete(id), "it can go")
 }
 
-// The log reports once that a project cannot pay, and again if it could pay in between.
+// TestDebtorsAreLoggedOnce checks that isNew returns true once for a project that cannot pay, and again if the reason
+// changes or after the project could pay for a round.
 func TestDebtorsAreLoggedOnce(t *testing.T) {
 	var d debtors
 	require.True(t, d.isNew("web", "a"))

@@ -15,10 +15,11 @@ import (
 
 var _ vm.Billing = (*Service)(nil)
 
-// by is the principal of billing's orders. No user can have this name.
+// by is the name of the principal of billing's wallet transactions. No user can have this name.
 const by = "system:billing"
 
-// Admit implements vm.Billing. It refuses the VM unless the project owes nothing and the first hour can be reserved.
+// Admit implements vm.Billing. It refuses to create the VM unless the project owes nothing and the price of the VM's
+// first hour can be reserved.
 func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	m := &Meter{Org: vm.Org, Project: vm.Project, VM: vm.ID, Name: vm.Name, Until: tx.Now()}
 	price := s.terms.Prices.Hour(FullUse(vm))
@@ -41,8 +42,9 @@ func (s *Service) Admit(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, m, m)
 }
 
-// Start implements vm.Billing. With the policy Stop, a VM may start only if the project owes nothing and the wallet
-// covers the unbilled rest of the VM's hour. The reservation of the VM's creation counts towards the rest.
+// Start implements vm.Billing. With the policy Stop, it refuses to start the VM unless the project owes nothing and the
+// wallet covers the part of the VM's current hour that is not billed yet. The reservation from the VM's creation counts
+// towards that.
 func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	price := s.terms.Prices.Hour(FullUse(vm))
 	if s.opts.Rules.OnEmpty != Stop || price == 0 {
@@ -78,7 +80,8 @@ func (s *Service) Start(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// checkSolvent charges what a VM's project owes, and returns an error if part of it stays unpaid.
+// checkSolvent charges all unpaid bills of the project of vm, and returns an error if some stay unpaid. price is the
+// price of an hour of vm, for the error.
 func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	_, unpaid, refusal, err := s.settle(tx, vm.Project)
 	switch {
@@ -87,7 +90,7 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 	case len(unpaid) == 0:
 		return nil
 	case refusal == nil:
-		// The limits of one transaction were reached before all bills were charged.
+		// settle reached its limits for one transaction before all bills were charged.
 		return fault.New(fault.ResourceExhausted, "hours of before are being charged to project %s: ask again", vm.Project).
 			WithReason("CREDIT_OWED").With("price", price).MayRetry()
 	}
@@ -108,7 +111,7 @@ func (s *Service) checkSolvent(tx *store.Tx, vm *cloud.VM, price int64) error {
 
 const maxAmount = 1<<63 - 1
 
-// checkSpendable returns an error unless the wallet is active and has the amount available.
+// checkSpendable returns an error unless the wallet is active and at least amount is available.
 func checkSpendable(w *ledger.Wallet, amount int64) error {
 	switch {
 	case w.Status != ledger.Active:
@@ -122,7 +125,8 @@ func checkSpendable(w *ledger.Wallet, amount int64) error {
 
 var reasons = map[ledger.WalletStatus]string{ledger.Suspended: "WALLET_SUSPENDED", ledger.Closed: "WALLET_CLOSED"}
 
-// errTooLittleCredit returns the refusal of a VM, with the price of an hour and the wallet's reason.
+// errTooLittleCredit returns the error for a VM that cannot be paid for. It has the price of an hour of the VM and,
+// from cause, the wallet's reason and available amount.
 func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	f, ok := fault.From(cause)
 	if !ok {
@@ -140,7 +144,7 @@ func errTooLittleCredit(vm *cloud.VM, price int64, cause error) *fault.Fault {
 	return out
 }
 
-// Changed implements vm.Billing.
+// Changed implements vm.Billing. It counts the hours up to now at the old use of the VM, and then sets the new use.
 func (s *Service) Changed(tx *store.Tx, vm *cloud.VM) error {
 	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
 	if err != nil || m == nil {
@@ -161,7 +165,7 @@ func (s *Service) Changed(tx *store.Tx, vm *cloud.VM) error {
 	return s.put(tx, &was, m, bills...)
 }
 
-// Removed implements vm.Billing.
+// Removed implements vm.Billing. It counts the hours up to now and deletes the VM's meter. Unpaid bills stay.
 func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	m, err := meters.Get(tx, string(vm.Project), string(vm.ID))
 	if err != nil || m == nil {
@@ -178,8 +182,8 @@ func (s *Service) Removed(tx *store.Tx, vm *cloud.VM) error {
 	return nil
 }
 
-// release frees what a meter's reservation still holds. It ignores refusals and violations of the wallet, because the
-// VM's life cycle must not depend on the wallet.
+// release releases the reservation of a meter, if it is not committed yet. It ignores refusals and violations of the
+// wallet, because changing or deleting a VM must not depend on the wallet.
 func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	if m.Reservation == "" || mutant.On(mutant.KeepReservation) {
 		return nil
@@ -192,7 +196,7 @@ func (s *Service) release(tx *store.Tx, m *Meter, why string) error {
 	return ignoreRefusals(err)
 }
 
-// ignoreRefusals returns nil for refusals and violations of a wallet, and any other error unchanged.
+// ignoreRefusals returns nil if err is a refusal or a violation of a wallet, and otherwise err.
 func ignoreRefusals(err error) error {
 	var broken *ledger.Violation
 	if _, refused := fault.From(err); refused || errors.As(err, &broken) {

@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A VM that runs between two runs of the task is billed one hour. Several starts in one hour cost one hour.
+// TestShortRuns checks that a VM that runs only between two calls of Run is billed one hour, and that several starts
+// within one hour cost one hour.
 func TestShortRuns(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
@@ -50,8 +51,8 @@ func TestShortRuns(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Each hour is charged once: if the task runs twice, with two leaders at the same time, and after five hours without a
-// leader.
+// TestEachHourIsChargedOnce checks that each hour is charged once: if Run is called twice, by several leaders at the
+// same time, and after five hours without a call.
 func TestEachHourIsChargedOnce(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100_000)
@@ -83,7 +84,7 @@ func TestEachHourIsChargedOnce(t *testing.T) {
 	require.NoError(t, other.Run(t.Context()))
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
-	w.Clock.Advance(-3 * hour) // a clock behind: the store's time stays
+	w.Clock.Advance(-3 * hour) // the member's clock goes back, but the store's time does not
 	w.bill()
 	require.EqualValues(t, 7*vms*running, w.wallet().Consumed())
 	w.Clock.Advance(3*hour + hour/2)
@@ -94,7 +95,8 @@ func TestEachHourIsChargedOnce(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A run that is interrupted at any log entry, committed or not, is completed by the next leader.
+// TestInterruptedRun ends the leadership during Run at each log entry, which is either lost or committed without a
+// response. The next leader's Run must charge what is left, once.
 func TestInterruptedRun(t *testing.T) {
 	for _, agreed := range []bool{false, true} {
 		for cut := 1; ; cut++ {
@@ -113,7 +115,7 @@ func TestInterruptedRun(t *testing.T) {
 				if entries++; entries < cut {
 					return false
 				}
-				stop() // the leadership ends with it
+				stop() // the leadership ends at this entry
 				return true
 			}
 			err := w.bills.Run(ctx)
@@ -132,7 +134,8 @@ func TestInterruptedRun(t *testing.T) {
 	}
 }
 
-// If more hours are due than one transaction charges, the next ones charge the rest, and no VM is created meanwhile.
+// TestLongOutage checks that if more hours are unpaid than one transaction charges, a create is refused as retryable
+// and Run charges all of them.
 func TestLongOutage(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1_000_000)
@@ -154,7 +157,8 @@ func TestLongOutage(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// VMs from before billing was enabled are billed from then on. Changes and deletions while it was disabled are noticed.
+// TestEnabledLater checks that VMs from before billing was enabled are billed from then on, and that changes and
+// deletions while it was disabled are found by the next Run.
 func TestEnabledLater(t *testing.T) {
 	w := newWorld(t, Rules{})
 	id, gone := w.run("web"), w.run("gone")
@@ -162,11 +166,11 @@ func TestEnabledLater(t *testing.T) {
 	w.bill()
 	w.fund(10_000)
 	enabled := w.member(on)
-	require.NoError(t, enabled.Run(t.Context())) // finds them
-	require.NoError(t, enabled.Run(t.Context())) // and charges
+	require.NoError(t, enabled.Run(t.Context())) // creates the meters and bills of the VMs
+	require.NoError(t, enabled.Run(t.Context())) // charges the bills
 	require.EqualValues(t, 2*running, w.wallet().Consumed())
 	w.Clock.Advance(5 * time.Hour)
-	w.bill() // a leader without billing
+	w.bill() // Run of a leader whose configuration disables billing
 	require.EqualValues(t, 2*running, w.wallet().Consumed())
 	w.stop(gone)
 	require.NoError(t, w.delete(gone))

@@ -11,62 +11,64 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Terms are the parameters of counting.
+// Terms are the prices and the length of an hour by which hours are counted.
 type Terms struct {
 	Prices Prices
-	// Hour is the billing interval, in milliseconds.
+	// Hour is the length of a billed hour, in milliseconds.
 	Hour int64
 }
 
-// Meter counts the hours of one VM. It is updated in the transaction that stores the resulting bills, so that each hour
-// is billed once, even if several transactions race to bill it.
+// Meter is the record that counts the hours of one VM. It is updated in the transaction that stores the resulting
+// bills, so that each hour is billed once, even if several transactions try to bill it at the same time.
 type Meter struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Use holds the resources that are billed since the last change.
+	// Use holds the billable resources that the VM has used since the last change.
 	Use Use
-	// Until is the end of the last counted hour, and the beginning of the next one.
+	// Until is the end of the last counted hour and the beginning of the next one. All hours before it are counted.
 	Until cloud.Time
-	// Peak is the price billed for the last counted hour: that of the most expensive use in it.
+	// Peak is the price billed for the last counted hour so far, which is that of the most expensive use in it.
 	Peak int64
-	// Reservation is the ID of the reservation for the first bill. It is empty once that bill exists.
+	// Reservation is the ID of the reservation that the first bill uses. It is empty once that bill exists.
 	Reservation string
-	// Bills is the number of bills. Last locates the record of the last one.
+	// Bills is the number of bills made for the VM, and Last the position of the newest one.
 	Bills uint64
 	Last  Place
 }
 
-// Place locates a bill's record among those of its VM. It does not change when the bill grows or is partly paid.
+// Place is the position of a bill among those of its VM. It is a part of the path of the bill's record, and does not
+// change when the bill grows or is partly paid.
 type Place struct {
 	From   cloud.Time
 	Number uint64
 }
 
-// Bill holds what is owed for consecutive hours of one VM at one price.
+// Bill is the record of what is owed for consecutive hours of one VM at one price.
 type Bill struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
 	VM      cloud.VMID
 	Name    string
-	// Number is the sequence number of the bill among the meter's bills.
+	// Number is the sequence number of the bill among the bills of its VM.
 	Number uint64
-	// From is when the first unpaid hour began. Step is the length of each hour, in milliseconds.
+	// From is when the first unpaid hour began, and Step the length of each hour in milliseconds. Hours is the number
+	// of unpaid hours.
 	From  cloud.Time
 	Step  int64
 	Hours int64
-	// Price is the price of each hour, for Use.
+	// Price is the price of each hour in units of credit, and Use the resources that it pays for.
 	Price int64
 	Use   Use
-	// More is set if the hour was billed before at a lower price, and this bill is for the difference.
+	// More means that the hour was billed before at a lower price, and that this bill is for the difference.
 	More bool
-	// Reservation, if set, is the ID of a reservation for the first of the hours.
+	// Reservation, if set, is the ID of the reservation from which the first of the hours is charged.
 	Reservation string
 }
 
-// Pass counts every hour that has begun by now, at the current use. It returns nil if no hour has begun, or if the
-// hours cost nothing.
+// Pass counts every hour that has begun by the time now, at the current use, and returns the bill for them. It returns
+// nil if no hour has begun, or if the hours cost nothing.
 func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	if now < m.Until {
 		return nil
@@ -75,7 +77,7 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	price := t.Prices.Hour(m.Use)
 	from, billed := m.Until, hours
 	if m.isDeferred() && price > 0 {
-		// The VM did not run in the hour that just ended, so that hour was not billed yet.
+		// The VM was off in the hour that has just ended, so that hour is not billed yet.
 		from, billed = from-t.Hour, billed+1
 	}
 	if !mutant.On(mutant.ChargeHourTwice) {
@@ -85,12 +87,12 @@ func (m *Meter) Pass(now cloud.Time, t Terms) *Bill {
 	return m.bill(from, billed, price, false, t)
 }
 
-// isDeferred reports whether the first bill is deferred: nothing is billed yet, and the VM is off. The bill is made
-// when the VM runs, or at the end of the hour, and uses the reservation.
+// isDeferred reports whether the VM's first bill is deferred: it has not been made yet, and the VM is off. It is made
+// when the VM runs, or at the end of the hour.
 func (m *Meter) isDeferred() bool { return m.Reservation != "" && m.Use.VCPUs == 0 }
 
-// Change counts the hours up to now, and sets the use from now on. An hour costs its most expensive use, so if the
-// price rises, the difference is billed at once.
+// Change counts the hours up to now like Pass, and sets the use from now on. An hour costs as much as its most
+// expensive use. If the price rises, Change also bills the difference for the current hour.
 func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	var bills []*Bill
 	add := func(b *Bill) {
@@ -108,7 +110,8 @@ func (m *Meter) Change(now cloud.Time, u Use, t Terms) []*Bill {
 	return bills
 }
 
-// bill returns a new bill, or nil if the price is 0. The first bill takes over the meter's reservation.
+// bill returns a new bill for hours that begin at from, or nil if price is 0. The first bill of a VM gets the meter's
+// reservation.
 func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *Bill {
 	if price == 0 {
 		return nil
@@ -122,8 +125,8 @@ func (m *Meter) bill(from cloud.Time, hours, price int64, more bool, t Terms) *B
 	return b
 }
 
-// Join merges into b a bill for the directly following hours at the same price, and reports whether it could. Merging
-// keeps even months of debt of one VM in a few records.
+// Join adds the hours of the bill next to b if they directly follow at the same price, and reports whether it did so.
+// Thus even months of unpaid hours of one VM need only a few records.
 func (b *Bill) Join(next *Bill) bool {
 	if b.More || next.More || next.Reservation != "" || b.Price != next.Price || b.Use != next.Use || b.Step != next.Step ||
 		b.From+b.Hours*b.Step != next.From {
@@ -133,14 +136,14 @@ func (b *Bill) Join(next *Bill) bool {
 	return true
 }
 
-// PayOne removes the first hour from a bill.
+// PayOne removes the first hour from a bill, after it has been charged.
 func (b *Bill) PayOne() {
 	b.From += b.Step
 	b.Hours--
 	b.Reservation = ""
 }
 
-// Total returns the amount owed, capped at the largest int64.
+// Total returns the amount owed for all hours of the bill, or the largest int64 if it does not fit.
 func (b *Bill) Total() int64 {
 	if b.Hours > 0 && b.Price > math.MaxInt64/b.Hours {
 		return math.MaxInt64
@@ -148,7 +151,7 @@ func (b *Bill) Total() int64 {
 	return b.Price * b.Hours
 }
 
-// Says returns the description, shown to the tenant, of the charge for the first of the hours.
+// Says returns the description of the charge for the first hour of the bill. The tenant can read it.
 func (b *Bill) Says() string {
 	which := "hour"
 	if b.More {
@@ -157,13 +160,13 @@ func (b *Bill) Says() string {
 	return fmt.Sprintf("VM %s, %s from %s: %s", b.Name, which, time.UnixMilli(b.From).UTC().Format(time.RFC3339), b.Use)
 }
 
-// ID returns a deterministic ID for an object that belongs to the first of the hours, so that retries and other members
-// use the same ID.
+// ID returns a UUID for an object, named by what, that belongs to the first hour of the bill. Retries and other members
+// get the same ID.
 func (b *Bill) ID(what string) string {
 	return idOf(b.VM, fmt.Sprintf("%d/%d/%s", b.From, b.Number, what))
 }
 
-// idOf returns a deterministic UUID derived from a VM's ID and a text.
+// idOf returns a UUID derived from a VM's ID and the text what. Equal arguments give the same UUID.
 func idOf(vm cloud.VMID, what string) string {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte("trivet/billing/"+string(vm)+"/"+what)).String()
 }

@@ -10,9 +10,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Hours of one meter, as scripts. Times are minutes since the VM was made. `made [reserved]` begins, `use at= vcpus= mib=
-// gib=` changes what is used, `pass at=` looks, `prices vcpu= memory= disk=` sets others. What is shown are the bills, and
-// up to when the hours are counted.
+// TestHours runs scripts on one meter. Times are minutes since the VM's creation. `made [reserved]` creates the meter
+// at time 0, with a reservation if `reserved` is given. `use at= vcpus= mib= gib=` changes the VM's resources at that
+// time. `pass at=` counts the hours up to that time. `prices vcpu= memory= disk=` changes the prices. Each command but
+// `prices` prints the new bills, the end of the counted hours, and the price of the last counted hour.
 func TestHours(t *testing.T) {
 	datadriven.Walk(t, "testdata/hours", func(t *testing.T, path string) {
 		terms := Terms{Prices: prices, Hour: 3600_000}

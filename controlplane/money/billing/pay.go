@@ -14,16 +14,18 @@ import (
 )
 
 const (
-	// maxHours bounds the hours charged in one transaction, and maxBills the bills.
+	// maxHours is the maximum number of hours charged in one transaction, and maxBills the maximum number of bills read
+	// in it.
 	maxHours = 100
 	maxBills = 100
 )
 
-// settle charges what a project owes, oldest first, until a page of bills is paid, the wallet refuses, or the limits of
-// one transaction are reached. It returns the number of hours that it charged plus the number of bills that it wrote
-// off, the bills of the page that are still unpaid, and the refusal, if any.
+// settle charges the unpaid bills of a project, oldest first. It ends when the first maxBills bills are paid, when the
+// wallet refuses a charge, or when maxHours hours are charged. hours is the number of hours that it charged plus the
+// number of bills that it wrote off. unpaid holds those of the bills that are still unpaid. refusal is the wallet's
+// refusal, or nil.
 //
-// Bills older than the project's creation belong to a deleted project of the same ID. They are written off: the wallet
+// Bills from before the project's creation belong to a deleted project of the same ID. They are written off: the wallet
 // that owed them is closed, and a later project does not pay for them.
 func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*Bill, refusal *fault.Fault, err error) {
 	page, _, err := owed.List(tx, maxBills, string(p))
@@ -64,8 +66,8 @@ func (s *Service) settle(tx *store.Tx, p cloud.ProjectID) (hours int, unpaid []*
 	return hours, unpaid, refusal, nil
 }
 
-// charge charges the first hour of a bill: first from the bill's reservation, the rest from the available amount. If
-// the charge is refused, nothing has changed.
+// charge charges the first hour of a bill: first from the bill's reservation, the rest from the available amount. It
+// returns the wallet's refusal, or nil if the hour is charged. After a refusal nothing has changed.
 func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	t := cloud.Tenant{Org: b.Org, Project: b.Project}
 	w, err := s.opts.Credits.WalletAt(tx, t)
@@ -99,7 +101,7 @@ func (s *Service) charge(tx *store.Tx, b *Bill) (*fault.Fault, error) {
 	return nil, err
 }
 
-// splitRefusal separates refusals from failures.
+// splitRefusal returns err as a refusal if it is a *fault.Fault, and otherwise as an error.
 func splitRefusal(err error) (*fault.Fault, error) {
 	if f, ok := fault.From(err); ok {
 		return f, nil
@@ -107,8 +109,8 @@ func splitRefusal(err error) (*fault.Fault, error) {
 	return nil, err
 }
 
-// pay executes one transaction of a project's payments, and reports whether more may follow. If the wallet refuses and
-// the policy is Stop, pay stops the VMs of the unpaid bills.
+// pay charges unpaid bills of a project in one transaction. again reports whether there may be more to charge. If the
+// wallet refuses and the policy is Stop, pay stops the VMs of the unpaid bills.
 func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err error) {
 	var hours int
 	var refusal *fault.Fault
@@ -127,7 +129,7 @@ func (s *Service) pay(ctx context.Context, p cloud.ProjectID) (again bool, err e
 	return refusal == nil && hours > 0, nil
 }
 
-// haltAll stops the VMs of a project's unpaid bills, for as long as the wallet refuses to pay.
+// haltAll stops the VMs of all unpaid bills of a project, a page of bills at a time, while the wallet refuses to pay.
 func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	var after []string
 	for more := true; more; {
@@ -164,7 +166,7 @@ func (s *Service) haltAll(ctx context.Context, p cloud.ProjectID) error {
 	return nil
 }
 
-// halt stops the VMs of some bills in one transaction, unless the project can pay by now.
+// halt stops the VMs of the bills at the given paths in one transaction. It does nothing if the project can pay now.
 func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string) error {
 	if len(bills) == 0 {
 		return nil
@@ -200,11 +202,12 @@ func (s *Service) halt(ctx context.Context, p cloud.ProjectID, bills [][]string)
 	return err
 }
 
-// debtors holds the projects that could not pay, with the reason, in the previous and the current round. It serves to
-// log each debtor once.
+// debtors holds the projects that could not pay, with the reason, in the previous and in the current round over all
+// projects. It is used to log each of them once.
 type debtors struct{ before, now map[cloud.ProjectID]string }
 
-// isNew records a debtor, and reports whether the debtor or its reason is new.
+// isNew adds the project p to the current round, with the reason why it could not pay. It returns false if p could not
+// pay for the same reason in this or the previous round.
 func (d *debtors) isNew(p cloud.ProjectID, why string) bool {
 	if d.now == nil {
 		d.now = map[cloud.ProjectID]string{}
@@ -214,5 +217,5 @@ func (d *debtors) isNew(p cloud.ProjectID, why string) bool {
 	return !known
 }
 
-// round starts a new round.
+// round starts a new round over all projects.
 func (d *debtors) round() { d.before, d.now = d.now, nil }

@@ -6,12 +6,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// MaxPrice is the maximum price of one unit for an hour. With it, the hour of the largest VM still fits an int64.
+// MaxPrice is the maximum price of one vCPU or GiB for an hour. With it, the price of an hour of the largest VM still
+// fits an int64.
 const MaxPrice = 1_000_000_000_000
 
-// Prices are the prices of an hour, in units of credit.
+// Prices are the prices of an hour, in units of credit, per vCPU, per GiB of memory and per GiB of disk.
 type Prices struct {
-	// VCPUHour and MemoryGiBHour apply to a running VM, DiskGiBHour to the disks of every VM that is built.
+	// VCPUHour and MemoryGiBHour are charged for a running VM, and DiskGiBHour for the disks of every VM that is built.
 	VCPUHour      int64 `yaml:"vcpu_hour"`
 	MemoryGiBHour int64 `yaml:"memory_gib_hour"`
 	DiskGiBHour   int64 `yaml:"disk_gib_hour"`
@@ -30,7 +31,7 @@ func (p Prices) Check() error {
 	return nil
 }
 
-// Use holds the billable resources of a VM.
+// Use holds the resources for which a VM is charged.
 type Use struct {
 	VCPUs     uint32
 	MemoryMiB uint64
@@ -44,13 +45,14 @@ func (u Use) String() string {
 	return fmt.Sprintf("%d vCPU, %d MiB, %d GiB of disks", u.VCPUs, u.MemoryMiB, u.DiskGiB)
 }
 
-// Hour returns the price of an hour. Memory counts by the MiB; fractions of a unit of credit are rounded up.
+// Hour returns the price of an hour of the use u. Memory is priced per MiB, and a fraction of a unit of credit is
+// rounded up.
 func (p Prices) Hour(u Use) int64 {
 	gib, mib := int64(u.MemoryMiB>>10), int64(u.MemoryMiB&1023)
 	return int64(u.VCPUs)*p.VCPUHour + gib*p.MemoryGiBHour + (mib*p.MemoryGiBHour+1023)/1024 + int64(u.DiskGiB)*p.DiskGiBHour
 }
 
-// part is the part of a VM that is billed.
+// part is the part of a VM's resources that is charged.
 type part uint8
 
 const (
@@ -59,13 +61,13 @@ const (
 	all
 )
 
-// paid is the table of what is billed in each state; states that are not listed cost nothing. A VM that was not built
-// costs nothing; a VM that is off, starting or stopping costs its disks.
+// paid holds what is charged in each VM state; VMs in other states cost nothing. A VM that is not built costs nothing.
+// A VM that is off, starting or stopping pays for its disks.
 var paid = map[cloud.State]part{
 	cloud.Stopped: disks, cloud.Starting: disks, cloud.Stopping: disks, cloud.Error: disks, cloud.Running: all, cloud.Migrating: all,
 }
 
-// UseOf returns the billable use of a VM in its recorded state.
+// UseOf returns the resources for which a VM is charged in the state of its record.
 func UseOf(vm *cloud.VM) Use {
 	switch paid[vm.State] {
 	case all:
@@ -76,7 +78,7 @@ func UseOf(vm *cloud.VM) Use {
 	return Use{}
 }
 
-// FullUse returns the billable use of a running VM.
+// FullUse returns the resources for which a VM is charged while it runs.
 func FullUse(vm *cloud.VM) Use {
 	need := vm.Spec.Need()
 	return Use{VCPUs: need.VCPUs, MemoryMiB: need.MemoryMiB, DiskGiB: need.StorageGiB}

@@ -24,9 +24,9 @@ func TestPrices(t *testing.T) {
 		{Prices{10, 4, 1}, Use{}, 0},
 		{Prices{10, 4, 1}, Use{2, 512, 5}, 27},
 		{Prices{10, 4, 1}, Use{0, 0, 5}, 5},
-		{Prices{0, 1, 0}, Use{1, 64, 0}, 1},   // a sixteenth is one
-		{Prices{0, 1, 0}, Use{1, 1024, 0}, 1}, // and so is all of it
-		{Prices{0, 1, 0}, Use{1, 1025, 0}, 2}, // a MiB more is another
+		{Prices{0, 1, 0}, Use{1, 64, 0}, 1},   // a sixteenth is rounded up to 1
+		{Prices{0, 1, 0}, Use{1, 1024, 0}, 1}, // exactly 1
+		{Prices{0, 1, 0}, Use{1, 1025, 0}, 2}, // 1/1024 more is rounded up to 2
 		{Prices{0, 100, 0}, Use{1, 1536, 0}, 150},
 		{Prices{0, 1000, 0}, Use{1, 1, 0}, 1},
 		{Prices{MaxPrice, MaxPrice, MaxPrice}, Use{cloud.MaxVCPUs, cloud.MaxMemoryMiB, cloud.MaxDisks * cloud.MaxDiskGiB},
@@ -36,7 +36,7 @@ func TestPrices(t *testing.T) {
 	}
 }
 
-// Every VM state has an entry in the table of billable parts, or a reason why it costs nothing.
+// TestUseOfEveryState checks for which resources a VM is charged in every state.
 func TestUseOfEveryState(t *testing.T) {
 	want := map[cloud.State]Use{
 		cloud.Running: {2, 512, 5}, cloud.Migrating: {2, 512, 5},

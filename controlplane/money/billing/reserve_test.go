@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The first hour is reserved in the transaction that creates the VM, and committed when the VM runs.
+// TestCreateReservesTheFirstHour checks that the price of the first hour is reserved in the transaction that creates
+// the VM, and charged when the VM runs.
 func TestCreateReservesTheFirstHour(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
@@ -45,7 +46,8 @@ func TestCreateReservesTheFirstHour(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// Creating a VM that cannot be paid is refused with the price and the available amount, and nothing is recorded.
+// TestCreateWithoutCreditIsRefused creates VMs that the wallet cannot pay for. The error must name the price and the
+// available amount, and nothing may be written.
 func TestCreateWithoutCreditIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -79,7 +81,8 @@ func TestCreateWithoutCreditIsRefused(t *testing.T) {
 	}
 }
 
-// A creation that fails for another reason, or whose entry is lost, leaves no reservation.
+// TestFailedCreationReservesNothing checks that no reservation is left if a create fails for another reason or its log
+// entry is lost.
 func TestFailedCreationReservesNothing(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(1000)
@@ -99,7 +102,8 @@ func TestFailedCreationReservesNothing(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// A VM that is deleted or cannot be built before it ran releases its reservation.
+// TestReservationIsReleased checks that a VM that is deleted before it has run, or cannot be built, releases its
+// reservation and costs nothing. A built VM must pay for its disks from the end of the first hour.
 func TestReservationIsReleased(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(100)
@@ -132,7 +136,8 @@ func TestReservationIsReleased(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// If a reservation expired while there was no leader, the hour is charged from the available amount.
+// TestReservationExpires checks that the first hour is charged from the available amount if the reservation has expired
+// before Run.
 func TestReservationExpires(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(200)
@@ -145,7 +150,7 @@ func TestReservationExpires(t *testing.T) {
 	require.NoError(t, w.clean())
 }
 
-// The tenant can neither release nor commit a reservation for a VM.
+// TestTenantCannotReleaseAVMsReservation checks that a tenant can neither release nor commit the reservation for a VM.
 func TestTenantCannotReleaseAVMsReservation(t *testing.T) {
 	w := newWorld(t, on)
 	w.fund(running)

@@ -11,26 +11,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Limits of one run of the leader task. The next run continues with the rest.
+// Limits of one Run. The next Run continues with the rest.
 const (
-	// maxMeters bounds the meters updated, meterPage those in one transaction.
+	// maxMeters is the maximum number of meters updated in a Run, and meterPage in one transaction.
 	maxMeters = 10_000
 	meterPage = 64
-	// maxProjects bounds the projects charged, and maxPayments the transactions for that.
+	// maxProjects is the maximum number of projects charged in a Run, and maxPayments the maximum number of
+	// transactions for that.
 	maxProjects = 1000
 	maxPayments = 1000
-	// comparePage bounds the VMs, and also the meters, that are compared.
+	// comparePage is the number of VMs, and also the number of meters, that one Run compares.
 	comparePage = 500
 )
 
-// Every returns the pause between runs, after which an hour that has begun is charged: a tenth of the billing interval,
-// at least 200 ms and at most 10 s.
+// Every returns the pause between two calls of Run. It is the longest time from the beginning of an hour until the hour
+// is charged, unless a limit is reached. It is a tenth of an hour, at least 200 ms and at most 10 s.
 func (s *Service) Every() time.Duration {
 	return min(10*time.Second, max(s.opts.Rules.Hour/10, 200*time.Millisecond))
 }
 
-// Run counts the hours that have begun, charges them, and repairs meters that do not match their VM. It is a leader
-// task; runs must not overlap. If billing is disabled, Run only counts hours, without bills.
+// Run counts the hours that have begun, charges them, and repairs meters that do not match their VM. Package leader
+// calls it on the leader; calls must not overlap. If billing is disabled, Run only counts hours, without bills.
 func (s *Service) Run(ctx context.Context) error {
 	failed := s.count(ctx)
 	if s.opts.Rules.Enabled && ctx.Err() == nil {
@@ -39,7 +40,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return failed
 }
 
-// count updates the meters whose next hour has begun.
+// count updates the meters whose next hour has begun, and makes the bills.
 func (s *Service) count(ctx context.Context) error {
 	var after []string
 	for moved := 0; moved < maxMeters && ctx.Err() == nil; moved += meterPage {
@@ -73,7 +74,8 @@ func (s *Service) count(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// page returns a page of a table, from the beginning if after is nil, otherwise from behind after.
+// page returns up to size records of a table: the first ones, or those behind the path after if it is not nil. The bool
+// reports whether there are further records.
 func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]store.Record[T], bool, error) {
 	if after == nil {
 		return t.List(v, size)
@@ -81,7 +83,7 @@ func page[T any](v *store.View, t store.Table[T], size int, after []string) ([]s
 	return t.ListAfter(v, size, after)
 }
 
-// move updates some meters to the current time.
+// move updates the meters of some records of next to the current time, in one transaction.
 func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error {
 	var long []string
 	_, err := s.opts.Store.Update(ctx, func(tx *store.Tx) error {
@@ -92,7 +94,7 @@ func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error
 				return err
 			}
 			if m == nil || number(m.Until) != r.Path[0] {
-				next.Delete(tx, r.Path...) // the meter was updated in the meantime
+				next.Delete(tx, r.Path...) // the meter has been updated meanwhile, so this record is out of date
 				continue
 			}
 			was := *m
@@ -112,7 +114,7 @@ func (s *Service) move(ctx context.Context, rows []store.Record[struct{}]) error
 	return err
 }
 
-// collect charges projects for what they owe. A project that cannot pay does not delay the others.
+// collect charges projects for their unpaid bills. A project that cannot pay does not delay the others.
 func (s *Service) collect(ctx context.Context) error {
 	var failed error
 	payments := 0
@@ -142,14 +144,14 @@ func (s *Service) collect(ctx context.Context) error {
 				again = false
 			}
 		}
-		// "g" sorts after every hexadecimal number, so the next page starts at the next project.
+		// "g" sorts after every hexadecimal digit, so the next page begins with the next project.
 		s.payFrom = []string{string(project), "g"}
 	}
 	return failed
 }
 
-// compare checks the next page of VMs and of meters, and repairs mismatches: a VM without a meter, a meter without a
-// VM, a different use.
+// compare compares the next page of VMs and of meters, and repairs each mismatch: a VM without a meter, a meter without
+// a VM, or a meter whose use differs from the VM's.
 func (s *Service) compare(ctx context.Context) error {
 	var odd []cloud.VMID
 	var of []cloud.ProjectID
@@ -196,7 +198,8 @@ func (s *Service) compare(ctx context.Context) error {
 	return nil
 }
 
-// nextPosition returns the position of the next page, nil (the beginning) after the last page.
+// nextPosition returns the path after which the next page begins, or nil, the beginning of the table, after the last
+// page.
 func nextPosition[T any](page []store.Record[T], more bool) []string {
 	if !more {
 		return nil
@@ -204,7 +207,8 @@ func nextPosition[T any](page []store.Record[T], more bool) []string {
 	return page[len(page)-1].Path
 }
 
-// repair repairs the meter of a VM. Time without a meter is not billed.
+// repair creates, updates or deletes the meter of a VM so that it matches the VM's record. Time without a meter is not
+// billed.
 func (s *Service) repair(tx *store.Tx, p cloud.ProjectID, id cloud.VMID) error {
 	m, err := meters.Get(tx, string(p), string(id))
 	if err != nil {

@@ -19,19 +19,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// TestSimulation plays random VM life cycles, times and leader changes with lost requests and responses. It compares
-// the charges with a model that computes the hours from the history of each VM's record.
+// TestSimulation runs random VM life cycles, clock changes and leader changes, with lost requests and responses. The
+// charges must equal those of a model that computes the hours from the history of each VM's record.
 func TestSimulation(t *testing.T) {
 	for seed := range uint64(12) {
 		require.NoError(t, simulate(t, seed, 250), "seed %d", seed)
 	}
 }
 
-// past is the history of a VM's record.
+// past is the history of a VM's record, from which the model computes the VM's cost.
 type past struct {
 	began   cloud.Time
 	changes []moment
-	// gone is when it was deleted, 0 while it is there.
+	// gone is when the VM was deleted, or 0 if it exists.
 	gone cloud.Time
 }
 
@@ -41,7 +41,8 @@ type moment struct {
 	on    bool
 }
 
-// price returns the price of a VM as the documentation defines it.
+// price returns the price of an hour of a VM in its current state, as the package comment defines it, and whether the
+// VM runs.
 func price(m *cloud.VM) (amount int64, on bool) {
 	var gib int64
 	for _, d := range m.Spec.Disks {
@@ -57,8 +58,8 @@ func price(m *cloud.VM) (amount int64, on bool) {
 	return gib * prices.DiskGiBHour, false
 }
 
-// sum is what a VM has cost by now: of each hour that it saw begin, the dearest moment. Of the first hour in which it
-// was built, nothing until it runs or the hour is over.
+// sum returns what the VM has cost by now: for each hour that has begun, the highest price in it. The first hour in
+// which the VM was built costs nothing until the VM runs or the hour is over.
 func (p *past) sum(now cloud.Time) (sum int64) {
 	end := now
 	if p.gone != 0 {
@@ -89,7 +90,7 @@ func (p *past) sum(now cloud.Time) (sum int64) {
 	return sum
 }
 
-// life is one simulation run.
+// life is one run of the simulation.
 type life struct {
 	*world
 	rand    *rand.Rand
@@ -114,7 +115,7 @@ func simulate(t testing.TB, seed uint64, steps int) error {
 	return l.end()
 }
 
-// steps lists the random steps; a step that is listed several times is more frequent.
+// steps lists the random steps of the simulation. A step that is listed several times is chosen more often.
 var steps = []func(*life) error{
 	(*life).pass, (*life).pass, (*life).pass, (*life).make, (*life).make, (*life).build, (*life).build, (*life).build, (*life).power, (*life).power,
 	(*life).power, (*life).reshape, (*life).remove, (*life).runOnLeader, (*life).runOnLeader, (*life).runWithFailures, (*life).earn, (*life).suspend,
@@ -129,7 +130,7 @@ func (l *life) step() error {
 	return nil
 }
 
-// look adds the current records to the history.
+// look adds the current state of each VM's record to its history.
 func (l *life) look() {
 	for id, p := range l.pasts {
 		m := l.get(id)
@@ -143,7 +144,7 @@ func (l *life) look() {
 	}
 }
 
-// some returns a random existing VM.
+// some returns a random VM that exists, or nil if there is none.
 func (l *life) some() *cloud.VM {
 	var there []cloud.VMID
 	for _, id := range slices.Sorted(maps.Keys(l.pasts)) {
@@ -164,7 +165,7 @@ func (l *life) pass() error {
 	case 1:
 		l.Clock.Advance(time.Duration(l.rand.IntN(6)) * hour)
 	case 2:
-		// To the beginning of an hour of some VM.
+		// Advance the clock to the beginning of an hour of some VM.
 		if m := l.some(); m != nil {
 			step := hour.Milliseconds()
 			l.Clock.Advance(time.Duration(step-(l.store.Now()-l.pasts[m.ID].began)%step) * time.Millisecond)
@@ -258,7 +259,7 @@ func (l *life) remove() error {
 	return l.freed(m.ID)
 }
 
-// freed returns an error if credit is reserved for a VM without a bill.
+// freed returns an error if credit is still reserved for a VM that has no bill with the reservation.
 func (l *life) freed(id cloud.VMID) error {
 	bills, _ := l.unpaidBills()
 	if slices.ContainsFunc(bills, func(b Bill) bool { return b.VM == id && b.Reservation != "" }) {
@@ -273,7 +274,7 @@ func (l *life) freed(id cloud.VMID) error {
 	})
 }
 
-// runOnLeader runs the task on the leader to its end and compares the result with the model.
+// runOnLeader calls Run on a random leader, and compares the charges with the model.
 func (l *life) runOnLeader() error {
 	if err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context()); err != nil {
 		return err
@@ -282,7 +283,7 @@ func (l *life) runOnLeader() error {
 	return l.agree()
 }
 
-// runWithFailures runs the task with lost requests or responses.
+// runWithFailures calls Run on a random leader while a third of the requests or responses are lost.
 func (l *life) runWithFailures() error {
 	l.Quorum.Lose = func(bool) bool { return l.rand.IntN(3) == 0 }
 	err := l.leaders[l.rand.IntN(len(l.leaders))].Run(l.t.Context())
@@ -304,7 +305,7 @@ func (l *life) suspend() error {
 	return nil
 }
 
-// agree compares the charges and the debts with the model.
+// agree returns an error unless the charges and the unpaid bills of each VM equal its cost in the model.
 func (l *life) agree() error {
 	got := map[cloud.VMID]int64{}
 	for _, tx := range l.transactions(l.t) {
@@ -328,7 +329,8 @@ func (l *life) agree() error {
 	return l.clean()
 }
 
-// end pays all debts and deletes all VMs.
+// end adds enough credit, charges everything, and returns an error unless the total equals the model's, and each meter
+// has a VM.
 func (l *life) end() error {
 	l.order(ledger.Command{Op: ledger.DoResume})
 	l.topUp(1_000_000)

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is a member that leads, with VMs, wallets and billing over records in memory. The test plays its host.
+// world is a member that leads, with VMs, wallets and billing, its records in memory and one simulated host.
 type world struct {
 	*nodetest.World
 	t       testing.TB
@@ -35,7 +35,7 @@ type world struct {
 var (
 	acme = cloud.Tenant{Org: "acme", Project: "web"}
 	evil = cloud.Tenant{Org: "evil", Project: "lair"}
-	// prices make an hour of small 10 × 2 + 4 × 1/2 + 1 × 5 = 27, and 5 when it is off.
+	// With prices, an hour of the VM small costs 10 × 2 + 4 × 1/2 + 1 × 5 = 27 while it runs, and 5 while it is off.
 	prices = Prices{VCPUHour: 10, MemoryGiBHour: 4, DiskGiBHour: 1}
 	on     = Rules{Enabled: true, Prices: prices}
 	strict = Rules{Enabled: true, Prices: prices, OnEmpty: Stop}
@@ -46,13 +46,13 @@ const (
 	off     = 5
 )
 
-// hour is one, in the middle of which things happen.
+// hour is the default length of a billed hour.
 const hour = time.Hour
 
 func newWorld(t testing.TB, rules Rules) *world {
 	base := nodetest.New(t, func(o *node.Options) {
 		began := o.Now()
-		o.Now = func() time.Time { return began } // the host is never late
+		o.Now = func() time.Time { return began } // heartbeats never time out
 	}, acme, evil)
 	w := &world{World: base, t: t, store: base.Store}
 	w.credits = credit.New(credit.Options{Store: w.store, Commands: w.Commands, Log: w.Log, Project: lookUp})
@@ -68,7 +68,7 @@ func newWorld(t testing.TB, rules Rules) *world {
 	return w
 }
 
-// lookUp looks up projects for wallets, as package controlplane does.
+// lookUp returns what wallets need of a project's record. Package main of the control plane has the same function.
 func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	p, err := tenant.Projects.Get(r, string(id))
 	if err != nil || p == nil {
@@ -77,7 +77,7 @@ func lookUp(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	return credit.Project{Exists: p.DeletedAt == 0, Org: p.Org, Incarnation: p.Incarnation}, nil
 }
 
-// member returns the billing service of another member, with the given rules.
+// member returns the billing service of another member that has these rules.
 func (w *world) member(rules Rules) *Service {
 	s := New(Options{Store: w.store, Credits: w.credits, Log: slog.New(slog.DiscardHandler), Rules: rules})
 	if w.vms != nil {
@@ -86,14 +86,14 @@ func (w *world) member(rules Rules) *Service {
 	return s
 }
 
-// as returns the context of a call of a tenant.
+// as returns the context of a call by a project member of the tenant t.
 func (w *world) as(t cloud.Tenant) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{
 		User: "ada", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.ProjectMember, Org: t.Org, Project: t.Project}},
 	}, auth.RPC)
 }
 
-// order executes a command on the tenant's wallet.
+// order executes a command on the wallet of acme.
 func (w *world) order(c ledger.Command) {
 	w.t.Helper()
 	_, err := w.credits.Execute(w.as(acme), credit.Request{Tenant: acme, Command: c})
@@ -103,7 +103,7 @@ func (w *world) order(c ledger.Command) {
 func (w *world) fund(amount int64)  { w.order(ledger.Command{Op: ledger.DoCreate, Amount: amount}) }
 func (w *world) topUp(amount int64) { w.order(ledger.Command{Op: ledger.DoTopUp, Amount: amount}) }
 
-// small returns a request for a VM with 2 vCPUs, 512 MiB and a disk of 5 GiB.
+// small returns a request for a VM with 2 vCPUs, 512 MiB of memory and a disk of 5 GiB.
 func small(name string) vm.CreateRequest {
 	return vm.CreateRequest{Name: name, Spec: cloud.Spec{
 		CPU: &cloud.CPU{VCPUs: 2}, Memory: &cloud.Memory{SizeMiB: 512}, Disks: []cloud.Disk{{ID: "a", Blank: true, SizeGiB: 5}},
@@ -131,7 +131,7 @@ func (w *world) get(id cloud.VMID) (m *cloud.VM) {
 	return m
 }
 
-// reportObserved stores a report of the host about a VM as it is wanted now.
+// reportObserved reports the observation level for the VM's current generation, as its host.
 func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...func(*cloud.Observation)) {
 	w.t.Helper()
 	m := w.get(id)
@@ -145,7 +145,8 @@ func (w *world) reportObserved(id cloud.VMID, level cloud.Observed, change ...fu
 	require.NoError(w.t, err)
 }
 
-// callPower makes a power call, and reports the resulting state from the host once the request is recorded.
+// callPower makes a power call. When wished returns true for the VM's record, it reports the observation in then as the
+// host. It returns the error of the call.
 func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func() error, then cloud.Observed) error {
 	w.t.Helper()
 	ended := make(chan error, 1)
@@ -155,7 +156,7 @@ func (w *world) callPower(id cloud.VMID, wished func(*cloud.VM) bool, call func(
 	go func() {
 		err := call()
 		if err != nil {
-			stop() // refused: there is no state to wait for
+			stop() // the call was refused, so the record will not change
 		}
 		ended <- err
 	}()
@@ -187,7 +188,7 @@ func (w *world) stop(id cloud.VMID) {
 	}, cloud.ObservedEnded))
 }
 
-// delete removes a VM and has the host forget it.
+// delete deletes a VM, and reports it absent as its host.
 func (w *world) delete(id cloud.VMID) error {
 	w.t.Helper()
 	m := w.get(id)
@@ -199,7 +200,7 @@ func (w *world) delete(id cloud.VMID) error {
 	return err
 }
 
-// run creates and starts a VM.
+// run creates a VM, starts it, and returns it when it is running.
 func (w *world) run(name string) cloud.VMID {
 	w.t.Helper()
 	id := w.create(name)
@@ -209,7 +210,7 @@ func (w *world) run(name string) cloud.VMID {
 	return id
 }
 
-// bill runs the leader's task once.
+// bill calls Run once.
 func (w *world) bill() { w.t.Helper(); require.NoError(w.t, w.bills.Run(w.t.Context())) }
 
 func (w *world) wallet() *ledger.Wallet {
@@ -219,14 +220,14 @@ func (w *world) wallet() *ledger.Wallet {
 	return found
 }
 
-// figures returns the consumed, reserved and available amounts of the wallet.
+// figures returns the consumed, reserved and available amounts of the wallet, in this order.
 func (w *world) figures() [3]int64 {
 	w.t.Helper()
 	f := w.wallet()
 	return [3]int64{f.Consumed(), f.Reserved(), f.Available()}
 }
 
-// transactions returns all transactions of the wallet.
+// transactions returns all transactions of the wallet, oldest first.
 func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	var all []*ledger.Transaction
 	for token := ""; ; {
@@ -239,7 +240,7 @@ func (w *world) transactions(t testing.TB) []*ledger.Transaction {
 	}
 }
 
-// unpaidBills returns the unpaid bills and their sum.
+// unpaidBills returns the unpaid bills of acme and the sum that is owed for them.
 func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.Local(func(v *store.View) error {
@@ -253,7 +254,8 @@ func (w *world) unpaidBills() (bills []Bill, sum int64) {
 	return bills, sum
 }
 
-// clean returns an error if the ledger is inconsistent or has a transaction twice.
+// clean returns an error if an audit finds an inconsistent wallet, or if the wallet has two transactions of the same
+// ID.
 func (w *world) clean() error {
 	err := w.credits.Audit(w.t.Context(), func(f credit.Finding) error {
 		if f.Problem != "" {

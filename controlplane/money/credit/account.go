@@ -9,24 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Callers name a wallet by its project's ID alone (part 4.7 of the wire contract), and a project may be created again
-// under the ID of a deleted one. Each incarnation of a project therefore has a wallet of its own. The records of a
-// wallet are stored under an account key made of the project ID and the incarnation. The wallets of earlier
-// incarnations stay unchanged for audits, and calls for the project ID do not reach them.
+// Callers name a wallet by its project's ID alone (part 4.7 of the wire contract), but a project may be created again
+// under the ID of a deleted one. Each creation is an incarnation of the project, identified by its time, and has a
+// wallet of its own. The records of a wallet are stored under an account key made of the project ID and the
+// incarnation. The wallets of earlier incarnations stay unchanged for audits, and calls for the project ID do not use
+// them.
 
-// Project is the part of a project's record that wallets use.
+// Project holds what wallets need to know about a project. Exists is false for a deleted project.
 type Project struct {
 	Exists      bool
 	Org         cloud.OrgID
 	Incarnation cloud.Incarnation
 }
 
-// Lookup returns a project. For a deleted project it returns the incarnation for as long as the ID is reserved, so that
-// the closed wallet can be read.
+// Lookup is a function that returns the project with an ID. For a deleted project it still returns the incarnation
+// while the ID is reserved, so that the closed wallet can be read.
 type Lookup func(store.Reader, cloud.ProjectID) (Project, error)
 
-// accountOf returns the account key of a project: ID, or ID:incarnation unless the incarnation is 0. No ID contains a
-// colon.
+// accountOf returns the account key of the wallet of incarnation i of a project: ID:incarnation, or only the ID if i is
+// 0. No ID contains a colon.
 func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	if i == 0 {
 		return string(id)
@@ -34,16 +35,17 @@ func accountOf(id cloud.ProjectID, i cloud.Incarnation) string {
 	return string(id) + ":" + number(int64(i))
 }
 
-// projectOf returns the project ID of an account key.
+// projectOf returns the project ID in an account key.
 func projectOf(account string) cloud.ProjectID {
 	id, _, _ := strings.Cut(account, ":")
 	return cloud.ProjectID(id)
 }
 
-// account returns the account key of a wallet.
+// account returns the account key under which the records of the wallet w are stored.
 func account(w *ledger.Wallet) string { return accountOf(w.Project, w.Incarnation) }
 
-// lookUp returns a project. Without Options.Project every project counts as existing.
+// lookUp returns the project with this ID, by Options.Project. Without Options.Project, every project exists with
+// incarnation 0.
 func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	if s.opts.Project == nil {
 		return Project{Exists: true}, nil
@@ -51,9 +53,9 @@ func (s *Service) lookUp(r store.Reader, id cloud.ProjectID) (Project, error) {
 	return s.opts.Project(r, id)
 }
 
-// ProjectCreatedAt returns the creation time of the project with this ID: bills from before that time belong to a deleted
-// project of the same ID. It returns 0 for a project created before there were incarnations, and the greatest time if
-// there is no such project.
+// ProjectCreatedAt returns the creation time of the project that has this ID now. Bills from before that time belong to
+// a deleted project of the same ID. It returns 0 for a project that was created before incarnations were recorded, and
+// the greatest time if there is no such project.
 func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Time, error) {
 	p, err := s.lookUp(r, id)
 	if err != nil || p.Exists {
@@ -62,8 +64,8 @@ func (s *Service) ProjectCreatedAt(r store.Reader, id cloud.ProjectID) (cloud.Ti
 	return 1<<63 - 1, nil
 }
 
-// mayCreate returns NotFound if the project does not exist, and FailedPrecondition if it belongs to another org than
-// t.Org.
+// mayCreate returns nil if a wallet may be created for the project. It returns NotFound if the project does not exist,
+// and FailedPrecondition if the project belongs to another org than t.Org.
 func (p Project) mayCreate(t cloud.Tenant) error {
 	if !p.Exists {
 		return fault.New(fault.NotFound, "no project %s: create the project before its wallet", t.Project)
@@ -74,7 +76,8 @@ func (p Project) mayCreate(t cloud.Tenant) error {
 	return nil
 }
 
-// Holds returns a check for the deletion of a project: FailedPrecondition while its wallet is open.
+// Holds returns a function that is called before a project is deleted. The function returns FailedPrecondition while
+// the project's wallet is not closed.
 func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	return func(r store.Reader, t cloud.Tenant) error {
 		if t.Project == "" {
@@ -88,13 +91,14 @@ func Holds(find Lookup) func(store.Reader, cloud.Tenant) error {
 	}
 }
 
-// Vacant returns FailedPrecondition if a new project's ID already has an open wallet. Earlier versions made wallets
-// without checking that the project exists. Once the project exists, no call reaches such a wallet.
+// Vacant returns FailedPrecondition if the ID of a project that is to be created has a wallet that is not closed.
+// Earlier versions made wallets without checking that the project exists. Once the project exists, no call can reach
+// such a wallet.
 func Vacant(r store.Reader, id cloud.ProjectID) error {
 	return closed(r, accountOf(id, 0), "a wallet of project ID %s was made before the project: have a billing:admin close it first", id)
 }
 
-// closed returns FailedPrecondition when the wallet of an account is open.
+// closed returns FailedPrecondition, with the message format, if the account has a wallet that is not closed.
 func closed(r store.Reader, account, format string, id cloud.ProjectID) error {
 	w, err := wallets.Get(r, account)
 	if err != nil || w == nil || w.Status == ledger.Closed {

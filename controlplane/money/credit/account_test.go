@@ -12,8 +12,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The wallet of a deleted project is not that of a project which is created under its ID later: not its balance, its
-// transactions, its reservations, nor its charges, which could be refunded. It stays for audits.
+// TestWalletBelongsToOneIncarnation creates a project under the ID of a deleted one. No call for the ID may show or
+// change the wallet of the deleted project: its balance, transactions, reservations and charges. That wallet must stay
+// readable for audits.
 func TestWalletBelongsToOneIncarnation(t *testing.T) {
 	for name, first := range map[string]cloud.Incarnation{"the first incarnation": 1000, "a project older than incarnations": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -61,7 +62,7 @@ func TestWalletBelongsToOneIncarnation(t *testing.T) {
 			require.NoError(t, err)
 			require.EqualValues(t, 7, s.Closing)
 
-			// Both are kept for audits.
+			// The records of both wallets must be kept for audits.
 			old, _, err := w.credits.Transactions(t.Context(), tenant, Filter{Of: &first}, 0, "")
 			require.NoError(t, err)
 			require.Len(t, old, 4)
@@ -77,7 +78,7 @@ func TestWalletBelongsToOneIncarnation(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, wallets, 2)
 
-			// Reservations of the new wallet expire like those of the first.
+			// Reservations of the new wallet must expire, too.
 			w.must(ledger.Command{Op: ledger.DoReserve, Amount: 7, TTL: 1})
 			w.clock.Advance(time.Second)
 			require.NoError(t, w.credits.Sweep(t.Context()))
@@ -88,8 +89,8 @@ func TestWalletBelongsToOneIncarnation(t *testing.T) {
 	}
 }
 
-// A wallet that was made for no project, which earlier versions allowed, can be read and closed. A project of its ID is
-// created only then.
+// TestWalletWithoutAProject checks that a wallet without a project, which earlier versions allowed, can be read and
+// closed. A project of its ID may be created only after that.
 func TestWalletWithoutAProject(t *testing.T) {
 	w := newWorld(t)
 	w.projects["web"] = Project{Exists: true, Org: "acme"}

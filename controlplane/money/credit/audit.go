@@ -10,22 +10,23 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// auditPage is how many records an audit holds in memory at a time.
+// auditPage is the number of records that an audit reads at a time.
 const auditPage = 1000
 
-// Finding holds the audit result of one wallet.
+// Finding is the result of the audit of one wallet.
 type Finding struct {
 	Project cloud.ProjectID
-	// Incarnation is the incarnation of the wallet's project. A later project may have the ID now.
+	// Incarnation is the incarnation of the project to which the wallet belongs. A later incarnation may have the
+	// project's ID now.
 	Incarnation cloud.Incarnation
-	// Problem describes the first inconsistency. It is empty if there is none.
+	// Problem describes the first inconsistency in the wallet's records, or is empty if there is none.
 	Problem                    string
 	Transactions, Reservations uint64
 }
 
-// Audit recomputes every wallet from its records and sends one finding per wallet. Each wallet is read as of one moment
-// that is no older than the call; wallets do not depend on each other, so these moments may differ. An inconsistent
-// wallet is a finding, not an error.
+// Audit recomputes every wallet from its records and calls send with one finding per wallet. The records of one wallet
+// are read from one snapshot that is no older than the call. Different wallets may be read from different snapshots,
+// because they do not depend on each other. An inconsistent wallet is a finding, not an error.
 func (s *Service) Audit(ctx context.Context, send func(Finding) error) error {
 	if err := s.opts.Store.Barrier(ctx); err != nil {
 		return err
@@ -114,8 +115,8 @@ func (s *Service) auditOf(ctx context.Context, of string) (f Finding, err error)
 	return f, nil
 }
 
-// each calls visit for each of an account's records in a table, with the last part of the record's path. It reads one
-// page at a time.
+// each calls visit for each of an account's records in a table, with the last part of the record's path. It reads
+// auditPage records at a time.
 func each[T any](ctx context.Context, v *store.View, table store.Table[T], of string, visit func(string, *T) error) error {
 	page, more, err := table.List(v, auditPage, of)
 	for {

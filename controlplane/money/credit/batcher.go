@@ -9,25 +9,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// maxShare bounds the requests in one transaction, and settleTime the duration of the transaction. The bound is needed
-// because the transaction continues after a caller cancels: other callers wait for its result.
+// maxShare is the maximum number of requests in one transaction, and settleTime the maximum duration of the
+// transaction. The transaction needs a time limit of its own, because it continues when a caller cancels: other callers
+// wait for its result.
 const (
 	maxShare   = 128
 	settleTime = 20 * time.Second
 )
 
-// batchers holds the queues of requests, one per wallet. Without queues, concurrent transactions on one wallet would
-// conflict.
+// batchers holds a queue of requests per wallet. Requests on a wallet are executed one transaction after the other,
+// because concurrent transactions on one wallet would conflict.
 type batchers struct {
 	mu   sync.Mutex
 	open map[cloud.ProjectID]*walletBatcher
 }
 
-// walletBatcher holds the queue of one wallet.
+// walletBatcher is the queue of requests on one wallet.
 type walletBatcher struct {
-	// callersCount counts the callers that use the queue; the last one deletes it. Guarded by batchers.mu.
+	// callersCount is the number of callers that use the queue; the last one deletes it. batchers.mu guards it.
 	callersCount int
-	// turn is a semaphore of one: its holder executes the waiting requests.
+	// turn is a semaphore with one slot. The caller that has the slot executes the waiting requests.
 	turn chan struct{}
 
 	mu      sync.Mutex
@@ -54,9 +55,9 @@ func (d *batchers) leave(p cloud.ProjectID, q *walletBatcher) {
 	}
 }
 
-// queue enqueues requests and waits until they are settled, either by another caller's batch or by a batch that this
-// call executes. If ctx ends first, queue withdraws the requests that are still waiting; the outcome of requests in
-// execution is unknown.
+// queue adds requests to the queue of project p and waits until all are executed, either in another caller's batch or
+// in a batch that this call executes by settle. If ctx ends first, queue removes the requests that still wait and
+// returns the error of ctx; those in execution may or may not take effect.
 func (d *batchers) queue(ctx context.Context, p cloud.ProjectID, settle batchFunc, requests ...*queuedRequest) error {
 	q := d.enter(p)
 	defer d.leave(p, q)
@@ -81,7 +82,7 @@ func (d *batchers) queue(ctx context.Context, p cloud.ProjectID, settle batchFun
 	return nil
 }
 
-// batchFunc executes requests in one transaction. A returned error applies to all of them.
+// batchFunc executes requests in one transaction. An error that it returns becomes the result of all of them.
 type batchFunc func(context.Context, []*queuedRequest) error
 
 func (t *queuedRequest) over() bool {
@@ -93,8 +94,8 @@ func (t *queuedRequest) over() bool {
 	}
 }
 
-// serve settles the first maxShare waiting requests. It ignores the cancellation of ctx, because the batch contains
-// other callers' requests.
+// serve executes the first maxShare waiting requests by settle, and sets their results. It ignores the cancellation of
+// ctx, because the batch contains other callers' requests.
 func (q *walletBatcher) serve(ctx context.Context, settle batchFunc) {
 	q.mu.Lock()
 	n := min(len(q.waiting), maxShare)

@@ -12,10 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Concurrent requests on one wallet are each executed or refused, and the wallet stays consistent.
+// TestConcurrentRequestsOnOneWallet makes reservations and commits at the same time on a wallet that has credit for
+// half of them. Exactly half must succeed, and the wallet must stay consistent.
 func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	const clients, price = 64, 10
-	w := funded(t, clients*price/2) // half of the takes fail
+	w := funded(t, clients*price/2) // enough for half of the reservations
 	var wg sync.WaitGroup
 	results := make([]error, clients)
 	for i := range clients {
@@ -42,7 +43,8 @@ func TestConcurrentRequestsOnOneWallet(t *testing.T) {
 	w.clean()
 }
 
-// Requests that wait while others are executed share the next transaction. A refused one does not affect the others.
+// TestRequestsShareATransaction checks that requests that wait while another one is executed are executed together in
+// the next transaction, and that refused ones do not affect the others.
 func TestRequestsShareATransaction(t *testing.T) {
 	const clients = 20
 	w := funded(t, 100)
@@ -81,7 +83,8 @@ func TestRequestsShareATransaction(t *testing.T) {
 	w.clean()
 }
 
-// Of a concurrent commit and release of one reservation exactly one takes effect.
+// TestCommitRacesRelease makes a commit and a release of one reservation at the same time, 50 times. Exactly one of the
+// two must succeed each time.
 func TestCommitRacesRelease(t *testing.T) {
 	w := funded(t, 1000)
 	charged := int64(0)
@@ -103,7 +106,8 @@ func TestCommitRacesRelease(t *testing.T) {
 	w.clean()
 }
 
-// A call that is canceled while its request waits is removed from the queue. The requests of the others are executed.
+// TestCanceledCalls checks that a canceled call removes its waiting request from the queue, and that a batch is
+// completed although the caller that executes it is canceled.
 func TestCanceledCalls(t *testing.T) {
 	w := funded(t, 100)
 	entered, proceed := make(chan struct{}), make(chan struct{})
@@ -119,7 +123,7 @@ func TestCanceledCalls(t *testing.T) {
 		}, stuck)
 	}()
 	<-entered
-	cancelFirst() // the caller that executes the batch: the batch is completed
+	cancelFirst() // the caller that executes the batch is canceled; the batch must be completed
 	gone, cancel := context.WithCancel(w.as("ada", ""))
 	cancel()
 	_, err = w.credits.Execute(gone, Request{Tenant: tenant, Command: ledger.Command{Op: ledger.DoTopUp, Amount: 1000}})
@@ -131,7 +135,8 @@ func TestCanceledCalls(t *testing.T) {
 	require.Empty(t, w.credits.batchers.open)
 }
 
-// A member that lost leadership without knowing returns neither a success nor a refusal.
+// TestRefusalsUseCurrentRecords checks that a member that cannot reach a quorum returns neither a success nor a
+// refusal.
 func TestRefusalsUseCurrentRecords(t *testing.T) {
 	w := funded(t, 10)
 	proofs := w.quorum.Proofs.Load()
@@ -145,8 +150,8 @@ func TestRefusalsUseCurrentRecords(t *testing.T) {
 	}
 }
 
-// A repeated key gets the stored answer, separately for each operation. Another body is refused, and a failed call
-// stores no answer.
+// TestIdempotencyKeys checks that a call repeated under its key gets the stored response, separately for each operation
+// and caller. Another body under the key must be refused, and a failed call must store no response.
 func TestIdempotencyKeys(t *testing.T) {
 	w := funded(t, 0)
 	_, err := w.execute("k", ledger.Command{Op: ledger.DoCharge, Amount: 5})
@@ -173,7 +178,7 @@ func TestIdempotencyKeys(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, eve.Replayed, "another's key")
 	require.EqualValues(t, 7+100-5+7, w.wallet().Balance())
-	// A reservation's key gives the same reservation.
+	// A repeated DoReserve under its key must return the same reservation.
 	hold := ledger.Command{Op: ledger.DoReserve, Amount: 3}
 	r1, err := w.execute("h", hold)
 	require.NoError(t, err)
@@ -184,7 +189,8 @@ func TestIdempotencyKeys(t *testing.T) {
 	w.clean()
 }
 
-// Concurrent calls with one idempotency key have one effect.
+// TestConcurrentCallsWithOneKey makes the same top-up 20 times at the same time under one idempotency key. It must take
+// effect once.
 func TestConcurrentCallsWithOneKey(t *testing.T) {
 	w := funded(t, 0)
 	var wg sync.WaitGroup

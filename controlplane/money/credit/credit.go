@@ -1,9 +1,9 @@
 // Package credit stores the projects' wallets: balances, reservations, and every transaction.
 //
-// The pure package ledger decides what a command does to a wallet. Package credit adds the records, the forwarding to
-// the leader, the time, the IDs, and the gRPC and REST endpoints. Commands on one wallet queue on the leader and share
-// a store transaction. Each command sees the effects of the earlier ones and succeeds or fails separately. The
-// responses are sent after the transaction is committed.
+// The pure package ledger defines what a command does to a wallet. Package credit adds the records, the forwarding to
+// the leader, the time, the IDs, and the gRPC and REST endpoints. Commands on one wallet wait in a queue on the leader
+// and are executed together in one store transaction. Each command sees the effects of the earlier ones and succeeds or
+// fails separately. The responses are sent after the transaction is committed.
 //
 // Decisions that the design leaves open:
 //   - CreateWallet requires that the project exists and belongs to the named org. A wallet that an earlier version made
@@ -24,11 +24,11 @@
 //     billing, for a VM).
 //   - credit.v1 is served on its own port, and also on the port of the other services, which the command line uses.
 //
-// Package billing owns the prices and the charges for VMs, and executes its requests within its own transactions.
+// Package billing defines the prices and makes the charges for VMs. It changes wallets within its own transactions.
 //
 // Keys: wallet/<account>, wallet-tx/<account>/<sequence>, wallet-refunded/<account>/<sequence>,
-// reservation/<account>/<id>, reservation-due/<deadline>/<account>/<id>; an account is <project> or
-// <project>:<incarnation>, and numbers are 16 hexadecimal digits.
+// reservation/<account>/<id>, reservation-due/<deadline>/<account>/<id>. An account is <project> or
+// <project>:<incarnation>. Sequences and deadlines are written as 16 hexadecimal digits.
 package credit
 
 import (
@@ -50,29 +50,29 @@ import (
 var (
 	wallets      = store.NewTable[ledger.Wallet]("wallet")
 	transactions = store.NewTable[ledger.Transaction]("wallet-tx")
-	// refunds holds, by charge, the amount refunded so far.
+	// refunds holds the amount refunded so far of each charge, by the charge's sequence number.
 	refunds      = store.NewTable[int64]("wallet-refunded")
 	reservations = store.NewTable[ledger.Reservation]("reservation")
-	// due has a row per pending reservation, ordered by deadline.
+	// due is a table with an empty record per pending reservation, ordered by deadline.
 	due = store.NewTable[struct{}]("reservation-due")
 )
 
-// Maximum lengths of text fields, in bytes.
+// Maximum lengths of texts in a request, in bytes.
 const (
 	maxDescription  = 1 << 10
 	maxResourceType = 63
 	maxResourceID   = 255
 )
 
-// Options configures New.
+// Options configures New. Project and Metrics may be nil.
 type Options struct {
 	// Store, Commands and Log are required.
 	Store    *store.Store
 	Commands *leader.Commands
 	Log      *slog.Logger
-	// Project looks up projects. Optional: without it every ID counts as an existing project.
+	// Project looks up projects. If it is nil, every project ID counts as an existing project.
 	Project Lookup
-	// Metrics registers the counter of ledger violations. Optional.
+	// Metrics, if not nil, registers the counter of ledger violations.
 	Metrics prometheus.Registerer
 }
 
@@ -80,18 +80,19 @@ type Options struct {
 type Service struct {
 	opts     Options
 	batchers batchers
-	// violations counts the ledger violations that this member found.
+	// violations counts the ledger violations (ledger.Violation) that this member has found.
 	violations prometheus.Counter
 }
 
-// New returns a Service and registers its commands with opts.Commands.
+// New returns a Service, and registers in opts.Commands the commands that other members forward to the leader.
 func New(opts Options) *Service {
 	s := &Service{opts: opts, batchers: batchers{open: map[cloud.ProjectID]*walletBatcher{}}, violations: violations(opts.Metrics)}
 	leader.Register(opts.Commands, s, executeOnceCommand, executeRepeatableCommand)
 	return s
 }
 
-// Wallet returns a project's wallet. It returns NotFound if the wallet does not exist or belongs to another org.
+// Wallet returns the wallet of the project t.Project. It returns NotFound if there is none, or if it belongs to another
+// org than t.Org. An empty t.Org matches every org.
 func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet, err error) {
 	err = s.opts.Store.View(ctx, func(v *store.View) error {
 		w, err = s.walletOf(v, t)
@@ -100,7 +101,7 @@ func (s *Service) Wallet(ctx context.Context, t cloud.Tenant) (w *ledger.Wallet,
 	return w, err
 }
 
-// walletOf returns a tenant's wallet. The org may be empty for a caller whose role covers all projects.
+// walletOf returns the same wallet as Wallet, read from a transaction or a view.
 func (s *Service) walletOf(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	p, err := s.lookUp(r, t.Project)
 	if err != nil {
@@ -124,7 +125,8 @@ func checkOwner(w *ledger.Wallet, t cloud.Tenant) error {
 	return nil
 }
 
-// Wallets returns a page of an org's wallets, or of all wallets if org is empty, ordered by project ID.
+// Wallets returns a page of the wallets of an org, or of all orgs if org is empty, and the token of the next page.
+// Wallets are sorted by project ID.
 func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, token string) ([]*ledger.Wallet, string, error) {
 	if org != "" {
 		if err := cloud.CheckCallerID("org_id", string(org)); err != nil {
@@ -135,7 +137,7 @@ func (s *Service) Wallets(ctx context.Context, org cloud.OrgID, size int32, toke
 	return store.Page(ctx, s.opts.Store, wallets, req, func(w *ledger.Wallet) bool { return org == "" || w.Org == org })
 }
 
-// Reservation returns one of a tenant's reservations, or NotFound.
+// Reservation returns the reservation with this ID in the wallet of t, or NotFound.
 func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r *ledger.Reservation, err error) {
 	if err := cloud.CheckUUID("reservation_id", id); err != nil {
 		return nil, err
@@ -153,7 +155,8 @@ func (s *Service) Reservation(ctx context.Context, t cloud.Tenant, id string) (r
 	return r, err
 }
 
-// Reservations returns a page of a tenant's reservations with one status, or with any status if it is 0, ordered by ID.
+// Reservations returns a page of the reservations of the wallet of t, and the token of the next page. They have the
+// given status, or any status if it is 0, and are sorted by ID.
 func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledger.ReservationStatus, size int32, token string) ([]*ledger.Reservation, string, error) {
 	w, err := s.Wallet(ctx, t)
 	if err != nil {
@@ -164,7 +167,7 @@ func (s *Service) Reservations(ctx context.Context, t cloud.Tenant, status ledge
 		func(r *ledger.Reservation) bool { return status == 0 || r.Status == status }, account(w))
 }
 
-// number encodes a number as a fixed-width key part, so that keys sort numerically.
+// number encodes n as 16 hexadecimal digits, so that keys that contain it sort numerically.
 func number[N uint64 | int64](n N) string { return fmt.Sprintf("%016x", uint64(n)) }
 
 func checkText(field, s string, most int) error {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// book implements ledgertest.Book with the service.
+// book implements ledgertest.Book by Service.
 type book struct{ *world }
 
 func (b book) Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error) {
@@ -42,8 +42,8 @@ func (b book) Audit() error {
 	})
 }
 
-// The ledger matches the model also when its records are in the store. TRIVET_CREDIT_COMMANDS sets the number of
-// commands.
+// TestRecordsMatchTheModel runs the commands of ledgertest on Service, with its records in the store.
+// TRIVET_CREDIT_COMMANDS sets the number of commands.
 func TestRecordsMatchTheModel(t *testing.T) {
 	commands := 20_000
 	if text := os.Getenv("TRIVET_CREDIT_COMMANDS"); text != "" {
@@ -54,13 +54,13 @@ func TestRecordsMatchTheModel(t *testing.T) {
 	const seeds = 4
 	for seed := range uint64(seeds) {
 		w := newWorld(t)
-		w.credits.opts.Project = nil // the model knows no projects
+		w.credits.opts.Project = nil // the model has no projects
 		require.NoError(t, ledgertest.Run(seed+1, commands/seeds, book{w}))
 	}
 }
 
-// TestWalletOfAnotherTenant uses wallets and reservations under the name of another org or project: a project has one
-// wallet, in its own org, and a wallet of another org is not found.
+// TestWalletOfAnotherTenant uses wallets and reservations with the ID of another org or project. A project has one
+// wallet, in its own org. A wallet of another org must not be found.
 func TestWalletOfAnotherTenant(t *testing.T) {
 	w := newWorld(t)
 	create := func(t cloud.Tenant) error {
@@ -79,7 +79,7 @@ func TestWalletOfAnotherTenant(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 	id := w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 100}).Transactions[0].ID
 	require.NoError(t, cloud.CheckUUID("id", id))
-	// The same reservation ID in two projects denotes two reservations: ending one does not end the other.
+	// The same reservation ID in two projects means two reservations. Ending one must not end the other.
 	theirs := func(c ledger.Command) error {
 		_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: c})
 		return err

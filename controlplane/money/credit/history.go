@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Period is a time range: From inclusive, To exclusive. 0 means no limit.
+// Period is a time range from From, inclusive, to To, exclusive. A bound of 0 means that there is none.
 type Period struct{ From, To cloud.Time }
 
 func (p Period) check() error {
@@ -27,12 +27,13 @@ func (p Period) check() error {
 
 func (p Period) has(at cloud.Time) bool { return at >= p.From && (p.To == 0 || at < p.To) }
 
-// Filter selects transactions. The zero value selects all of them.
+// Filter selects transactions that match all its nonzero fields. The zero value selects all transactions.
 type Filter struct {
 	Types                   []ledger.Type
 	Reservation, ResourceID string
 	Period                  Period
-	// Of, if not nil, selects the wallet of this incarnation of the project. The default is the current incarnation.
+	// Of, if not nil, selects the wallet of this incarnation of the project. If it is nil, the current incarnation's
+	// wallet is used.
 	Of *cloud.Incarnation
 }
 
@@ -41,7 +42,8 @@ func (q *Filter) matches(tx *ledger.Transaction) bool {
 		(q.ResourceID == "" || tx.ResourceID == q.ResourceID) && q.Period.has(tx.At)
 }
 
-// Transactions returns a page of a tenant's transactions, oldest first.
+// Transactions returns a page of the transactions of the wallet of t that match q, oldest first, and the token of the
+// next page.
 func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, size int32, token string) ([]*ledger.Transaction, string, error) {
 	if err := q.Period.check(); err != nil {
 		return nil, "", err
@@ -50,12 +52,13 @@ func (s *Service) Transactions(ctx context.Context, t cloud.Tenant, q Filter, si
 	if err != nil {
 		return nil, "", err
 	}
-	q.Of = nil // the account in the list's path determines the incarnation
+	q.Of = nil // account(w) in the path below already selects the incarnation
 	req := store.PageRequest{Size: size, Token: token, Query: fmt.Sprintf("transactions\x00%+v", q)}
 	return store.Page(ctx, s.opts.Store, transactions, req, q.matches, account(w))
 }
 
-// selected returns the wallet of a tenant's project: of the incarnation of, or of the current one if of is nil.
+// selected returns the wallet of the project t.Project: that of the given incarnation, or that of the current one if of
+// is nil.
 func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarnation) (w *ledger.Wallet, err error) {
 	if of == nil {
 		return s.Wallet(ctx, t)
@@ -69,8 +72,9 @@ func (s *Service) selected(ctx context.Context, t cloud.Tenant, of *cloud.Incarn
 	return w, err
 }
 
-// Statement summarizes a period of a tenant's wallet, and returns the period with its end filled in. It finds the
-// transactions at both ends by binary search, and does not read the ones between.
+// Statement summarizes the transactions of the wallet of t in the period p: opening and closing balance, and sums by
+// type. effective is p with its end filled in. Statement finds the first and the last transaction by binary search, and
+// does not read the others.
 func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out ledger.Statement, effective Period, err error) {
 	if err := p.check(); err != nil {
 		return out, p, err
@@ -86,7 +90,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 		}
 		effective = p
 		if effective.To == 0 {
-			// Later transactions get this timestamp or a later one, and the transactions read here are no later.
+			// Transactions after this snapshot get the time effective.To or a later one. Those in the snapshot are not
+			// later than it.
 			effective.To = max(s.opts.Store.Now(), p.From)
 			p.To = effective.To + 1
 		}
@@ -100,7 +105,8 @@ func (s *Service) Statement(ctx context.Context, t cloud.Tenant, p Period) (out 
 	return out, effective, err
 }
 
-// lastBefore returns the last transaction before a time, or nil. Transaction times never decrease.
+// lastBefore returns the last transaction of the wallet w before the time at, or nil if there is none. It uses binary
+// search, because the times of transactions never decrease.
 func lastBefore(v *store.View, w *ledger.Wallet, at cloud.Time) (*ledger.Transaction, error) {
 	var failed error
 	n := sort.Search(int(w.Sequence), func(i int) bool {
@@ -125,13 +131,14 @@ func transaction(v *store.View, w *ledger.Wallet, n uint64) (*ledger.Transaction
 	return tx, err
 }
 
-// watchPage is how many transactions a watch reads at once while it catches up. If the client does not read, the watch
-// holds no more than one page.
+// watchPage is the number of existing transactions that a watch reads at a time. While the client does not read, the
+// watch holds no more than these in memory.
 const watchPage = 32
 
-// Watch sends a tenant's transactions from a sequence number on, in order and without a gap, first existing ones and
-// then new ones, until ctx ends. It returns OutOfRange if the reader falls behind the retained history; the reader can
-// resume with the next sequence number.
+// Watch calls send with the transactions of the wallet of t, in order and without a gap, beginning with the sequence
+// number from: first existing ones, then new ones until ctx ends. If the client reads so slowly that the changes are no
+// longer retained, Watch returns OutOfRange, and the client can continue with a new watch from the next sequence
+// number.
 func (s *Service) Watch(ctx context.Context, t cloud.Tenant, from uint64, send func(*ledger.Transaction) error) error {
 	next := max(from, 1)
 	if err := s.opts.Store.Barrier(ctx); err != nil {

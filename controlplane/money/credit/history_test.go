@@ -13,9 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A watch delivers each transaction once and in order: earlier ones, those during the catch-up, and later ones.
+// TestWatch checks that a watch sends each transaction once and in order: existing ones, those committed while it reads
+// these, and later ones.
 func TestWatch(t *testing.T) {
-	const before, after = 300, 40 // more than a page of the catching up
+	const before, after = 300, 40 // more existing transactions than watchPage
 	w := funded(t, 1)
 	for range before - 1 {
 		w.must(ledger.Command{Op: ledger.DoTopUp, Amount: 1})
@@ -43,7 +44,8 @@ func TestWatch(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
 }
 
-// A watch from a sequence number that does not exist yet begins with that transaction.
+// TestWatchFromTheFuture checks that a watch from a sequence number that does not exist yet begins with the transaction
+// that gets that number.
 func TestWatchFromTheFuture(t *testing.T) {
 	w := funded(t, 1)
 	ctx, stop := context.WithCancel(t.Context())
@@ -93,7 +95,7 @@ func TestStatement(t *testing.T) {
 	}
 }
 
-// Lists have pages and filters.
+// TestLists checks the pages and the filters of the lists of transactions, reservations and wallets.
 func TestLists(t *testing.T) {
 	w := funded(t, 1000)
 	var ids []string
@@ -122,7 +124,7 @@ func TestLists(t *testing.T) {
 	require.Equal(t, []uint64{7}, list(Filter{ResourceID: "vm-1"}))
 	require.Equal(t, []uint64{8}, list(Filter{Period: Period{From: w.clock.Now().UnixMilli()}}))
 	require.Len(t, list(Filter{Period: Period{To: w.clock.Now().UnixMilli()}}), 7)
-	// A token is good for its own question.
+	// A page token must be valid only for a list with the same filter.
 	_, token, err := w.credits.Transactions(t.Context(), tenant, Filter{}, 2, "")
 	require.NoError(t, err)
 	_, _, err = w.credits.Transactions(t.Context(), tenant, Filter{ResourceID: "x"}, 2, token)

@@ -16,33 +16,37 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Request is a command on a tenant's wallet. The leader fills in its time, IDs and principal.
+// Request is a command on the wallet of a tenant. The leader fills in the command's time, IDs and principal.
 type Request struct {
-	// Tenant is the authorized tenant. Its org may be empty for a caller whose role covers all projects.
+	// Tenant is the tenant for which the caller was authorized. Its org may be empty for a caller whose role covers all
+	// projects.
 	Tenant  cloud.Tenant
 	Command ledger.Command
-	// Body is the hash of the request, which is compared when an idempotency key is reused.
+	// Body is the hash of the request. It is compared with that of the first call when an idempotency key is used
+	// again.
 	Body [32]byte
-	// account, if set, is the account key of the wallet; otherwise the project that has the ID now determines the
-	// wallet. The field is not sent to the leader.
+	// account, if set, is the account key of the wallet. Otherwise the wallet is that of the project that has the ID
+	// now. This field is not sent to the leader.
 	account string
 }
 
-// Result holds the outcome of a request. Replayed is set if an earlier call with the same idempotency key executed the
+// Result is the outcome of a request. Replayed means that an earlier call with the same idempotency key executed the
 // request.
 type Result struct {
 	ledger.Outcome
 	Replayed bool
 }
 
-// names maps operations to the names that idempotency records use. A key is valid for one operation.
+// names maps operations to the method names under which idempotency keys are stored. A key that was used for one
+// operation can be used again for another.
 var names = map[ledger.Op]string{
 	ledger.DoCreate: "CreateWallet", ledger.DoTopUp: "TopUpWallet", ledger.DoReserve: "CreateReservation", ledger.DoCommit: "CommitReservation",
 	ledger.DoRelease: "ReleaseReservation", ledger.DoExpire: "Expire", ledger.DoRefund: "RefundCharge", ledger.DoCharge: "ChargeWallet",
 	ledger.DoSuspend: "SuspendWallet", ledger.DoResume: "ResumeWallet", ledger.DoClose: "CloseWallet",
 }
 
-// Check validates the form of a request. Package ledger decides whether the request is allowed.
+// Check returns InvalidArgument if an ID or a text of the request is malformed. Whether the command is allowed is
+// decided by package ledger.
 func (o *Request) Check() error {
 	c := &o.Command
 	if err := cloud.CheckCallerID("project_id", string(o.Tenant.Project)); err != nil {
@@ -84,7 +88,8 @@ func (o *Request) checkReservation() error {
 	return cloud.CheckUUID("reservation_id", o.Command.Reservation)
 }
 
-// repeatable reports whether the request can safely be sent again.
+// repeatable reports whether a request may be sent again after its response was lost, because executing it twice has
+// the effect of executing it once.
 func (o *Request) repeatable() bool {
 	switch o.Command.Op {
 	case ledger.DoCommit, ledger.DoRelease, ledger.DoExpire, ledger.DoSuspend, ledger.DoResume, ledger.DoClose:
@@ -109,12 +114,13 @@ func (s *Service) Execute(ctx context.Context, o Request) (Result, error) {
 
 var (
 	executeOnceCommand = leader.NewCommand("credit.once", leader.Keyed, (*Service).executeOnLeader)
-	// executeRepeatableCommand serves repeatable requests.
+	// executeRepeatableCommand is for requests for which repeatable returns true, and executeOnceCommand for the
+	// others.
 	executeRepeatableCommand = leader.NewCommand("credit.again", leader.Repeatable, (*Service).executeOnLeader)
 )
 
-// executeOnLeader implements Execute on the leader. Requests on one wallet that wait at the same time share a
-// transaction.
+// executeOnLeader implements Execute on the leader. It executes requests on one wallet that wait at the same time in
+// one transaction.
 func (s *Service) executeOnLeader(ctx context.Context, o Request) (Result, error) {
 	caller := auth.CallerOf(ctx)
 	if caller != nil {
@@ -130,18 +136,18 @@ func (s *Service) executeOnLeader(ctx context.Context, o Request) (Result, error
 	return t.done, t.err
 }
 
-// queuedRequest is a queued request with its result.
+// queuedRequest is a request in the queue of its wallet, and its result.
 type queuedRequest struct {
 	caller  *cloud.Caller
 	request Request
 	done    Result
 	err     error
-	// settled is closed when done and err are final.
+	// settled is closed when done and err have their final values.
 	settled chan struct{}
 }
 
-// newQueuedRequest generates the IDs that the request may need. They are generated once, because the transaction may
-// run several times before it commits.
+// newQueuedRequest returns the request o with new IDs for its transactions and its reservation. The IDs are generated
+// here, because the transaction may run several times before it commits, and must use the same IDs each time.
 func newQueuedRequest(caller *cloud.Caller, o Request) (*queuedRequest, error) {
 	made := make([]string, 3)
 	for i := range made {
@@ -158,14 +164,15 @@ func newQueuedRequest(caller *cloud.Caller, o Request) (*queuedRequest, error) {
 	return &queuedRequest{caller: caller, request: o, settled: make(chan struct{})}, nil
 }
 
-// settle executes the requests of one wallet in one transaction. The transaction ensures that refusals, too, are based
-// on the newest records. A returned error applies to all requests; otherwise each request has its own error.
+// settle executes requests on one wallet in one transaction, and stores the result of each. If settle returns an error,
+// it applies to all of them. The transaction ensures that refusals, too, are based on the newest records.
 func (s *Service) settle(ctx context.Context, requests []*queuedRequest) error {
 	callers := make([]*cloud.Caller, len(requests))
 	for i, t := range requests {
 		callers[i] = t.caller
 	}
-	// Audit entries name each request's own caller, and each caller's budget is charged a share of the log entry.
+	// The audit entry of each request names the request's own caller. The cost of the log entry is divided among the
+	// callers' budgets.
 	_, err := s.opts.Store.Update(budget.Shared(auth.Without(ctx), callers), func(tx *store.Tx) error {
 		for _, t := range requests {
 			if err := s.attempt(tx, t); err != nil {
@@ -177,7 +184,7 @@ func (s *Service) settle(ctx context.Context, requests []*queuedRequest) error {
 	return err
 }
 
-// attempt executes one request. It returns internal errors only; a refusal is stored in the request.
+// attempt executes one request within tx. It stores a refusal in the request, and returns any other error.
 func (s *Service) attempt(tx *store.Tx, t *queuedRequest) error {
 	op := t.request.Command.Op
 	t.done = Result{}
@@ -196,7 +203,8 @@ func (s *Service) attempt(tx *store.Tx, t *queuedRequest) error {
 	return nil
 }
 
-// carryOut reads the records that a command needs, applies the command, and writes the outcome.
+// carryOut reads the records that the command of o needs, applies the command by ledger.Apply, and writes the changed
+// records. A refusal writes nothing.
 func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err error) {
 	p, of, c := Project{}, o.account, o.Command
 	if of == "" {
@@ -247,7 +255,7 @@ func (s *Service) carryOut(tx *store.Tx, o *Request) (out ledger.Outcome, err er
 	return out, nil
 }
 
-// write stores an outcome in the records.
+// write writes the records in the outcome of a command. before holds the records as they were read.
 func write(tx *store.Tx, before ledger.Touched, c *ledger.Command, out *ledger.Outcome) {
 	of := account(&out.Wallet)
 	wallets.Put(tx, &out.Wallet, of)

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Routes adds the endpoints of part 4.7 of the wire contract.
+// Routes registers the wallet endpoints of the REST API (part 4.7 of the wire contract).
 func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/wallets", service+"CreateWallet", s.postWallet)
 	r.Handle(http.MethodGet, "/api/v1/wallets/{project_id}", service+"GetWallet", s.getWallet)
@@ -27,7 +27,7 @@ func (s *Service) Routes(r *rest.Server) {
 	r.Handle(http.MethodPost, "/api/v1/reservations/{id}/release", service+"ReleaseReservation", s.postRelease)
 }
 
-// walletResponse, transactionResponse and reservationResponse are the JSON objects of part 2.7 of the wire contract.
+// walletResponse, transactionResponse and reservationResponse are JSON objects of part 2.7 of the wire contract.
 type walletResponse struct {
 	ProjectID      string `json:"project_id"`
 	OrgID          string `json:"org_id"`
@@ -71,7 +71,7 @@ func transactionREST(tx *ledger.Transaction) transactionResponse {
 	}
 }
 
-// orNull returns nil, which JSON encodes as null, for an empty string.
+// orNull returns a pointer to s, or nil if s is empty. JSON encodes nil as null.
 func orNull(s string) *string {
 	if s == "" {
 		return nil
@@ -79,7 +79,7 @@ func orNull(s string) *string {
 	return &s
 }
 
-// operation is the method that an endpoint calls, and the error code of the endpoint's failures.
+// operation holds the authorization method of an endpoint, and the error code of the endpoint's failures.
 type operation struct {
 	method  auth.Method
 	failure string
@@ -95,8 +95,8 @@ var (
 	releaseReservation = operation{"ReleaseReservation", "RELEASE_FAILED"}
 )
 
-// enter admits callers who may call the method in at least one project, before it reads the request body. Callers with
-// several projects name one in the body.
+// enter returns an error unless the caller may call the method in at least one project. Endpoints call it before they
+// read the request body, in which callers with several projects name one.
 func (o operation) enter(r *http.Request) error {
 	_, err := auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) || auth.Undecided(err) {
@@ -105,7 +105,7 @@ func (o operation) enter(r *http.Request) error {
 	return err
 }
 
-// at authorizes the call for the wallet that the request names.
+// at authorizes the call for the wallet of the named project, and returns the wallet's tenant. org may be empty.
 func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error) {
 	if err := cloud.CheckCallerID("project_id", project); err != nil {
 		return cloud.Tenant{}, err
@@ -118,7 +118,8 @@ func (o operation) at(r *http.Request, org, project string) (cloud.Tenant, error
 	return auth.Admit(r.Context(), service+o.method, org, project)
 }
 
-// atPath authorizes the call for the wallet that the path of the request names.
+// atPath authorizes the call for the wallet of the project that is named in the request path, and returns the wallet's
+// tenant.
 func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 	if err := o.enter(r); err != nil {
 		return cloud.Tenant{}, err
@@ -130,10 +131,10 @@ func (o operation) atPath(r *http.Request) (cloud.Tenant, error) {
 	return o.at(r, "", project)
 }
 
-// failed converts the error of an operation: it gets the operation's own error code and status 500, whatever the error
-// is, and keeps its message (part 7.3 of the wire contract). A reused idempotency key is an error of the request and
-// keeps its status. A call refused because of load was not executed, and keeps status 429, so that clients repeat it
-// later.
+// failed converts the error of an operation to the endpoint's error: it has the operation's own error code and,
+// whatever its kind, status 500, and keeps the message (part 7.3 of the wire contract). There are two exceptions. A
+// reused idempotency key is the caller's mistake and keeps its status. A call refused because of load was not executed
+// and keeps status 429, so that clients repeat it later.
 func (o operation) failed(w *rest.Response, err error) error {
 	w.Failure = o.failure
 	f, ok := fault.From(err)
@@ -150,8 +151,8 @@ func (o operation) failed(w *rest.Response, err error) error {
 	return err
 }
 
-// execute validates and executes a request. An invalid request is an error of the request; every other error is
-// converted by failed.
+// execute checks a request and executes it. An error of the check is returned unchanged; any other error is converted
+// by failed.
 func (o operation) execute(s *Service, w *rest.Response, r *http.Request, raw []byte, request Request) (*Result, error) {
 	request.Body = sha256.Sum256(append([]byte(r.URL.EscapedPath()+"\x00"), raw...))
 	if err := request.Check(); err != nil {
@@ -335,8 +336,8 @@ func (s *Service) postRelease(w *rest.Response, r *http.Request) (any, error) {
 	return map[string]any{"reservation_id": id, "released": done.Released}, nil
 }
 
-// ofToken authorizes the call for the project of the token, in which the reservation of the path is looked up, and
-// decodes the body into in.
+// ofToken authorizes the call for the project of the caller's token, returns that tenant, and decodes the request body
+// into in. The reservation that the path names is looked up in that project.
 func (o operation) ofToken(r *http.Request, in any) (t cloud.Tenant, raw []byte, err error) {
 	t, err = auth.Admit(r.Context(), service+o.method, "", "")
 	if fault.Is(err, fault.InvalidArgument) {

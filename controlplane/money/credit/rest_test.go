@@ -23,7 +23,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// callers verifies the tokens of the scripts. A token is the name of its user.
+// callers verifies tokens for the scripts: the token is the key of its caller in the map. The token lost gives
+// Unavailable.
 type callers map[string]*cloud.Caller
 
 func (c callers) Verify(_ context.Context, token string) (*cloud.Caller, error) {
@@ -45,8 +46,10 @@ func role(r cloud.Role, t cloud.Tenant) cloud.Binding {
 	return cloud.Binding{Role: r, Org: t.Org, Project: t.Project}
 }
 
-// people are ada, a member of web; vic, who may look at it; eve of another org; bill, who bills everybody, and bob, who
-// does with a token of web only; the administrator, without and with a project; two, who is in two projects.
+// people returns the callers of the scripts: ada is a member and vic a viewer of project web; eve belongs to another
+// org; bill is a billing administrator, and so is bob with a token for web only; admin is a system administrator
+// without a project, and admin-web one with a token for web; two is a member of two projects; none has no role;
+// unproven is an administrator without proof of identity.
 func people() callers {
 	billing, admin := cloud.Binding{Role: cloud.BillingAdmin}, cloud.Binding{Role: cloud.SystemAdmin}
 	unproven := bound("ada", cloud.Tenant{}, admin)
@@ -71,10 +74,11 @@ func (w *world) rest() *rest.Server {
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// The law's part 4.7 as scripts, with every row and every failure. `get|post PATH [as=TOKEN] [key=IDEMPOTENCY-KEY]
-// [type=CONTENT-TYPE]` sends what stands below it, as ada unless said otherwise. <r1>, <r2> … are the reservations in
-// the order in which they were made. `wait seconds=`, `sweep`, `fill n=` (so many top-ups of 1), `quorum away=`,
-// `spoil`.
+// TestREST runs scripts against the REST API of wallets (part 4.7 of the wire contract). `get|post PATH [as=TOKEN]
+// [key=IDEMPOTENCY-KEY] [type=CONTENT-TYPE] [page_token=TOKEN]` makes a call as ada, or as another caller, with the
+// lines below it as the body, and prints the response. <r1>, <r2> … stand for the IDs of the reservations in the order
+// of their creation. `wait seconds=` advances the clock. `sweep` calls Sweep. `fill n=` makes n top-ups of 1. `status
+// to=` suspends, resumes or closes the wallet. `quorum away=` makes the quorum unreachable or reachable.
 func TestREST(t *testing.T) {
 	datadriven.Walk(t, "testdata/rest", func(t *testing.T, path string) {
 		w := newWorld(t)
@@ -134,7 +138,8 @@ func TestREST(t *testing.T) {
 	})
 }
 
-// formatResponse checks the envelope of a response and returns the response without values that differ between runs.
+// formatResponse checks the common fields of a response, and returns the response without values that differ between
+// runs.
 func (w *world) formatResponse(a *httptest.ResponseRecorder, made *[]string) string {
 	var out map[string]any
 	require.NoError(w.t, json.Unmarshal(a.Body.Bytes(), &out), a.Body)
@@ -178,7 +183,8 @@ func (w *world) formatResponse(a *httptest.ResponseRecorder, made *[]string) str
 	return fmt.Sprintf("%d %s", a.Code, answer)
 }
 
-// The page after the first goes on where it ended, and a token of another project's list is none.
+// TestRESTPages checks that the second page of transactions continues where the first ended, and that an invalid page
+// token is refused.
 func TestRESTPages(t *testing.T) {
 	w := funded(t, 1)
 	for range 149 {
@@ -212,7 +218,8 @@ func TestRESTPages(t *testing.T) {
 	require.Equal(t, 400, code)
 }
 
-// For any body, a reservation is made or the request refused with the envelope, and the ledger stays consistent.
+// FuzzReservationBody sends any bytes as the body of a reservation. It must either create a reservation, or return an
+// error of the wire contract. The wallet must stay consistent.
 func FuzzReservationBody(f *testing.F) {
 	w := funded(f, 1000)
 	handler := w.rest()

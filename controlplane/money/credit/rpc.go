@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Register adds the credit.v1 service.
+// Register registers CreditService (credit.v1).
 func (s *Service) Register(g grpc.ServiceRegistrar) {
 	creditv1.RegisterCreditServiceServer(g, &server{s: s})
 }
@@ -40,7 +40,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 			continue
 		}
 		if err := cloud.CheckCallerID(id.field, id.value); err != nil {
-			// An unauthorized caller gets the authorization error instead.
+			// A caller who is not authorized for the method at all must get that error instead.
 			if _, refused := auth.Admit(ctx, service+method, "", ""); refused != nil && !fault.Is(refused, fault.InvalidArgument) && !auth.Undecided(refused) {
 				return cloud.Tenant{}, refused
 			}
@@ -50,7 +50,7 @@ func admit(ctx context.Context, method auth.Method, in request) (cloud.Tenant, e
 	return auth.Admit(ctx, service+method, in.GetOrgId(), in.GetProjectId())
 }
 
-// execute authorizes a call and executes the request.
+// execute authorizes the caller for the wallet that the request names, and executes the command c on that wallet.
 func (r *server) execute(ctx context.Context, method auth.Method, in interface {
 	request
 	proto.Message
@@ -250,8 +250,8 @@ func (r *server) AuditLedger(_ *creditv1.AuditLedgerRequest, out grpc.ServerStre
 	})
 }
 
-// The functions below convert ledger types to credit.v1. Status and type numbers are equal on both sides (part 3 of the
-// wire contract).
+// The functions below convert ledger types to types of credit.v1. The numbers of statuses and types are the same on
+// both sides (part 3 of the wire contract).
 
 func walletRPC(w *ledger.Wallet) *creditv1.Wallet {
 	return &creditv1.Wallet{
@@ -277,7 +277,7 @@ func reservationRPC(r *ledger.Reservation) *creditv1.Reservation {
 	}
 }
 
-// all converts each element of a list.
+// all returns a list with each element of list converted by translate.
 func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	out := make([]*B, len(list))
 	for i, a := range list {
@@ -286,7 +286,7 @@ func all[A, B any](list []*A, translate func(*A) *B) []*B {
 	return out
 }
 
-// walletOnly returns the response of an operation that returns the wallet.
+// walletOnly returns the response of an operation whose response is the wallet.
 func walletOnly(done *Result, err error) (*creditv1.Wallet, error) {
 	if err != nil {
 		return nil, err
@@ -294,7 +294,7 @@ func walletOnly(done *Result, err error) (*creditv1.Wallet, error) {
 	return walletRPC(&done.Wallet), nil
 }
 
-// moved returns the response of an operation that makes one transaction.
+// moved returns the response of an operation that makes exactly one transaction: the wallet and that transaction.
 func moved(done *Result, err error) (*creditv1.TransactionResponse, error) {
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc"
 )
 
-// dial serves the world over gRPC, and calls it.
+// dial serves CreditService in memory and returns a client of it.
 func (w *world) dial(t *testing.T) creditv1.CreditServiceClient {
 	g, _ := rpc.New(rpc.Options{Verifier: people(), Log: slog.New(slog.DiscardHandler), Metrics: grpcprom.NewServerMetrics(), Public: true})
 	w.credits.Register(g)
@@ -41,7 +41,7 @@ func caller(t *testing.T, who string, more ...string) context.Context {
 	return metadata.AppendToOutgoingContext(t.Context(), append([]string{"authorization", "Bearer " + who}, more...)...)
 }
 
-// A month of a project, with every gRPC method.
+// TestRPCStory calls every method of CreditService for one project, and checks responses and permissions.
 func TestRPCStory(t *testing.T) {
 	w := newWorld(t)
 	c := w.dial(t)
@@ -160,7 +160,8 @@ func TestRPCStory(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 }
 
-// TestRPCArguments calls methods with arguments that are refused: each error names the field, and nothing is booked.
+// TestRPCArguments makes calls with invalid arguments or without permission. Each error must name the field or the
+// reason, and no call may make a transaction.
 func TestRPCArguments(t *testing.T) {
 	w := funded(t, 100)
 	c := w.dial(t)

@@ -12,21 +12,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// SweepEvery is the pause between sweeps, and so the longest delay after which a due reservation normally expires.
+// SweepEvery is the pause between two sweeps. It is normally the longest time from a reservation's deadline to its
+// expiry.
 const SweepEvery = time.Second
 
 const (
-	// maxSweep bounds the reservations that one run expires. sweepPage is the number read at a time.
+	// maxSweep is the maximum number of reservations that one sweep expires, and sweepPage the number that it reads at
+	// a time.
 	maxSweep  = 10_000
 	sweepPage = 500
-	// sweepers bounds the wallets that are swept concurrently.
+	// sweepers is the maximum number of wallets whose reservations are expired at the same time.
 	sweepers = 16
-	// sweeper is the principal recorded for an expiry. No user can have this name.
+	// sweeper is the name of the principal in transactions of expired reservations. No user can have this name.
 	sweeper = "system:expiry"
 )
 
-// Sweep expires reservations past their deadline, oldest first. It runs as a leader task. Each expiry is an ordinary
-// request, a compare-and-set against the leader's time, so a reservation expires once even if several sweeps run.
+// Sweep expires reservations whose deadline has passed, earliest deadline first. Package leader calls it on the leader.
+// The ledger command DoExpire changes only a reservation that is pending and past its deadline, so a reservation
+// expires once even if several sweeps run at the same time.
 func (s *Service) Sweep(ctx context.Context) error {
 	var after []string
 	var failed error
@@ -44,8 +47,8 @@ func (s *Service) Sweep(ctx context.Context) error {
 	return failed
 }
 
-// overdue returns a page of the reservations past their deadline, grouped by account, and the position of the next
-// page, which is nil after the last page.
+// overdue returns a page of reservations past their deadline, as reservation IDs by account. last is the position after
+// which the next page begins, or nil after the last page.
 func (s *Service) overdue(after []string) (page map[string][]string, last []string, err error) {
 	now := number(s.opts.Store.Now())
 	page = map[string][]string{}
@@ -71,8 +74,8 @@ func (s *Service) overdue(after []string) (page map[string][]string, last []stri
 	return page, last, err
 }
 
-// expire expires the reservations of a page, for up to sweepers wallets at a time. A failure on one wallet does not
-// delay the others.
+// expire expires the reservations of a page, for up to sweepers wallets at the same time. If it fails for one wallet,
+// it still continues with the others, and returns all errors.
 func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	var work sync.WaitGroup
 	var mu sync.Mutex
@@ -93,7 +96,8 @@ func (s *Service) expire(ctx context.Context, page map[string][]string) error {
 	return failed
 }
 
-// expireOf expires reservations of one wallet. It queues all of them before it waits, so that they share transactions.
+// expireOf expires the given reservations of one account. It adds all of them to the wallet's queue before it waits, so
+// that they are executed in few transactions.
 func (s *Service) expireOf(ctx context.Context, of string, ids []string) error {
 	requests, project := make([]*queuedRequest, len(ids)), projectOf(of)
 	for i, id := range ids {

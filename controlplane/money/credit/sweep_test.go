@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A reservation expires once, however often and by whichever members the sweep runs. A reservation that was committed
-// in time does not expire.
+// TestSweep checks that a reservation expires once, even if several members sweep at the same time, and that a
+// reservation that was committed in time does not expire.
 func TestSweep(t *testing.T) {
 	w := funded(t, 1000)
 	_, err := w.credits.Execute(w.as("eve", ""), Request{Tenant: other, Command: ledger.Command{Op: ledger.DoCreate, Amount: 50}})
@@ -33,7 +33,7 @@ func TestSweep(t *testing.T) {
 
 	w.clock.Advance(10 * time.Second)
 	var wg sync.WaitGroup
-	for range 3 { // two deposed leaders that have not noticed it, and the current one
+	for range 3 { // as by two former leaders that do not know it yet, and the current one
 		wg.Go(func() {
 			if err := w.credits.Sweep(t.Context()); err != nil {
 				t.Error(err)
@@ -57,8 +57,8 @@ func TestSweep(t *testing.T) {
 	w.clean()
 }
 
-// A wallet whose records contradict each other refuses all requests, is found by the audit, and does not stop the sweep
-// of other wallets.
+// TestInconsistentWallet makes the records of a wallet inconsistent. The wallet must refuse all requests, the audit
+// must find it, and the reservations of other wallets must still expire.
 func TestInconsistentWallet(t *testing.T) {
 	w := funded(t, 100)
 	w.must(ledger.Command{Op: ledger.DoReserve, Amount: 10, TTL: 1})
@@ -91,7 +91,8 @@ func TestInconsistentWallet(t *testing.T) {
 	require.NotEmpty(t, found[1].Problem)
 }
 
-// The audit finds a reservation without an entry in the deadline table, and an entry without a pending reservation.
+// TestAuditFindsLostDeadlines checks that the audit finds a pending reservation without a record in due, and a record
+// in due of a reservation that is not pending.
 func TestAuditFindsLostDeadlines(t *testing.T) {
 	for name, spoil := range map[string]func(tx *store.Tx, row ...string){
 		"pending": func(tx *store.Tx, row ...string) { due.Delete(tx, row...) },
@@ -117,7 +118,7 @@ func TestAuditFindsLostDeadlines(t *testing.T) {
 	}
 }
 
-// A sweep continues after its first page, in one wallet and in many.
+// TestSweepContinues checks that one sweep expires more reservations than a page has, in one wallet and in many.
 func TestSweepContinues(t *testing.T) {
 	w := funded(t, 100_000)
 	for range sweepPage + 30 {

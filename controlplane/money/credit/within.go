@@ -12,13 +12,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// This file serves other services that change a wallet in a transaction of their own, so that their records and the
-// wallet change atomically. These requests bypass the per-wallet queue: a transaction that conflicts with another on
-// the same wallet is retried.
+// Functions for other services that change a wallet in a transaction of their own, so that their records and the wallet
+// change atomically. These requests bypass the wallet's queue. If their transaction conflicts with another one on the
+// same wallet, it is retried.
 
-// Within executes a request in the caller's transaction. The request must contain the IDs and the principal, and has no
-// idempotency key: the transaction must ensure that the request is executed once. If the request is refused, the error is a
-// *fault.Fault and nothing is written; the transaction may continue, or return the error.
+// Within executes the request o in the transaction tx. The command in o must contain the transaction IDs and the
+// principal. o has no idempotency key: the caller's transaction must ensure that the request is executed once. If the
+// request is refused, the error is a *fault.Fault and nothing is written; tx may continue, or fail with that error.
 func (s *Service) Within(tx *store.Tx, o Request) (ledger.Outcome, error) {
 	if err := o.Check(); err != nil {
 		return ledger.Outcome{}, err
@@ -28,11 +28,11 @@ func (s *Service) Within(tx *store.Tx, o Request) (ledger.Outcome, error) {
 	return out, err
 }
 
-// system is the prefix of the principals that use Within. No user can have such a name.
+// system is the prefix of the names of principals that use Within. No user can have such a name.
 const system = "system:"
 
-// mayEnd refuses to commit or release a reservation that another service made. Otherwise a tenant with access to the
-// wallet could remove the credit held for, say, a VM.
+// mayEnd returns FailedPrecondition if c commits or releases a reservation that another service made. Otherwise a
+// tenant with access to the wallet could remove the credit that is reserved for, say, a VM.
 func mayEnd(r *ledger.Reservation, c *ledger.Command) error {
 	ends := c.Op == ledger.DoCommit || c.Op == ledger.DoRelease
 	if !ends || r == nil || !strings.HasPrefix(r.CreatedBy, system) || r.CreatedBy == c.By {
@@ -41,13 +41,13 @@ func mayEnd(r *ledger.Reservation, c *ledger.Command) error {
 	return fault.New(fault.FailedPrecondition, "reservation %s is for %s, and ends with that", r.ID, r.Description).WithReason("RESERVATION_IN_USE")
 }
 
-// WalletAt returns a tenant's wallet as of a transaction or a view, or NotFound.
+// WalletAt returns the wallet of t, read from a transaction or a view, or NotFound.
 func (s *Service) WalletAt(r store.Reader, t cloud.Tenant) (*ledger.Wallet, error) {
 	return s.walletOf(r, t)
 }
 
-// ReservedAt returns the amount that a tenant's reservation holds for a commit at now. It returns 0 if the reservation
-// does not exist or has ended.
+// ReservedAt returns the amount that a commit at the time now could charge from a reservation in the wallet of t. It
+// returns 0 if the reservation does not exist, has ended, or is past its deadline.
 func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now cloud.Time) (int64, error) {
 	w, err := s.walletOf(r, t)
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *Service) ReservedAt(r store.Reader, t cloud.Tenant, id string, now clou
 	return held.Amount, nil
 }
 
-// violations returns the counter of ledger violations, registered with r unless r is nil.
+// violations returns the counter of ledger violations. It registers the counter with r unless r is nil.
 func violations(r prometheus.Registerer) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "trivet_credit_violations_total", Help: "Number of times that a request or an audit on this member found contradicting records of a wallet.",
@@ -74,7 +74,7 @@ func violations(r prometheus.Registerer) prometheus.Counter {
 	return c
 }
 
-// note counts and logs err if it is a ledger violation.
+// note counts and logs err if it is a *ledger.Violation.
 func (s *Service) note(err error) {
 	var v *ledger.Violation
 	if errors.As(err, &v) {

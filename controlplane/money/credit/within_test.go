@@ -15,7 +15,8 @@ import (
 
 var reserveCommand = ledger.Command{Op: ledger.DoReserve, Amount: 60, Reservation: "00000000-0000-7000-8000-000000000001", IDs: [2]string{"one"}, TTL: 10}
 
-// Requests within the transaction of another service are executed with it in one log entry, or not at all.
+// TestWithin checks that the requests in another service's transaction are executed with it in one log entry, or not at
+// all if the transaction fails.
 func TestWithin(t *testing.T) {
 	w := funded(t, 100)
 	before := w.quorum.Committed.Load()
@@ -54,7 +55,8 @@ func TestWithin(t *testing.T) {
 	require.True(t, fault.Is(err, fault.InvalidArgument), "%v", err)
 }
 
-// A reservation of a platform service can be committed and released only by that service. It expires like any other.
+// TestSystemReservations checks that a reservation of another service of the control plane can be committed and
+// released only by that service, and that it expires at its deadline.
 func TestSystemReservations(t *testing.T) {
 	w := funded(t, 100)
 	c := reserveCommand
@@ -84,7 +86,8 @@ func TestSystemReservations(t *testing.T) {
 	w.clean()
 }
 
-// A metric counts each time that a wallet is found inconsistent.
+// TestViolationsAreCounted checks that the metric counts each time that a request or an audit finds a wallet
+// inconsistent.
 func TestViolationsAreCounted(t *testing.T) {
 	w := funded(t, 100)
 	registry := prometheus.NewRegistry()

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// world is the credit service of a leading member over records in memory.
+// world is the credit service of a member that leads, with its records in memory.
 type world struct {
 	t       testing.TB
 	store   *store.Store
@@ -24,7 +24,7 @@ type world struct {
 	clock   *storetest.Clock
 	credits *Service
 
-	// projects holds the existing projects.
+	// projects holds the projects that the service finds, by ID.
 	projects map[cloud.ProjectID]Project
 }
 
@@ -45,7 +45,7 @@ func newWorld(t testing.TB) *world {
 	return w
 }
 
-// as returns the context of a user's call with an idempotency key, which may be empty.
+// as returns the context of a call by a user, with the idempotency key key if it is not empty.
 func (w *world) as(user cloud.UserID, key string) context.Context {
 	return auth.With(w.t.Context(), &cloud.Caller{User: user, Proof: cloud.ProofPassword, IdempotencyKey: key}, auth.RPC)
 }
@@ -61,7 +61,7 @@ func (w *world) must(c ledger.Command) Result {
 	return done
 }
 
-// funded returns a world in which the tenant has a wallet with the given amount.
+// funded returns a world in which tenant has a wallet with this balance.
 func funded(t testing.TB, balance int64) *world {
 	w := newWorld(t)
 	w.must(ledger.Command{Op: ledger.DoCreate, Amount: balance})
@@ -75,7 +75,7 @@ func (w *world) wallet() *ledger.Wallet {
 	return found
 }
 
-// clean asks for an audit that finds nothing.
+// clean runs an audit, which must find no problem.
 func (w *world) clean() {
 	w.t.Helper()
 	require.NoError(w.t, w.credits.Audit(w.t.Context(), func(f Finding) error {
@@ -84,7 +84,7 @@ func (w *world) clean() {
 	}))
 }
 
-// rows returns the entries of the deadline table.
+// rows returns the number of records in the table due.
 func (w *world) rows() (n int) {
 	w.t.Helper()
 	require.NoError(w.t, w.store.View(w.t.Context(), func(v *store.View) error {

@@ -2,15 +2,15 @@
 // token buckets that the leader of the system group checks before it runs a command and before it proposes an update.
 //
 // Decisions:
-//   - Only the leader keeps budgets, in memory. So the limits do not grow with the number of members that accept calls,
-//     and counting writes no records. A new leader starts with full budgets.
+//   - Budgets exist only in the leader's memory. So the limits do not grow with the number of members that accept
+//     calls, and counting writes no records. A new leader starts with full budgets.
 //   - A call within a project is charged to the project and to its org; a call about an org is charged to the org. An
 //     org has OrgShare times the limits of a project. A call without a tenant (a user's own password or tokens) is
 //     charged to the caller, or to the project of a service account.
 //   - Calls are checked before the command does any work. Bytes are charged with the size of each log entry before the
 //     entry is proposed. One entry may exceed the budget of bytes; further calls are refused until the bucket is no
 //     longer negative.
-//   - system:admin with a token for the whole cloud, and billing:admin on wallets of others, have no budget: tenants
+//   - system:admin with a token for the entire cloud, and billing:admin on wallets of others, have no budget: tenants
 //     cannot give themselves these roles. Background work of the cluster (billing, agents, expiry) has no caller and no
 //     budget.
 //
@@ -32,23 +32,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Limits are the limits of a project, or of a caller for calls without a tenant. A rate of 0 means no limit.
+// Limits configures the token buckets of a project, or of a caller for calls that concern no project or org. A rate of
+// 0 means no limit.
 type Limits struct {
 	// CallsPerSecond is the sustained rate of calls that change something; default 50.
 	CallsPerSecond int `yaml:"calls_per_second"`
-	// CallsBurst is the size of the bucket of such calls; default 1,000.
+	// CallsBurst is the size of the bucket that CallsPerSecond fills, in calls; default 1,000.
 	CallsBurst int `yaml:"calls_burst"`
 	// BytesPerSecond is the sustained rate of bytes of log entries; default 1 MiB.
 	BytesPerSecond int `yaml:"bytes_per_second"`
-	// BytesBurst is the size of the bucket of such bytes; default 32 MiB.
+	// BytesBurst is the size of the bucket that BytesPerSecond fills, in bytes; default 32 MiB.
 	BytesBurst int `yaml:"bytes_burst"`
 }
 
-// Default holds the default limits, which are far above what a tenant's tools use. A tenant that uses them up writes at
-// most 90 GiB per day, of which compaction by size keeps little.
+// Default holds the default limits, which are far above what a tenant's tools use. At these limits a project can write
+// at most 90 GiB of log entries per day, most of which compaction by size removes soon.
 var Default = Limits{CallsPerSecond: 50, CallsBurst: 1000, BytesPerSecond: 1 << 20, BytesBurst: 32 << 20}
 
-// Validate returns an error for limits that would refuse every call.
+// Validate returns an error for a negative rate, and for a rate with a burst below 1, which would refuse every call.
 func (l *Limits) Validate() error {
 	for _, f := range []struct {
 		name        string
@@ -62,16 +63,17 @@ func (l *Limits) Validate() error {
 }
 
 const (
-	// OrgShare is the factor of an org's limits, which its projects share, relative to those of one project.
+	// OrgShare is the factor between the limits of an org and those of one project. The org's limits apply to all calls
+	// of its projects together.
 	OrgShare = 4
-	// maxBuckets bounds the buckets in memory, about 200 bytes each. Full buckets are evicted first, because they equal
-	// new ones.
+	// maxBuckets is the most buckets in memory, at about 200 bytes each. Full buckets are evicted first, because a new
+	// bucket is full as well.
 	maxBuckets = 65_536
-	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
+	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of a call that exceeds a limit.
 	Reason = "RATE_LIMITED"
 )
 
-// Budget holds the token buckets of all payers. Its methods may be called concurrently.
+// Budget holds the token buckets of all projects, orgs and callers. Its methods may be called concurrently.
 type Budget struct {
 	limits  Limits
 	elapsed func() time.Duration
@@ -81,16 +83,16 @@ type Budget struct {
 	buckets map[string]*bucket
 }
 
-// bucket is the remaining budget of one payer.
+// bucket holds the calls and bytes that one payer may still use.
 type bucket struct {
 	calls, bytes tokens
-	at           time.Duration // time of the last fill
-	times        float64       // factor of Limits: OrgShare or 1
+	at           time.Duration // time of the last fill, on the clock elapsed
+	times        float64       // factor by which Limits are multiplied: OrgShare or 1
 }
 
 type tokens float64
 
-// New returns a Budget in which all buckets are full. elapsed is a monotonic clock.
+// New returns a Budget in which all buckets are full. The buckets fill up by the monotonic clock elapsed.
 func New(limits Limits, elapsed func() time.Duration) *Budget {
 	return &Budget{limits: limits, elapsed: elapsed, most: maxBuckets, buckets: map[string]*bucket{}}
 }
@@ -101,7 +103,8 @@ type payer struct {
 	times     float64
 }
 
-// payersOf returns the payers of a call; none for calls without a budget.
+// payersOf returns the payers that a call is charged to. It returns none for reads, for calls of nodes and cloud
+// administrators, for billing administrators' calls on wallets, and for work without a caller.
 func payersOf(c *cloud.Caller) []payer {
 	switch {
 	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.IsCloudAdmin():
@@ -126,13 +129,14 @@ func payersOf(c *cloud.Caller) []payer {
 
 const creditService = "/credit.v1.CreditService/"
 
-// Admit charges one call to the buckets of the context's caller. If one of them has no call left or a negative number
-// of bytes, Admit returns a Throttled fault and charges nothing.
+// Admit charges one call to the buckets of the context's caller. If one of these buckets has less than one call left or
+// a negative number of bytes, Admit returns a Throttled fault and charges nothing.
 func (b *Budget) Admit(ctx context.Context) error { return b.take(auth.CallerOf(ctx), 1, 0, true) }
 
-// Spend charges the bytes of an update to the buckets of the context's caller, or splits them between the callers that
-// Shared set. If a bucket already has a negative number of bytes, Spend returns a Throttled fault and charges nothing.
-// It never refuses a split update, because each of the callers was admitted before.
+// Spend charges the size of an update, in bytes, to the buckets of the context's caller, or in equal parts to the
+// callers that Shared put into the context. For a single caller, Spend returns a Throttled fault and charges nothing if
+// a bucket already has a negative number of bytes. An update for several callers is never refused, because each of them
+// was admitted before.
 func (b *Budget) Spend(ctx context.Context, bytes int) error {
 	if callers, ok := ctx.Value(sharedKey{}).([]*cloud.Caller); ok && len(callers) > 0 {
 		for _, c := range callers {
@@ -145,14 +149,14 @@ func (b *Budget) Spend(ctx context.Context, bytes int) error {
 
 type sharedKey struct{}
 
-// Shared returns a context for an update on behalf of several callers: Spend charges each of them an equal part. Nil
-// callers are not charged.
+// Shared returns a context for an update on behalf of several callers. Spend then charges each of them an equal part of
+// the bytes. A nil caller stands for background work, which is not charged.
 func Shared(ctx context.Context, callers []*cloud.Caller) context.Context {
 	return context.WithValue(ctx, sharedKey{}, callers)
 }
 
-// take charges calls and bytes to every bucket of a caller. If check is set and one bucket is used up, take charges
-// none and returns a Throttled fault.
+// take removes calls and bytes from every bucket of the caller. If check is set and one of the buckets has too little
+// left, take removes nothing and returns a Throttled fault.
 func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	payers := payersOf(c)
 	if len(payers) == 0 || mutant.On(mutant.NoWriteBudget) {
@@ -177,8 +181,8 @@ func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	return nil
 }
 
-// refusal returns a Throttled fault if the bucket has fewer calls left or a negative number of bytes, and nil
-// otherwise.
+// refusal returns a Throttled fault if bucket k has fewer calls left than the argument calls, or a negative number of
+// bytes. Otherwise it returns nil.
 func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	var wait time.Duration
 	var what string
@@ -199,12 +203,12 @@ func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	return f
 }
 
-// until returns the time in which a bucket gains missing tokens at rate × times a second.
+// until returns how long a bucket needs to gain the missing tokens, at rate × times tokens a second.
 func until(missing tokens, rate int, times float64) time.Duration {
 	return time.Duration(float64(missing) / (float64(rate) * times) * float64(time.Second))
 }
 
-// bucket returns a payer's bucket, filled up to now, creating it if needed.
+// bucket returns the payer's bucket, filled up to the time now. A payer without a bucket gets a new, full one.
 func (b *Budget) bucket(p payer, now time.Duration) *bucket {
 	k := b.buckets[p.key]
 	if k == nil {
@@ -219,7 +223,7 @@ func (b *Budget) bucket(p payer, now time.Duration) *bucket {
 	return k
 }
 
-// fill adds the tokens that a bucket has gained since its last fill.
+// fill adds the tokens that bucket k has gained since its last fill, up to the size of the bucket.
 func (b *Budget) fill(k *bucket, now time.Duration) {
 	seconds := max((now - k.at).Seconds(), 0)
 	k.at = now
@@ -227,8 +231,8 @@ func (b *Budget) fill(k *bucket, now time.Duration) {
 	k.bytes = min(k.bytes+tokens(seconds*float64(b.limits.BytesPerSecond)*k.times), tokens(float64(b.limits.BytesBurst)*k.times))
 }
 
-// evict removes the full buckets. If fewer than a sixteenth are full it also removes the fullest of the others, so that
-// the next eviction is not due soon.
+// evict removes the full buckets. If more than 15/16 of the most allowed number remain, it also removes the fullest of
+// the others, so that the next eviction is not due soon.
 func (b *Budget) evict(now time.Duration) {
 	maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
 		b.fill(k, now)
@@ -241,7 +245,8 @@ func (b *Budget) evict(now time.Duration) {
 	}
 }
 
-// level returns how full a bucket is: 1 if it is full, below 0 if its calls or bytes are negative.
+// level returns how full a bucket is, for calls or for bytes, whichever is less: 1 if it is full, below 0 if one of
+// them is negative.
 func (k *bucket) level(l *Limits) float64 {
 	level := 1.0
 	if l.CallsPerSecond > 0 {

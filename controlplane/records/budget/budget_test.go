@@ -16,7 +16,7 @@ import (
 
 const vmService = "/vmcontroller.v1.VmService/"
 
-// timer is a clock that the test sets.
+// timer is a clock that changes only when the test sets it.
 type timer struct{ now time.Duration }
 
 func (t *timer) elapsed() time.Duration { return t.now }
@@ -31,7 +31,8 @@ func member(project string) context.Context {
 	return call(vmService+"UpdateVm", "evil", project, cloud.Binding{Role: cloud.ProjectMember, Org: "evil", Project: cloud.ProjectID(project)})
 }
 
-// admitted counts the calls that are admitted until the first refusal, which it returns.
+// admitted calls Admit until it refuses a call, at most a million times. It returns the number of admitted calls and
+// the refusal.
 func admitted(b *Budget, ctx context.Context) (n int, refusal *fault.Fault) {
 	for n < 1_000_000 {
 		if err := b.Admit(ctx); err != nil {
@@ -43,8 +44,8 @@ func admitted(b *Budget, ctx context.Context) (n int, refusal *fault.Fault) {
 	return n, nil
 }
 
-// flood makes changes as one member of a project as often as possible for ten seconds. It returns how
-// many calls and bytes got through.
+// flood makes a change of the given number of bytes as one member of a project every 5 ms for ten seconds. It returns
+// how many calls and how many bytes were admitted.
 func flood(b *Budget, t *timer, bytes int) (calls, written int) {
 	ctx := member("evil-p")
 	for range 10 * 200 {
@@ -97,8 +98,8 @@ func TestRefusalHasRetryDelay(t *testing.T) {
 	require.NoError(t, b.Admit(member("p")))
 }
 
-// Each project has a budget of its own, and all projects of an org share the budget of the org, so that an org with
-// more projects does not have an unlimited budget.
+// TestProjectsOfAnOrg checks that each project has its own budget and that all projects of an org together have at most
+// the org's budget: more projects do not give an org an unlimited budget.
 func TestProjectsOfAnOrg(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 10}, (&timer{}).elapsed)
 	total := 0
@@ -149,7 +150,8 @@ func TestPayers(t *testing.T) {
 	}
 }
 
-// A transaction that several callers share is charged to each of their budgets, and is not refused.
+// TestSharedUpdates charges an update to several callers. Each caller's budget must be charged an equal part, and the
+// update must not be refused.
 func TestSharedUpdates(t *testing.T) {
 	b := New(Limits{BytesPerSecond: 1, BytesBurst: 100}, (&timer{}).elapsed)
 	one, two := auth.CallerOf(member("one")), auth.CallerOf(member("two"))
@@ -167,8 +169,8 @@ func TestNoLimits(t *testing.T) {
 	require.NoError(t, b.Spend(member("p"), 1<<40))
 }
 
-// The budgets take bounded memory however many callers there are. To make room, full budgets are removed before
-// exhausted ones.
+// TestBudgetsAreBounded makes calls of many projects. The number of buckets must stay within its limit, and a used-up
+// bucket must not be evicted before full ones.
 func TestBudgetsAreBounded(t *testing.T) {
 	clock := &timer{}
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 100}, clock.elapsed)
@@ -188,7 +190,7 @@ func TestBudgetsAreBounded(t *testing.T) {
 	}
 }
 
-// Each of several concurrent calls is counted.
+// TestConcurrentCalls checks that of concurrent calls of one project exactly as many are admitted as its budget has.
 func TestConcurrentCalls(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 1, CallsBurst: 500}, (&timer{}).elapsed)
 	var work sync.WaitGroup
@@ -213,8 +215,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// All service accounts of a project share one budget for calls that belong to no tenant, because a project can create
-// any number of accounts.
+// TestServiceAccountsShareTheProjectBudget checks that all service accounts of a project share the project's budget for
+// calls without a tenant, because a project can create any number of accounts.
 func TestServiceAccountsShareTheProjectBudget(t *testing.T) {
 	b := New(Limits{CallsPerSecond: 10, CallsBurst: 20, BytesPerSecond: 100, BytesBurst: 1000}, (&timer{}).elapsed)
 	n := 0

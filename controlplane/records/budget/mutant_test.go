@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Without budgets (mutant NoWriteBudget) the tests of this package fail.
+// TestMutants turns budgets off (mutant NoWriteBudget) and checks that checkFlood notices it.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	mutant.Set(mutant.NoWriteBudget)

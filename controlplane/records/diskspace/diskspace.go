@@ -1,6 +1,6 @@
-// Package diskspace keeps tenants from filling the members' disks. It refuses tenants' changes while a member's free
-// space is below a reserve. The reserve is left for deletions and for operators, who free space. The main type is
-// Monitor.
+// Package diskspace keeps tenants from filling the members' disks. While the free space of a member's disk is below a
+// reserve, tenants can read and delete but not create or change anything. The reserve remains for deletions and for
+// operators, who free space. The main type is Monitor.
 //
 // Decisions:
 //   - Each member measures the file system of its data directory and queries the other members every CheckEvery. It
@@ -36,60 +36,62 @@ import (
 )
 
 const (
-	// Command is the name of the command by which a member queries the space of another.
+	// Command is the name of the command by which a member requests the disk space of another member.
 	Command = "disk.space"
-	// Reason is the machine-readable reason (ErrorInfo) of the refusals.
+	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of the errors of Admit.
 	Reason = "DISK_SPACE_LOW"
-	// CheckEvery is the time between two measurements, and between two queries to the other members. A measurement that
-	// is used to admit a call is at most fresh old, because 100 MiB can be written to a disk within a second.
+	// CheckEvery is the time between two measurements of this member's disk, and between two queries to the other
+	// members. fresh is the maximum age of the measurement by which a call is admitted. It is short because 100 MiB can
+	// be written to a disk within a second.
 	CheckEvery = time.Second
 	fresh      = 100 * time.Millisecond
-	// answerTime is the timeout of a query to another member. keepAnswer is how long its response is used.
+	// answerTime is the timeout of a query to another member. keepAnswer is how long the response of another member is
+	// used.
 	answerTime = time.Second
 	keepAnswer = 5 * CheckEvery
-	// retryAfter is the retry delay in the refusals.
+	// retryAfter is the time after which a refused caller is told to retry.
 	retryAfter = 30 * time.Second
 )
 
-// Space is the free space, size and reserve of a member's file system, in bytes.
+// Space is the free space, size and reserve of the file system of a member's data directory, in bytes.
 type Space struct {
 	Free, Size, Reserve int64
 	// Low is set when Free falls below Reserve and cleared when Free reaches 9/8 of Reserve.
 	Low bool
 }
 
-// Peers reaches the other members.
+// Peers queries the other members of the cluster.
 type Peers interface {
 	// Members returns the addresses of all members, including this one, by member ID.
 	Members() map[uint64]string
-	// Direct runs a command on a member and returns its response.
+	// Direct runs a command on a member and returns the response.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
 }
 
-// Options of a Monitor. Dir (the data directory), Self (this member's ID) and Log are required.
+// Options configures a Monitor. Dir (the data directory), Self (this member's ID) and Log are required.
 type Options struct {
 	Dir  string
 	Self uint64
-	// Reserve is the free space in bytes below which a member is low. 0 means DefaultReserve of the file system, a
-	// negative value no reserve.
+	// Reserve is the free space in bytes below which this member's disk is low. 0 means DefaultReserve for the size of
+	// the file system; with a negative value the disk is never low.
 	Reserve int64
 	Log     *slog.Logger
-	// Stat measures a file system; statfs(2) when nil.
+	// Stat returns the free space and size of the file system of dir, in bytes; statfs(2) when nil.
 	Stat func(dir string) (free, size int64, err error)
 	// Now is the clock; time.Now when nil.
 	Now func() time.Time
 }
 
-// Monitor tracks the disk space of all members.
+// Monitor holds the last known disk space of each member, and refuses changes while one of them is low.
 type Monitor struct {
 	opts Options
 
 	mu     sync.Mutex
 	peers  Peers
 	own    Space
-	at     time.Time // when own was measured
+	at     time.Time // time at which own was measured
 	others map[uint64]answer
-	lowest uint64 // the member that was logged as low; 0 for none
+	lowest uint64 // ID of the low member that was logged last; 0 while no member is low
 }
 
 type answer struct {
@@ -97,14 +99,14 @@ type answer struct {
 	at    time.Time
 }
 
-// DefaultReserve returns the default reserve for a file system of this size in bytes: a twentieth of it, at least 512
-// MiB and at most 4 GiB, but never more than a quarter. The reserve must hold the acknowledged data that is not yet
-// written to the state's files, up to 128 MiB.
+// DefaultReserve returns the default reserve for a file system of size bytes: a twentieth of it, at least 512 MiB and
+// at most 4 GiB, but never more than a quarter. The reserve must have room for up to 128 MiB of acknowledged data that
+// is not yet written to the state's files.
 func DefaultReserve(size int64) int64 {
 	return min(max(size/20, 512<<20), 4<<30, size/4)
 }
 
-// New returns a Monitor that has measured this member's disk. To monitor the other members, call Attach, then Run.
+// New returns a Monitor that has measured this member's disk once. To monitor the other members, call Attach, then Run.
 func New(opts Options) *Monitor {
 	if opts.Stat == nil {
 		opts.Stat = stat
@@ -125,14 +127,15 @@ func stat(dir string) (free, size int64, err error) {
 	return int64(s.Bavail) * s.Bsize, int64(s.Blocks) * s.Bsize, nil
 }
 
-// Attach sets the other members. Call it once, before Run.
+// Attach sets how the other members are queried. Call it once, before Run.
 func (m *Monitor) Attach(p Peers) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.peers = p
 }
 
-// measure measures this member's disk. On an error it keeps the last measurement.
+// measure measures the free space of this member's disk and sets Low. After an error the previous measurement remains
+// in use.
 func (m *Monitor) measure() {
 	free, size, err := m.opts.Stat(m.opts.Dir)
 	if err != nil {
@@ -163,7 +166,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// Check measures this member's disk and queries all other members concurrently.
+// Check measures this member's disk and requests the disk space of all other members concurrently.
 func (m *Monitor) Check(ctx context.Context) {
 	m.measure()
 	m.mu.Lock()
@@ -185,8 +188,8 @@ func (m *Monitor) Check(ctx context.Context) {
 	m.report()
 }
 
-// ask queries one member and stores its response. After an error the previous response is used until keepAnswer has
-// passed.
+// ask queries the free space of the member id and stores the response. After an error the previous response is used
+// until it is older than keepAnswer.
 func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -204,7 +207,7 @@ func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	m.others[id] = answer{s, m.opts.Now()}
 }
 
-// report logs when a member becomes low, and when no member is low any more.
+// report logs a warning when another member than before is the low one, and an info when no member is low any more.
 func (m *Monitor) report() {
 	id, s := m.Low()
 	m.mu.Lock()
@@ -219,14 +222,14 @@ func (m *Monitor) report() {
 	}
 }
 
-// Answer handles Command: it returns this member's own space.
+// Answer handles the command named Command: it returns the Space of this member as CBOR.
 func (m *Monitor) Answer(context.Context, uint64, []byte) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return cbor.Marshal(m.own)
 }
 
-// Members returns the space of this member and of all members that have responded within keepAnswer.
+// Members returns the Space of this member and of each member that has responded within the last keepAnswer.
 func (m *Monitor) Members() map[uint64]Space {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -239,7 +242,8 @@ func (m *Monitor) Members() map[uint64]Space {
 	return out
 }
 
-// Low returns the low member with the smallest ID and its space, or 0 if none is low.
+// Low returns the ID and Space of the low member with the smallest ID, or 0 if no member is low. It first measures this
+// member's disk if the last measurement is older than fresh.
 func (m *Monitor) Low() (uint64, Space) {
 	m.mu.Lock()
 	old := m.opts.Now().Sub(m.at).Abs() > fresh
@@ -256,14 +260,14 @@ func (m *Monitor) Low() (uint64, Space) {
 	return 0, Space{}
 }
 
-// Full reports whether any member is low.
+// Full reports whether the disk of any member is low.
 func (m *Monitor) Full() bool { id, _ := m.Low(); return id != 0 }
 
-// freeing lists name prefixes of the methods that remove data or access.
+// freeing lists name prefixes of the methods that remove data or access. They are admitted even if a disk is low.
 var freeing = []string{"Delete", "Release", "Revoke", "Unbind", "Disable", "Unlink", "Abort", "Detach"}
 
-// Admit returns a Throttled fault for a caller's change while a member is low. Reads, methods that remove something,
-// operators and background work without a caller are admitted.
+// Admit returns a Throttled fault for a tenant's change while a member's disk is low. It returns nil for reads, for
+// methods that remove something, for operators and for background work without a caller.
 func (m *Monitor) Admit(ctx context.Context) error {
 	id, s := m.Low()
 	if id == 0 {

@@ -18,7 +18,7 @@ import (
 
 const gib = int64(1) << 30
 
-// trio is a set of three members whose free disk space the test sets.
+// trio is a cluster of three members whose free disk space the test sets. It is the Peers of each member's Monitor.
 type trio struct {
 	free     map[uint64]int64
 	silent   map[uint64]bool
@@ -67,7 +67,7 @@ var (
 	operator = cloud.Caller{User: "root", Proof: cloud.ProofPassword, Bindings: []cloud.Binding{{Role: cloud.SystemAdmin}}}
 )
 
-// gauges returns the metrics of a monitor.
+// gauges returns the values of a monitor's Prometheus metrics, by name.
 func gauges(t *testing.T, m *Monitor) map[string]float64 {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(m)
@@ -82,7 +82,8 @@ func gauges(t *testing.T, m *Monitor) map[string]float64 {
 
 const vms = "/vmcontroller.v1.VmService/"
 
-// When the disk of one member is almost full, every member refuses tenants' changes and nothing else.
+// TestOneLowDiskRefusesChanges lets the disk of one of three members get low. Every member must refuse tenants' changes
+// and nothing else, until the free space reaches 9/8 of the reserve.
 func TestOneLowDiskRefusesChanges(t *testing.T) {
 	c := newTrio(0)
 	c.check()
@@ -119,7 +120,8 @@ func TestOneLowDiskRefusesChanges(t *testing.T) {
 	require.Contains(t, c.log.String(), "no longer low")
 }
 
-// The disk of a member that has stopped is ignored: the other members accept changes.
+// TestStoppedMemberIsIgnored checks that a low member counts until keepAnswer after its last response. After that, the
+// other members must accept changes again.
 func TestStoppedMemberIsIgnored(t *testing.T) {
 	c := newTrio(0)
 	c.free[2] = 0

@@ -12,20 +12,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Mode determines whether Call may send a command again after its response was lost.
+// Mode determines whether Command.Call may send a command to a leader again after the response was lost.
 type Mode uint8
 
 const (
-	// Once: Call never sends the command again. The caller learns that the outcome is unknown.
+	// Once: Call never sends the command again. After a lost response the caller gets a fault of kind Unavailable,
+	// because the outcome is unknown.
 	Once Mode = iota
-	// Repeatable: Call sends the command again, since running it twice has the effect of running it once.
+	// Repeatable: Call sends the command again. This is safe because running the command twice has the same effect as
+	// running it once.
 	Repeatable
-	// Keyed: as Repeatable for a caller who gave an idempotency key, else as Once. The command stores its response
-	// under the key (store.Idempotent), so that a repeated request returns the first response.
+	// Keyed: as Repeatable if the caller gave an idempotency key, else as Once. The command stores its response under
+	// the key (store.Idempotent), so that a repeated request returns the first response.
 	Keyed
 )
 
-// repeatable reports whether a call of caller may be sent again.
+// repeatable reports whether the caller's command may be sent again after its response was lost.
 func (m Mode) repeatable(caller *cloud.Caller) bool {
 	if mutant.On(mutant.RepeatUnkeyed) {
 		return true
@@ -33,22 +35,22 @@ func (m Mode) repeatable(caller *cloud.Caller) bool {
 	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
 }
 
-// Command is an operation of a service of type S that runs on the leader and that every member may call. Q is the type
-// of the request, A that of the response; both are encoded as CBOR between members.
+// Command is an operation of a service of type S. Every member may call it, and the leader of the system group runs it.
+// Q is the type of the request, A that of the response; both are encoded as CBOR between members.
 type Command[S, Q, A any] struct {
 	name string
 	mode Mode
 	run  func(S, context.Context, Q) (A, error)
 }
 
-// NewCommand returns the command that calls run on the leader. run is usually a method expression, such as
-// (*Service).createOnLeader. The command can be called after Register.
+// NewCommand returns a command; calling it runs the function run on the leader. run is usually a method expression,
+// such as (*Service).createOnLeader. The command must be passed to Register before it is called.
 func NewCommand[S, Q, A any](name string, mode Mode, run func(S, context.Context, Q) (A, error)) *Command[S, Q, A] {
 	return &Command[S, Q, A]{name, mode, run}
 }
 
-// Call runs the command on the leader, which may be any member, and returns its response. The package comment describes
-// the errors if there is no leader or the leader is lost.
+// Call runs the command on the leader, which may be any member, and returns the command's response. The package comment
+// describes the errors that Call returns if there is no leader or the leader is lost.
 func (cmd *Command[S, Q, A]) Call(ctx context.Context, c *Commands, q Q) (a A, err error) {
 	run, ok := c.local[cmd.name].(func(context.Context, Q) (A, error))
 	if !ok {
@@ -72,7 +74,6 @@ func (cmd *Command[S, Q, A]) Call(ctx context.Context, c *Commands, q Q) (a A, e
 	return a, err
 }
 
-// register implements CommandOf.
 func (cmd *Command[S, Q, A]) register(c *Commands, s S) {
 	run := func(ctx context.Context, q Q) (a A, err error) {
 		if c.gate != nil {
@@ -103,15 +104,16 @@ type Commands struct {
 	peers      Caller
 	gate       Gate
 
-	// local holds, by name, the typed function that runs a command or stream on this member.
+	// local holds, by command name, the typed function that runs a command or stream on this member.
 	local map[string]any
-	// served and streamed hold the same functions over encoded requests, for other members.
+	// served and streamed hold the functions of local for other members: they take the request and return the response
+	// as CBOR.
 	served   map[string]func(ctx context.Context, body []byte) ([]byte, error)
 	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
 }
 
-// NewCommands returns the commands of the member self, with none registered. peers may be nil in a cluster of one
-// member.
+// NewCommands returns a Commands for the member with the ID self, without any registered command. peers may be nil in a
+// cluster of one member.
 func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	return &Commands{
 		self: self, leadership: leadership, peers: peers, local: map[string]any{},
@@ -120,13 +122,13 @@ func NewCommands(self uint64, leadership Leadership, peers Caller) *Commands {
 	}
 }
 
-// CommandOf is a Command or a Stream of a service of type S.
+// CommandOf is implemented by Command and Stream for services of type S.
 type CommandOf[S any] interface {
 	register(c *Commands, s S)
 }
 
-// Register makes the commands of a service callable on this member, and lets this member run them when it leads. It
-// panics if a command of the same name is already registered.
+// Register makes the commands of the service s callable on this member, and lets this member run them while it leads.
+// It panics if a command of the same name is already registered.
 func Register[S any](c *Commands, s S, list ...CommandOf[S]) {
 	for _, command := range list {
 		command.register(c, s)
@@ -149,12 +151,12 @@ func notRegistered(name string) error {
 // block.
 type Gate func(ctx context.Context) error
 
-// SetGate makes the leader call g before it runs a command, also for calls that another member forwarded. Call SetGate
-// before serving. The gate does not apply to streams, which only read.
+// SetGate makes the leader call g before each command, including commands that another member forwarded. Call SetGate
+// before serving. The gate does not apply to streams, because they only read.
 func (c *Commands) SetGate(g Gate) { c.gate = g }
 
-// Serve runs a command that another member sent to this one. If this member does not lead, Serve returns ErrNotLeader
-// and does not forward the command.
+// Serve runs a command that another member forwarded to this one. If this member does not lead, Serve returns
+// ErrNotLeader and does not forward the command further.
 func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, ok := c.served[name]
 	if !ok {
@@ -167,8 +169,8 @@ func (c *Commands) Serve(ctx context.Context, name string, body []byte, caller *
 	return f(ctx, body)
 }
 
-// serving returns the context of a command that another member sent, with the caller that the other member verified. It
-// returns ErrNotLeader if this member does not lead.
+// serving returns ctx with the caller of a forwarded command, whom the forwarding member has authenticated. It returns
+// ErrNotLeader if this member does not lead.
 func (c *Commands) serving(ctx context.Context, caller *cloud.Caller) (context.Context, error) {
 	if leader, _ := c.leadership.Leader(); leader != c.self {
 		return ctx, ErrNotLeader

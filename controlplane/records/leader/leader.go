@@ -22,8 +22,9 @@
 //
 //	func (s *Service) createOnLeader(ctx context.Context, q createAsk) (Created, error) { … }
 //
-// Names are sent between members of different versions, so a name keeps its meaning and the type of its request. Each
-// service registers its commands in one place. A Stream is a command that only reads and sends its response in pieces.
+// Names are sent between members of different versions, so the meaning of a name and the type of its request must not
+// change. Each service registers its commands in one place. A Stream is a command that only reads and sends its
+// response in pieces.
 //
 // # Forwarding
 //
@@ -47,7 +48,7 @@
 //
 //   - No leader for NoLeaderTime: a fault of kind Unavailable. The command has not run, unless Call was already
 //     repeating it.
-//   - The leader changed before it ran the command: nothing; Call sends the command to the new leader.
+//   - The leader changed before it ran the command: no error. Call sends the command to the new leader.
 //   - The leader was lost before it responded: the response of the repeated command. If the mode does not allow to
 //     repeat the command, a fault of kind Unavailable: the outcome is unknown.
 //   - The caller's context ended: the error of the context.
@@ -60,10 +61,10 @@
 //
 // # Tasks
 //
-// A Task is a loop over records, such as expiring or rebalancing them. Tasks runs each in its own goroutine while this
-// member leads, after the records are as new as the leadership. A task keeps no state that matters: started again on
-// another member, it continues from the records. While is the loop below Tasks, for other work of a leader; InTerm
-// limits a context to one term.
+// A Task is a loop over records, such as expiring or rebalancing them. Tasks runs each Task in its own goroutine while
+// this member leads, once this member has applied every acknowledged write. A task must store all of its state in
+// records, so that it can continue on another member. For other work of a leader, While calls a function in each term,
+// and InTerm limits a context to one term.
 //
 // The package must not know records or services.
 package leader
@@ -75,32 +76,33 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// ErrNotLeader is returned by a command, or by a call to another member, if the member does not lead. The command has
-// had no effect, and Call sends it again.
+// ErrNotLeader is returned by a command, or by a call to another member, if that member does not lead. The command has
+// had no effect, so Call sends it again.
 var ErrNotLeader = errors.New("this member does not lead")
 
-// ErrNotSent is returned by a Caller if the request cannot have reached the other member.
+// ErrNotSent is returned by a Caller if the request cannot have reached the other member, so that sending it again is
+// safe.
 var ErrNotSent = errors.New("the call was not sent")
 
-// RemoteError is an internal error of the leader, as opposed to a fault. Text is the message of that error. It is for
-// the log and must not be shown to users.
+// RemoteError is an internal error of the leader that ran a command, as opposed to a fault.Fault. Text is the message
+// of that error. It is for the log and must not be shown to users.
 type RemoteError struct{ Text string }
 
 func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
 
-// Leadership reports which member leads a raft group, as far as this member knows.
+// Leadership reports which member leads a raft group. The report of a member may be outdated.
 type Leadership interface {
-	// Leader returns the leading member, 0 if none is known, and its term.
+	// Leader returns the ID of the leading member, or 0 if none is known, and the current term.
 	Leader() (member, term uint64)
-	// Changed returns a channel that is closed at the next change of Leader. Call Changed before Leader, so that no
-	// change is missed.
+	// Changed returns a channel that is closed at the next change of what Leader returns. Call Changed before Leader,
+	// so that no change is missed.
 	Changed() <-chan struct{}
 }
 
-// Caller sends a command to another member. It returns ErrNotLeader, ErrNotSent, a *fault.Fault or *RemoteError of the
-// command, or any other error if it is unknown whether the command took effect.
+// Caller sends a command to another member, with the user on whose behalf it runs. It returns ErrNotLeader, ErrNotSent,
+// a *fault.Fault or *RemoteError of the command, or any other error if it is unknown whether the command took effect.
 type Caller interface {
 	Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error)
-	// Open is Call for a Stream. It passes each piece of the response to send.
+	// Open is Call for a Stream: it calls send with each piece of the response.
 	Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error
 }

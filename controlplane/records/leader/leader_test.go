@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// lossyMembers counts the calls between members, and makes the first ones fail with errs: before the command runs, or
-// after it if lost is set.
+// lossyMembers counts the calls between members and makes the first len(errs) of them fail with these errors: before
+// the command runs, or after it if lost is set.
 type lossyMembers struct {
 	leadertest.Members
 	errs  []error
@@ -47,7 +47,8 @@ func (m *lossyMembers) Open(ctx context.Context, member uint64, command string, 
 
 type sum struct{ A, B int }
 
-// pair returns two members with the command f, and for each a function that calls the command there.
+// pair returns members 1 and 2 with the command f, and for each of them a function that calls the command from that
+// member.
 func pair(l *leadertest.Leadership, mode leader.Mode, f func(context.Context, sum) (int, error)) (*lossyMembers, []func(context.Context, sum) (int, error)) {
 	w := &lossyMembers{Members: leadertest.Members{}}
 	var calls []func(context.Context, sum) (int, error)
@@ -81,8 +82,8 @@ func TestFaultsAreForwarded(t *testing.T) {
 	require.True(t, fault.Is(err, fault.NotFound))
 }
 
-// A call that was lost before it was sent is sent again. A call that was lost later is sent again only if it is
-// repeatable.
+// TestLostCalls makes calls to the leader fail. A call that was not sent, or that reached a member that does not lead,
+// must be sent again. A call whose response was lost must be sent again only if it is repeatable.
 func TestLostCalls(t *testing.T) {
 	broken := errors.New("connection reset")
 	for _, c := range []struct {
@@ -118,7 +119,8 @@ func TestLostCalls(t *testing.T) {
 	}
 }
 
-// A caller that cancels while the command runs on the leader gets its context's error, not that of the connection.
+// TestCallerCancels cancels a call while its command runs on the leader. The caller must get the error of its context,
+// not that of the connection.
 func TestCallerCancels(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { cancel(); return 0, nil })
@@ -164,7 +166,8 @@ func TestNoLeader(t *testing.T) {
 	})
 }
 
-// leader.Tasks run on the leader only, stop when it is deposed, and start anew for a new term.
+// TestTasksFollowTheLeader checks that tasks run only on the leader, stop when it is no longer the leader, and start
+// again in a new term.
 func TestTasksFollowTheLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := leadertest.NewLeadership(2)
@@ -198,8 +201,8 @@ func TestTasksFollowTheLeader(t *testing.T) {
 	})
 }
 
-// Only the leader calls the gate, with the verified caller, whichever member received the call. A command that the gate
-// refuses does not run.
+// TestGateRunsOnTheLeader checks that only the leader calls its gate, with the verified caller, whichever member
+// received the call. A command that the gate refuses must not run.
 func TestGateRunsOnTheLeader(t *testing.T) {
 	runs := 0
 	w, on := pair(leadertest.NewLeadership(1), leader.Repeatable, func(context.Context, sum) (int, error) { runs++; return 7, nil })

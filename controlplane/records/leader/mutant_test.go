@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if a command without an idempotency key is sent again after its leader was lost.
+// TestMutants makes Call repeat commands without an idempotency key after a lost response (mutant RepeatUnkeyed) and
+// checks that TestLostCalls fails.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.RepeatUnkeyed, TestLostCalls, "answer lost")
 }

@@ -22,7 +22,8 @@ func (c *counter) addOnLeader(_ context.Context, by int) (int, error) { c.n += b
 
 var addCommand = leader.NewCommand("counter.add", leader.Once, (*counter).addOnLeader)
 
-// A command belongs to the service with which it is registered, not to the variable that declares it.
+// TestCommandRunsOnTheRegisteredService registers one command variable for two services. A call must run on the service
+// that is registered with the Commands that it is called with.
 func TestCommandRunsOnTheRegisteredService(t *testing.T) {
 	one, two := leadertest.Single(), leadertest.Single()
 	leader.Register(one, &counter{}, addCommand)
@@ -36,7 +37,8 @@ func TestCommandRunsOnTheRegisteredService(t *testing.T) {
 	require.Equal(t, 11, got)
 }
 
-// A command that the service does not register fails on every member, whichever member leads.
+// TestNotRegistered checks that calling a command or stream that was not registered fails on the leader and on other
+// members.
 func TestNotRegistered(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	for _, c := range leadertest.NewMembers(2, l) {
@@ -53,7 +55,8 @@ func TestRegisteredTwice(t *testing.T) {
 	require.Panics(t, func() { leader.Register(c, &counter{}, addCommand) })
 }
 
-// Every package of the control plane registers each command that it declares, once.
+// TestEveryCommandIsRegistered parses all packages of the control plane. Each command that a package declares must be
+// passed to leader.Register exactly once.
 func TestEveryCommandIsRegistered(t *testing.T) {
 	packages := map[string][]*ast.File{}
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
@@ -75,8 +78,9 @@ func TestEveryCommandIsRegistered(t *testing.T) {
 	require.Greater(t, commands, 40, "the commands were not found")
 }
 
-// commandsOf returns the package-level variables that hold a command or a stream, and how often leader.Register names
-// each. A function of the package that calls NewCommand or NewStream counts as a constructor of commands.
+// commandsOf returns the names of the package-level variables that hold a command or a stream, and how often each is
+// passed to leader.Register. A variable also counts if its value comes from a function of the package that calls
+// NewCommand or NewStream.
 func commandsOf(files []*ast.File) (declared []string, registered map[string]int) {
 	constructors := map[string]bool{"leader.NewCommand": true, "leader.NewStream": true}
 	registered = map[string]int{}
@@ -125,7 +129,8 @@ func commandsOf(files []*ast.File) (declared []string, registered map[string]int
 	return declared, registered
 }
 
-// nameOf returns x or x.y, without type arguments; "" for any other expression.
+// nameOf returns the expression e as text if it has the form x or x.y, without type arguments, and "" for any other
+// expression.
 func nameOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:

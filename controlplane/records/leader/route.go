@@ -9,14 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// NoLeaderTime is how long a call waits for a leader.
+// NoLeaderTime is how long a call waits for a leader to be elected before it fails.
 const NoLeaderTime = 5 * time.Second
 
-// Route calls attempt with the leader, which may be this member, and returns its error. It calls attempt again if the
-// earlier attempt had no effect: there was no leader, or the attempt returned ErrNotLeader or ErrNotSent. If repeatable
-// is set, Route also calls attempt again if the response of another member was lost. It returns a fault of kind
-// Unavailable if there was no leader for NoLeaderTime, or if the outcome at a lost leader is unknown, and the error of
-// ctx if ctx has ended.
+// Route calls attempt with the ID of the leader, which may be self, and returns the error of attempt. It calls attempt
+// again if the earlier attempt had no effect: there was no leader, or attempt returned ErrNotLeader or ErrNotSent. If
+// repeatable is set, Route also calls attempt again if the response of another member was lost. It returns a fault of
+// kind Unavailable if there was no leader for NoLeaderTime, or if the outcome at a lost leader is unknown. It returns
+// the error of ctx if ctx has ended.
 func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
 	patience := time.NewTimer(NoLeaderTime)
 	defer patience.Stop()
@@ -31,8 +31,8 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 			case err == nil || errors.As(err, &f) || errors.As(err, &remote):
 				return err
 			case ctx.Err() != nil:
-				// The caller canceled, or its deadline passed. The error of the closed connection does not matter to
-				// it.
+				// The caller canceled, or its deadline passed. The error of the closed connection is only a
+				// consequence.
 				return fmt.Errorf("%w: %v", ctx.Err(), err)
 			case errors.Is(err, ErrNotLeader), errors.Is(err, ErrNotSent), repeatable && leader != self:
 			case leader == self:
@@ -55,8 +55,8 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 	}
 }
 
-// attemptOn calls attempt with a leader. If the leader is another member, attemptOn cancels the attempt when a newer
-// leader is known: a member that is cut off from the others would never respond.
+// attemptOn calls attempt with the ID leader. If the leader is another member, attemptOn cancels the attempt when this
+// member learns of a newer leader: a leader that is cut off from the cluster would never respond.
 func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
 	if leader == self {
 		return attempt(ctx, leader)

@@ -11,19 +11,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Stream is a Command that sends its response in pieces. A stream must only read: the gate does not check it.
+// Stream is a Command that sends its response in pieces. A stream must only read, because the Gate does not check
+// streams.
 type Stream[S, Q any] struct {
 	name string
 	run  func(S, context.Context, Q, func([]byte) error) error
 }
 
-// NewStream returns the stream that calls run on the leader. The stream can be called after Register.
+// NewStream returns a stream; calling it runs the function run on the leader. The stream must be passed to Register
+// before it is called.
 func NewStream[S, Q any](name string, run func(s S, ctx context.Context, q Q, send func([]byte) error) error) *Stream[S, Q] {
 	return &Stream[S, Q]{name, run}
 }
 
-// Call runs the stream on the leader, which may be any member, and passes each piece of its response to send. The
-// request is sent again only if it did not reach the leader.
+// Call runs the stream on the leader, which may be any member, and calls send with each piece of the response. It sends
+// the request again only if the request did not reach the leader.
 func (st *Stream[S, Q]) Call(ctx context.Context, c *Commands, q Q, send func([]byte) error) error {
 	run, ok := c.local[st.name].(func(context.Context, Q, func([]byte) error) error)
 	if !ok {
@@ -41,7 +43,6 @@ func (st *Stream[S, Q]) Call(ctx context.Context, c *Commands, q Q, send func([]
 	})
 }
 
-// register implements CommandOf.
 func (st *Stream[S, Q]) register(c *Commands, s S) {
 	run := func(ctx context.Context, q Q, send func([]byte) error) error { return st.run(s, ctx, q, send) }
 	c.add(st.name, run)
@@ -54,7 +55,8 @@ func (st *Stream[S, Q]) register(c *Commands, s S) {
 	}
 }
 
-// ServeStream is Serve for a stream.
+// ServeStream is Serve for a Stream: it runs a stream that another member forwarded, and calls send with each encoded
+// piece. It returns ErrNotLeader if this member does not lead.
 func (c *Commands) ServeStream(ctx context.Context, name string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	f, ok := c.streamed[name]
 	if !ok {

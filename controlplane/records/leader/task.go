@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// ErrTermOver is the cancellation cause of a context of InTerm or While whose term is over.
+// ErrTermOver is the cancellation cause of a context of InTerm or While when this member no longer leads in the
+// context's term.
 var ErrTermOver = errors.New("this member no longer leads in the term")
 
-// InTerm returns a context that ends when self no longer leads in term, with ErrTermOver as its cause. The caller must
-// call stop, which ends the context and waits for the goroutine behind it.
+// InTerm returns a context that ends, with ErrTermOver as its cause, when the member self no longer leads in term. The
+// caller must call stop, which cancels the context and waits for the goroutine that watches the leadership.
 func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -37,9 +38,9 @@ func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm contex
 	}
 }
 
-// While calls f in each term in which self leads, with a context that ends with the term. If f returns before the end
-// of its term, While calls f again at once, so an f that fails must itself wait before it returns. While returns when
-// ctx has ended and f has returned.
+// While calls f in each term in which the member self leads, with a context that ends with the term. If f returns
+// before the end of its term, While calls f again at once; an f that fails must therefore wait before it returns. While
+// returns when ctx has ended and f has returned.
 func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Context, term uint64)) {
 	for ctx.Err() == nil {
 		changed := l.Changed()
@@ -56,30 +57,31 @@ func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Co
 	}
 }
 
-// Task is work that the leader repeats.
+// Task is work that the leader repeats at an interval.
 type Task struct {
 	Name string
-	// Every is the interval between two runs. If Run takes longer, the next run follows at once.
+	// Every is the interval between the starts of two runs. If Run takes longer, the next run follows at once.
 	Every time.Duration
-	// Run does the work once. An error is logged, and Run is called again after Every.
+	// Run does the work once. Its error is only logged; the next run follows as usual.
 	Run func(context.Context) error
 }
 
-// Tasks runs tasks while this member leads. All fields are required.
+// Tasks runs each Task of List while this member leads. All fields are required.
 type Tasks struct {
 	Self       uint64
 	Leadership Leadership
-	// Ready returns once this member has applied every write that was acknowledged before the call. No task runs
-	// before.
+	// Ready returns once this member has applied every write that was acknowledged before the call. In each term, tasks
+	// start only after Ready has returned nil.
 	Ready func(context.Context) error
 	Log   *slog.Logger
 	List  []Task
 }
 
-// Run returns when ctx has ended and every task has returned.
+// Run runs the tasks in every term in which this member leads. It returns when ctx has ended and every task has
+// returned.
 func (t *Tasks) Run(ctx context.Context) { While(ctx, t.Leadership, t.Self, t.lead) }
 
-// lead runs every task until the end of a term.
+// lead runs every task until ctx ends with the term, and returns when all tasks have returned.
 func (t *Tasks) lead(ctx context.Context, term uint64) {
 	if err := t.Ready(ctx); err != nil {
 		t.Log.Warn("leader is not ready", "term", term, "err", err)
@@ -95,7 +97,7 @@ func (t *Tasks) lead(ctx context.Context, term uint64) {
 	t.Log.Info("no longer leading", "term", term)
 }
 
-// repeat runs a task until ctx ends.
+// repeat runs a task every task.Every until ctx ends.
 func (t *Tasks) repeat(ctx context.Context, task Task) {
 	tick := time.NewTicker(task.Every)
 	defer tick.Stop()

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader/leadertest"
 )
 
-// While calls its function once in each term of this member, ends its context with the term, and returns only after the
-// function has.
+// TestWhile checks that While calls its function once in each term in which this member leads, ends the function's
+// context with the term, and returns only after the function has returned.
 func TestWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := leadertest.NewLeadership(2)
@@ -50,7 +50,8 @@ func TestWhile(t *testing.T) {
 	})
 }
 
-// A function that returns within its term is called again, with a new context.
+// TestWhileCallsAgainWithinATerm checks that While calls a function again, with a new context, if it returns before its
+// term ends.
 func TestWhileCallsAgainWithinATerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -71,7 +72,7 @@ func TestWhileCallsAgainWithinATerm(t *testing.T) {
 	})
 }
 
-// A term that is over before InTerm is called ends the context too.
+// TestInTermOfAnEarlierTerm calls InTerm with a term that has already ended. The context must end with ErrTermOver.
 func TestInTermOfAnEarlierTerm(t *testing.T) {
 	l := leadertest.NewLeadership(1)
 	l.Elect(1)

@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// A record that a caller got is its own: changing it, also what it refers to, changes no later read of a cached key.
+// TestChangingARecordLeavesTheCacheAlone changes a record that Get returned, including its slices and maps. Later reads
+// of the same record from the cache must not show the changes.
 func TestChangingARecordLeavesTheCacheAlone(t *testing.T) {
 	type item struct {
 		Name  string

@@ -12,11 +12,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Limits of stored answers.
+// Limits of the responses that Idempotent stores:
 const (
-	// KeepAnswers is how long an answer can be replayed, in milliseconds.
+	// KeepAnswers is how long a stored response is returned to repeated calls, in milliseconds.
 	KeepAnswers = 24 * 3600_000
-	// MaxAnswers is the most answers that are kept per Place. A new answer then replaces the oldest.
+	// MaxAnswers is the most responses that are stored per Place. Beyond it, a new response replaces the oldest.
 	MaxAnswers = 10_000
 )
 
@@ -24,12 +24,12 @@ type answer struct {
 	Body   [32]byte
 	Answer []byte
 	At     cloud.Time
-	// Turn is the answer's sequence number within its place.
+	// Turn is the response's sequence number within its Place.
 	Turn uint64
 }
 
-// sequence holds the sequence numbers of a place's answers: First (inclusive) to Next (exclusive) are stored, and those
-// below Forgotten are ignored.
+// sequence holds the sequence numbers of the responses that are stored for one Place: First (inclusive) to Next
+// (exclusive). Those below Forgotten are ignored.
 type sequence struct {
 	First, Next uint64
 	Forgotten   uint64 `cbor:",omitempty"`
@@ -41,20 +41,20 @@ var (
 	answerTurns = NewTable[sequence]("idem-turns")
 )
 
-// Place identifies the project, org or principal that stored answers belong to. Each place has MaxAnswers of its own. A
-// project and an org with the same ID are different places.
+// Place identifies the project, org or principal that stored responses belong to. Each place has its own limit of
+// MaxAnswers. A project and an org with the same ID are different places.
 type Place struct{ kind, id string }
 
-// InProject returns the place of calls about a project, InOrg of calls about an org, and OfPrincipal of calls about
-// neither.
+// InProject returns the Place of calls about a project, InOrg that of calls about an org, and OfPrincipal that of calls
+// about neither.
 func InProject(id cloud.ProjectID) Place { return Place{"project", string(id)} }
 func InOrg(id cloud.OrgID) Place         { return Place{"org", string(id)} }
 func OfPrincipal(name string) Place      { return Place{"identity", name} }
 
-// path returns the place as a part of the answers' keys.
+// path returns the first part of the keys under which the place's responses are stored.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// legacyPath returns the key part that earlier versions used, which did not distinguish projects from orgs.
+// legacyPath returns what path returned in earlier versions, which did not distinguish projects from orgs.
 func (p Place) legacyPath() string {
 	switch {
 	case p.kind == "identity":
@@ -65,10 +65,10 @@ func (p Place) legacyPath() string {
 	return p.id
 }
 
-// Idempotent runs do and stores its answer under the place, the caller, the method and the idempotency key. For
-// KeepAnswers, a repeated call with the same body does not run do: it returns the stored answer and replayed set to
-// true, even if the resource no longer exists. A repeated call with another body gets InvalidArgument. Without a key
-// Idempotent only runs do. If do fails, nothing is stored.
+// Idempotent runs do and stores the response under the place, the caller, the method and the idempotency key. For
+// KeepAnswers afterwards, a call with the same key and body does not run do: Idempotent returns the stored response
+// with replayed set to true, even if the resource no longer exists. A call with the same key and another body gets
+// InvalidArgument. Without a key Idempotent only runs do. If do fails, nothing is stored.
 func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, body [32]byte, do func() (A, error)) (out A, replayed bool, err error) {
 	if caller == nil || caller.IdempotencyKey == "" {
 		out, err = do()
@@ -83,8 +83,8 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	}
 	previous, previousAt := stored, place
 	if previous == nil {
-		// Look for an answer of an earlier version, whose place has no kind. Its ID covers the method, and each method
-		// has one kind.
+		// Earlier versions stored responses under a place without a kind. The ID covers the method, and each method
+		// belongs to one kind of place, so the ID identifies the call there too.
 		previousAt = at.legacyPath()
 		if previous, err = answers.Get(tx, previousAt, id); err != nil {
 			return out, false, err
@@ -116,7 +116,8 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, stored)
 }
 
-// current reports whether an answer is still valid: not nil, younger than KeepAnswers and not forgotten.
+// current reports whether Idempotent may return the response a: a is not nil, younger than KeepAnswers, and was not
+// forgotten by ForgetPlace.
 func (a *answer) current(tx *Tx, place string) (bool, error) {
 	if a == nil || tx.Now()-a.At >= KeepAnswers {
 		return false, nil
@@ -125,8 +126,8 @@ func (a *answer) current(tx *Tx, place string) (bool, error) {
 	return err == nil && (t == nil || a.Turn >= t.Forgotten), err
 }
 
-// ForgetPlace makes Idempotent ignore every answer that is stored for a place now, because the ID is used for a new
-// project or org. The answers are deleted when they are older than KeepAnswers.
+// ForgetPlace makes Idempotent ignore every response that is stored for the place now. Call it when an ID is reused for
+// a new project or org. ForgetAnswers later deletes the responses, when they are older than KeepAnswers.
 func ForgetPlace(tx *Tx, place Place) error {
 	for _, path := range []string{place.path(), place.legacyPath()} {
 		t, err := answerTurns.Get(tx, path)
@@ -142,7 +143,8 @@ func ForgetPlace(tx *Tx, place Place) error {
 	return nil
 }
 
-// remember stores an answer as the newest of its place, and removes the oldest ones beyond MaxAnswers.
+// remember stores the response a as the newest of its place and deletes the oldest responses beyond MaxAnswers.
+// replaces is the response that was stored under the same ID, or nil.
 func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 	t, err := answerTurns.Get(tx, place)
 	if err != nil {
@@ -167,7 +169,7 @@ func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 	return nil
 }
 
-// forget removes the oldest answer.
+// forget deletes the oldest response of a place and advances t.First.
 func forget(tx *Tx, place string, t *sequence) error {
 	id, err := answerOrder.Get(tx, place, sequenceKey(t.First))
 	if err != nil {
@@ -183,8 +185,8 @@ func forget(tx *Tx, place string, t *sequence) error {
 
 func sequenceKey(n uint64) string { return fmt.Sprintf("%016x", n) }
 
-// ForgetAnswers removes up to limit answers that are older than KeepAnswers, and the sequence numbers of places without
-// answers. more reports whether there may be more to remove.
+// ForgetAnswers deletes up to limit responses that are older than KeepAnswers, and the sequence records of places
+// without responses. more reports whether there may be more to delete.
 func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 	places, _, err := answerTurns.List(tx.Unguarded(), 0)
 	if err != nil {
@@ -220,8 +222,9 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 				answerTurns.Put(tx, t, place)
 				return true, nil
 			}
-			// The numbers of the place start again at 0, and Forgotten is lost. This makes no forgotten answer valid
-			// again, because the place has no answers: every answer has a number from First up to Next.
+			// The sequence numbers of the place start again at 0, and Forgotten is lost. No forgotten response becomes
+			// valid again by this, because the place has no responses left: each response has a number from First up to
+			// Next.
 			answerTurns.Delete(tx, place)
 			limit--
 		case t.First != first:

@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// idempotencyFixture is a store in which calls with idempotency keys are made.
+// idempotencyFixture is a store with a clock, for calls with idempotency keys. runs counts the calls that were run
+// instead of replayed.
 type idempotencyFixture struct {
 	*Store
 	t    *testing.T
@@ -30,14 +31,14 @@ func newIdempotencyFixture(t *testing.T) *idempotencyFixture {
 	return a
 }
 
-// forgetPlace forgets the answers of a place.
+// forgetPlace calls ForgetPlace for the place at.
 func (a *idempotencyFixture) forgetPlace(at Place) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error { return ForgetPlace(tx, at) })
 	require.NoError(a.t, err)
 }
 
-// sweep removes old answers, so many in one transaction.
+// sweep calls ForgetAnswers until nothing is left to delete, with at most limit deletions per transaction.
 func (a *idempotencyFixture) sweep(limit int) {
 	a.t.Helper()
 	for more := true; more; {
@@ -46,7 +47,7 @@ func (a *idempotencyFixture) sweep(limit int) {
 	}
 }
 
-// rows returns how many records of each table there are.
+// rows returns the number of records in each of the three tables of stored responses.
 func (a *idempotencyFixture) rows() (answerRows, ordered, places int) {
 	a.t.Helper()
 	require.NoError(a.t, a.View(a.t.Context(), func(v *View) error {
@@ -61,7 +62,7 @@ func (a *idempotencyFixture) rows() (answerRows, ordered, places int) {
 	return answerRows, ordered, places
 }
 
-// call makes a call as ada for each key and returns the number of replayed responses.
+// call makes one call as ada for each key and returns how many of them got a stored response.
 func (a *idempotencyFixture) call(at Place, method string, keys ...string) (replays int) {
 	a.t.Helper()
 	_, err := a.Update(a.t.Context(), func(tx *Tx) error {
@@ -84,8 +85,8 @@ func (a *idempotencyFixture) call(at Place, method string, keys ...string) (repl
 	return replays
 }
 
-// A project with the same ID as another tenant's org stores as many answers as it may. The two do not share answers,
-// and no answer of the org is removed.
+// TestProjectWithTheIDOfAnOrg stores the most responses for a project that has the same ID as another tenant's org. The
+// two places must not share responses, and no response of the org may be deleted.
 func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	require.Zero(t, a.call(InOrg("acme"), "CreateImage", "k"))
@@ -103,7 +104,8 @@ func TestProjectWithTheIDOfAnOrg(t *testing.T) {
 	require.Zero(t, a.call(InProject("acme"), "CreateImage", "k"), "the oldest answer of the project was removed")
 }
 
-// An answer that an earlier version stored, which did not distinguish the kinds of places, is given again.
+// TestAnswersOfEarlierVersions stores a response as earlier versions did, under a place without a kind. A repeated call
+// must get that response.
 func TestAnswersOfEarlierVersions(t *testing.T) {
 	a := newIdempotencyFixture(t)
 	a.call(InOrg("acme"), "CreateImage", "k")
@@ -131,9 +133,9 @@ func TestAnswersOfEarlierVersions(t *testing.T) {
 	require.Equal(t, 1, a.call(InOrg("acme"), "CreateImage", "new"))
 }
 
-// A deleted project leaves no records once its answers are too old. Until then ForgetAnswers keeps the number below
-// which answers are forgotten, so that no answer of the deleted project is given again in a new project with the same
-// ID.
+// TestDeletedProjectsLeaveNoRecords checks that all records of a deleted project are deleted once its responses have
+// expired. Until then ForgetAnswers must preserve sequence.Forgotten, so that a new project with the same ID gets no
+// response of the deleted one.
 func TestDeletedProjectsLeaveNoRecords(t *testing.T) {
 	for _, limit := range []int{1, 2, 100} {
 		t.Run(fmt.Sprint("in steps of ", limit), func(t *testing.T) {

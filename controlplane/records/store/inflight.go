@@ -2,23 +2,23 @@ package store
 
 import "sync"
 
-// inflight holds the keys that this member's running proposals write. An update that read such a key waits for that
-// proposal to end: its guards would fail once the proposal is applied, and its own log entry would change nothing on
-// any member. This only saves work; conflicts are detected by the guards alone.
+// inflight holds the keys that this member's running proposals write. An update that read such a key waits until that
+// proposal has ended, because its own log entry would be refused as a conflict once the proposal is applied. The wait
+// only saves useless log entries; the guards of each entry alone detect conflicts.
 type inflight struct {
 	mu   sync.Mutex
 	keys map[string]*flight
 }
 
-// flight is one running proposal, or the reservation of an update that waits for one.
+// flight is one proposal that is being replicated, or the reservation of an update that waits for one.
 type flight struct {
 	keys []string
 	done chan struct{} // closed when the proposal has ended
 }
 
-// begin replaces the keys of own by the keys that tx writes and returns nil, so that tx can be proposed. If another
-// flight writes a key that tx read, begin returns that flight's done channel; it then adds the keys of tx only if
-// reserve is set, which makes later updates wait for this one. Ranges that tx read are not checked.
+// begin replaces the keys of own by the keys that tx writes and returns nil; tx can then be proposed. If another flight
+// writes a key that tx read, begin returns that flight's done channel instead. In this case it adds the keys of tx only
+// if reserve is set, which makes later updates wait for this one. begin does not check the ranges that tx read.
 func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -42,7 +42,7 @@ func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{
 	return busy
 }
 
-// end removes the keys of own and wakes the updates that wait for it.
+// end removes the keys of own and closes its done channel, for which other updates wait.
 func (f *inflight) end(own *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,7 +53,7 @@ func (f *inflight) end(own *flight) {
 	}
 }
 
-// remove removes the keys of own, but not those that another flight has taken over since.
+// remove removes the keys of own from f, except keys that another flight has replaced since.
 func (f *inflight) remove(own *flight) {
 	for _, key := range own.keys {
 		if f.keys[key] == own {

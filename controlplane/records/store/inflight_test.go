@@ -15,11 +15,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// slowProposer proposes after a second, and counts its proposals and those whose guards failed.
+// slowProposer is a Proposer whose proposals take a second. It counts the proposals and those whose guards failed.
 type slowProposer struct {
 	*Direct
 	proposed, conflicts atomic.Int64
-	fail                error // of each proposal, instead of applying it
+	fail                error // if not nil, the error of each proposal, which is then not applied
 }
 
 func (p *slowProposer) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
@@ -39,7 +39,7 @@ type count struct{ N int }
 
 var counts = NewTable[count]("counts")
 
-// increment adds 1 to a record.
+// increment adds 1 to the count at path, which begins at 0.
 func increment(ctx context.Context, s *Store, path string) error {
 	_, err := s.Update(ctx, func(tx *Tx) error {
 		c, err := counts.Get(tx, path)
@@ -56,7 +56,7 @@ func increment(ctx context.Context, s *Store, path string) error {
 	return err
 }
 
-// withSlowStore runs f in a bubble with a store whose proposals take a second.
+// withSlowStore runs f in a synctest bubble, with a store over a slowProposer.
 func withSlowStore(t *testing.T, f func(*testing.T, *Store, *slowProposer)) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
@@ -67,8 +67,8 @@ func withSlowStore(t *testing.T, f func(*testing.T, *Store, *slowProposer)) {
 	})
 }
 
-// Concurrent updates of one record are one log entry each: none is proposed while another that it must follow is in
-// flight. Updates of other records do not wait.
+// TestUpdatesOfOneRecordDoNotConflict runs updates of one record concurrently. Each must be proposed once, after the
+// previous one has ended, so that none conflicts. An update of another record must not wait.
 func TestUpdatesOfOneRecordDoNotConflict(t *testing.T) {
 	withSlowStore(t, func(t *testing.T, s *Store, p *slowProposer) {
 		began := time.Now()
@@ -77,7 +77,7 @@ func TestUpdatesOfOneRecordDoNotConflict(t *testing.T) {
 		for range callers {
 			go func() { ended <- increment(t.Context(), s, "shared") }()
 		}
-		synctest.Wait() // one proposal is in flight, the other updates wait
+		synctest.Wait() // one proposal is running, the other updates wait for it
 		require.EqualValues(t, 1, p.proposed.Load())
 		require.NoError(t, increment(t.Context(), s, "other"))
 		require.Equal(t, time.Second, time.Since(began))
@@ -95,7 +95,8 @@ func TestUpdatesOfOneRecordDoNotConflict(t *testing.T) {
 	})
 }
 
-// An update that waits for a proposal goes on when that proposal fails, and gives up when its own context ends.
+// TestUpdateWaitsForAProposalThatFails checks that an update that waits for another proposal continues when that
+// proposal fails, and returns when its own context ends.
 func TestUpdateWaitsForAProposalThatFails(t *testing.T) {
 	withSlowStore(t, func(t *testing.T, s *Store, p *slowProposer) {
 		p.fail = errors.New("no leader")

@@ -8,31 +8,31 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MemoKey identifies a value of a Memo. It is a hash, such as SHA-256, of the inputs of the value.
+// MemoKey identifies a value in a Memo. It is a hash, such as SHA-256, of what the value depends on besides records.
 type MemoKey [32]byte
 
-// Memo caches values that were derived from records. A value is reused as long as none of the records that were read to
-// derive it has changed; this is checked in the key index, without reading the records. Callers must not modify the
-// values.
+// Memo caches values that are derived from records. A cached value is reused as long as none of the records that were
+// read to derive it has changed. Memo checks this in the engine's key index, without reading the records. Callers must
+// not modify the values.
 //
-// A Memo keeps a bounded number of values and evicts the least recently used ones. To bound its memory it does not keep
-// a value that depends on more than memoReads reads. It may be used concurrently.
+// A Memo caches a bounded number of values and evicts the least recently used ones. To bound its memory, it does not
+// cache a value that was derived from more than memoReads reads. It may be used concurrently.
 type Memo[V any] struct {
 	cache *freelru.SyncedLRU[MemoKey, derived[V]]
 }
 
-// memoReads is the most reads that a cached value may depend on.
+// memoReads is the most reads that a cached value may have been derived from.
 const memoReads = 64
 
-// derived is a value with guards for the reads that it depends on.
+// derived is a cached value. Its guards fail once a record that it was derived from has changed.
 type derived[V any] struct {
 	value  V
 	guards []command.Guard
 }
 
-// NewMemo returns a Memo that keeps up to size values.
+// NewMemo returns a Memo that caches up to size values.
 func NewMemo[V any](size uint32) *Memo[V] {
-	// The only error is a size of 0.
+	// NewSynced fails only if size is 0.
 	cache, err := freelru.NewSynced[MemoKey, derived[V]](size, func(k MemoKey) uint32 { return binary.LittleEndian.Uint32(k[:]) })
 	if err != nil {
 		panic(err)
@@ -40,9 +40,10 @@ func NewMemo[V any](size uint32) *Memo[V] {
 	return &Memo[V]{cache}
 }
 
-// Get returns the value of a key as of v: from the cache, or by calling derive, which must read only through the View
-// that it gets. An error of derive is returned and not cached. In a transaction, all records that the value depends on
-// are checked for conflicts at commit, as if the transaction had read them.
+// Get returns the value of a key, as derived from the records that r sees. It uses the cached value if that is current,
+// and calls derive otherwise. derive must read only through its View. An error of derive is returned and not cached. In
+// a transaction, all records that the value depends on are checked for conflicts at commit, as if the transaction had
+// read them.
 func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, error) {
 	v := r.view()
 	if len(v.writes) > 0 || v.revision != 0 {
@@ -63,7 +64,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	return value, err
 }
 
-// guard adds guards to the transaction of v, if v belongs to one.
+// guard adds the guards to the transaction that v belongs to. It does nothing if v belongs to none.
 func (v *View) guard(guards []command.Guard) {
 	if v.reads == nil {
 		return

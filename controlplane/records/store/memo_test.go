@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// memoFixture is a store with a Memo of the sum of two records and of the number of records.
+// memoFixture is a store with a Memo. derived counts how often a value was derived.
 type memoFixture struct {
 	*Store
 	t       *testing.T
@@ -40,7 +40,7 @@ func (m *memoFixture) remove(path string) {
 	require.NoError(m.t, err)
 }
 
-// sum adds the records a and b, where one that does not exist counts as 1000.
+// sum returns, through the Memo, the sum of the records a and b. A record that does not exist counts as 1000.
 func (m *memoFixture) sum(r Reader) (int, error) {
 	return m.memo.Get(r, MemoKey{1}, func(v *View) (sum int, err error) {
 		m.derived++
@@ -68,7 +68,7 @@ func (m *memoFixture) wants(sum, derived int, when string) {
 	require.Equal(m.t, derived, m.derived, when)
 }
 
-// A value is derived again only when a record that it follows from has changed.
+// TestMemoFollowsItsRecords checks that a value is derived again only if a record that it was derived from has changed.
 func TestMemoFollowsItsRecords(t *testing.T) {
 	m := newMemoFixture(t, true)
 	m.put("a", 1)
@@ -84,7 +84,8 @@ func TestMemoFollowsItsRecords(t *testing.T) {
 	m.wants(1001, 4, "again")
 }
 
-// A value that follows from a list is derived again when a record of the list is written, added or deleted.
+// TestMemoOfAList checks that a value derived from a list is derived again when a record of the list is written, added
+// or deleted.
 func TestMemoOfAList(t *testing.T) {
 	m := newMemoFixture(t, true)
 	count := func() (n int) {
@@ -113,7 +114,8 @@ func TestMemoOfAList(t *testing.T) {
 	require.Equal(t, 5, m.derived)
 }
 
-// A transaction that uses a kept value fails its commit, and runs again, when a record of the value changes before.
+// TestMemoInATransaction uses a cached value in a transaction. If a record of the value changes before the commit, the
+// transaction must conflict and run again.
 func TestMemoInATransaction(t *testing.T) {
 	m := newMemoFixture(t, true)
 	m.put("a", 1)
@@ -138,7 +140,7 @@ func TestMemoInATransaction(t *testing.T) {
 		require.Equal(t, 41, *sum)
 		return err
 	}))
-	// Writes of the same transaction are visible, and are not cached.
+	// Get must see the writes of its own transaction, and must not cache the resulting value.
 	_, err = m.Update(t.Context(), func(tx *Tx) error {
 		m.table.Put(tx, new(100), "n", "a")
 		sum, err := m.sum(tx)
@@ -153,7 +155,8 @@ func TestMemoInATransaction(t *testing.T) {
 	}))
 }
 
-// Errors, and values that depend on too many reads, are not cached. Without an index nothing is cached.
+// TestMemoDoesNotCacheErrors checks that errors, and values that depend on too many reads, are not cached. Without a
+// key index nothing may be cached.
 func TestMemoDoesNotCacheErrors(t *testing.T) {
 	m := newMemoFixture(t, true)
 	failed := errors.New("no value")

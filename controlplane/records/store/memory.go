@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Direct is a Proposer for tests. It applies each command at once to a single engine, without replication.
+// Direct is a Proposer for tests. It applies each command at once to one mvcc engine, without replication.
 type Direct struct {
 	mu     sync.Mutex
 	engine *mvcc.Engine
@@ -16,10 +16,10 @@ type Direct struct {
 
 var _ Proposer = (*Direct)(nil)
 
-// NewDirect returns a Direct that applies to engine.
+// NewDirect returns a Direct that applies commands to engine.
 func NewDirect(engine *mvcc.Engine) *Direct { return &Direct{engine: engine} }
 
-// Propose implements Proposer.
+// Propose implements Proposer. It applies the command at once, as the next log entry.
 func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if err := ctx.Err(); err != nil {
 		return command.Result{}, err
@@ -34,5 +34,5 @@ func (d *Direct) Propose(ctx context.Context, id [16]byte, data []byte) (command
 	return results[0], nil
 }
 
-// ReadIndex implements Proposer.
+// ReadIndex implements Proposer. It returns at once, because every command is applied when Propose returns.
 func (d *Direct) ReadIndex(ctx context.Context) error { return ctx.Err() }

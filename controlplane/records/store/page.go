@@ -13,18 +13,21 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// PageRequest holds the parameters of a paged list.
+// PageRequest holds the parameters of a call of Page.
 type PageRequest struct {
 	// Size is the number of records per page, at most cloud.MaxPage; 0 means cloud.DefaultPage.
 	Size  int32
 	Token string
-	// Query encodes all other selection parameters. A token is valid only for the Query that it was issued for.
+	// Query encodes all other selection parameters of the list. A token is valid only for the Query that it was issued
+	// for.
 	Query string
-	// After excludes the records up to and including that path; Before excludes those from that path on. Optional.
+	// After excludes the records up to and including the path After. Before excludes those from the path Before on.
+	// Both are optional.
 	After, Before []string
 }
 
-// maxScan bounds the records that are read for one page. A page that reaches the bound is short and has a token.
+// maxScan is about the most records that are read for one page. A page that reaches this limit has fewer items than
+// requested, and a token for the next page.
 const maxScan = 10_000
 
 type pageToken struct {
@@ -62,8 +65,9 @@ func (s *Store) openToken(text string, query [8]byte) (t pageToken, err error) {
 	return t, nil
 }
 
-// Page returns one page of the records below path that keep accepts, in order of their paths, and the token of the next
-// page; the token is empty on the last page. All pages show the revision of the first page.
+// Page returns one page of the records below path for which keep returns true, in order of their paths, and the token
+// of the next page. The token is empty on the last page. All pages of a list show the records as of the revision of the
+// first page.
 func Page[T any](ctx context.Context, s *Store, t Table[T], req PageRequest, keep func(*T) bool, path ...string) (items []*T, next string, err error) {
 	size := int(req.Size)
 	switch {

@@ -16,12 +16,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// StateMachine implements consensus.StateMachine over an mvcc engine. Close it after the consensus.Runner of its group.
+// StateMachine implements consensus.StateMachine over an mvcc engine. Call Close after the consensus.Runner of its
+// group is closed.
 type StateMachine struct {
 	engine *mvcc.Engine
 	opts   StateMachineOptions
 
-	// unflushed is the approximate number of bytes that were applied since the last flush began.
+	// unflushed is the approximate number of bytes of the commands that were applied since the last flush began.
 	unflushed atomic.Int64
 
 	cancel  context.CancelFunc
@@ -34,20 +35,21 @@ type StateMachine struct {
 
 var _ consensus.StateMachine = (*StateMachine)(nil)
 
-// StateMachineOptions configures a StateMachine. The zero value is right for the platform's own records.
+// StateMachineOptions configures a StateMachine. The zero value is for the platform's own records.
 type StateMachineOptions struct {
 	// Inline makes Flush write before it returns, instead of in the background. It is for simulations.
 	Inline bool
-	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. It
-	// is for proposers that never repeat a proposal that may have been applied.
+	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. Set
+	// it only if proposers never repeat a proposal that may have been applied.
 	NoIDs bool
-	// FlushBytes is the least number of bytes of commands between two flushes; default 32 MiB. Each flush then writes
-	// one large file instead of many small ones that would be merged repeatedly. It is also roughly the most that a
-	// restart replays.
+	// FlushBytes is the least number of bytes of commands between two flushes; default 32 MiB. With a large value a
+	// flush writes one large file instead of many small ones, which would be merged repeatedly. FlushBytes is also
+	// roughly the most that a restart must replay from the log.
 	FlushBytes int64
 }
 
-// NewStateMachine returns a StateMachine over engine.
+// NewStateMachine returns a StateMachine over engine, and starts the goroutine that flushes it unless opts.Inline is
+// set.
 func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachine {
 	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,8 +62,8 @@ func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachin
 	return m
 }
 
-// flush writes the state to disk when Flush requested it and at least FlushBytes were applied, so that the log can be
-// truncated.
+// flush writes the engine's state to disk each time Flush has requested it, if at least FlushBytes were applied since
+// the last flush. Afterwards the log can be truncated.
 func (m *StateMachine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
@@ -81,13 +83,13 @@ func (m *StateMachine) flush(ctx context.Context) {
 	}
 }
 
-// Close stops the background flushes. It does not close the engine.
+// Close stops the background flushes. The engine remains open.
 func (m *StateMachine) Close() {
 	m.cancel()
 	<-m.done
 }
 
-// Apply implements consensus.StateMachine. The results are of type command.Result.
+// Apply implements consensus.StateMachine. Each result is a command.Result, or nil if no proposer waits for it.
 func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	commands := make([]command.Command, len(entries))
 	var size int64
@@ -112,16 +114,17 @@ func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return answers, nil
 }
 
-// commandBytes is the approximate overhead of a command in bytes, in addition to its data.
+// commandBytes is the approximate number of bytes by which a command counts in addition to its data.
 const commandBytes = 100
 
-// Applied implements consensus.StateMachine.
+// Applied implements consensus.StateMachine. It returns the index and term of the last entry that the engine contains.
 func (m *StateMachine) Applied() (index, term uint64) {
 	p := m.engine.Applied()
 	return p.Index, p.Term
 }
 
-// Flush implements consensus.StateMachine: it requests a flush and returns the index up to which the state is durable.
+// Flush implements consensus.StateMachine. It requests a flush in the background and returns the index up to which the
+// state is on disk now.
 func (m *StateMachine) Flush() (uint64, error) {
 	if m.opts.Inline {
 		p, err := m.engine.Flush(context.Background())
@@ -139,21 +142,22 @@ func (m *StateMachine) Flush() (uint64, error) {
 	return m.flushed, m.failure
 }
 
-// checkpointDir is the subdirectory of a snapshot that holds the engine's checkpoint.
+// checkpointDir is the subdirectory of a snapshot's directory to which Checkpoint writes the engine's state.
 const checkpointDir = "state"
 
-// Checkpoint implements consensus.StateMachine.
+// Checkpoint implements consensus.StateMachine. It writes a checkpoint of the engine below dir and returns the index
+// and term of the last entry in it.
 func (m *StateMachine) Checkpoint(dir string) (index, term uint64, err error) {
 	p, err := m.engine.Checkpoint(context.Background(), filepath.Join(dir, checkpointDir))
 	return p.Index, p.Term, err
 }
 
-// Restore implements consensus.StateMachine.
+// Restore implements consensus.StateMachine. It replaces the engine's state by the checkpoint below dir.
 func (m *StateMachine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
 
-// Group is a raft group as a Proposer and as a leader.Leadership.
+// Group is a raft group, as the Proposer of a Store and as a leader.Leadership.
 type Group struct {
 	runner *consensus.Runner
 	id     uint64
@@ -170,7 +174,7 @@ var (
 	_ leader.Leadership = (*Group)(nil)
 )
 
-// NewGroup returns a Group that tracks the leadership of the raft group id. Call Close when done.
+// NewGroup returns a Group that tracks who leads the raft group id. Call Close when the Group is no longer needed.
 func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	changes, stop := runner.Leads(id)
 	g := &Group{runner: runner, id: id, changed: make(chan struct{}), stop: stop, done: make(chan struct{})}
@@ -187,27 +191,27 @@ func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	return g
 }
 
-// Close stops tracking the leadership.
+// Close ends the goroutine that tracks the leadership. Leader then returns the last known leader.
 func (g *Group) Close() {
 	g.stop()
 	<-g.done
 }
 
-// Leader implements leader.Leadership.
+// Leader implements leader.Leadership for the raft group.
 func (g *Group) Leader() (member, term uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.now.Leader, g.now.Term
 }
 
-// Changed implements leader.Leadership.
+// Changed implements leader.Leadership for the raft group.
 func (g *Group) Changed() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.changed
 }
 
-// Propose implements Proposer.
+// Propose implements Proposer. It proposes to the raft group and waits until the command is applied on this member.
 func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	answer, err := g.runner.Propose(ctx, g.id, id, data)
 	if err != nil {
@@ -220,12 +224,13 @@ func (g *Group) Propose(ctx context.Context, id [16]byte, data []byte) (command.
 	return r, nil
 }
 
-// ReadIndex implements Proposer.
+// ReadIndex implements Proposer. It waits until this member has applied every write of the raft group that was
+// acknowledged before the call.
 func (g *Group) ReadIndex(ctx context.Context) error {
 	return explain(ctx, g.runner.ReadIndex(ctx, g.id))
 }
 
-// explain turns errors of package consensus into errors for callers.
+// explain turns errors of package consensus into leader.ErrNotLeader and faults, which callers of this package expect.
 func explain(ctx context.Context, err error) error {
 	var notLeader *consensus.NotLeaderError
 	switch {

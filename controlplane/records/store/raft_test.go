@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store/storetest"
 )
 
-// wire delivers envelopes between the members of one process. No member falls behind, so no snapshot is sent.
+// wire is a consensus.Transport between the members of one process. It sends no snapshots, because no member falls
+// behind.
 type wire struct {
 	self    uint64
 	runners map[uint64]*consensus.Runner
@@ -27,7 +28,7 @@ func (w *wire) Send(e message.Envelope) {
 	select {
 	case <-w.ready:
 	default:
-		return // a member that is not there yet
+		return // not all members exist yet
 	}
 	b, err := e.AppendTo(nil)
 	if err != nil {
@@ -46,7 +47,7 @@ func (w *wire) SendSnapshot(e message.Envelope, _ string) {
 
 const group = 1
 
-// startThreeMembers starts three members and returns the store of each, the leader's first.
+// startThreeMembers starts three members and returns their stores, beginning with the leader's.
 func startThreeMembers(t *testing.T, now func() time.Time) []*store.Store {
 	runners := map[uint64]*consensus.Runner{}
 	ready := make(chan struct{})
@@ -79,7 +80,7 @@ func startThreeMembers(t *testing.T, now func() time.Time) []*store.Store {
 	for {
 		changed := groups[1].Changed()
 		if leader, _ := groups[1].Leader(); leader != 0 {
-			// Its own entry of the term is committed when a read is answered.
+			// Barrier returns only after the leader has committed its first entry of the term.
 			require.NoError(t, stores[leader].Barrier(t.Context()))
 			return []*store.Store{stores[leader], stores[leader%3+1], stores[(leader+1)%3+1]}
 		}
@@ -95,7 +96,8 @@ type note struct{ Text string }
 
 var notes = store.NewTable[note]("note")
 
-// A write that the leader acknowledged is visible at once on every member.
+// TestEveryMemberReadsAcknowledgedWrites checks that a write that the leader has acknowledged can be read at once on
+// every member.
 func TestEveryMemberReadsAcknowledgedWrites(t *testing.T) {
 	members := startThreeMembers(t, time.Now)
 	for range 50 {

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Shared derives a value, such as an encoded message, from each change of a table, once for all watches. Callers must
-// not modify the values.
+// Shared derives a value, such as an encoded message, from each change of a table. It derives the value once for all
+// watches and caches it. Callers must not modify the values.
 type Shared[T, V any] struct {
 	store *Store
 	table Table[T]
@@ -20,19 +20,19 @@ type Shared[T, V any] struct {
 
 	mu    sync.Mutex
 	made  map[changeKey]*cachedValue[V]
-	order list.List // of *made: the entries that are ready, most recently used first
+	order list.List // the *cachedValue entries of made that are ready, most recently used first
 	bytes int
 }
 
-// changeKey identifies a change of a record by key and revision. With current set it identifies the record as of that
-// revision.
+// changeKey identifies a change of a record by the record's key and the revision of the change. If current is set, it
+// identifies the unchanged record as of that revision.
 type changeKey struct {
 	key      string
 	revision int64
 	current  bool
 }
 
-// cachedValue is a cache entry: the value derived from a change.
+// cachedValue is a cache entry: a value derived from one change, or one that is being derived.
 type cachedValue[V any] struct {
 	key   changeKey
 	ready chan struct{} // closed when the fields below are set
@@ -42,22 +42,23 @@ type cachedValue[V any] struct {
 	place *list.Element
 }
 
-// NewShared returns a Shared whose values are made by f, which also returns the size of the value in bytes. The cache
-// keeps the last used values, up to most bytes.
+// NewShared returns a Shared whose values are made by f. f also returns the size of the value in bytes. The cache holds
+// the most recently used values, up to most bytes in total.
 func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, int, error)) *Shared[T, V] {
 	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[changeKey]*cachedValue[V]{}}
 }
 
-// SharedChange is one change of a record that a SharedWatch follows. It holds no record.
+// SharedChange is one change that a SharedWatch returns. It holds a function that reads the records, not the records
+// themselves.
 type SharedChange[V any] struct {
 	// Deleted is set if the change deleted the record.
 	Deleted bool
-	// Value returns the value derived from the change. Unless the value is cached it reads the record, and returns
-	// OutOfRange if that revision has been compacted.
+	// Value returns the value derived from the change. Unless the value is cached, Value reads the record, and returns
+	// an OutOfRange fault if the revision of the change has been compacted.
 	Value func() (V, error)
 }
 
-// SharedWatch returns the changes of one record. Call Close when done.
+// SharedWatch returns the changes of one record. Call Close when the watch is no longer needed.
 type SharedWatch[T, V any] struct {
 	shared  *Shared[T, V]
 	watcher *watch.Watcher
@@ -66,18 +67,18 @@ type SharedWatch[T, V any] struct {
 // sharedEvents is the most changes that SharedWatch.Next returns at a time.
 const sharedEvents = 64
 
-// WatchOne returns a SharedWatch of the record at path. It starts at the revision from, inclusive.
+// WatchOne returns a SharedWatch of the record at path. Its first change is the first one at or after revision from.
 func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
 	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(watch.Options{
 		Key: c.table.key(path), FromRevision: from, KeysOnly: true, MaxEvents: sharedEvents, MaxBytes: watchBytes,
 	})}
 }
 
-// Close ends the watch. A blocked Next returns an error.
+// Close ends the watch. A blocked call of Next returns an error.
 func (w *SharedWatch[T, V]) Close() { w.watcher.Close() }
 
-// Next waits for changes and returns them in log order. It returns OutOfRange if the next change has been compacted:
-// read the record again and watch from the revision of that read.
+// Next waits for changes and returns them in log order. It returns an OutOfRange fault if the next change has been
+// compacted; the caller must then read the record again and watch from the revision of that read.
 func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error) {
 	batch, err := w.watcher.Next(ctx)
 	if err != nil {
@@ -105,8 +106,8 @@ func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error)
 	return out, nil
 }
 
-// Current returns the value derived from the record as of v, from a Change whose Before and Value are both the record.
-// It returns an error if the record does not exist.
+// Current returns a function that returns the value derived from the record as of v. The value is made from a Change
+// whose Before and Value are both that record. Current returns an error if the record does not exist.
 func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), error) {
 	key := c.table.key(path)
 	kv, ok, err := v.snap.Get(key)
@@ -119,14 +120,15 @@ func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), erro
 	at, seen := changeKey{string(key), kv.ModRevision, true}, v.Revision()
 	return func() (V, error) {
 		return c.get(at, func(snap *mvcc.Snapshot) (Change[T], error) {
-			// The revision that wrote the record may not be kept any more.
+			// The record is read as of the newer revision seen, because the one that wrote it may have been compacted.
 			value, err := c.at(snap, at.key, seen)
 			return Change[T]{Value: value, Before: value, Revision: at.revision}, err
 		})
 	}, nil
 }
 
-// at reads and decodes the record as of a revision at which it exists.
+// at reads and decodes the record of a key as of a revision. It returns an error if the record does not exist at that
+// revision.
 func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, error) {
 	found, err := snap.Range(mvcc.RangeOptions{Key: []byte(key), Revision: revision})
 	if err != nil {
@@ -138,7 +140,7 @@ func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, 
 	return c.table.decode(found.KVs[0].Key, found.KVs[0].Value)
 }
 
-// get returns the value derived from a change, from the cache or by running read and f.
+// get returns the value derived from a change: from the cache, or by passing the change that read returns to c.make.
 func (c *Shared[T, V]) get(key changeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
 	c.mu.Lock()
 	m := c.made[key]
@@ -164,7 +166,8 @@ func (c *Shared[T, V]) get(key changeKey, read func(*mvcc.Snapshot) (Change[T], 
 	return m.value, m.err
 }
 
-// keep adds m to the cache unless it failed, and evicts the least recently used values.
+// keep adds m to the cache and evicts the least recently used values beyond c.most bytes. If m failed, keep removes it
+// instead.
 func (c *Shared[T, V]) keep(m *cachedValue[V]) {
 	defer close(m.ready)
 	c.mu.Lock()

@@ -17,7 +17,8 @@ import (
 
 var texts = store.NewTable[string]("text")
 
-// sharedFixture is a store with a Shared that derives texts.
+// sharedFixture is a store with a Shared whose values are texts that describe the change. made counts the derived
+// values; broken makes derivations fail.
 type sharedFixture struct {
 	t      *testing.T
 	s      *store.Store
@@ -26,7 +27,8 @@ type sharedFixture struct {
 	broken atomic.Bool
 }
 
-// newSharedFixture keeps recent bytes of events in memory, and most bytes of derived values.
+// newSharedFixture returns a fixture whose engine has recent bytes of events in memory and whose Shared caches up to
+// most bytes of values.
 func newSharedFixture(t *testing.T, recent int64, most int) *sharedFixture {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{RecentBytes: recent})
 	require.NoError(t, err)
@@ -48,7 +50,7 @@ func newSharedFixture(t *testing.T, recent int64, most int) *sharedFixture {
 	return w
 }
 
-// put writes a note, or removes it when it is empty, and returns the revision.
+// put writes text to the record id, or deletes the record if text is empty. It returns the revision.
 func (w *sharedFixture) put(id, text string) int64 {
 	revision, err := w.s.Update(w.t.Context(), func(tx *store.Tx) error {
 		if text == "" {
@@ -62,7 +64,7 @@ func (w *sharedFixture) put(id, text string) int64 {
 	return revision
 }
 
-// next returns the derived values of the next n changes of a watch.
+// next returns the derived values of the next n changes of a watch, with ", gone" for deletions.
 func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (out []string) {
 	for len(out) < n {
 		changes, err := watch.Next(w.t.Context())
@@ -79,8 +81,8 @@ func (w *sharedFixture) next(watch *store.SharedWatch[string, string], n int) (o
 	return out
 }
 
-// All watches of a record get every change, in order and with the replaced value. The shared value of a change is
-// derived once, from events in memory and on disk alike.
+// TestSharedValuesAreDerivedOnce runs many watches of one record. Each must get every change, in order and with the
+// previous value. The value of each change must be derived only once, whether its event is in memory or on disk.
 func TestSharedValuesAreDerivedOnce(t *testing.T) {
 	for name, recent := range map[string]int64{"from memory": 1 << 20, "from disk": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -112,7 +114,8 @@ func TestSharedValuesAreDerivedOnce(t *testing.T) {
 	}
 }
 
-// The value of the current record is made once for all watches that begin, also after its revision was compacted.
+// TestSharedCurrent calls Current several times for a record whose last revision was compacted. The value must be
+// derived only once.
 func TestSharedCurrent(t *testing.T) {
 	w := newSharedFixture(t, 1<<20, 1<<20)
 	w.put("a", "one")
@@ -133,8 +136,8 @@ func TestSharedCurrent(t *testing.T) {
 	require.EqualValues(t, 1, w.made.Load())
 }
 
-// A reader that asks for a change too late gets an error and must read again. A change that another watch has asked for
-// is still cached.
+// TestSharedHistoryExpires asks for values of changes after a compaction. A value that another watch has asked for
+// earlier must still be cached; any other must fail with OutOfRange.
 func TestSharedHistoryExpires(t *testing.T) {
 	w := newSharedFixture(t, 1<<20, 1<<20)
 	from := w.put("a", "one") + 1
@@ -161,7 +164,8 @@ func TestSharedHistoryExpires(t *testing.T) {
 	require.True(t, fault.Is(err, fault.OutOfRange), "%v", err)
 }
 
-// The cache of values is bounded. A value whose derivation failed is derived again.
+// TestSharedCacheIsBounded checks that the cache holds only as many bytes as it may, and that a value whose derivation
+// failed is derived again.
 func TestSharedCacheIsBounded(t *testing.T) {
 	w := newSharedFixture(t, 1<<20, 30)
 	watch := w.shared.WatchOne(1, "a")

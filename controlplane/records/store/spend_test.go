@@ -15,8 +15,8 @@ type text struct{ Value string }
 
 var texts = NewTable[text]("texts")
 
-// Before an update is proposed, Spend is called with the size of the log entry. If Spend refuses, nothing is written.
-// An update that writes nothing does not call Spend.
+// TestSpend checks that Spend is called with the size of the log entry before an update is proposed, and that nothing
+// is written if Spend returns an error. An update without writes must not call Spend.
 func TestSpend(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
@@ -54,7 +54,8 @@ func TestSpend(t *testing.T) {
 	require.Equal(t, before, s.Revision())
 	refusal = nil
 
-	// Another update comes between: both attempts are entries of the log.
+	// Another update is made between the reads and the commit. Both attempts and the other update are log entries, so
+	// Spend must be called three times.
 	spent = nil
 	once := false
 	require.NoError(t, put("c", func() {
@@ -66,7 +67,7 @@ func TestSpend(t *testing.T) {
 	require.Len(t, spent, 3)
 }
 
-// An update whose values are all stored already writes nothing.
+// TestDropUnchanged checks that an update after DropUnchanged creates a revision only if it changes a stored value.
 func TestDropUnchanged(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)

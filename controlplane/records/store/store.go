@@ -3,7 +3,7 @@
 //
 //   - View reads a consistent snapshot that includes every write acknowledged before the call.
 //   - Update runs a function that reads and writes through a Tx. The reads become guards and the writes become
-//     operations of a single log entry, which is applied as a whole or not at all. If a record that the function read
+//     operations of a single log entry, which is applied atomically. If a record that the function read
 //     has changed meanwhile, Update runs the function again, so the function must have no side effects outside its Tx.
 //   - Watch returns the changes of a table from a revision on. There is no other event mechanism. Shared derives a
 //     value, such as an encoded message, from a change once for all watches of the record.
@@ -31,24 +31,24 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Proposer replicates commands to all members.
+// Proposer replicates log entries to all members.
 type Proposer interface {
-	// Propose returns the result of a command once the command is committed and applied on this member. A command that
-	// is proposed again with the same id is applied only once.
+	// Propose replicates a command and returns its result once it is committed and applied on this member. A command
+	// that is proposed again with the same id is applied only once.
 	Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error)
 	// ReadIndex returns once every write that was acknowledged before the call is applied on this member.
 	ReadIndex(ctx context.Context) error
 }
 
-// Options of a Store.
+// Options configures a Store.
 type Options struct {
-	// Engine holds the records. The Proposer applies committed commands to it. Required.
+	// Engine holds the records. The Proposer must apply committed commands to it. Required.
 	Engine *mvcc.Engine
-	// Proposer is required.
+	// Proposer replicates the store's log entries. Required.
 	Proposer Proposer
 	// PageKey authenticates page tokens (HMAC-SHA256). It must be the same on all members. Required, 32 bytes.
 	PageKey []byte
-	// Stamp may add records to an update that writes, before the update is proposed, such as the caller of the update.
+	// Stamp may add records, such as the caller, to an update that writes. It is called before the update is proposed.
 	// Optional.
 	Stamp func(context.Context, *Tx)
 	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
@@ -63,20 +63,20 @@ type Options struct {
 	Rand io.Reader
 }
 
-// Store reads and updates records. Its methods may be called concurrently.
+// Store reads and updates the platform's records. Its methods may be called concurrently.
 type Store struct {
 	opts Options
-	// turn is a semaphore of size 1 for updates that had a conflict: they run one at a time, so that each commits in
-	// the end.
+	// turn is a semaphore of size 1 for updates that had a conflict. Such updates run one at a time, so that each of
+	// them commits eventually.
 	turn     chan struct{}
 	inflight inflight
-	// fresh is the start of the last successful Barrier, in nanoseconds of Elapsed; 0 before the first one.
+	// fresh is the time at which the last successful Barrier began, in nanoseconds of Elapsed; 0 before the first one.
 	fresh atomic.Int64
-	// freshening is a semaphore of size 1: Recent calls Barrier once for all concurrent callers, who share its result.
+	// freshening is a semaphore of size 1. It makes concurrent calls of Recent share one call of Barrier.
 	freshening chan struct{}
 }
 
-// New returns a Store.
+// New returns a Store with the given options; it does not check that the required ones are set.
 func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -91,7 +91,7 @@ func New(opts Options) *Store {
 	return &Store{opts: opts, turn: make(chan struct{}, 1), inflight: inflight{keys: map[string]*flight{}}, freshening: make(chan struct{}, 1)}
 }
 
-// Revision returns the newest revision that is applied on this member.
+// Revision returns the newest revision of the records that is applied on this member.
 func (s *Store) Revision() int64 { return s.opts.Engine.Revision() }
 
 // Barrier returns once every write that was acknowledged before the call can be read on this member.
@@ -113,7 +113,7 @@ func (s *Store) View(ctx context.Context, f func(*View) error) error {
 }
 
 // Recent runs f on a snapshot that was up to date at most age ago. It calls Barrier only if the last successful Barrier
-// is older than that, and fails if Barrier fails.
+// began longer than age ago, and fails if Barrier fails.
 func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
 	if s.stale(age) {
 		select {
@@ -138,19 +138,20 @@ func (s *Store) stale(age time.Duration) bool {
 	return fresh == 0 || int64(s.opts.Elapsed())-fresh > int64(age)
 }
 
-// Local runs f on a snapshot of the records that are applied on this member. They may be out of date.
+// Local runs f on a snapshot of the records that are applied on this member. The snapshot may lack newer writes that
+// other members have acknowledged.
 func (s *Store) Local(f func(*View) error) error {
 	snap := s.opts.Engine.Snapshot()
 	defer snap.Close()
 	return f(&View{snap: snap})
 }
 
-// Update runs f, commits its writes and returns the revision of the commit. If f returns an error, Update returns that
-// error unchanged and writes nothing. f may run several times.
+// Update runs f, commits the writes that f made through its Tx, and returns the revision of the commit. If f returns an
+// error, Update returns that error unchanged and writes nothing. f may run several times.
 //
-// Writes are validated against current data when they are applied. Refusals (f returned a *fault.Fault) and updates
-// without writes are not, and this member may lag behind writes that other members have already acknowledged. Before it
-// returns either, Update calls Barrier and runs f again if the revision has changed.
+// Writes are validated against current data when they are applied. Other results are not: a refusal (f returned a
+// *fault.Fault), or an update without writes. For these, f may have read outdated records. Before Update returns such a
+// result, it calls Barrier and runs f again if the revision has changed.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	locked := false
 	defer func() {
@@ -194,9 +195,10 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	}
 }
 
-// attempt runs an update once against the records of this member. If this member is behind, the guards of the update
-// fail. If f failed or wrote nothing, seen is the revision that f read. If another proposal in flight would make the
-// guards fail, attempt proposes nothing: the result is a conflict, and busy is closed when that proposal has ended.
+// attempt runs an update once against the records that are applied on this member. If they are outdated, the guards of
+// the update fail and the result is a conflict. If f failed or wrote nothing, seen is the revision that f read. If
+// another running proposal would make the guards fail, attempt proposes nothing: the result is a conflict, and busy is
+// closed when that proposal has ended.
 func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, locked bool) (result command.Result, seen int64, busy <-chan struct{}, err error) {
 	if err := ctx.Err(); err != nil {
 		return result, 0, nil, err
@@ -211,7 +213,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 		return result, snap.Revision(), nil, err
 	}
 	if len(tx.writes) == 0 && tx.err == nil {
-		// Update ensures that this snapshot was current before it returns.
+		// Update calls Barrier before it returns this result, to ensure that the snapshot was current.
 		return command.Result{Revision: snap.Revision(), Time: tx.now}, snap.Revision(), nil, nil
 	}
 	if s.opts.Stamp != nil {
@@ -244,7 +246,7 @@ func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, loc
 	return result, 0, nil, result.Err()
 }
 
-// Compact removes the history before a revision. Watches and page tokens from earlier revisions then fail.
+// Compact removes the history before a revision. Watches and page tokens that need an earlier revision then fail.
 func (s *Store) Compact(ctx context.Context, revision int64) error {
 	var id [16]byte
 	if _, err := io.ReadFull(s.opts.Rand, id[:]); err != nil {
@@ -254,13 +256,13 @@ func (s *Store) Compact(ctx context.Context, revision int64) error {
 	return err
 }
 
-// Now returns the time that an update would get if it began now.
+// Now returns the time that an update would get if it began now, in Unix milliseconds.
 func (s *Store) Now() cloud.Time {
 	return max(s.opts.Now().UnixMilli(), s.opts.Engine.LastTime())
 }
 
-// history turns the engine's errors for revisions that are no longer kept (compacted, or replaced by a snapshot) into
-// an OutOfRange fault.
+// history turns the engine's errors for revisions that are no longer available (compacted, or replaced by a snapshot)
+// into an OutOfRange fault.
 func history(err error) error {
 	if errors.Is(err, mvcc.ErrCompacted) || errors.Is(err, mvcc.ErrRestored) {
 		return fault.New(fault.OutOfRange, "the history from there is no longer kept: read again").WithReason("HISTORY_EXPIRED").Because(err)

@@ -19,7 +19,8 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, now func() time.Time) *store.Store { return storetest.Memory(t, now) })
 }
 
-// partitionedProposer is a Proposer that a test can isolate from the other members.
+// partitionedProposer is a Proposer whose ReadIndex fails while off is set, as on a member that cannot reach the
+// others.
 type partitionedProposer struct {
 	store.Proposer
 	off bool
@@ -32,8 +33,8 @@ func (c *partitionedProposer) ReadIndex(ctx context.Context) error {
 	return c.Proposer.ReadIndex(ctx)
 }
 
-// Recent measures age by a monotonic clock. With the wall clock, an isolated member whose clock was set back would use
-// old records for that long.
+// TestRecentIgnoresTheWallClock checks that Recent measures age by the monotonic clock. With the wall clock, an
+// isolated member whose clock was set back would return outdated records for that long.
 func TestRecentIgnoresTheWallClock(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)
@@ -59,7 +60,8 @@ func TestRecentIgnoresTheWallClock(t *testing.T) {
 	require.Error(t, recent(), "the clock says that it was in the future")
 }
 
-// laggingProposer is a Proposer whose member has not applied the newest entries.
+// laggingProposer is the Proposer of a member that has not applied the newest entries. The next ReadIndex calls rest,
+// which applies them.
 type laggingProposer struct {
 	*store.Direct
 	rest func()
@@ -73,8 +75,8 @@ func (l *laggingProposer) ReadIndex(ctx context.Context) error {
 	return l.Direct.ReadIndex(ctx)
 }
 
-// Refusals and updates without changes are based on current records: a client cannot get an older view from a lagging
-// member after a newer one from another.
+// TestRefusalsUseCurrentRecords checks that refusals and updates without writes are based on current records, even on a
+// member that lags behind. Otherwise a client could see older records after newer ones from another member.
 func TestRefusalsUseCurrentRecords(t *testing.T) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{})
 	require.NoError(t, err)

@@ -9,23 +9,25 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Table holds the records of one type. A key is the table's name followed by a path of IDs, such as vm/<project>/<id>,
-// so that a prefix of a path selects all records below it. Parts of a path contain no slash.
+// Table holds the records of one type T. The key of a record is the table's name followed by a path of IDs, such as
+// vm/<project>/<id>, so that a prefix of a path selects all records below it. The parts of a path contain no slash.
 //
-// Values are CBOR (RFC 8949) after one byte for the version of the encoding. Fields are identified by name: older
-// members ignore fields that they do not have, and newer members decode missing fields as zero.
+// The value of a record is one byte with the version of the encoding, followed by CBOR (RFC 8949). Fields are
+// identified by name: older members ignore fields that they do not have, and newer members decode missing fields as
+// zero.
 type Table[T any] struct{ name string }
 
-// NewTable returns the table of that name. Names must be unique: two tables of one name share their records.
+// NewTable returns the table with the given name. Names must be unique, because two tables with the same name would
+// share their records.
 func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
-// lenient also decodes strings that are not UTF-8, because the encoder accepts them.
+// lenient decodes CBOR as by default, but accepts strings that are not UTF-8, because the encoder accepts them too.
 var lenient = func() cbor.DecMode {
 	mode, err := cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 	if err != nil {
-		panic(err) // only if the options are invalid
+		panic(err) // happens only if the options are invalid
 	}
 	return mode
 }()
@@ -44,18 +46,19 @@ func (t Table[T]) key(path []string) []byte {
 	return key
 }
 
-// below returns the range of all keys below a path.
+// below returns the range of the keys of all records below a path: start inclusive, end exclusive.
 func (t Table[T]) below(path []string) (start, end []byte) {
 	start = append(t.key(path), '/')
 	return start, command.PrefixEnd(start)
 }
 
-// path returns the parts of a key after the table's name.
+// path returns the path of a record from its key: the parts after the table's name.
 func (t Table[T]) path(key []byte) []string {
 	return strings.Split(string(key[len(t.name)+1:]), "/")
 }
 
-// checkPath returns an error if a part is empty or contains a slash: the key would be that of another path.
+// checkPath returns an error if a part of the path is empty or contains a slash, because its key would equal that of
+// another path.
 func checkPath(path []string) error {
 	for _, p := range path {
 		if p == "" || strings.Contains(p, "/") {
@@ -65,7 +68,7 @@ func checkPath(path []string) error {
 	return nil
 }
 
-// Get returns the record at path, nil if there is none.
+// Get returns the record at path, or nil if it does not exist.
 func (t Table[T]) Get(r Reader, path ...string) (*T, error) {
 	if err := checkPath(path); err != nil {
 		return nil, nil
@@ -87,7 +90,8 @@ func (t Table[T]) Has(r Reader, path ...string) (bool, error) {
 	return value != nil, err
 }
 
-// Put writes the record at path. Update returns the error of a Put that failed.
+// Put writes the record at path when the transaction commits. If the path is invalid or value cannot be encoded, Update
+// returns that error and writes nothing.
 func (t Table[T]) Put(tx *Tx, value *T, path ...string) {
 	err := checkPath(path)
 	var body []byte
@@ -103,24 +107,24 @@ func (t Table[T]) Put(tx *Tx, value *T, path ...string) {
 	tx.put(t.key(path), append([]byte{recordVersion}, body...))
 }
 
-// Delete removes the record at path. It is a no-op if there is none.
+// Delete removes the record at path when the transaction commits. It is a no-op if the record does not exist.
 func (t Table[T]) Delete(tx *Tx, path ...string) { tx.delete(t.key(path)) }
 
-// Record is a value with its path in the table.
+// Record is a record's value with its path in the table.
 type Record[T any] struct {
 	Path  []string
 	Value *T
 }
 
-// List returns up to limit records below path in order of their paths; 0 means no limit. more reports whether there are
-// further records.
+// List returns up to limit records below path, in order of their paths; limit 0 means no limit. more reports whether
+// there are further records.
 func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T], more bool, err error) {
 	start, end := t.below(path)
 	return t.list(r, start, end, limit)
 }
 
-// ListAfter returns the same as List, but only records that follow the path after. No record needs to exist at after.
-// An empty after starts at the first record.
+// ListAfter is List for the records whose paths follow the path after. There need not be a record at after. If after is
+// empty, ListAfter starts at the first record.
 func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
 	if len(after) == 0 {
 		return t.List(r, limit, path...)

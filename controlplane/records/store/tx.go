@@ -12,12 +12,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// View is a consistent snapshot of the records.
+// View reads the records as of one revision.
 type View struct {
 	snap *mvcc.Snapshot
-	// revision is the older revision to read at; 0 is that of snap.
+	// revision is the older revision that lists read at; 0 means the revision of snap.
 	revision int64
-	// reads and writes belong to the transaction of this View; both are nil outside a transaction.
+	// reads and writes belong to the Tx that contains this View; both are nil outside a transaction.
 	reads  *reads
 	writes map[string]write
 }
@@ -27,7 +27,8 @@ type write struct {
 	delete bool
 }
 
-// reads holds the guards of a transaction without duplicates.
+// reads holds the guards of a transaction, without duplicates. The transaction conflicts if a guarded key or range has
+// changed when it is applied.
 type reads struct {
 	guards []command.Guard
 	seen   map[string]bool
@@ -41,12 +42,12 @@ func (r *reads) add(g command.Guard) {
 	}
 }
 
-// Reader is a View or a Tx.
+// Reader is implemented by View and Tx.
 type Reader interface{ view() *View }
 
 func (v *View) view() *View { return v }
 
-// Revision returns the revision that the View reads at.
+// Revision returns the revision as of which the View reads.
 func (v *View) Revision() int64 {
 	if v.revision != 0 {
 		return v.revision
@@ -54,10 +55,11 @@ func (v *View) Revision() int64 {
 	return v.snap.Revision()
 }
 
-// at returns a View of an older revision that belongs to no transaction.
+// at returns a View of an older revision. The View belongs to no transaction.
 func (v *View) at(revision int64) *View { return &View{snap: v.snap, revision: revision} }
 
-// get returns the value of a key, nil if there is none. It ignores v.revision: only lists read older revisions.
+// get returns the value of a key, or nil if the key does not exist. It ignores v.revision, because only lists read
+// older revisions.
 func (v *View) get(key []byte) ([]byte, error) {
 	if w, ok := v.writes[string(key)]; ok {
 		return w.value, nil
@@ -77,13 +79,13 @@ func (v *View) get(key []byte) ([]byte, error) {
 
 type pair struct{ key, value []byte }
 
-// scan reads up to limit records of [start, end) in key order; 0 means no limit. In a transaction the result includes
-// the transaction's own writes, and scan adds a guard for the range that it read: all of it, or up to the last key
-// returned.
+// scan returns up to limit records with keys in [start, end), in key order; limit 0 means no limit. In a transaction
+// the result includes the transaction's own writes, and scan adds a guard for the range that it has read, which ends at
+// the last key read if there are more.
 func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err error) {
 	ask := limit
 	if len(v.writes) > 0 {
-		ask = 0 // own writes may add or hide records
+		ask = 0 // read without a limit, because own writes may add or hide records
 	}
 	asked := mvcc.RangeOptions{Key: start, End: end, Limit: ask, Revision: v.revision}
 	res, err := v.snap.Range(asked)
@@ -113,22 +115,22 @@ func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err 
 	return found, more, nil
 }
 
-// Tx is a View that can write.
+// Tx is a View of a transaction, which can also write.
 type Tx struct {
 	View
 	now cloud.Time
-	// err is the first error of a write. Update returns it.
+	// err is the first error of a Put. Update returns it.
 	err error
 }
 
-// Now returns the transaction's time.
+// Now returns the time of the transaction, in Unix milliseconds. It is the same on all members.
 func (tx *Tx) Now() cloud.Time { return tx.now }
 
-// Unguarded returns a View whose reads are not checked for conflicts at commit. Use it for choices that stay valid when
-// the records change, such as which of the oldest records to remove.
+// Unguarded returns a View whose reads are not checked for conflicts at commit. Use it where an outdated read does no
+// harm, such as to choose which old records to remove.
 func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
 
-// GuardedUnless returns tx, or Unguarded if a mutant is active.
+// GuardedUnless returns tx itself. For tests, it returns tx.Unguarded() if the mutant with this name is active.
 func (tx *Tx) GuardedUnless(name string) Reader {
 	if mutant.On(name) {
 		return tx.Unguarded()
@@ -140,8 +142,8 @@ func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: val
 
 func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
 
-// DropUnchanged drops the writes whose value is already stored, so that an update without changes has no log entry and
-// no audit record. The keys that were read are still checked for conflicts at commit.
+// DropUnchanged removes the writes that would store the value that is already stored. An update without changes then
+// has no log entry and no audit record. The records that were read are still checked for conflicts at commit.
 func (tx *Tx) DropUnchanged() error {
 	for key, w := range tx.writes {
 		kv, there, err := tx.snap.Get([]byte(key))
@@ -155,7 +157,8 @@ func (tx *Tx) DropUnchanged() error {
 	return nil
 }
 
-// txn encodes the transaction for the engine. Operations are sorted by key, so that equal changes have equal bytes.
+// txn returns the guards and writes of the transaction as a command. Operations are sorted by key, so that equal
+// changes are encoded as equal bytes.
 func (tx *Tx) txn() command.Txn {
 	t := command.Txn{Time: tx.now, Guards: tx.reads.guards}
 	for _, key := range slices.Sorted(maps.Keys(tx.writes)) {

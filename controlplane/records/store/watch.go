@@ -6,34 +6,35 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Change is a change of one record.
+// Change describes how one record has changed at a revision.
 type Change[T any] struct {
 	Path []string
-	// Value is the record after the change, nil when it was deleted.
+	// Value is the record after the change, or nil if the change deleted it.
 	Value *T
-	// Before is the record before the change, nil when it was created. Only the changes that a Shared derives values
-	// from have it; for those of a Watch it is nil.
+	// Before is the record before the change, or nil if the change created it. Only a Shared sets Before; in the
+	// changes that Watch.Next returns it is always nil.
 	Before   *T
 	Revision int64
 }
 
-// watchBytes is the approximate size of keys and values in one batch of a watch. A watch whose reader is slow holds one
-// batch and its decoded form; there may be thousands of such watches.
+// watchBytes is the approximate size in bytes of one batch of changes, keys and values together. It is small because
+// there may be thousands of watches with slow readers, each with one batch and its decoded form in memory.
 const watchBytes = 16 << 10
 
-// Watch returns the changes of the records below a path, or of one record. Call Close when done.
+// Watch returns the changes of the records below a path, or of one record. Call Close when the watch is no longer
+// needed.
 type Watch[T any] struct {
 	table   Table[T]
 	watcher *watch.Watcher
 }
 
-// Watch returns a Watch of the records below path. It starts at the revision from, inclusive.
+// Watch returns a Watch of the records below path. Its first change is the first one at or after revision from.
 func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
 	start, end := t.below(path)
 	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from})
 }
 
-// WatchOne returns a Watch of the record at path. It starts at the revision from, inclusive.
+// WatchOne returns a Watch of the record at path. Its first change is the first one at or after revision from.
 func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
 	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from})
 }
@@ -43,11 +44,12 @@ func (t Table[T]) watch(s *Store, opts watch.Options) *Watch[T] {
 	return &Watch[T]{table: t, watcher: s.opts.Engine.Watch(opts)}
 }
 
-// Close ends the watch. A blocked Next returns an error.
+// Close ends the watch. A blocked call of Next returns an error.
 func (w *Watch[T]) Close() { w.watcher.Close() }
 
-// Next waits for changes and returns them in log order, with the revision up to which the watch is complete. It returns
-// OutOfRange if the next change is no longer kept: read the records again and watch from the revision of that read.
+// Next waits for changes and returns them in log order, with the revision up to which the watch has returned every
+// change. It returns an OutOfRange fault if the next change has been compacted; the caller must then read the records
+// again and watch from the revision of that read.
 func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int64, err error) {
 	batch, err := w.watcher.Next(ctx)
 	if err != nil {
@@ -65,30 +67,32 @@ func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int6
 	return changes, batch.Revision, nil
 }
 
-// PathChange is a change of one record, without the record.
+// PathChange tells which record changed, without the record's value.
 type PathChange struct {
 	Path    []string
 	Deleted bool
 }
 
-// PathWatch returns which records changed, and reads and decodes no record. Call Close when done.
+// PathWatch returns the paths of changed records without reading or decoding the records. Call Close when the watch is
+// no longer needed.
 type PathWatch struct {
 	path    func(key []byte) []string
 	watcher *watch.Watcher
 }
 
-// WatchPaths returns a PathWatch of the records below path. It starts at the revision from, inclusive.
+// WatchPaths returns a PathWatch of the records below path. Its first change is the first one at or after revision
+// from.
 func (t Table[T]) WatchPaths(s *Store, from int64, path ...string) *PathWatch {
 	start, end := t.below(path)
 	o := watch.Options{Key: start, End: end, FromRevision: from, KeysOnly: true, MaxBytes: watchBytes}
 	return &PathWatch{path: t.path, watcher: s.opts.Engine.Watch(o)}
 }
 
-// Close ends the watch. A blocked Next returns an error.
+// Close ends the watch. A blocked call of Next returns an error.
 func (w *PathWatch) Close() { w.watcher.Close() }
 
-// Next waits for changes and returns them in log order, with the revision up to which the watch is complete. It returns
-// OutOfRange if the next change is no longer kept.
+// Next waits for changes and returns them in log order, with the revision up to which the watch has returned every
+// change. It returns an OutOfRange fault if the next change has been compacted.
 func (w *PathWatch) Next(ctx context.Context) (changes []PathChange, revision int64, err error) {
 	batch, err := w.watcher.Next(ctx)
 	if err != nil {
@@ -100,8 +104,9 @@ func (w *PathWatch) Next(ctx context.Context) (changes []PathChange, revision in
 	return changes, batch.Revision, nil
 }
 
-// Await waits until done returns true for the record at path, and returns the record. It calls done with the current
-// record and then once per change, in order, with nil if the record does not exist. An error of done ends the wait.
+// Await waits until done returns true for the record at path, and returns that record. It calls done with the current
+// record and then with the record after each change, in order; the argument is nil while the record does not exist. If
+// done returns an error, Await returns it at once.
 func Await[T any](ctx context.Context, s *Store, t Table[T], done func(*T) (bool, error), path ...string) (*T, error) {
 	var record *T
 	var from int64

@@ -13,14 +13,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// spent returns the CPU time of this process.
+// spent returns the CPU time that this process has used.
 func spent(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// An envelope from one member to another and back, over TLS on loopback.
+// BenchmarkRoundTrip sends an envelope from one member to another and back, over TLS on loopback. flight is the number
+// of envelopes that are sent without waiting for their return, payload their size in bytes.
 func BenchmarkRoundTrip(b *testing.B) {
 	for _, c := range []struct{ flight, payload int }{{1, 0}, {1, 4096}, {64, 100}} {
 		b.Run(fmt.Sprintf("flight=%d/payload=%d", c.flight, c.payload), func(b *testing.B) {
@@ -76,7 +77,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 }
 
-// One client's linearizable reads in a trio, on a member that follows and on the one that leads.
+// BenchmarkReadIndex makes linearizable reads of one client in a cluster of three: on the leader and on a follower.
 func BenchmarkReadIndex(b *testing.B) {
 	w := newTestCluster(b, 3)
 	ctx, cancel := context.WithCancel(b.Context())

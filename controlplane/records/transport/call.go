@@ -19,10 +19,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// maxCall bounds a command whose caller set no deadline.
+// maxCall is the timeout of every command that is sent to another member; a shorter deadline of the caller applies too.
 const maxCall = time.Minute
 
-// Call implements leader.Caller.
+// Call implements leader.Caller. It runs the command over the gRPC connection to the member.
 func (m *Transport) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
@@ -44,7 +44,7 @@ func (m *Transport) Call(ctx context.Context, member uint64, command string, bod
 	return answer.GetBody(), nil
 }
 
-// Open implements leader.Caller.
+// Open implements leader.Caller. It runs the stream over the gRPC connection to the member.
 func (m *Transport) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	client, err := m.reach(ctx, member)
 	if err != nil {
@@ -77,10 +77,11 @@ func (m *Transport) Open(ctx context.Context, member uint64, command string, bod
 	}
 }
 
-// unknown returns the error of a call whose outcome is not known: the error of ctx if ctx has ended, else err.
+// unknown returns the error of a call of which it is not known whether it took effect: the error of ctx if ctx has
+// ended, else err.
 func unknown(ctx context.Context, err error) error {
 	if at, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded && time.Until(at) < time.Second {
-		<-ctx.Done() // the other member timed out slightly earlier than this one
+		<-ctx.Done() // the other member's deadline passed slightly earlier than this one's
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -100,10 +101,10 @@ func request(command string, body []byte, caller *cloud.Caller) (*peerv1.CallReq
 	return r, nil
 }
 
-// faults decodes maps in a fault's details with string keys, so that they can be encoded as JSON.
+// faults makes CBOR maps in a fault's details decode as maps with string keys, so that they can be encoded as JSON.
 var faults = cbor.DecOptions{DefaultMapType: reflect.TypeFor[map[string]any]()}
 
-// decodeError decodes the error of a response. It returns nil if the call succeeded.
+// decodeError returns the error that the fields of a response encode, or nil if the call succeeded.
 func decodeError(notLeader bool, encoded []byte, internal string) error {
 	switch {
 	case notLeader:
@@ -124,7 +125,7 @@ func decodeError(notLeader bool, encoded []byte, internal string) error {
 	return nil
 }
 
-// encodeError encodes an error for a response. It is the inverse of outcome.
+// encodeError returns the fields of a response that encode err. It is the inverse of decodeError.
 func encodeError(err error) (notLeader bool, encoded []byte, internal string) {
 	switch f, ok := fault.From(err); {
 	case err == nil:

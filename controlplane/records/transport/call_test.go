@@ -17,7 +17,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The error of a command on another member is the same as that of a local one.
+// TestErrorsAreForwarded checks that a command on another member returns the same error as on the member itself, except
+// internal errors, which become a RemoteError.
 func TestErrorsAreForwarded(t *testing.T) {
 	w := newTestCluster(t, 2)
 	one, two := w.servers[1], w.servers[2]
@@ -76,7 +77,8 @@ func inJSON(t *testing.T, f fault.Fault) string {
 	return string(b)
 }
 
-// A forwarded command runs with the caller that the first member verified, and with the deadline of the call.
+// TestCallerAndDeadlineAreForwarded checks that a forwarded command runs with the caller that the first member
+// verified, and with the deadline of the call.
 func TestCallerAndDeadlineAreForwarded(t *testing.T) {
 	w := newTestCluster(t, 2)
 	type seen struct {
@@ -109,7 +111,8 @@ func TestCallerAndDeadlineAreForwarded(t *testing.T) {
 	require.False(t, got.Deadline.IsZero())
 }
 
-// A caller that cancels gets its context's error, and the command on the other member is canceled.
+// TestCallerCancels cancels calls. The caller must get the error of its context, and the context of the command on the
+// other member must end.
 func TestCallerCancels(t *testing.T) {
 	w := newTestCluster(t, 2)
 	began, ended := make(chan struct{}, 2), make(chan error, 2)
@@ -151,7 +154,7 @@ func TestCallerCancels(t *testing.T) {
 	require.Equal(t, context.DeadlineExceeded, err)
 }
 
-// A forwarded stream delivers its pieces in order and completely, and then the command's error.
+// TestStreams checks that a forwarded stream delivers all pieces in order, and then the error of the command.
 func TestStreams(t *testing.T) {
 	w := newTestCluster(t, 2)
 	leadertest.HandleStream(w.servers[1].commands, "test.count", func(_ context.Context, n int, send func([]byte) error) error {
@@ -181,9 +184,9 @@ func TestStreams(t *testing.T) {
 	require.ErrorIs(t, w.servers[2].mesh.Open(ctx, 1, "test.count", []byte{5}, nil, take), leader.ErrNotLeader)
 }
 
-// ErrNotSent is returned only for calls that certainly were not sent.
+// TestNotSent checks that ErrNotSent is returned only for calls that certainly did not reach the other member.
 func TestNotSent(t *testing.T) {
-	// A member whose process hangs: its kernel accepts connections, but nothing responds.
+	// silent is a member whose process hangs: its kernel accepts connections, but nothing responds.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { silent.Close() })
@@ -204,7 +207,7 @@ func TestNotSent(t *testing.T) {
 	_, err = m.Call(gone, 4, "test", nil, nil)
 	require.Equal(t, context.Canceled, err, "the caller's own end is no reason to ask elsewhere")
 
-	// If the member stops while the command runs, the outcome is unknown.
+	// If the member stops while the command runs, the error must be none of those that mean a known outcome.
 	began := make(chan struct{})
 	leadertest.Handle(w.servers[1].commands, "test.die", leader.Once, func(ctx context.Context, _ string) (string, error) {
 		close(began)
@@ -223,7 +226,7 @@ func TestNotSent(t *testing.T) {
 	done, stop := context.WithCancel(ctx)
 	stop()
 	m.runner = w.servers[2].runner
-	m.Run(done) // closes the connections
+	m.Run(done) // Run returns at once and closes the connections
 	_, err = m.Call(ctx, 1, "test", nil, nil)
 	require.ErrorIs(t, err, leader.ErrNotSent, "after Run")
 }

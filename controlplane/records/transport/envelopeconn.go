@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// envelopeConn is an outgoing connection for envelopes.
+// envelopeConn is an outgoing connection for raft messages (envelopes).
 type envelopeConn struct {
 	*tls.Conn
 	out *nonblockingConn
@@ -30,7 +30,7 @@ type envelopeConn struct {
 	answers time.Duration
 }
 
-// connect opens a connection for envelopes to a member.
+// connect opens a connection for raft messages (envelopes) to the member of l.
 func (m *Transport) connect(ctx context.Context, l *link) (*envelopeConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -59,10 +59,10 @@ func (m *Transport) connect(ctx context.Context, l *link) (*envelopeConn, error)
 	return &envelopeConn{Conn: t, out: out, answers: m.timeouts.response}, nil
 }
 
-// Close closes the socket at once. Closing through TLS would first wait for a running write.
+// Close closes the socket at once. Closing the TLS connection instead would first wait until a running write has ended.
 func (w *envelopeConn) Close() error { return w.out.Conn.Close() }
 
-// ask sends a ping unless an earlier one has no response yet. Only the writer goroutine calls it.
+// ask sends a ping unless the response to an earlier ping is still missing. Only the writer goroutine calls it.
 func (w *envelopeConn) ask() error {
 	w.mu.Lock()
 	asked := w.asked
@@ -87,11 +87,11 @@ func (w *envelopeConn) answered() error {
 	return w.SetReadDeadline(time.Time{})
 }
 
-// errClosed is the error of a connection that the other member closed without a reason.
+// errClosed is the error of a connection that the other member closed without sending a reason.
 var errClosed = errors.New("the member closed the connection")
 
-// listen receives responses to pings until the other member sends the reason why it closes the connection, or until the
-// connection ends. The error is never nil.
+// listen reads responses to pings until the connection ends, or until the other member sends the reason why it closes
+// the connection. It returns that reason or the read error, never nil.
 func (w *envelopeConn) listen() error {
 	in := bufio.NewReader(w)
 	var head [headBytes]byte

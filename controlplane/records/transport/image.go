@@ -10,13 +10,13 @@ import (
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 )
 
-// imageStall is the time without data after which reading an image is abandoned.
+// imageStall is the time without data after which Read of an image fails.
 const imageStall = 15 * time.Second
 
 var errStalled = errors.New("the member stopped sending the image")
 
-// ReadImage returns a reader of an image's bytes on a member, from an offset on. Read fails if the member sends nothing
-// for imageStall. Call Close when done.
+// ReadImage returns a reader of an image that another member stores, from a byte offset on. Read fails if the member
+// sends nothing for imageStall. Call Close when the reader is no longer needed.
 func (m *Transport) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	client, err := m.reach(ctx, member)
 	if err != nil {
@@ -68,7 +68,7 @@ func (r *imageReader) fill() error {
 	return fmt.Errorf("read image from member %d: %w", r.member, err)
 }
 
-// Close ends the stream.
+// Close ends the transfer.
 func (r *imageReader) Close() error {
 	r.cancel(nil)
 	return nil

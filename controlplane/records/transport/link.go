@@ -13,25 +13,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// link holds the connections to one other member.
+// link holds the connections to one other member, and the limits of transfers with it.
 type link struct {
 	member  uint64
 	address string
 	conn    *grpc.ClientConn
-	// stop ends the pump; nil while the pump is not running.
+	// stop ends the goroutine that runs keepConnected for this member; nil while it is not running.
 	stop     context.CancelFunc
 	peerConn *peerConn
-	// called receives a signal when the member has connected to this one. Capacity 1.
+	// called receives a signal when the other member has connected to this one, so that this one reconnects at once.
+	// Its capacity is 1.
 	called chan struct{}
 	// snapshots is a semaphore of size 1 for sending snapshots.
 	snapshots chan struct{}
-	// arriving is a semaphore of size 2 for receiving snapshots: a current one, and an earlier one on a dead connection
-	// that has not been detected yet.
+	// arriving is a semaphore of size 2 for receiving snapshots: one for the current snapshot, and one for an earlier
+	// snapshot whose connection is dead without having been detected.
 	arriving chan struct{}
 }
 
-// SetMembers sets the known members by their addresses (host:port), and the IDs of removed members. Transfers to
-// members whose address does not change continue.
+// SetMembers sets the addresses (host:port) of the known members by ID, and the IDs of removed members. Connections to
+// members whose address does not change remain open.
 func (m *Transport) SetMembers(addresses map[uint64]string, removed []uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,7 +83,8 @@ func (m *Transport) Members() map[uint64]string {
 	return out
 }
 
-// start starts the pump of a member. The caller holds m.mu.
+// start starts the goroutine that connects to the member of l for envelopes, and reconnects after failures. The caller
+// must have locked m.mu.
 func (m *Transport) start(l *link) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	l.stop = cancel
@@ -98,7 +100,8 @@ func (m *Transport) link(member uint64) *link {
 	return m.links[member]
 }
 
-// dial returns a connection to address, not yet open, to a server whose certificate accept must accept.
+// dial returns a gRPC client connection to address. It connects on first use, and only to a server for whose
+// certificate accept returns nil.
 func (m *Transport) dial(address string, accept mtls.Accept) (*grpc.ClientConn, error) {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), accept)
 	config.Time = m.opts.Now

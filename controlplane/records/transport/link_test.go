@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// nonMember returns a Transport that serves nothing, with a certificate for a member ID that need not belong to the
-// cluster.
+// nonMember returns a Transport that serves nothing. Its certificate is for the member ID id, which need not belong to
+// the cluster.
 func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport {
 	m, err := New(Options{
 		Self: id, Members: members, Certificate: issued(w.t, w.authority, mtls.Member, strconv.FormatUint(id, 10), time.Now()),
@@ -30,7 +30,8 @@ func (w *testCluster) nonMember(id uint64, members map[uint64]string) *Transport
 	return m
 }
 
-// SetMembers adds, moves and removes members while the transport runs.
+// TestMembersChange adds, moves and removes members with SetMembers while the transport runs, and checks who may call
+// which commands.
 func TestMembersChange(t *testing.T) {
 	w := newTestCluster(t, 2)
 	ctx := limited(t)
@@ -50,7 +51,7 @@ func TestMembersChange(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "2 says hello", string(answer))
 
-	// An unknown member may call only the commands of HandleNonMember, by address.
+	// A caller that is not a known member may call only the commands of HandleNonMember, by address.
 	three := w.nonMember(3, map[uint64]string{1: w.addresses[1]})
 	answer, err = three.Ask(ctx, w.addresses[1], "join", nil)
 	require.NoError(t, err)
@@ -80,7 +81,7 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorContains(t, err, "member 3 was removed from the cluster")
 	require.True(t, isRemoved(err), "%v", err)
 
-	// One that moves gets a new connection.
+	// A member whose address changes must get a new connection.
 	moved := maps.Clone(w.addresses)
 	moved[2] = "127.0.0.1:1"
 	require.NoError(t, one.SetMembers(moved, nil))
@@ -89,7 +90,8 @@ func TestMembersChange(t *testing.T) {
 	require.ErrorIs(t, err, leader.ErrNotSent)
 }
 
-// A member that was removed while it was down is informed when it connects.
+// TestRemovedMemberIsInformed removes a member while it is not connected. When it connects, its callback Removed must
+// be called.
 func TestRemovedMemberIsInformed(t *testing.T) {
 	w := newTestCluster(t, 2)
 	informed := make(chan struct{}, 1)
@@ -100,7 +102,7 @@ func TestRemovedMemberIsInformed(t *testing.T) {
 		}
 	}
 	require.NoError(t, w.servers[1].mesh.SetMembers(nil, []uint64{2}))
-	w.servers[1].stopServing() // its open streams end
+	w.servers[1].stopServing() // closes the open connections
 	l, err := net.Listen("tcp", w.addresses[1])
 	require.NoError(t, err)
 	w.servers[1].serve(l)

@@ -10,24 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes until try sends them
-// without blocking or flush sends them, waiting for the socket. So encryption never waits for the network, and the rest
-// of a partly written record is kept.
+// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes, so that encryption
+// never waits for the network. The method try sends what the socket accepts without blocking; flush waits for the
+// socket. What a partial write leaves over remains in the buffer.
 type nonblockingConn struct {
 	net.Conn
 	raw syscall.RawConn
-	// timeouts is the timeout of flush for each piece.
+	// timeouts is the time in which the socket must accept each piece that flush writes.
 	timeouts time.Duration
 
 	mu       sync.Mutex
-	hold     bool // buffer writes: set after the handshake
+	hold     bool // buffer writes instead of sending them; set after the TLS handshake
 	buffered []byte
 }
 
 const (
-	// maxBuffered is roughly how many bytes the writer goroutine buffers before it waits for the socket.
+	// maxBuffered is roughly the most bytes that the writer goroutine buffers before it waits for the socket.
 	maxBuffered = 256 << 10
-	// piece is the number of bytes that the socket must accept within the connection's timeout.
+	// piece is the number of bytes that the socket must accept within the time nonblockingConn.timeouts.
 	piece = 64 << 10
 )
 
@@ -43,7 +43,7 @@ func newNonblockingConn(conn net.Conn, patience time.Duration) (*nonblockingConn
 	return &nonblockingConn{Conn: conn, raw: raw, timeouts: patience}, nil
 }
 
-// startBuffering starts to buffer writes. During the TLS handshake they are sent at once.
+// startBuffering makes Write buffer its data from now on. Before, during the TLS handshake, Write sends data at once.
 func (o *nonblockingConn) startBuffering() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,7 +61,8 @@ func (o *nonblockingConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// try sends what the socket accepts without blocking. empty reports whether the buffer is empty.
+// try sends as much of the buffer as the socket accepts without blocking. empty reports whether the buffer is empty
+// now.
 func (o *nonblockingConn) try() (empty bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +90,7 @@ func (o *nonblockingConn) try() (empty bool, err error) {
 	return len(o.buffered) == 0, nil
 }
 
-// flush sends the whole buffer if it holds more than most bytes, waiting for the socket.
+// flush sends the complete buffer if it has more than most bytes, and waits until the socket has accepted it.
 func (o *nonblockingConn) flush(most int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

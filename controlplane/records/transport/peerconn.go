@@ -11,51 +11,54 @@ import (
 	"github.com/trivet-cloud/trivet/shared/retry"
 )
 
-// raftProtocol is the ALPN protocol (RFC 7301) of connections for envelopes. The number is the version of the framing.
+// raftProtocol is the ALPN protocol (RFC 7301) of connections for raft messages (envelopes). The number 1 is the
+// version of the framing.
 const raftProtocol = "trivet-raft/1"
 
 const (
-	// queue is how many envelopes may wait for one member.
+	// queue is the most envelopes (raft messages) that may wait to be sent to one member.
 	queue = 8192
-	// frameBytes is how many bytes of waiting envelopes are encoded before they are written. The last envelope may
-	// exceed it by its own size.
+	// frameBytes is how many bytes of encoded envelopes (raft messages) are collected before they are written. The last
+	// envelope may exceed this limit.
 	frameBytes = 256 << 10
-	// lightBytes is the largest payload, in bytes, that the sending goroutine encodes and writes itself.
+	// lightBytes is the largest payload, in bytes, of an envelope (raft message) that the sending goroutine encodes and
+	// writes itself.
 	lightBytes = 16 << 10
-	// headBytes is the size of the length that precedes each frame.
+	// headBytes is the size, in bytes, of the length that precedes each frame.
 	headBytes = 4
-	// burst is the interval after an envelope in which further ones are left to the writer goroutine, which combines
-	// them into one write.
+	// burst is the interval after an envelope (raft message) in which further envelopes are left to the writer
+	// goroutine, which sends several of them in one write.
 	burst = 20 * time.Microsecond
-	// mostRefusal is the largest frame, in bytes, that a member may send in response.
+	// mostRefusal is the largest frame, in bytes, that is accepted from the receiver of envelopes (raft messages): the
+	// reason why it closes the connection.
 	mostRefusal = 64 << 10
-	// connectTime is the timeout of a connection attempt.
+	// connectTime is the timeout of an attempt to connect to another member, including the TLS handshake.
 	connectTime = 2 * time.Second
 )
 
-// reconnectPauses are the pauses between connection attempts.
+// reconnectPauses configures the pauses between two attempts to connect to a member.
 var reconnectPauses = retry.Pauses{First: 50 * time.Millisecond, Last: time.Second, Factor: 1.6, Jitter: 0.2}
 
-// timeouts holds the timeouts of connections for envelopes.
+// timeouts holds the timeouts of connections for raft messages (envelopes).
 type timeouts struct {
 	pingInterval time.Duration // interval between two pings
-	response     time.Duration // timeout of the response to a ping, and of a write to the socket
-	idle         time.Duration // after this time without a ping or much data the receiver closes the connection
+	response     time.Duration // timeout of the response to a ping, and of each write to the socket
+	idle         time.Duration // time without a ping or much data after which the receiver closes the connection
 }
 
-// peerConn sends envelopes to one member, in order. The sending goroutine writes a light envelope itself if no other
-// write is in progress, as far as the socket accepts it without blocking. Other envelopes, and those of a burst, wait
-// for the connection's writer goroutine. So send never blocks on the network, and a single envelope costs no goroutine
-// switch.
+// peerConn sends envelopes (raft messages) to one member, in order. The goroutine that calls send writes a light
+// envelope (isLight) itself, as far as the socket accepts it without blocking, if no other write is in progress. Other
+// envelopes, and those of a burst, are queued for the connection's writer goroutine. So send never blocks on the
+// network, and a single envelope costs no goroutine switch.
 type peerConn struct {
-	wake chan struct{} // capacity 1: an envelope waits or is partly written
+	wake chan struct{} // capacity 1: signals that an envelope waits or is partly written
 
 	mu      sync.Mutex
-	waiting []message.Envelope // at most queue
-	wire    *envelopeConn      // nil without a connection
-	busy    bool               // only the writer goroutine may use the wire
-	last    time.Time          // time of the last send
-	frame   []byte             // buffer for the envelopes that send encodes
+	waiting []message.Envelope // queued envelopes, at most queue
+	wire    *envelopeConn      // the connection; nil while there is none
+	busy    bool               // only the writer goroutine may use wire
+	last    time.Time          // time of the last call of send
+	frame   []byte             // reused buffer in which send encodes
 }
 
 func newPeerConn() *peerConn { return &peerConn{wake: make(chan struct{}, 1)} }
@@ -67,8 +70,8 @@ func (l *peerConn) wakeWriter() {
 	}
 }
 
-// send sends or queues an envelope, and drops it if the queue is full; raft sends again. It never blocks on the
-// network. It returns an error only if the envelope cannot be encoded.
+// send writes or queues an envelope. It drops the envelope if the queue is full, because raft repeats lost messages. It
+// never blocks on the network, and returns an error only if the envelope cannot be encoded.
 func (l *peerConn) send(e *message.Envelope) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,13 +97,13 @@ func (l *peerConn) send(e *message.Envelope) error {
 		empty, err = l.wire.out.try()
 	}
 	if err != nil || !empty {
-		l.busy = true // the writer goroutine waits for the socket; a write error occurs there again
+		l.busy = true // the writer goroutine waits for the socket, where a write error occurs again
 		l.wakeWriter()
 	}
 	return nil
 }
 
-// isLight reports whether an envelope is small enough for the sending goroutine to write it.
+// isLight reports whether an envelope is small enough for the sending goroutine to encode and write it itself.
 func isLight(e *message.Envelope) bool {
 	if len(e.Raft.GetEntries())+len(e.Payloads)+len(e.Heartbeats) > 256 {
 		return false
@@ -115,7 +118,8 @@ func isLight(e *message.Envelope) bool {
 	return size <= lightBytes
 }
 
-// appendFrame appends the length of an envelope and the envelope to buf. On an error it returns buf unchanged.
+// appendFrame appends a frame to buf: the length of the encoded envelope, then the envelope. On an error it returns buf
+// unchanged.
 func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	start := len(buf)
 	out, err := e.AppendTo(append(buf, make([]byte, headBytes)...))
@@ -126,7 +130,7 @@ func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	return out, nil
 }
 
-// open makes the peerConn write to a new connection.
+// open sets w as the connection on which the peerConn sends from now on.
 func (l *peerConn) open(w *envelopeConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,15 +138,16 @@ func (l *peerConn) open(w *envelopeConn) {
 	l.wakeWriter()
 }
 
-// close detaches the connection and drops the waiting envelopes, which would be outdated on the next connection.
+// close removes the connection and drops the queued envelopes (raft messages), which would be outdated on the next
+// connection.
 func (l *peerConn) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wire, l.waiting = nil, nil
 }
 
-// take returns and removes the waiting envelopes. If there are any, only the writer goroutine may use the wire until a
-// later take finds none.
+// take removes and returns the queued envelopes (raft messages). If there are any, only the writer goroutine may use
+// wire until a later call of take finds none.
 func (l *peerConn) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,14 +157,14 @@ func (l *peerConn) take() []message.Envelope {
 	return batch
 }
 
-// claim reserves the wire for the writer goroutine until the next take.
+// claim makes wire, the connection, exclusive to the writer goroutine until a later call of take finds no envelopes.
 func (l *peerConn) claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.busy = true
 }
 
-// keepConnected keeps a connection for envelopes to one member open until ctx ends.
+// keepConnected connects to one member for envelopes, and reconnects after each failure, until ctx ends.
 func (m *Transport) keepConnected(ctx context.Context, l *link) {
 	logged, pauses := "", reconnectPauses.Start()
 	for ctx.Err() == nil {
@@ -168,7 +173,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		if ctx.Err() != nil {
 			return
 		}
-		// Log a failure once, until a connection has lasted a while, but log each new refusal.
+		// Log a failure only once, until a connection has lasted 10 seconds, but log each refusal whose text is new.
 		if time.Since(began) > 10*time.Second {
 			logged = ""
 			pauses.Reset()
@@ -194,11 +199,12 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 	}
 }
 
-// stream connects and sends envelopes until an error, which is never nil. If the member cannot be reached stream
-// returns at once, so that envelopes to it are dropped meanwhile instead of queued until it is back.
+// stream connects to a member and sends envelopes (raft messages) until an error, which it returns; the error is never
+// nil. If the member cannot be reached, stream returns at once. Envelopes to the member are then dropped instead of
+// queued until it can be reached again.
 func (m *Transport) stream(ctx context.Context, l *link) error {
 	select {
-	case <-l.called: // this attempt responds to the signal
+	case <-l.called: // discard the signal, because this attempt connects anyway
 	default:
 	}
 	w, err := m.connect(ctx, l)
@@ -215,8 +221,8 @@ func (m *Transport) stream(ctx context.Context, l *link) error {
 	return err
 }
 
-// write sends the queued envelopes and the pings until an error. over receives the error of listen; write has read it
-// when it returns.
+// write sends the queued envelopes (raft messages) and the pings on w until an error. The channel over receives the
+// error of w.listen, which has been read when write returns.
 func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 	ask := time.NewTicker(m.timeouts.pingInterval)
 	defer ask.Stop()
@@ -236,7 +242,8 @@ func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 		if err == nil {
 			continue
 		}
-		// Prefer the reason that the other member may have sent before it closed the connection.
+		// The other member may have sent a reason before it closed the connection; return that instead of the write
+		// error.
 		enough := time.AfterFunc(farewellTime, func() { w.Close() })
 		defer enough.Stop()
 		if closeReason := <-over; isFault(closeReason) {
@@ -248,9 +255,10 @@ func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 
 func isFault(err error) bool { _, ok := fault.From(err); return ok }
 
-// drain writes all waiting envelopes. It logs and drops those that cannot be encoded.
+// drain writes all queued envelopes (raft messages) to w. It logs and drops those that cannot be encoded.
 func (m *Transport) drain(l *link, w *envelopeConn) error {
-	// Write the rest of a partly written frame first; claim keeps senders from writing meanwhile.
+	// Write the rest of a partly written frame first. After claim, senders queue their envelopes instead of writing
+	// them.
 	l.peerConn.claim()
 	if err := w.out.flush(0); err != nil {
 		return err
@@ -269,7 +277,7 @@ func (m *Transport) drain(l *link, w *envelopeConn) error {
 		if len(buf) < frameBytes && i < len(batch)-1 {
 			continue
 		}
-		// Write in pieces, to bound the size of the data that is encrypted but not yet written.
+		// Write in pieces of maxBuffered, to bound the amount of encrypted data in memory.
 		for left := buf; len(left) > 0; {
 			n := min(len(left), maxBuffered)
 			if _, err := w.Write(left[:n]); err != nil {
@@ -284,7 +292,7 @@ func (m *Transport) drain(l *link, w *envelopeConn) error {
 			buf = nil
 		}
 	}
-	l.peerConn.wakeWriter() // drain runs again, because only a take that finds nothing releases the wire
+	l.peerConn.wakeWriter() // drain must run again, because wire is released only by a take that finds no envelopes
 	return w.out.flush(0)
 }
 

@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// numbered returns an envelope that package consensus ignores. With a payload it is heavy.
+// numbered returns an envelope that package consensus ignores. With payload bytes above lightBytes it is one that the
+// writer goroutine must write.
 func numbered(from, to, number uint64, payload int) message.Envelope {
 	e := message.Envelope{From: from, To: to, Kind: message.KindForward, Group: 99, Number: number}
 	if payload > 0 {
@@ -29,7 +30,7 @@ func numbered(from, to, number uint64, payload int) message.Envelope {
 	return e
 }
 
-// frames encodes bodies as frames.
+// frames returns each of bodies as a frame: its length, then the body.
 func frames(bodies ...[]byte) []byte {
 	var out []byte
 	for _, b := range bodies {
@@ -38,7 +39,8 @@ func frames(bodies ...[]byte) []byte {
 	return out
 }
 
-// registerIncoming connects to a member for envelopes.
+// registerIncoming opens a connection for raft messages (envelopes) to the member to, with the certificate own and the
+// given ALPN protocol.
 func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol string) (*tls.Conn, error) {
 	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	config.NextProtos = []string{protocol}
@@ -51,8 +53,8 @@ func (w *testCluster) registerIncoming(to uint64, own mtls.Source, protocol stri
 	return conn.(*tls.Conn), nil
 }
 
-// sendBytes sends bytes to a member and returns the reason for which the member closes the connection, io.EOF without
-// one.
+// sendBytes sends bytes on a new connection to the member to. It returns the reason with which the member closes the
+// connection, or errClosed if it sends no reason.
 func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, bytes []byte) error {
 	conn, err := w.registerIncoming(to, own, protocol)
 	if err != nil {
@@ -64,8 +66,8 @@ func (w *testCluster) sendBytes(to uint64, own mtls.Source, protocol string, byt
 	return (&envelopeConn{Conn: conn}).listen()
 }
 
-// A connection accepts only envelopes from the certified member to this one, in valid frames of the known version.
-// Otherwise the sender gets the reason.
+// TestEnvelopesAreChecked checks that a connection accepts only envelopes from the certified member to this one, in
+// valid frames of the known version. Otherwise the sender must get the reason.
 func TestEnvelopesAreChecked(t *testing.T) {
 	heard := make(chan message.Envelope, 100)
 	hear := func(e message.Envelope) bool { heard <- e; return true }
@@ -100,7 +102,7 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	_, err := w.registerIncoming(1, w.as("2"), "trivet-raft/2")
 	require.ErrorContains(t, err, "no application protocol")
 
-	// Pings are answered between frames, and a second connection replaces the first one.
+	// Pings must be responded to between frames, and a second connection of the same member must replace the first one.
 	first, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	require.NoError(t, err)
 	_, err = first.Write(frames(nil, good, nil))
@@ -117,7 +119,7 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	<-heard
 	_, err = io.ReadAll(first)
 	require.NoError(t, err, "closed")
-	// A connection that ends within a frame delivers nothing of the frame.
+	// A connection that ends within a frame must not deliver that frame.
 	_, err = second.Write(frames(good)[:10])
 	require.NoError(t, err)
 	require.NoError(t, second.Close())
@@ -126,7 +128,8 @@ func TestEnvelopesAreChecked(t *testing.T) {
 	require.NoError(t, w.servers[1].runner.Err())
 }
 
-// sendThenPing sends one valid frame and a ping, and waits for the response to the ping.
+// sendThenPing sends the encoded envelope good and a ping on a new connection to member 1, and waits for the response
+// to the ping.
 func (w *testCluster) sendThenPing(good []byte) error {
 	conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 	if err != nil {
@@ -139,7 +142,7 @@ func (w *testCluster) sendThenPing(good []byte) error {
 	return err
 }
 
-// deliveryLog records the numbers of the envelopes that a member receives.
+// deliveryLog stores the numbers of the test's envelopes (raft messages) that a member receives.
 type deliveryLog struct {
 	mu      sync.Mutex
 	numbers []uint64
@@ -160,14 +163,15 @@ func (s *deliveryLog) received(number uint64) bool {
 	return slices.Contains(s.numbers, number)
 }
 
-// beyond reports whether the last received number is greater than a given one.
+// beyond reports whether the number of the last received envelope (raft message) is greater than the given one.
 func (s *deliveryLog) beyond(number uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.numbers) > 0 && s.numbers[len(s.numbers)-1] > number
 }
 
-// Envelopes of concurrent senders arrive once and in order, light and heavy ones, also after the receiver was down.
+// TestOrder sends small and large envelopes (raft messages) from concurrent senders. They must arrive once and in
+// order, also after the receiver was restarted.
 func TestOrder(t *testing.T) {
 	two := &deliveryLog{}
 	w := newTestClusterWith(t, map[uint64]func(message.Envelope) bool{2: two.receive}, 2)
@@ -215,7 +219,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// fakePeer is a Transport whose other member is played by the test.
+// fakePeer is a Transport of member 1. The test itself acts as member 2, with the connections that next returns.
 type fakePeer struct {
 	*Transport
 	came chan *tls.Conn
@@ -273,14 +277,14 @@ func (b *fakePeer) waiting() (n int, open bool) {
 	return len(l.waiting), l.wire != nil
 }
 
-// A member that does not read blocks no sender. The queue for it is bounded, and arrives in order when the member reads
-// again.
+// TestSlowReader checks that Send does not block if a member does not read. The queue for the member must be limited,
+// and must arrive in order when the member reads again.
 func TestSlowReader(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Hour, idle: time.Hour})
 	conn := b.next(t)
 	require.Eventually(t, func() bool { _, open := b.waiting(); return open }, 20*time.Second, time.Millisecond)
 	e := numbered(1, 2, 0, 10_000)
-	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // ends although the client does not read
+	for e.Number = 1; e.Number <= 3*queue; e.Number++ { // the loop must end although the other member does not read
 		b.Send(e)
 		n, _ := b.waiting()
 		require.LessOrEqual(t, n, queue)
@@ -300,8 +304,9 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// A connection whose other end is gone is closed by the side that notices first: the writer by the write timeout, the
-// pinging side by the missing response, or the receiver by the missing ping.
+// TestHalfOpenConnections checks that a connection whose other end no longer responds is closed by the side that
+// notices first: the writer by the write timeout, the pinging side by the missing response, or the receiver by the
+// missing ping.
 func TestHalfOpenConnections(t *testing.T) {
 	t.Run("peer does not read", func(t *testing.T) {
 		b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: 50 * time.Millisecond, idle: time.Hour})
@@ -321,7 +326,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		w := newTestCluster(t, 2, 2)
 		s := w.servers[1]
 		s.mesh.mu.Lock()
-		s.mesh.timeouts.idle = 50 * time.Millisecond // nobody has called yet
+		s.mesh.timeouts.idle = 50 * time.Millisecond // no member has connected yet
 		s.mesh.mu.Unlock()
 		conn, err := w.registerIncoming(1, w.as("2"), raftProtocol)
 		require.NoError(t, err)
@@ -343,7 +348,8 @@ func TestHalfOpenConnections(t *testing.T) {
 	})
 }
 
-// An invalid response closes the connection.
+// TestInvalidResponses checks that an invalid response to a ping makes the transport close the connection and
+// reconnect.
 func TestInvalidResponses(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	for _, bad := range [][]byte{frames([]byte("garbage")), {0xff, 0xff, 0xff, 0xff}, frames([]byte{10, 1, 'x'}), {0, 0}} {
@@ -355,7 +361,8 @@ func TestInvalidResponses(t *testing.T) {
 	b.next(t)
 }
 
-// Envelopes to a member that is down are dropped, so that it gets no outdated ones later.
+// TestQueueIsDroppedWithoutConnection checks that envelopes (raft messages) to a member that cannot be reached are
+// dropped, so that it gets no outdated ones later.
 func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	l := w.servers[1].mesh.link(2).peerConn
@@ -363,11 +370,11 @@ func TestQueueIsDroppedWithoutConnection(t *testing.T) {
 		w.servers[1].mesh.Send(message.Envelope{From: 1, To: 2, Kind: message.KindDirIDRequest})
 	}
 	require.Eventually(t, func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.waiting) < queue/2 }, 10*time.Second, time.Millisecond)
-	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // unknown member: no panic, and nothing is queued
+	w.servers[1].mesh.Send(message.Envelope{From: 1, To: 9}) // must not panic; envelopes to unknown members are dropped
 }
 
-// TestUnencodableEnvelopes sends envelopes that cannot be encoded between others. The others arrive, in order, and nothing
-// else, whether the caller or the writer goroutine encodes them.
+// TestUnencodableEnvelopes sends envelopes (raft messages) that cannot be encoded between valid ones. Only the valid
+// ones must arrive, in order, whether the sending or the writer goroutine encodes them.
 func TestUnencodableEnvelopes(t *testing.T) {
 	b := newFakePeer(t, timeouts{pingInterval: time.Hour, response: time.Second, idle: time.Hour})
 	conn := b.next(t)
@@ -394,7 +401,7 @@ func TestUnencodableEnvelopes(t *testing.T) {
 	}
 }
 
-// Data that the socket accepts only in part is written completely.
+// TestPartialWrites checks that data that the socket accepts only in part is written completely by a later flush.
 func TestPartialWrites(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// mostInbound is the most incoming connections for envelopes.
+	// mostInbound is the most incoming connections for raft messages (envelopes) that are open at a time.
 	mostInbound = 256
-	// farewellTime is how long a refused member has to read the reason.
+	// farewellTime is the time that a refused member has to read the reason before the connection is closed.
 	farewellTime = time.Second
-	// grain is the step, in bytes, in which the buffer of a frame grows: an announced length alone allocates no memory.
+	// grain is the number of bytes by which the buffer of a frame grows as data arrives. An announced length alone
+	// allocates no memory.
 	grain = 1 << 20
 )
 
-// Credentials returns the credentials for the gRPC server of port 2380, from a config that mtls.Server returned. It
-// passes connections whose ALPN protocol is raftProtocol to the mesh instead of to gRPC.
+// Credentials returns the credentials for the gRPC server of port 2380, from a config that mtls.Server returned.
+// Connections whose ALPN protocol is raftProtocol are served by the Transport instead of by gRPC.
 func (m *Transport) Credentials(config *tls.Config) credentials.TransportCredentials {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", raftProtocol}
@@ -41,7 +42,8 @@ type protocolSwitch struct {
 	m *Transport
 }
 
-// ServerHandshake implements credentials.TransportCredentials.
+// ServerHandshake implements credentials.TransportCredentials. After the handshake, it moves a connection for raft
+// messages (envelopes) to the Transport and returns ErrConnDispatched to gRPC.
 func (s protocolSwitch) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := s.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
@@ -59,7 +61,8 @@ func (s protocolSwitch) Clone() credentials.TransportCredentials {
 	return protocolSwitch{s.TransportCredentials.Clone(), s.m}
 }
 
-// take receives from a connection until it ends, in a goroutine that Run waits for.
+// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. It
+// closes the connection if mostInbound are open.
 func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +83,7 @@ func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	})
 }
 
-// closeIncoming closes all incoming connections for envelopes.
+// closeIncoming closes all incoming connections for raft messages (envelopes).
 func (m *Transport) closeIncoming() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -89,10 +92,12 @@ func (m *Transport) closeIncoming() {
 	}
 }
 
-// receive receives envelopes from one member until an error. It accepts only envelopes from that member to this one. A
-// returned fault is to be sent to the member.
+// receive delivers the envelopes (raft messages) of an incoming connection until an error, which it returns. It accepts
+// only envelopes from the member in the certificate to this one. If the error is a fault.Fault, the caller must send it
+// to that member.
 func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
-	// Use no read deadlines: gRPC sets and resets its own for the handshake, at any time up to now or slightly later.
+	// Remove the deadline, and detect silence by a timer: gRPC sets and resets the deadline for its handshake, possibly
+	// later than this line.
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -132,7 +137,7 @@ func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 			return err
 		}
 		m.deliver(e)
-		// On a slow connection with much data pings arrive late, so data counts as a sign of life too.
+		// Data also shows that the member is alive: on a slow connection with much data, pings arrive late.
 		if unheard += len(frame); unheard >= grain/4 {
 			quiet.Reset(m.timeouts.idle)
 			unheard = 0
@@ -143,8 +148,8 @@ func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 	}
 }
 
-// readFrame reads n bytes into frame, which grows as they arrive. It calls progress for each further piece, so that a
-// large frame does not time out.
+// readFrame reads n bytes into frame, which grows as they arrive. It calls progress before each piece after the first,
+// so that a large frame does not time out.
 func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, error) {
 	for len(frame) < n {
 		start, more := len(frame), min(n-len(frame), grain)
@@ -163,8 +168,8 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// registerIncoming registers conn as the connection of a member and closes the member's earlier ones, which may be dead
-// without having been detected. It also makes a pump that waits to reconnect to this member try at once.
+// registerIncoming records conn as the connection of the member from, and closes earlier connections of that member,
+// which may be dead without having been detected. It also makes keepConnected reconnect to that member at once.
 func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -182,7 +187,7 @@ func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	}
 }
 
-// answer responds to a ping.
+// answer sends the response to a ping.
 func (m *Transport) answer(conn net.Conn) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(m.timeouts.response)); err != nil {
 		return err
@@ -191,8 +196,9 @@ func (m *Transport) answer(conn net.Conn) error {
 	return err
 }
 
-// refuse sends a member the reason why the connection ends, and reads until the member closes the connection or
-// farewellTime has passed. Closing with unread data would make the kernel reset the connection and lose the reason.
+// refuse sends the fault f as the reason why the connection ends. It then reads and discards data until the member
+// closes the connection or farewellTime has passed: closing with unread data would make the kernel reset the
+// connection, and the reason would be lost.
 func (m *Transport) refuse(conn net.Conn, f *fault.Fault) {
 	_, encoded, _ := encodeError(f)
 	body, err := proto.Marshal(&peerv1.RaftClosed{Fault: encoded})
@@ -217,7 +223,8 @@ func (m *Transport) accept(frame []byte, from uint64) (message.Envelope, error) 
 	return e, nil
 }
 
-// memberOf returns the member at the other end of a connection, by its certificate; 0 for a member that has no ID yet.
+// memberOf returns the ID of the member at the other end of a connection, from its certificate. The ID is 0 for a
+// member that has none yet.
 func memberOf(state tls.ConnectionState) (uint64, error) {
 	id, ok := mtls.PeerID(state)
 	if !ok || id.Kind != mtls.Member {

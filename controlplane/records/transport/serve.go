@@ -9,8 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service implements the gRPC service. It is a separate type because methods of the same names on Transport are the
-// client's.
+// service implements the gRPC service. It is a type of its own because Transport has client methods of the same names.
 type service struct {
 	peerv1.UnsafePeerServiceServer
 	m *Transport
@@ -33,7 +32,7 @@ func (s *service) Call(ctx context.Context, r *peerv1.CallRequest) (*peerv1.Call
 	}
 	body, err := s.m.commands.Serve(ctx, r.GetCommand(), r.GetBody(), caller)
 	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err() // the caller's deadline passed or it canceled: not an error of this member
+		return nil, ctx.Err() // the caller canceled or its deadline passed, which is no error of this member
 	}
 	notLeader, encoded, internal := encodeError(err)
 	return &peerv1.CallResponse{Body: body, NotLeader: notLeader, Fault: encoded, Internal: internal}, nil
@@ -75,7 +74,7 @@ func (s *service) ReadImage(r *peerv1.ReadImageRequest, stream peerv1.PeerServic
 // chunk is the size of a piece of an image or a snapshot, in bytes.
 const chunk = 256 << 10
 
-// Chunks reads f from an offset to its end and passes it to send in pieces of at most 256 KiB.
+// Chunks reads f from a byte offset to its end and calls send with pieces of at most 256 KiB.
 func Chunks(f io.ReadSeeker, offset uint64, send func([]byte) error) error {
 	if _, err := f.Seek(int64(offset), io.SeekStart); err != nil || int64(offset) < 0 {
 		return fault.Invalid("offset", "is outside of the image")

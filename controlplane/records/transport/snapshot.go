@@ -17,12 +17,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// snapshotStall is the time without progress after which sending a snapshot is abandoned.
+// snapshotStall is the time without progress after which the transfer of a snapshot is canceled.
 const snapshotStall = 30 * time.Second
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// SendSnapshot implements consensus.Transport.
+// SendSnapshot implements consensus.Transport. It sends the files in dir in the background, and reports the result to
+// the runner.
 func (m *Transport) SendSnapshot(e message.Envelope, dir string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,8 +92,8 @@ func (m *Transport) sendSnapshot(ctx context.Context, e message.Envelope, dir st
 	return err
 }
 
-// refusal returns the status with which the receiver ended the stream, because Send itself returns only io.EOF then. It
-// returns other errors unchanged.
+// refusal returns the status with which the receiver ended the stream if err is io.EOF, which is all that Send returns
+// in this case. It returns other errors unchanged.
 func refusal(s peerv1.PeerService_SendSnapshotClient, err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err
@@ -123,8 +124,8 @@ func sendFile(path, name string, send func(*peerv1.SnapshotChunk) error) error {
 	return send(&peerv1.SnapshotChunk{File: first, Crc32C: sum.Sum32(), Last: true})
 }
 
-// receiveSnapshot writes the files of a snapshot to a new directory. When all files are complete and their checksums
-// match, it passes the directory to consensus.
+// receiveSnapshot writes the files that another member sends to a new directory. When all files are complete and their
+// checksums match, it calls the runner's DeliverSnapshot with the directory.
 func (m *Transport) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (err error) {
 	from, err := m.sender(s.Context())
 	if err != nil {
@@ -178,7 +179,8 @@ func (m *Transport) receiveSnapshot(s peerv1.PeerService_SendSnapshotServer) (er
 	return s.SendAndClose(&peerv1.SnapshotReceived{})
 }
 
-// receiveFile writes one file of a snapshot. c is its first chunk, which holds its name.
+// receiveFile receives one file of a snapshot and writes it below dir. c is the first chunk of the file, which contains
+// its name.
 func receiveFile(dir string, c *peerv1.SnapshotChunk, recv func() (*peerv1.SnapshotChunk, error)) error {
 	name := c.GetFile()
 	if !filepath.IsLocal(name) {
@@ -215,7 +217,7 @@ func receiveFile(dir string, c *peerv1.SnapshotChunk, recv func() (*peerv1.Snaps
 	return f.Sync()
 }
 
-// syncDirs syncs all directories below dir, so that the names of the received files are durable.
+// syncDirs calls fsync on dir and all directories below it, so that the names of the received files are durable.
 func syncDirs(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

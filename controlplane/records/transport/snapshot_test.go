@@ -26,7 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// dial connects to a member with any certificate.
+// dial returns a gRPC client of the member to, with the client certificate own.
 func (w *testCluster) dial(to uint64, own mtls.Source) peerv1.PeerServiceClient {
 	config := mtls.Client(own, w.authority.Certificate(), mtls.OnlyKind(mtls.Member))
 	conn, err := grpc.NewClient("passthrough:///"+w.addresses[to], grpc.WithTransportCredentials(credentials.NewTLS(config)))
@@ -39,7 +39,7 @@ func (w *testCluster) as(id string) mtls.Source {
 	return issued(w.t, w.authority, mtls.Member, id, time.Now())
 }
 
-// calls makes an empty call of every method and returns the first error of each.
+// calls makes one empty call of each method and returns the first error of each, by method name.
 func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	out := map[string]error{}
 	_, out["Call"] = c.Call(ctx, &peerv1.CallRequest{Command: "test"})
@@ -61,7 +61,8 @@ func calls(ctx context.Context, c peerv1.PeerServiceClient) map[string]error {
 	return out
 }
 
-// Of all certificates, only that of another current member is accepted on the peer port.
+// TestWrongCertificatesAreRefused checks that the peer port refuses every certificate except that of another current
+// member.
 func TestWrongCertificatesAreRefused(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	ctx := limited(t)
@@ -95,7 +96,8 @@ func TestWrongCertificatesAreRefused(t *testing.T) {
 	require.Equal(t, codes.NotFound, status.Code(got["ReadImage"]))
 }
 
-// A connection to a member fails if the server at the address shows another member's certificate.
+// TestServerWithAnotherCertificate checks that connecting to a member fails if the server at its address presents
+// another member's certificate.
 func TestServerWithAnotherCertificate(t *testing.T) {
 	w := newTestCluster(t, 3, 2, 3)
 	m, err := New(Options{
@@ -113,7 +115,8 @@ func chunkOf(name, data string, last bool) *peerv1.SnapshotChunk {
 	return &peerv1.SnapshotChunk{File: name, Data: []byte(data), Last: last, Crc32C: crc32.Checksum([]byte(data), castagnoli)}
 }
 
-// Invalid snapshots are refused, and their files are removed.
+// TestInvalidSnapshotsAreRefused sends invalid snapshots. The receiver must refuse each, delete its files, and write
+// none outside of the snapshot's directory.
 func TestInvalidSnapshotsAreRefused(t *testing.T) {
 	w := newTestCluster(t, 3, 2, 3)
 	s := w.servers[1]
@@ -166,7 +169,8 @@ func TestInvalidSnapshotsAreRefused(t *testing.T) {
 	require.NoError(t, s.runner.Err(), "the member goes on")
 }
 
-// An interrupted transfer leaves no files. A sender that starts over repeatedly uses at most two directories.
+// TestInterruptedSnapshots checks that an interrupted transfer leaves no files, and that a sender that starts over
+// again and again uses at most two directories.
 func TestInterruptedSnapshots(t *testing.T) {
 	w := newTestCluster(t, 2, 2)
 	s := w.servers[1]
@@ -195,14 +199,15 @@ func TestInterruptedSnapshots(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.snapshots()) == 0 && len(l.arriving) == 0 }, 10*time.Second, time.Millisecond)
 }
 
-// The result of every transfer is reported to package consensus. A transport that is not running sends no snapshot.
+// TestSnapshotResultIsReported checks the errors of sendSnapshot, from which the result that consensus gets is derived.
 func TestSnapshotResultIsReported(t *testing.T) {
 	w := newTestCluster(t, 2)
 	m := w.servers[1].mesh
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tape"), large, 0o600))
 	ctx := limited(t)
-	// Envelopes may go from here to 2 in the name of 1 only: the refusal says so, and is not just a broken stream.
+	// The receiver refuses envelopes in the name of another member than the sender. sendSnapshot must return that
+	// refusal, not only that the stream was broken.
 	err := m.sendSnapshot(ctx, message.Envelope{From: 7, To: 2, Kind: message.KindDirIDRequest}, dir)
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
 	require.Empty(t, w.servers[2].snapshots())
@@ -216,7 +221,7 @@ func TestSnapshotResultIsReported(t *testing.T) {
 	require.Empty(t, m.links[2].snapshots, "the place is free again")
 }
 
-// ReadImage returns the bytes of an image from any offset.
+// TestImages checks that ReadImage returns the bytes of an image from any offset, and reports errors.
 func TestImages(t *testing.T) {
 	w := newTestCluster(t, 2)
 	images := filepath.Join(w.servers[1].dir, "images")
@@ -247,7 +252,7 @@ func TestImages(t *testing.T) {
 	_, err = m.ReadImage(ctx, 9, "sum", 0)
 	require.Error(t, err)
 
-	// A disk that fails in the middle is no end of the image.
+	// A read error in the middle of the image must not look like its end.
 	w.servers[1].mesh.images = broken{}
 	r, err = m.ReadImage(ctx, 1, "sum", 0)
 	require.NoError(t, err)
@@ -257,7 +262,7 @@ func TestImages(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// broken implements Images with reads that fail.
+// broken implements Images with files whose first Read succeeds and whose later ones fail.
 type broken struct{ reads int }
 
 func (broken) Open(string) (io.ReadSeekCloser, error)   { return &broken{}, nil }
@@ -270,7 +275,7 @@ func (b *broken) Read(p []byte) (int, error) {
 	return copy(p, "some"), nil
 }
 
-// ReadImage fails if the member stops sending.
+// TestImageStalls checks that reading an image fails if the member stops sending.
 func TestImageStalls(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gave := false

@@ -4,9 +4,9 @@
 // The main type is Transport, which implements consensus.Transport and leader.Caller.
 //
 // Decisions:
-//   - A member keeps two connections to each other member: one for gRPC, and one for the envelopes that it sends
+//   - A member has two connections to each other member: one for gRPC, and one for the envelopes that it sends
 //     (peerconn.go, envelopeconn.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
-//   - Envelopes are frames on TLS. The sending goroutine writes a frame itself as long as none wait, because each
+//   - Envelopes are frames on TLS. The sending goroutine writes a frame itself if no other frames wait, because each
 //     switch between goroutines adds to the latency of a write.
 //   - An envelope that cannot be sent is dropped, as raft expects.
 //   - SetMembers sets the members and may be called at any time. Other holders of a certificate of the cluster may only
@@ -42,33 +42,33 @@ import (
 )
 
 const (
-	// maxMessage is the limit of a gRPC message on this port, in bytes.
+	// maxMessage is the largest gRPC message on port 2380, in bytes.
 	maxMessage = message.MaxBytes + 1<<20
-	// reachTime is how long a call waits for a connection to be established.
+	// reachTime is how long a call waits for a connection before it fails with leader.ErrNotSent.
 	reachTime = time.Second
 )
 
-// Options of a Transport. All fields are required unless stated otherwise.
+// Options configures a Transport. All fields are required unless stated otherwise.
 type Options struct {
 	Self uint64
 	// Members holds the initial addresses (host:port) by member ID. An entry for Self is ignored. Optional.
 	Members map[uint64]string
-	// Certificate is this member's certificate.
+	// Certificate returns this member's certificate, which the Transport shows to other members.
 	Certificate mtls.Source
 	Authority   *mtls.Authority
 	Log         *slog.Logger
 	// Now is the clock for the validity of certificates; time.Now when nil.
 	Now func() time.Time
-	// UnknownMember is called with the ID of an unknown member that connects, because this member's list may be out of
-	// date. It must not block. Optional.
+	// UnknownMember is called with the ID of a member that connects but is not among the known members, because the
+	// list of this member may be outdated. It must not block. Optional.
 	UnknownMember func(member uint64)
 	// Removed is called when another member refuses this one because it was removed from the cluster. Optional.
 	Removed func()
 }
 
-// Images opens a member's image files.
+// Images opens the image files that this member stores.
 type Images interface {
-	// Open opens the verified copy of an image. It returns NotFound if there is none.
+	// Open opens the verified copy of the image with this SHA-256. It returns a NotFound fault if this member has none.
 	Open(sha256 string) (io.ReadSeekCloser, error)
 }
 
@@ -76,7 +76,7 @@ type Images interface {
 type Transport struct {
 	opts Options
 
-	// Set by Attach, before Run and Register.
+	// Fields that Attach sets, before Run and Register:
 	runner   *consensus.Runner
 	commands *leader.Commands
 	images   Images
@@ -85,11 +85,12 @@ type Transport struct {
 
 	timeouts timeouts
 
-	// ctx is the context of Run, nil while Run is not running. over is set when Run has ended; it cannot run again.
+	// ctx is the context of Run; it is nil while Run is not running. over is set when Run has ended; it cannot be
+	// called again.
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
-	inbound map[net.Conn]uint64 // incoming connections for envelopes; 0 until the member is verified
+	inbound map[net.Conn]uint64 // incoming connections for envelopes, with the member's ID; 0 until verified
 	ctx     context.Context
 	over    bool
 
@@ -101,7 +102,7 @@ var (
 	_ leader.Caller       = (*Transport)(nil)
 )
 
-// New returns a Transport. It opens no connection before Run.
+// New returns a Transport. It opens no connections until Run is called.
 func New(opts Options) (*Transport, error) {
 	m := &Transport{
 		opts: opts, links: map[uint64]*link{}, direct: map[string]direct{}, inbound: map[net.Conn]uint64{},
@@ -110,7 +111,7 @@ func New(opts Options) (*Transport, error) {
 	return m, m.SetMembers(opts.Members, nil)
 }
 
-// isMember returns an error unless id is that of the member.
+// isMember returns an error unless id, from a certificate, is the identity of the given member.
 func isMember(id mtls.ID, member uint64) error {
 	if id.Kind != mtls.Member || id.Name != strconv.FormatUint(member, 10) {
 		return fmt.Errorf("%s answers at the address of member %d", id, member)
@@ -118,7 +119,7 @@ func isMember(id mtls.ID, member uint64) error {
 	return nil
 }
 
-// Attach sets the services that the mesh calls for other members. Call it before Run and Register.
+// Attach sets the parts of this member that serve other members. Call it before Run and Register.
 func (m *Transport) Attach(runner *consensus.Runner, commands *leader.Commands, images Images) {
 	m.runner, m.commands, m.images, m.deliver = runner, commands, images, runner.Deliver
 }
@@ -128,7 +129,7 @@ func (m *Transport) Register(g grpc.ServiceRegistrar) {
 	peerv1.RegisterPeerServiceServer(g, &service{m: m})
 }
 
-// Run sends envelopes and snapshots until ctx ends, then closes the connections.
+// Run sends envelopes and snapshots until ctx ends. It then closes all connections and returns.
 func (m *Transport) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
@@ -151,7 +152,8 @@ func (m *Transport) Run(ctx context.Context) {
 	}
 }
 
-// Send implements consensus.Transport.
+// Send implements consensus.Transport. It sends or queues an envelope without blocking, and drops it if the member is
+// unknown.
 func (m *Transport) Send(e message.Envelope) {
 	l := m.link(e.To)
 	if l == nil {
@@ -162,7 +164,8 @@ func (m *Transport) Send(e message.Envelope) {
 	}
 }
 
-// sender returns the member that a call comes from, by its certificate. It returns an error if the member is unknown.
+// sender returns the ID of the member that sent the call, from its certificate. It returns an error if the member is
+// not known.
 func (m *Transport) sender(ctx context.Context) (uint64, error) {
 	member, err := certified(ctx)
 	if err != nil {
@@ -171,8 +174,8 @@ func (m *Transport) sender(ctx context.Context) (uint64, error) {
 	return m.known(member)
 }
 
-// known returns member if it belongs to the cluster, and PermissionDenied if it was removed or is unknown here. It
-// reports an unknown member to Options.UnknownMember.
+// known returns member if it belongs to the cluster, and a PermissionDenied fault if it was removed or is unknown. It
+// also calls Options.UnknownMember for an unknown member.
 func (m *Transport) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
@@ -188,10 +191,11 @@ func (m *Transport) known(member uint64) (uint64, error) {
 	return 0, fault.New(fault.PermissionDenied, "member %d is not known here", member)
 }
 
-// reasonRemoved is the machine-readable reason (ErrorInfo) of errors to a member that was removed from the cluster.
+// reasonRemoved is the machine-readable reason (google.rpc.ErrorInfo) of a refusal of a member that was removed from
+// the cluster.
 const reasonRemoved = "MEMBER_REMOVED"
 
-// isRemoved reports whether err has the reason reasonRemoved.
+// isRemoved reports whether err is a refusal because this member was removed from the cluster.
 func isRemoved(err error) bool {
 	if f, ok := fault.From(err); ok {
 		return f.Reason == reasonRemoved
@@ -204,7 +208,8 @@ func isRemoved(err error) bool {
 	return false
 }
 
-// certified returns the member that a call comes from, by its certificate; 0 for a member that has no ID yet.
+// certified returns the ID of the member that sent the call, from its certificate. The ID is 0 for a member that has
+// none yet.
 func certified(ctx context.Context) (uint64, error) {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
@@ -217,8 +222,8 @@ func certified(ctx context.Context) (uint64, error) {
 	return memberOf(info.State)
 }
 
-// reach returns a client of a member, waiting up to reachTime for a connection. It returns ErrNotSent if there is none,
-// or the error of ctx if ctx has ended.
+// reach returns a gRPC client of a member. It waits up to reachTime for a connection. It returns ErrNotSent if there is
+// none then, or the error of ctx if ctx has ended.
 func (m *Transport) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.link(member)
 	if l == nil {

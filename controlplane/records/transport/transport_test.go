@@ -33,11 +33,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// recordingMachine is a state machine that records the proposals in order.
+// recordingMachine is a state machine that stores the proposals in the order in which they are applied.
 type recordingMachine struct {
 	mu      sync.Mutex
 	grown   chan struct{}
-	restore int // how often it was replaced
+	restore int // how often the state was replaced by a snapshot
 	recordingState
 }
 
@@ -46,7 +46,7 @@ type recordingState struct {
 	Lines       []string
 }
 
-// large is the content of a checkpoint file that takes several chunks.
+// large is the content of a checkpoint file that is sent in several chunks.
 var large = bytes.Repeat([]byte("0123456789abcdef"), 3*chunk/16+1)
 
 func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
@@ -63,7 +63,7 @@ func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return out, nil
 }
 
-// lines returns the distinct proposals. Entries without data are raft's own.
+// lines returns the proposals without adjacent duplicates, and without entries that have no data, which are raft's own.
 func (m *recordingMachine) lines() []string {
 	return slices.Compact(slices.DeleteFunc(slices.Clone(m.Lines), func(line string) bool { return line == "" }))
 }
@@ -115,7 +115,7 @@ func (m *recordingMachine) Restore(dir string) error {
 	return json.Unmarshal(state, &m.recordingState)
 }
 
-// until waits until the machine has recorded a line.
+// until waits until the machine has applied the given line.
 func (m *recordingMachine) until(ctx context.Context, line string) error {
 	for {
 		m.mu.Lock()
@@ -132,7 +132,7 @@ func (m *recordingMachine) until(ctx context.Context, line string) error {
 	}
 }
 
-// testServer is one member that listens on loopback.
+// testServer is one member of a testCluster, which listens on loopback.
 type testServer struct {
 	t                testing.TB
 	id               uint64
@@ -145,10 +145,10 @@ type testServer struct {
 	server           *rpc.Server
 }
 
-// testCluster is a set of members with each other's addresses and a common certificate authority.
+// testCluster is a set of members that have each other's addresses and a common certificate authority.
 type testCluster struct {
 	t          testing.TB
-	hear       map[uint64]func(message.Envelope) bool // takes what members get in the place of consensus; may be nil
+	hear       map[uint64]func(message.Envelope) bool // by member: receives its envelopes instead of consensus
 	authority  *mtls.Authority
 	addresses  map[uint64]string
 	servers    map[uint64]*testServer
@@ -169,12 +169,13 @@ func issued(t testing.TB, a *mtls.Authority, kind mtls.Kind, name string, at tim
 	return func() (*tls.Certificate, error) { return c, nil }
 }
 
-// newTestCluster starts the members of a configuration of n. Those in absent have an address without a listener.
+// newTestCluster starts n members. Those in absent have an address but are not started.
 func newTestCluster(t testing.TB, n uint64, absent ...uint64) *testCluster {
 	return newTestClusterWith(t, nil, n, absent...)
 }
 
-// newTestClusterWith is newTestCluster with members whose envelopes are received by the test.
+// newTestClusterWith is newTestCluster, but each function in hear receives the envelopes (raft messages) of that member
+// instead of consensus.
 func newTestClusterWith(t testing.TB, hear map[uint64]func(message.Envelope) bool, n uint64, absent ...uint64) *testCluster {
 	w := &testCluster{t: t, hear: hear, authority: authority(t, "test"), addresses: map[uint64]string{}, servers: map[uint64]*testServer{}, leadership: leadertest.NewLeadership(1)}
 	listeners := map[uint64]net.Listener{}
@@ -222,7 +223,7 @@ func (w *testCluster) startServer(id uint64, l net.Listener) *testServer {
 	s.serve(l)
 	t.Cleanup(func() {
 		stopping, end := context.WithCancel(context.Background())
-		end() // no member to transfer leadership to
+		end() // the leadership is not transferred
 		s.runner.Stop(stopping)
 		cancel()
 		s.server.Stop()
@@ -240,13 +241,13 @@ func (s *testServer) serve(l net.Listener) {
 	go s.server.Serve(l)
 }
 
-// stopServing closes the incoming connections and the listener.
+// stopServing closes the incoming connections of the member and its listener.
 func (s *testServer) stopServing() {
 	s.server.Stop()
 	s.mesh.closeIncoming()
 }
 
-// files implements Images with a directory.
+// files implements Images with the files in a directory.
 type files string
 
 func (d files) Open(sum string) (io.ReadSeekCloser, error) {
@@ -273,7 +274,8 @@ func limited(t testing.TB) context.Context {
 	return ctx
 }
 
-// propose proposes a line on the leader of the raft group.
+// propose proposes a line and returns when it is committed. It tries one member after the other until the leader
+// accepts the line.
 func (w *testCluster) propose(ctx context.Context, line string) {
 	var id [16]byte
 	rand.Read(id[:])
@@ -290,15 +292,16 @@ func (w *testCluster) propose(ctx context.Context, line string) {
 	}
 }
 
-// logOf returns a member's status of its only group.
+// logOf returns the status of the only raft group on a member.
 func (w *testCluster) logOf(ctx context.Context, member uint64) consensus.GroupStatus {
 	status, err := w.servers[member].runner.Status(ctx)
 	require.NoError(w.t, err)
 	return status.Groups[0]
 }
 
-// Three members replicate over real connections. One is isolated until the others' logs no longer contain what it
-// missed, and gets a snapshot.
+// TestThreeMembersAgree replicates proposals over real connections between three members. One is isolated until the
+// others' logs no longer contain what it missed, so that it must get a snapshot. In the end, all must have the same
+// lines.
 func TestThreeMembersAgree(t *testing.T) {
 	w := newTestCluster(t, 3)
 	ctx := limited(t)
@@ -309,7 +312,7 @@ func TestThreeMembersAgree(t *testing.T) {
 	third := w.servers[3]
 	third.stopServing()
 	missed := 0
-	// Messages that were in transit at the isolation may still arrive.
+	// Messages that were sent before the member was isolated may still arrive.
 	for first := uint64(0); missed < 60 || first <= w.logOf(ctx, 3).Last+1; missed++ {
 		w.propose(ctx, fmt.Sprint("missed ", missed))
 		first = min(w.logOf(ctx, 1).First, w.logOf(ctx, 2).First)
@@ -333,7 +336,7 @@ func TestThreeMembersAgree(t *testing.T) {
 			require.NotContains(t, name, "in-", "member %d keeps nothing of what it took", id)
 		}
 	}
-	// A proposal that is made again after a lost answer is recorded twice.
+	// A proposal that is repeated after a lost response is stored twice; lines removes the duplicates.
 	want := w.servers[1].recordingMachine.lines()
 	require.Len(t, want, 2+missed)
 	for id, s := range w.servers {

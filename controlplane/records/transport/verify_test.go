@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// Verify accepts an address for a member only if the server there shows the certificate of that member.
+// TestVerify checks that Verify returns nil only if the server at the address presents the certificate of the given
+// member.
 func TestVerify(t *testing.T) {
 	w := newTestCluster(t, 3)
 	one, two, three := w.servers[1].mesh, w.servers[2].mesh.Members()[1], w.servers[1].mesh.Members()[3]
@@ -20,7 +21,8 @@ func TestVerify(t *testing.T) {
 	require.NoError(t, one.Verify(limited(t), three, 3))
 	require.ErrorContains(t, one.Verify(limited(t), three, 2), "member/3 answers at the address of member 2")
 
-	// The same name, by another cluster's authority, and a host's certificate of this one.
+	// Neither a certificate for the same member from another cluster's authority, nor a host's certificate from this
+	// cluster's authority, may be accepted.
 	for name, source := range map[string]mtls.Source{
 		"another cluster": issued(t, authority(t, "other"), mtls.Member, "3", time.Now()),
 		"a host":          issued(t, one.opts.Authority, mtls.Node, "3", time.Now()),
@@ -42,7 +44,7 @@ func TestVerify(t *testing.T) {
 		require.Error(t, one.Verify(limited(t), l.Addr().String(), 3), name)
 	}
 
-	// If the address does not respond, Verify ends with the caller's context.
+	// If the server does not respond, Verify must return when the caller's context ends.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// agent is one run of a host's agent. It drives each VM towards its desired state and reports observations.
+// agent is one run of a host's agent process. For each VM it executes the actions that lead to the desired state, and
+// it reports the observed state to a member.
 type agent struct {
 	host   *host
 	ctx    context.Context
@@ -21,19 +22,19 @@ type agent struct {
 	levels *levels
 
 	mu       sync.Mutex
-	assigned map[cloud.VMID]*agentv1.AssignedVm // the newest complete assignment; nil before the first
+	assigned map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment from a member; nil before the first
 	vms      map[cloud.VMID]*driven
 	ended    bool
 }
 
-// driven is one VM of an agent. Its goroutine owns the fields that the agent's mu does not guard.
+// driven is one VM that an agent manages. The VM's goroutine owns the fields that the agent's mu does not guard.
 type driven struct {
 	host *host
 	id   cloud.VMID
 	wake chan struct{}
 
-	want     *agentv1.AssignedVm // guarded by the agent's mu; nil: no member has assigned the VM
-	released bool                // guarded by the agent's mu
+	want     *agentv1.AssignedVm // the desired state, guarded by the agent's mu; nil: no member has assigned the VM
+	released bool                // a member released the VM, so it is to be destroyed; guarded by the agent's mu
 
 	offAt, pressedAt, rebootAt time.Time
 }
@@ -44,7 +45,7 @@ func newAgent(h *host) *agent {
 	return a
 }
 
-// start starts the goroutines of the VMs on the host and of the session with a member.
+// start starts the goroutines of the VMs on the host, and one that connects to a member.
 func (a *agent) start() {
 	a.host.f.trace.Add("%s: an agent starts", a.host.name)
 	a.work.Go(func() {
@@ -58,7 +59,7 @@ func (a *agent) start() {
 	a.work.Go(a.useStored)
 }
 
-// stop stops the agent and waits for its goroutines.
+// stop ends the agent and waits for its goroutines.
 func (a *agent) stop() {
 	a.mu.Lock()
 	a.ended = true
@@ -67,9 +68,9 @@ func (a *agent) stop() {
 	a.work.Wait()
 }
 
-// happened wakes the VM's goroutine after its process has ended.
+// happened wakes the VM's goroutine because the VM's process has ended.
 func (a *agent) happened(id cloud.VMID) {
-	a.host.f.behind.Go(func() { // the host's lock is held
+	a.host.f.behind.Go(func() { // in the background, because the caller has locked the host's mu
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if d := a.vms[id]; d != nil {
@@ -85,7 +86,8 @@ func (d *driven) ring() {
 	}
 }
 
-// get returns the VM, and starts its goroutine if needed. It may return nil when the agent has ended. mu is held.
+// get returns the VM's driven, and creates it with its goroutine if needed. It may return nil when the agent has ended.
+// The caller must have locked mu.
 func (a *agent) get(id cloud.VMID) *driven {
 	d := a.vms[id]
 	if d == nil && !a.ended {
@@ -96,8 +98,8 @@ func (a *agent) get(id cloud.VMID) *driven {
 	return d
 }
 
-// useStored uses the assignment on disk if no member has sent one within 30 seconds. It ignores assignments to destroy
-// or orphan a VM.
+// useStored uses the assignment that is stored on the host's disk if no member has sent one within 30 seconds. It
+// ignores the parts that would destroy or orphan a VM.
 func (a *agent) useStored() {
 	if sleep(a.ctx, 30*time.Second) != nil {
 		return
@@ -117,7 +119,7 @@ func (a *agent) useStored() {
 	a.assign(stored, nil)
 }
 
-// take stores a complete assignment and applies it.
+// take stores a complete assignment on the host's disk and applies it.
 func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	a.host.mu.Lock()
 	a.host.stored = maps.Clone(vms)
@@ -128,7 +130,8 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.assign(vms, released)
 }
 
-// assign sets the desired state of every VM. released VMs are to be destroyed. mu is held.
+// assign sets the desired state of every VM to that in vms. The VMs in released are to be destroyed. The caller must
+// have locked mu.
 func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	for id, want := range vms {
 		if d := a.get(id); d != nil {
@@ -151,8 +154,8 @@ func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.
 	}
 }
 
-// drive is the goroutine of a VM: it observes the VM, reports the observation and executes the next action, until the
-// VM is neither on the host nor wanted.
+// drive is the goroutine of a VM. It observes the VM, reports the observation and executes the next action, until the
+// VM is neither on the host nor assigned to it.
 func (a *agent) drive(d *driven) {
 	for a.ctx.Err() == nil {
 		a.mu.Lock()
@@ -187,7 +190,7 @@ func (a *agent) drive(d *driven) {
 	}
 }
 
-// forget removes a VM that is not on the host. It returns false if the VM was assigned meanwhile.
+// forget removes a VM that is not on the host from the agent. It returns false if the VM was assigned meanwhile.
 func (a *agent) forget(d *driven) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -206,7 +209,7 @@ func (a *agent) present() []cloud.VMID {
 	return slices.Sorted(maps.Keys(a.vms))
 }
 
-// observation returns the report of a VM's state and plan.
+// observation returns the report of a VM: its generation and counters, the state in the plan, and the process.
 func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) cloud.Observation {
 	o := cloud.Observation{VM: id, Generation: want.GetGeneration(), Observed: p.seen, Exit: p.exit, LastError: p.error}
 	if g == nil {
@@ -222,7 +225,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 	return o
 }
 
-// levels holds the newest observation of each VM, and records which are not sent yet.
+// levels has the newest observation of each VM. dirty marks those that were not sent yet.
 type levels struct {
 	mu     sync.Mutex
 	newest map[cloud.VMID]cloud.Observation
@@ -251,7 +254,8 @@ func (l *levels) forget(id cloud.VMID) {
 	delete(l.dirty, id)
 }
 
-// take returns the observations to send: those that are not sent yet, or all.
+// take returns the observations to send, and marks them as sent: those that were not sent yet, or all if everything is
+// set.
 func (l *levels) take(everything bool) (out []cloud.Observation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,24 +16,25 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// witness reads every commit of the records, completely and in order, from all running members, and checks the
-// invariants and the actual state of the hosts.
+// witness reads every commit of the members' records, completely and in order, from all running members. It checks the
+// invariants of the records, and compares the records with the actual state of the hosts.
 type witness struct {
 	f *fleet
 
 	mu     sync.Mutex
-	next   int64 // the next revision
+	next   int64 // the revision of the next commit
 	vms    map[cloud.VMID]*cloud.VM
 	nodes  map[cloud.NodeID]*cloud.Node
 	placed map[cloud.NodeID]map[cloud.VMID]*node.Placed
 	names  map[string]cloud.VMID
 	uses   map[string]bool
-	ever   map[cloud.VMID]uint64   // the highest generation of each VM, including deleted VMs
-	made   map[string][]cloud.VMID // all VMs created under each idempotency key
+	ever   map[cloud.VMID]uint64   // the highest generation of each VM ever, including deleted VMs
+	made   map[string][]cloud.VMID // the VMs created under each idempotency key; more than one is a violation
 	truth  truth
 }
 
-// truth records the actions of the hosts. Hosts hold their locks when they report to it, so it must not call hosts.
+// truth has the actions that the hosts executed. Hosts call its methods with their locks held, so it must not call
+// hosts.
 type truth struct {
 	mu      sync.Mutex
 	runner  map[cloud.VMID]*host
@@ -50,7 +51,8 @@ func newAudit(f *fleet) *witness {
 	}
 }
 
-// launched records that a host starts a process of a VM. again is set for the second half of a reboot.
+// launched records that a host starts a process of a VM, and checks that this is allowed. again is set if the process
+// is started to complete a reboot.
 func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t := &a.truth
 	t.mu.Lock()
@@ -71,15 +73,15 @@ func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t.started[id][start] = true
 }
 
-// destroyed records that a host has destroyed a VM.
+// destroyed records that a host has destroyed a VM, which must not run again.
 func (a *witness) destroyed(_ *host, id cloud.VMID) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
 	a.truth.removed[id] = true
 }
 
-// follow watches the records of a process until it ends. All running processes are watched; each revision is handled
-// when the first of them delivers it.
+// follow watches the records on a member's process until the process ends. The records on all running members are
+// watched; each revision is checked when the first member delivers it.
 func (a *witness) follow(p *process) {
 	a.mu.Lock()
 	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
@@ -110,13 +112,13 @@ func (a *witness) follow(p *process) {
 	})
 }
 
-// commit handles one complete revision.
+// commit checks all events of one revision and the consistency of the records after it.
 func (a *witness) commit(p *process, events []watch.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	revision := events[0].KV.ModRevision
 	if revision < a.next {
-		return // handled already; ring (a) checks that members agree
+		return // checked already; ring (a) of package sim checks that members agree
 	}
 	if revision > a.next {
 		a.f.fail("%s shows revision %d where %d is due", p.s.name, revision, a.next)
@@ -133,7 +135,7 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	}
 }
 
-// change handles the change of one record.
+// change applies the change of one record to the witness's copy and checks that it is allowed.
 func (a *witness) change(e watch.Event) error {
 	key := string(e.KV.Key)
 	parts := strings.Split(key, "/")
@@ -203,10 +205,11 @@ func (a *witness) change(e watch.Event) error {
 	return nil
 }
 
-// keyLabel is the label under which tenants write the idempotency key of a create.
+// keyLabel is the label in which tenants store the idempotency key of the call that creates a VM.
 const keyLabel = "sim/key"
 
-// step checks a change of a VM's record.
+// step checks a change of a VM's record: generation and counters never decrease, and the VM does not change its host.
+// before is nil for a new VM.
 func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	if before == nil {
 		if last, was := a.ever[now.ID]; was {
@@ -234,7 +237,8 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 		return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
 	}
 	if now.State == cloud.Stopped && before.State != cloud.Stopped {
-		// A start is not repeated, so a process of this start must have been running when STOPPED was recorded.
+		// Each start launches a process only once. So if a process of this or an earlier start runs now, it ran when
+		// STOPPED was committed.
 		if h := a.f.hostOf(now.Node); h != nil {
 			if start, pid, ok := h.runs(now.ID); ok && start <= v.Starts {
 				return fmt.Errorf("VM %s is recorded STOPPED, but on %s runs pid %d of start %d", now.ID, h.name, pid, start)
@@ -244,7 +248,7 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	return nil
 }
 
-// balance checks that VMs, names, image uses, placements and the allocations of nodes agree.
+// balance checks that VMs, names, image uses, placements and the nodes' allocations in the records fit together.
 func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
@@ -289,8 +293,8 @@ func (a *witness) balance() error {
 	return nil
 }
 
-// unsettled describes what has not settled, "" for nothing: a VM in a transient state, a record that differs from its
-// host, a VM on a host without a record, or a placement that is not removed yet.
+// unsettled describes one difference from a settled cloud, or returns "" if there is none: a VM in a transient state, a
+// record that differs from its host, a VM on a host without a record, or a placement that is not removed yet.
 func (a *witness) unsettled() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,7 +327,7 @@ func (a *witness) unsettled() string {
 	return ""
 }
 
-// leftovers describes what is left of VMs after all are deleted, "" for nothing.
+// leftovers describes something that remains of the VMs after all were deleted, or returns "" if nothing does.
 func (a *witness) leftovers() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -343,7 +347,7 @@ func (a *witness) leftovers() string {
 	return ""
 }
 
-// transient describes a VM that is in a transient state, "" for none.
+// transient describes a VM that is in a transient state (one with a deadline), or returns "" if there is none.
 func (a *witness) transient() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -355,7 +359,7 @@ func (a *witness) transient() string {
 	return ""
 }
 
-// overdue describes a VM whose deadline was before now, "" for none.
+// overdue describes a VM whose deadline was before now, or returns "" if there is none.
 func (a *witness) overdue(now cloud.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -367,7 +371,7 @@ func (a *witness) overdue(now cloud.Time) string {
 	return ""
 }
 
-// final checks that no VM with a record was destroyed.
+// final checks that hosts have destroyed no VM that still has a record.
 func (a *witness) final() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -380,7 +384,7 @@ func (a *witness) final() {
 	}
 }
 
-// decode reads a record as package store writes it.
+// decode decodes a record that package store encoded: a version byte, then CBOR.
 func decode[T any](b []byte) (*T, error) {
 	if len(b) == 0 {
 		return nil, errors.New("an empty record")

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// injectFaults injects faults for two to three minutes.
+// injectFaults injects random faults for two to three minutes of virtual time.
 func (f *fleet) injectFaults() {
 	f.mu.Lock()
 	if f.rng.IntN(3) > 0 {
@@ -23,7 +23,7 @@ func (f *fleet) injectFaults() {
 	}
 }
 
-// fault injects one random fault, and often schedules the end of all network cuts.
+// fault injects one random fault. Half of the time it also schedules the end of all network cuts.
 func (f *fleet) fault() {
 	s, o := f.slots[f.rng.IntN(len(f.slots))], f.slots[f.rng.IntN(len(f.slots))]
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
@@ -76,7 +76,7 @@ func (f *fleet) happen(what string, do func()) {
 	do()
 }
 
-// kill kills a member and starts it again later.
+// kill kills the member of a slot, and starts it again after the duration later.
 func (f *fleet) kill(s *memberSlot, later time.Duration) {
 	if s.current() == nil {
 		return
@@ -87,7 +87,7 @@ func (f *fleet) kill(s *memberSlot, later time.Duration) {
 	time.AfterFunc(later, func() { f.restartMember(s) })
 }
 
-// restartMember starts a member that is down.
+// restartMember starts the member of a slot, unless it runs or the simulation ends.
 func (f *fleet) restartMember(s *memberSlot) {
 	defer s.take()()
 	if s.current() != nil || f.ended() {
@@ -113,7 +113,8 @@ func (f *fleet) isolate(who endpoint) {
 	}
 }
 
-// heal ends all faults.
+// heal ends all faults: it ends the network cuts, starts all members and hosts, and tells tenants to begin no new
+// calls.
 func (f *fleet) heal() {
 	f.trace.Add("peace")
 	f.mu.Lock()
@@ -128,7 +129,7 @@ func (f *fleet) heal() {
 	}
 }
 
-// rush returns a channel that is closed when all tenants shall create a VM at the same time.
+// rush returns a channel that is closed when all tenants must create a VM at the same time.
 func (f *fleet) rush() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -142,8 +143,8 @@ func (f *fleet) hurry() {
 	f.rushed = make(chan struct{})
 }
 
-// lose crashes a host in the middle of a burst of calls. While the host is down, every VM must leave its transient
-// state at its deadline. After the host is back, the cloud must settle.
+// lose crashes a host while the tenants make calls. While the host is down, every VM must leave its transient state at
+// its deadline. After the host has restarted, the cloud must settle.
 func (f *fleet) lose(ctx context.Context) {
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
 	f.count("hosts lost for long")

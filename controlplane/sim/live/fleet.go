@@ -62,7 +62,7 @@ import (
 
 var memberIDs = []uint64{1, 2, 3}
 
-// fleet is the state of one run of ring (b): three members, hosts, tenants, and the faults that they have.
+// fleet is the state of one run of ring (b): three members, hosts, tenants, and the faults that affect them.
 type fleet struct {
 	seed      uint64
 	rng       *rand.Rand
@@ -70,40 +70,43 @@ type fleet struct {
 	log       *slog.Logger
 	key       *clusterkey.Key
 	authority *mtls.Authority
-	token     string // of the administrator
-	imports   string
-	image     cloud.ImageID
-	lateness  int    // percentage of reports that arrive a second time, late
-	tail      uint64 // consensus.Limits.TailEntries
+	token     string // an access token of the administrator
+	// imports is the directory from which images are imported.
+	imports  string
+	image    cloud.ImageID
+	lateness int    // the percentage of reports that arrive a second time, late
+	tail     uint64 // consensus.Limits.TailEntries
 
 	net     *fabric
 	slots   []*memberSlot
 	hosts   []*host
 	tenants []*tenantClient
 	audit   *witness
-	behind  sync.WaitGroup // goroutines that are waited for only in close
+	behind  sync.WaitGroup // the goroutines that only close waits for
 
 	mu     sync.Mutex
 	counts map[string]int
+	// broken describes the first violation; "" for none.
 	broken string
-	rushed chan struct{} // closed when all tenants shall create a VM
-	last   bool          // tenants begin no new calls
-	over   bool          // no member or agent may start any more
+	rushed chan struct{} // closed when all tenants must create a VM
+	last   bool          // whether tenants must begin no new calls
+	over   bool          // whether no member or agent may start any more
+	// serial is the last number that the method number returned.
 	serial uint64
 	byNode map[cloud.NodeID]*host
 }
 
-// Outcome is the result of a run.
+// Outcome has the counters and the trace of a run, whether it found a violation or not.
 type Outcome struct {
 	Counts map[string]int
 	Trace  string
 }
 
-// Run runs one seed of ring (b) on virtual time. Its error is a *sim.Violation. The seed determines the faults and
-// their times, but not the scheduling of goroutines.
+// Run runs the simulation with one seed, on virtual time. Its error is a *sim.Violation. The seed determines the faults
+// and their times, but not the scheduling of goroutines.
 func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	dir := t.TempDir()
-	defer os.RemoveAll(dir) // there may be many runs in one test
+	defer os.RemoveAll(dir) // a test may call Run many times
 	var f *fleet
 	synctest.Test(t, func(t *testing.T) {
 		f = &fleet{
@@ -125,16 +128,16 @@ func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	return out, nil
 }
 
-// logged writes log lines to a trace.
+// logged is an io.Writer that adds log lines to a trace.
 type logged struct{ trace *sim.Trace }
 
-// Write implements io.Writer.
+// Write adds one log line to the trace.
 func (l logged) Write(b []byte) (int, error) {
 	l.trace.Add("log %s", b[:len(b)-1])
 	return len(b), nil
 }
 
-// source returns the random source number n of this seed.
+// source returns a new random source, the one with number n of this run's seed.
 func (f *fleet) source(n uint64) *rand.Rand { return rand.New(rand.NewPCG(f.seed, n)) }
 
 func (f *fleet) count(what string) {
@@ -143,7 +146,7 @@ func (f *fleet) count(what string) {
 	f.counts[what]++
 }
 
-// fail records a violation; only the first one is kept.
+// fail reports a violation, which Run returns. Only the first one counts.
 func (f *fleet) fail(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -159,7 +162,7 @@ func (f *fleet) failed() bool {
 	return f.broken != ""
 }
 
-// closing reports whether tenants must not begin new calls.
+// closing reports whether tenants must not begin new calls: the faults have ended, or there was a violation.
 func (f *fleet) closing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,7 +197,7 @@ func (f *fleet) hostOf(id cloud.NodeID) *host {
 	return f.byNode[id]
 }
 
-// run executes the run: it starts the members, hosts and tenants, injects faults, ends them, and checks the result.
+// run does the run: it starts the members, hosts and tenants, injects faults, ends them, and checks the result.
 func (f *fleet) run(dir string) (err error) {
 	if f.authority, err = f.key.Authority(); err != nil {
 		return err
@@ -231,7 +234,8 @@ func (f *fleet) run(dir string) (err error) {
 	return nil
 }
 
-// within calls try every 250 ms of virtual time, until it succeeds or most has passed. It returns the last error.
+// within calls try every 250 ms of virtual time until try succeeds or the duration most has passed. It returns the last
+// error.
 func within(most time.Duration, try func() error) error {
 	for end := time.Now().Add(most); ; {
 		err := try()
@@ -308,8 +312,8 @@ func (f *fleet) createResources(ctx context.Context) error {
 	})
 }
 
-// rest waits until the cloud has settled and checks the result. Then the tenants delete all VMs, and rest checks that
-// nothing is left.
+// rest waits until the cloud has settled, and checks the result. Then it makes the tenants delete all VMs, and checks
+// that nothing remains of them.
 func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last fault", f.audit.unsettled)
 	if f.rng.IntN(3) == 0 && !f.failed() {
@@ -326,10 +330,11 @@ func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 }
 
-// settle waits, at most four minutes, until unsettled returns "". Otherwise it records a violation.
+// settle waits until unsettled returns "". It reports a violation if that takes more than four minutes or a VM's
+// deadline has passed without effect. since names the preceding event, for the message.
 func (f *fleet) settle(since string, unsettled func() string) {
 	const most = 4 * time.Minute
-	// lead is how long a new leader may take to handle passed deadlines.
+	// lead is how long a new leader may take to act on deadlines that have passed.
 	const lead = 30 * time.Second
 	began := time.Now()
 	for end := began.Add(most); !f.failed(); {
@@ -355,7 +360,7 @@ func (f *fleet) ended() bool {
 	return f.over
 }
 
-// close stops all agents and members.
+// close ends all agents and members, and waits for all goroutines.
 func (f *fleet) close() error {
 	f.mu.Lock()
 	f.over = true
@@ -368,7 +373,7 @@ func (f *fleet) close() error {
 		errs = append(errs, s.kill(f.rng))
 	}
 	f.behind.Wait()
-	// Other goroutines of the members end at their deadlines.
+	// Other goroutines of the members end at their own deadlines, within an hour.
 	time.Sleep(time.Hour)
 	return errors.Join(errs...)
 }

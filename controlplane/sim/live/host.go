@@ -21,60 +21,63 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is the state of one hypervisor host, which survives its agents. The records are compared with its processes and
-// disks.
+// host is the state of one hypervisor host, which survives its agents. The witness compares the members' records with
+// the host's processes and disks.
 type host struct {
 	f    *fleet
 	name endpoint
+	// room is the host's total capacity for VMs.
 	room cloud.Capacity
 
-	token string // join token
+	token string // the join token, with which the host registers as a node
 	key   ed25519.PrivateKey
-	leaf  *x509.Certificate // nil before the host has joined
+	leaf  *x509.Certificate // the certificate of the host; nil before the host has joined
 	node  cloud.NodeID
 
 	mu      sync.Mutex
 	rng     *mathrand.Rand
 	guests  map[cloud.VMID]*guest
 	pids    uint32
-	stored  map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment, nil before the first
+	stored  map[cloud.VMID]*agentv1.AssignedVm // the last complete assignment, on disk; nil before the first
 	term    uint64                             // the highest leader term received
-	changed func(cloud.VMID)                   // notifies the agent that a process has ended; nil without an agent
+	changed func(cloud.VMID)                   // tells the agent that a VM's process has ended; nil without an agent
 	agent   *agent
 }
 
-// guest is the state of one VM on a host: its directory and perhaps a process.
+// guest is the state of one VM on a host: the record on disk and, if the VM runs, its process.
 type guest struct {
 	record
-	refused bool // creating the disks fails
+	refused bool // whether creating the disks fails
 	proc    *proc
-	// How the last process ended, as far as the host can know.
+	// exit and exitError tell how the last process ended, as far as the host can find out.
 	exit      cloud.Exit
 	exitError string
 }
 
-// record is the data of a VM on the host's disk. It is written before the action that it records.
+// record is the data of a VM on the host's disk. It is written before the action that it describes.
 type record struct {
 	built        bool
 	startsDone   uint64
 	rebootsBegun uint64
 	rebootsDone  uint64
 	resetsDone   uint64
-	live         bool // the end of the last start is not recorded yet
+	live         bool // a start was begun whose end is not recorded yet
 	end          cloud.Exit
 	exitError    string
 }
 
 func (r *record) rebooting() bool { return r.rebootsBegun > r.rebootsDone }
 
-// proc is a simulated QEMU process.
+// proc is a simulated QEMU process of a VM.
 type proc struct {
-	pid     uint32
-	start   uint64 // the number of the start
-	takes   cloud.Capacity
-	since   time.Time
-	up      bool // the guest's CPUs run
-	deaf    bool // the guest ignores the power button
+	pid   uint32
+	start uint64 // number of the start that launched it
+	// takes is the capacity that the process uses.
+	takes cloud.Capacity
+	since time.Time
+	up    bool // whether the guest's CPUs run
+	deaf  bool // whether the guest ignores the power button
+	// pressed is set if the power button was pressed.
 	pressed bool
 }
 
@@ -86,14 +89,14 @@ func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	}, err
 }
 
-// chance returns true with a probability of p percent.
+// chance returns true with a probability of p percent, from the host's random source.
 func (h *host) chance(p int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rng.IntN(100) < p
 }
 
-// between returns a random duration of at least least and less than most.
+// between returns a random duration, not shorter than least and shorter than most, from the host's random source.
 func (h *host) between(least, most time.Duration) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,7 +107,7 @@ func (h *host) drawn(least, most time.Duration) time.Duration {
 	return least + time.Duration(h.rng.Int64N(int64(most-least)))
 }
 
-// shows returns the context of a member's handler for a connection with this host's certificate.
+// shows returns the context that a member's handler gets for a connection with this host's certificate.
 func (h *host) shows(ctx context.Context) context.Context {
 	var state tls.ConnectionState
 	if h.leaf != nil {
@@ -113,14 +116,14 @@ func (h *host) shows(ctx context.Context) context.Context {
 	return grpcpeer.NewContext(ctx, &grpcpeer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
 }
 
-// present returns the IDs of all VMs on the host.
+// present returns the IDs of all VMs on the host, sorted.
 func (h *host) present() []cloud.VMID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Sorted(maps.Keys(h.guests))
 }
 
-// look returns a copy of a VM's state, nil if the VM is not on the host.
+// look returns a copy of a VM's state on the host, nil if the VM is not on the host.
 func (h *host) look(id cloud.VMID) *guest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -136,7 +139,8 @@ func (h *host) look(id cloud.VMID) *guest {
 	return &seen
 }
 
-// runs returns the start and the process ID of a VM that has a process here.
+// runs returns the number of the start and the process ID of a VM on the host. ok is false if the VM has no process
+// there.
 func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	if g := h.look(id); g != nil && g.proc != nil {
 		return g.proc.start, g.proc.pid, true
@@ -144,7 +148,7 @@ func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	return 0, 0, false
 }
 
-// build creates the disks of a VM. One VM in forty has disks that cannot be created.
+// build creates the disks of a VM. For one VM in forty, its disks cannot be created.
 func (h *host) build(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -156,7 +160,7 @@ func (h *host) build(id cloud.VMID) {
 	g.built = !g.refused
 }
 
-// change changes the record of a VM.
+// change calls f to change the VM's record on disk. It does nothing if the VM is not on the host.
 func (h *host) change(id cloud.VMID, f func(*record)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -165,7 +169,8 @@ func (h *host) change(id cloud.VMID, f func(*record)) {
 	}
 }
 
-// launch starts a process. One launch in thirty fails. again is set for the second half of a reboot.
+// launch starts a process of a VM. One launch in thirty fails. again is set if the process is started to complete a
+// reboot.
 func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	id := cloud.VMID(want.GetVmId())
 	h.mu.Lock()
@@ -197,7 +202,7 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 }
 
-// letRun starts the CPUs of a launched guest.
+// letRun starts the CPUs of a VM's process, so that the guest runs.
 func (h *host) letRun(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -206,7 +211,7 @@ func (h *host) letRun(id cloud.VMID) {
 	}
 }
 
-// press presses the power button. Unless the guest ignores the button, it powers off after 0.3 to 9 seconds.
+// press presses the power button of a VM. Unless the guest ignores the button, it powers off after 0.3 to 9 seconds.
 func (h *host) press(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -228,7 +233,7 @@ func (h *host) off(id cloud.VMID, p *proc) {
 	}
 }
 
-// cut kills a process.
+// cut kills the process of a VM.
 func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -237,7 +242,8 @@ func (h *host) cut(id cloud.VMID) {
 	}
 }
 
-// ended records the end of a process. Without an agent, the exit of a guest may be recorded as a failure. mu is held.
+// ended removes a VM's process and records how it ended. If no agent runs, the host may record a failure although the
+// guest powered off. The caller must have locked mu.
 func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, exitError string) {
 	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, exitError)
 	g.proc, g.exit, g.exitError = nil, exit, exitError
@@ -287,7 +293,7 @@ func (h *host) endRandomGuest() {
 	}
 }
 
-// boot starts an agent if none runs.
+// boot starts the host's agent if none runs.
 func (h *host) boot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -298,7 +304,7 @@ func (h *host) boot() {
 	}
 }
 
-// stopAgent stops the agent. The processes of VMs continue.
+// stopAgent ends the host's agent. The processes of VMs continue.
 func (h *host) stopAgent() {
 	h.mu.Lock()
 	a := h.agent
@@ -323,5 +329,5 @@ func (h *host) crash() {
 	}
 }
 
-// short returns the last six characters of an ID, for the trace.
+// short returns the last six characters of a VM ID, for the trace.
 func short(id cloud.VMID) string { return fmt.Sprint(id)[max(len(id)-6, 0):] }

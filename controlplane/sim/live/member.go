@@ -29,21 +29,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// memberSlot is one of the three members: its ID, its disk, and the current process.
+// memberSlot is one of the three members: its ID, its disk, and the process that currently runs.
 type memberSlot struct {
 	f    *fleet
 	id   uint64
 	name endpoint
-	dir  string // parent directory of the image files, which crashes do not affect
+	dir  string // parent of the directory of image files, which crashes do not affect
 
-	turn chan struct{} // semaphore, held while a process starts or ends
+	turn chan struct{} // semaphore, acquired to start or end a process
 
 	mu   sync.Mutex
 	disk *vfs.MemFS
-	now  *process // nil while the member is down
+	now  *process // the running process; nil while the member is down
 }
 
-// process is one run of a member's process. It has what the program builds at its start, except the listeners.
+// process is one run of a member's process. It has what the program creates at its start, except the listeners.
 type process struct {
 	s      *memberSlot
 	ctx    context.Context
@@ -69,10 +69,10 @@ type process struct {
 
 	mu    sync.Mutex
 	dead  bool
-	calls sync.WaitGroup // calls from other parties; none begins when dead is set
+	calls sync.WaitGroup // calls from other members, hosts and tenants; no new one is accepted when dead is set
 }
 
-// start starts a process.
+// start starts a process on the member's disk, and the witness's watch of its records.
 func (s *memberSlot) start() error {
 	s.f.trace.Add("%s starts", s.name)
 	p := &process{s: s}
@@ -88,14 +88,15 @@ func (s *memberSlot) start() error {
 	return nil
 }
 
-// current returns the current process, nil if the member is down.
+// current returns the running process, nil if the member is down.
 func (s *memberSlot) current() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
 }
 
-// build creates the engine, consensus, store and services, in the order of the program's run function.
+// build creates the engine, consensus, store and services, in the same order as the run function of
+// trivet-controlplane.
 func (p *process) build() (err error) {
 	s, f := p.s, p.s.f
 	log := f.log.With("member", s.id)
@@ -127,7 +128,7 @@ func (p *process) build() (err error) {
 	return nil
 }
 
-// serve creates the services and starts the leader-only tasks.
+// serve creates the services and starts the tasks that run on the leader only.
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
 	p.commands = leader.NewCommands(s.id, p.system, p.mesh)
@@ -168,7 +169,7 @@ func (p *process) serve(log *slog.Logger) (err error) {
 	return nil
 }
 
-// RegisterService implements grpc.ServiceRegistrar. It stores the handlers, which agents call directly.
+// RegisterService implements grpc.ServiceRegistrar. It stores the handlers, which the simulated agents call directly.
 func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	switch h := handlers.(type) {
 	case agentv1.AgentServiceServer:
@@ -178,8 +179,8 @@ func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	}
 }
 
-// enter begins a call from another party. The returned context ends with the process; the caller must call leave at the
-// end. If the process is dead already, enter returns nil.
+// enter begins a call from outside the process. The returned context ends with the process. The caller must call leave
+// at the end of the call. If the process is dead already, leave is nil.
 func (p *process) enter(ctx context.Context) (inside context.Context, leave func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,13 +203,13 @@ func (p *process) gone() bool {
 	return p.dead
 }
 
-// take acquires the semaphore to start or end a process.
+// take acquires the semaphore that a goroutine needs to start or end a process of the slot. release returns it.
 func (s *memberSlot) take() (release func()) {
 	s.turn <- struct{}{}
 	return func() { <-s.turn }
 }
 
-// kill kills the process. The disk keeps all data or, if the power is lost, which is random, only the synced data.
+// kill ends the process. If, at random, the power is lost, the disk then has only the synced data, otherwise all data.
 func (s *memberSlot) kill(rng *rand.Rand) error {
 	defer s.take()()
 	p := s.current()
@@ -232,7 +233,7 @@ func (s *memberSlot) kill(rng *rand.Rand) error {
 	return err
 }
 
-// end closes everything in the order of the program's run function, but does not transfer leadership.
+// end closes everything in the same order as the run function of trivet-controlplane, but does not transfer leadership.
 func (p *process) end() error {
 	p.mu.Lock()
 	p.dead = true

@@ -15,17 +15,18 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// mesh connects a process with the other members: it implements consensus.Transport, leader.Caller and image.Peers.
+// mesh connects a process with the other members. It implements consensus.Transport, leader.Caller and image.Peers.
 type mesh struct{ p *process }
 
 const (
 	// reachTime is how long a call waits for a connection to another member.
 	reachTime = time.Second
-	// maxCall limits the duration of a command, whose caller may be gone without notice.
+	// maxCall limits the duration of a command. The limit is needed because a command is not notified when its caller
+	// ends while the network is cut.
 	maxCall = time.Minute
 )
 
-// Send implements consensus.Transport.
+// Send implements consensus.Transport. The envelope arrives after the network delay, or is lost if the network is cut.
 func (m *mesh) Send(e message.Envelope) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(e.To)
@@ -45,7 +46,7 @@ func (m *mesh) Send(e message.Envelope) {
 	})
 }
 
-// SendSnapshot implements consensus.Transport.
+// SendSnapshot implements consensus.Transport. It copies the files to the other member's disk in the background.
 func (m *mesh) SendSnapshot(e message.Envelope, dir string) {
 	m.p.s.f.behind.Go(func() {
 		err := m.sendSnapshot(e, dir)
@@ -91,7 +92,7 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	return p.runner.DeliverSnapshot(copied, into)
 }
 
-// Call implements leader.Caller.
+// Call implements leader.Caller: it executes a command on another member, after the network delay.
 func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(member)
@@ -139,7 +140,7 @@ func (m *mesh) Call(ctx context.Context, member uint64, command string, body []b
 	return a.body, convertError(a.err)
 }
 
-// convertError converts an error of another process to the error that its caller gets.
+// convertError converts an error of another process to the error that its caller gets over the network.
 func convertError(err error) error {
 	f, ok := fault.From(err)
 	switch {
@@ -159,7 +160,7 @@ func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, 
 	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
 }
 
-// ReadImage implements image.Peers.
+// ReadImage implements image.Peers: it returns the content of an image file on another member from offset on.
 func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(member)

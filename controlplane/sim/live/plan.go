@@ -8,19 +8,19 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// plan is the next action of a simulated agent for a VM, and the state that it reports.
+// plan is the next action of a simulated agent for one VM, and the state that the agent reports.
 type plan struct {
 	seen  cloud.Observed
 	exit  cloud.Exit
 	error string
-	// act is the next action, nil for none. It takes between least and most.
+	// act is the next action, nil for none. It is executed after a random time between least and most.
 	act         func()
 	least, most time.Duration
-	// wait is the time until the next check if there is no action; 0: until an event.
+	// wait is the time until the next check if there is no action. 0 means to wait for an event.
 	wait time.Duration
 }
 
-// Timeouts of the power button.
+// The power button is pressed again after pressAgain. A reboot is forced hardAfter after its begin.
 const (
 	pressAgain = 10 * time.Second
 	hardAfter  = 30 * time.Second
@@ -47,13 +47,13 @@ func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 	return reportOnly(g)
 }
 
-// step returns p with an action.
+// step returns p with the action act.
 func step(p plan, act func(), least, most time.Duration) plan {
 	p.act, p.least, p.most = act, least, most
 	return p
 }
 
-// reportOnly returns the plan for a VM without an action: only the state to report.
+// reportOnly returns a plan without an action, with the state of g to report.
 func reportOnly(g *guest) plan {
 	switch {
 	case g == nil:
@@ -72,7 +72,7 @@ func reportOnly(g *guest) plan {
 	return plan{seen: cloud.ObservedBuilt}
 }
 
-// building returns the plan to create the disks. ok is false if they exist.
+// building returns the plan to create a VM's disks. The result is false if no disks must be created.
 func (d *driven) building(g *guest) (plan, bool) {
 	switch {
 	case g != nil && (g.built || g.proc != nil):
@@ -109,7 +109,7 @@ func (d *driven) on(want *agentv1.AssignedVm, g *guest) plan {
 	return d.running(want, g)
 }
 
-// running returns the plan for a running guest that should run: pending resets and reboots.
+// running returns the plan for a guest that runs as desired: to execute a pending reset or reboot.
 func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
 	p := plan{seen: cloud.ObservedRunning}
 	quick := func(act func()) plan { return step(p, act, time.Millisecond, 100*time.Millisecond) }
@@ -149,8 +149,8 @@ func (d *driven) off(want *agentv1.AssignedVm, g *guest) plan {
 	return d.press(p, left)
 }
 
-// press returns p with a press of the power button, or, if the last press is less than pressAgain ago, with a wait
-// until the next press, at most left.
+// press returns p with a press of the power button. If the last press is less than pressAgain ago, it returns p with
+// the time until the next press, at most left, instead.
 func (d *driven) press(p plan, left time.Duration) plan {
 	if since := time.Since(d.pressedAt); !d.pressedAt.IsZero() && since < pressAgain {
 		p.wait = min(left, pressAgain-since)
@@ -160,20 +160,20 @@ func (d *driven) press(p plan, left time.Duration) plan {
 	return step(p, func() { d.host.press(d.id) }, time.Millisecond, 50*time.Millisecond)
 }
 
-// begin executes a requested start. The start is recorded before the launch.
+// begin executes a requested start. It records the start before it launches the process.
 func (d *driven) begin(want *agentv1.AssignedVm) {
 	d.host.change(d.id, func(r *record) { r.startsDone, r.live = want.GetStarts(), true })
 	d.host.launch(want, want.GetStarts(), false)
 }
 
-// relaunch completes a reboot after the guest has powered off.
+// relaunch completes a reboot: it launches the process again after the guest has powered off.
 func (d *driven) relaunch(want *agentv1.AssignedVm) {
 	var start uint64
 	d.host.change(d.id, func(r *record) { r.rebootsDone, start = r.rebootsBegun, r.startsDone })
 	d.host.launch(want, start, true)
 }
 
-// recordExit records how a process ended.
+// recordExit stores in the VM's record how its process ended.
 func (d *driven) recordExit(g *guest) {
 	d.host.change(d.id, func(r *record) { r.live, r.end, r.exitError = false, g.exit, g.exitError })
 }

@@ -26,15 +26,15 @@ var (
 	errOver      = errors.New("the member ended it")
 )
 
-// Intervals and timeouts of an agent's session.
+// Intervals of an agent's messages, and its timeout for a response.
 const (
 	heartbeatEvery = 5 * time.Second
 	reportAllEvery = 30 * time.Second
 	answerWithin   = 5 * time.Second
 )
 
-// keepSession runs sessions one after the other. Each is with the leader that the previous member named, or else with
-// the next member.
+// keepSession connects the agent to one member after another until the agent ends. The next member is the leader if the
+// previous member named one, otherwise the next in order.
 func (a *agent) keepSession() {
 	slots := a.host.f.slots
 	for n := 0; a.ctx.Err() == nil; n++ {
@@ -57,7 +57,8 @@ func (a *agent) keepSession() {
 	}
 }
 
-// session runs one session with a member, until a part of it fails. A host without a certificate joins first.
+// session connects the agent to a member and exchanges messages until one of the streams fails. A host without a
+// certificate joins first.
 func (a *agent) session(to *memberSlot) error {
 	h := a.host
 	if err := h.f.net.pass(a.ctx, h.name, to.name); err != nil {
@@ -92,8 +93,8 @@ func (a *agent) session(to *memberSlot) error {
 	return group.Wait()
 }
 
-// handled calls a handler of a member for this host, and returns its error after a network delay. It returns errOver
-// instead of nil.
+// handled calls handler, a call of a member's method for this host, and returns its error after a network delay. It
+// returns errOver instead of nil.
 func (a *agent) handled(ctx context.Context, p *process, handler func(context.Context) error) error {
 	inside, leave := p.enter(a.host.shows(ctx))
 	if leave == nil {
@@ -141,7 +142,7 @@ func (a *agent) join(p *process) error {
 }
 
 // watch receives the member's messages and assembles the assignment from them. It calls accepted after the first
-// message.
+// message of an accepted term.
 func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *agentv1.WatchResponse, accepted func()) error {
 	var vms map[cloud.VMID]*agentv1.AssignedVm
 	var released []cloud.VMID
@@ -181,7 +182,8 @@ func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *a
 	}
 }
 
-// acceptsTerm reports whether a message of a leader term is accepted, and records the term. Lower terms are refused.
+// acceptsTerm reports whether the host accepts a message of a leader's term, and stores the term. It refuses terms
+// lower than one it has accepted.
 func (h *host) acceptsTerm(term uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -192,7 +194,7 @@ func (h *host) acceptsTerm(term uint64) bool {
 	return true
 }
 
-// report sends changed observations, and all observations at first and every reportAllEvery.
+// report sends changed observations to the member. It sends all observations at first and every reportAllEvery.
 func (a *agent) report(ctx context.Context, p *process) error {
 	h := a.host
 	group, ctx := errgroup.WithContext(ctx)
@@ -234,8 +236,8 @@ func (a *agent) report(ctx context.Context, p *process) error {
 	return group.Wait()
 }
 
-// delayReports makes some reports arrive a second time, up to a minute later, like a report in the buffers of an older
-// connection.
+// delayReports makes some reports arrive at the member a second time, up to a minute later, as if an older connection
+// had buffered them.
 func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
 		return
@@ -253,11 +255,11 @@ func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 		in := make(chan *agentv1.ReportRequest, 1)
 		in <- &agentv1.ReportRequest{Vms: say.GetVms()}
 		close(in)
-		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // its connection is gone
+		_ = p.agents.Report(&reportStream{ctx: inside, in: in}) // the connection that a response would need has ended
 	})
 }
 
-// sendHeartbeats sends heartbeats every heartbeatEvery.
+// sendHeartbeats sends a heartbeat to the member every heartbeatEvery until one fails.
 func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	h := a.host
 	every := time.NewTicker(heartbeatEvery)
@@ -287,17 +289,17 @@ func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	}
 }
 
-// watchStream is the server side of a Watch stream. Sent messages are queued for the agent in a buffered channel.
+// watchStream is the server side of a Watch stream. It queues the messages that the member sends in a buffered channel.
 type watchStream struct {
 	grpc.ServerStream
 	ctx context.Context
 	out chan<- *agentv1.WatchResponse
 }
 
-// Context implements grpc.ServerStream.
+// Context returns the context of the call, which the member's handler uses.
 func (s *watchStream) Context() context.Context { return s.ctx }
 
-// Send implements grpc.ServerStreamingServer.
+// Send queues a copy of m for the agent.
 func (s *watchStream) Send(m *agentv1.WatchResponse) error {
 	select {
 	case s.out <- proto.Clone(m).(*agentv1.WatchResponse):
@@ -307,17 +309,17 @@ func (s *watchStream) Send(m *agentv1.WatchResponse) error {
 	}
 }
 
-// reportStream is the server side of a Report stream.
+// reportStream is the server side of a Report stream. The member receives the reports in the channel in.
 type reportStream struct {
 	grpc.ServerStream
 	ctx context.Context
 	in  <-chan *agentv1.ReportRequest
 }
 
-// Context implements grpc.ServerStream.
+// Context returns the context of the call, which the member's handler uses.
 func (s *reportStream) Context() context.Context { return s.ctx }
 
-// Recv implements grpc.ClientStreamingServer.
+// Recv returns the agent's next report, or io.EOF when the channel is closed.
 func (s *reportStream) Recv() (*agentv1.ReportRequest, error) {
 	select {
 	case m, ok := <-s.in:
@@ -330,5 +332,5 @@ func (s *reportStream) Recv() (*agentv1.ReportRequest, error) {
 	}
 }
 
-// SendAndClose implements grpc.ClientStreamingServer.
+// SendAndClose discards the member's response.
 func (s *reportStream) SendAndClose(*agentv1.ReportResponse) error { return nil }

@@ -16,13 +16,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tenantClient is a client with its own VMs. It repeats each call, under one idempotency key, until it gets a response.
+// tenantClient is one tenant with its own VMs. It repeats each call, under one idempotency key, until it gets a
+// response.
 type tenantClient struct {
 	f    *fleet
 	name string
 	rng  *rand.Rand
+	// asks is the number of calls made; it is part of the idempotency keys.
 	asks int
 
+	// have lists the VMs whose creation was acknowledged and whose deletion was not.
 	have []owned
 	// gone lists the VMs whose deletion was acknowledged.
 	gone []cloud.VMID
@@ -32,13 +35,13 @@ type tenantClient struct {
 type owned struct {
 	id   cloud.VMID
 	name string
-	// leaving reports that a call to delete the VM got no response.
+	// leaving is set if a call to delete the VM got no response.
 	leaving bool
 }
 
 const mostVMs = 5
 
-// life makes random calls until fleet.closing.
+// life makes random calls until fleet.closing returns true.
 func (t *tenantClient) life(ctx context.Context) {
 	for ctx.Err() == nil && !t.f.closing() {
 		t.once(ctx)
@@ -92,8 +95,8 @@ func (t *tenantClient) once(ctx context.Context) {
 	}
 }
 
-// ask makes a call under one idempotency key on random members until there is a response, at most 30 times. ok is false
-// if there was none.
+// ask makes a call under one idempotency key, on random members, until there is a final response, at most 30 times. ok
+// is false if there was none.
 func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
 	key := fmt.Sprintf("%s-%d", t.name, t.asks)
@@ -118,8 +121,8 @@ func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx conte
 	return err, false
 }
 
-// final reports whether an error is a final response: nothing was done, or, for nil, everything. Other errors are
-// retried.
+// final reports whether err is a final response, which is not retried: nil means that everything was done, an error
+// that nothing was done.
 func final(err error) bool {
 	if err == nil {
 		return true
@@ -128,7 +131,7 @@ func final(err error) bool {
 	return ok && !f.Retry && f.Kind != fault.Unavailable && f.Kind != fault.Unauthenticated && f.Kind != fault.Internal
 }
 
-// call makes one attempt on a random member.
+// call makes one attempt of a call on a random member.
 func (t *tenantClient) call(ctx context.Context, key string, f func(ctx context.Context, p *process) error) error {
 	return t.callAt(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))], key, f)
 }
@@ -175,7 +178,7 @@ func (t *tenantClient) create(ctx context.Context) {
 		return err
 	})
 	switch {
-	case !ok: // unknown whether a VM was created; the witness checks that there are not two
+	case !ok: // unknown whether a VM was created; the witness checks that there is at most one
 	case err == nil:
 		if made.Replayed {
 			t.f.count("creates replayed")
@@ -226,7 +229,7 @@ func (t *tenantClient) delete(ctx context.Context, at int, force bool) {
 	}
 }
 
-// look calls check on a random member and ignores its errors.
+// look checks the list of VMs on a random member. It ignores errors of the call.
 func (t *tenantClient) look(ctx context.Context) {
 	_, _ = t.check(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))])
 }
@@ -267,8 +270,8 @@ func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.V
 	return all, nil
 }
 
-// deleteAll deletes all VMs of the tenant after the end of faults, including those whose creation was not acknowledged.
-// Every call must succeed at the first attempt, on every member.
+// deleteAll deletes, after the end of faults, all VMs of the tenant, including those whose creation was not
+// acknowledged. Every call must succeed at the first attempt, and every member must list the VMs correctly.
 func (t *tenantClient) deleteAll(ctx context.Context) {
 	var all []*cloud.VM
 	var err error
@@ -292,7 +295,7 @@ func (t *tenantClient) deleteAll(ctx context.Context) {
 	}
 }
 
-// final compares the acknowledged creations and deletions with the records.
+// final checks that the records have all VMs whose creation, and none whose deletion, was acknowledged to this tenant.
 func (t *tenantClient) final() {
 	a := t.f.audit
 	a.mu.Lock()

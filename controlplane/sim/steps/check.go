@@ -15,30 +15,29 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// check compares the members with each other. It records each entry from the first member that applies it, and each
-// revision from the first watcher that receives it. Every later application and event, also after a restart, must be
-// equal.
+// check compares the members with each other. It stores each entry when the first member applies it, and each revision
+// when the first watcher receives it. Every later application and event, also after a restart, must be equal.
 type check struct {
 	w *world
 
-	entries map[uint64]entry          // by index
-	answers map[[16]byte]string       // of command.EncodeResult, by proposal
-	digests map[uint64]uint32         // checksum of the state, by applied index
-	leaders map[[2]uint64]uint64      // by group and term
-	votes   map[[3]uint64]uint64      // the candidate, by group, term and voter
-	times   map[uint64]command.Result // result of an entry, by index
-	noteAt  map[string]place          // place of each note; notes are not deduplicated, and each must be applied once
-	newest  uint64                    // the highest applied index
-	notes   map[place]note            // notes of the second group
+	entries map[uint64]entry          // committed entries, by index
+	answers map[[16]byte]string       // encoded result of each applied proposal, by proposal ID
+	digests map[uint64]uint32         // checksum of the whole state, by applied index
+	leaders map[[2]uint64]uint64      // leader, by group and term
+	votes   map[[3]uint64]uint64      // candidate that was voted for, by group, term and voter
+	times   map[uint64]command.Result // result of each entry, by index
+	noteAt  map[string]place          // place of each note, by text; each must be applied once only
+	newest  uint64                    // highest applied index
+	notes   map[place]note            // notes of the second group, by place
 
 	history history
 	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older one.
 	frontier int64
-	// never has the error of each operation that failed and must not be applied.
+	// never has, for each operation that failed and must not be applied, the text of its error.
 	never map[string]string
 }
 
-// entry is a committed entry.
+// entry is a committed log entry, with the checksum of its data and its encoded result.
 type entry struct {
 	term   uint64
 	id     [16]byte
@@ -83,7 +82,7 @@ func (c *check) sent(m *member, e *message.Envelope) {
 	c.votes[key] = candidate
 }
 
-// leads checks that a term has one leader. l is what a member has reported.
+// leads checks that a term of a group has one leader. l is what member m has reported.
 func (c *check) leads(m *member, l consensus.Leadership) {
 	if m.dying() {
 		return
@@ -101,7 +100,8 @@ func (c *check) leads(m *member, l consensus.Leadership) {
 	c.leaders[key] = l.Leader
 }
 
-// applied compares the entries that a member has applied, and their results, with the recorded ones.
+// applied checks that the entries that m has applied, and their results, are equal to those of the member that applied
+// them first.
 func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	if m.dying() {
 		return
@@ -130,7 +130,8 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	}
 }
 
-// learn records an entry that no member has applied before.
+// learn stores an entry that no member has applied before, and checks that a repeated proposal has the same result and
+// that revision and time do not decrease.
 func (c *check) learn(e consensus.Entry, r command.Result) {
 	answer := string(command.EncodeResult(nil, r))
 	if first, again := c.answers[e.ID]; again {
@@ -153,7 +154,7 @@ func (c *check) learn(e consensus.Entry, r command.Result) {
 	}
 }
 
-// answered checks that a proposal that a member has acknowledged was applied with the same result.
+// answered checks a proposal that m has acknowledged with answer: some member must have applied it with that result.
 func (c *check) answered(m *member, id [16]byte, answer any) {
 	r, has := answer.(command.Result)
 	if known, ok := c.answers[id]; !ok {
@@ -163,7 +164,7 @@ func (c *check) answered(m *member, id [16]byte, answer any) {
 	}
 }
 
-// state compares the checksum of a member's whole state with that of other members at the same index.
+// state checks that the checksum of m's whole state equals that of every member at the same applied index.
 func (c *check) state(m *member) {
 	if m.dying() || m.aside != nil {
 		return
@@ -202,12 +203,13 @@ func (c *check) confirm(op string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// deny records that a client got an error after which its operation must not be applied.
+// deny notes that op failed with an error after which it must not be applied; final checks that.
 func (c *check) deny(op string, err error) {
 	c.never[op] = err.Error()
 }
 
-// read checks the revision of a linearizable read. frontier is the value of check.frontier when the read began.
+// read checks the revision of a linearizable read of a table: it must not be below frontier, the value of
+// check.frontier when the read began.
 func (c *check) read(what string, revision, frontier int64) {
 	c.w.count("linearizable reads")
 	if revision < frontier {
@@ -216,7 +218,8 @@ func (c *check) read(what string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// final compares all members with the history at the end of the run.
+// final checks at the end of the run that all members are at the end of the history, and that no failed operation was
+// applied.
 func (c *check) final() {
 	for _, m := range c.w.trio {
 		m.observer.poll()

@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// The errors of a client that do not come from the store.
+// Errors that a client's calls return besides those of package store.
 var (
 	errGone      = errors.New("the member is gone; whether the call took effect is not known")
 	errDown      = errors.New("the member does not answer")
@@ -23,21 +23,21 @@ var (
 	errPointless = errors.New("the operation makes no sense now")
 )
 
-// client is one user of the store. It runs package store in a coroutine, which yields to the world where the store
-// would wait for other members.
+// client is one user of the store. It calls package store in a coroutine, which yields to the type world where the
+// store would wait for other members.
 type client struct {
 	w      *world
 	id     int
 	rng    *rand.Rand
-	chance *rand.ChaCha8 // for proposal IDs
+	chance *rand.ChaCha8 // random source of proposal IDs
 
 	resume func() (struct{}, bool)
 	stop   func()
 	yield  func(struct{}) bool
 
-	call  *call // the call that the client waits for
-	wake  int   // the step in which the client stops waiting
-	last  bool  // the client begins no new operations except a last read
+	call  *call // call whose result the client waits for; nil: none
+	wake  int   // step in which the client stops waiting
+	last  bool  // the client begins no new operations but a last read
 	done  bool
 	doing string
 	made  int // number of operations begun
@@ -45,7 +45,7 @@ type client struct {
 	follow follower
 }
 
-// call is a proposal or read of a client on a member.
+// call is a proposal or read request of a client on a member, with its result once over is true.
 type call struct {
 	over   bool
 	answer any
@@ -68,14 +68,14 @@ func newClient(w *world, id int) *client {
 	return c
 }
 
-// advance resumes the client if its call is over or its waiting time has passed.
+// advance resumes the client's coroutine if its call is over or its waiting time has passed.
 func (c *client) advance() {
 	if !c.done && (c.call != nil && c.call.over || c.w.step >= c.wake) {
 		c.resume()
 	}
 }
 
-// wait yields to the world for some steps, or until the call is over. It returns errOver when the run ends.
+// wait yields to the type world for a number of steps, or until the call is over. It returns errOver when the run ends.
 func (c *client) wait(steps int, on *call) error {
 	c.call, c.wake = on, c.w.step+steps
 	if !c.yield(struct{}{}) {
@@ -85,7 +85,7 @@ func (c *client) wait(steps int, on *call) error {
 	return nil
 }
 
-// await waits for the result of a call, at most 40 steps, and fails it with errGone afterwards.
+// await waits for the result of a call for at most 40 steps. Afterwards it ends the call with errGone.
 func (c *client) await(ask *call) (any, error) {
 	if !ask.over {
 		if err := c.wait(40, ask); err != nil {
@@ -123,7 +123,7 @@ func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	return c.await(ask)
 }
 
-// read calls ReadIndex on a member and waits for it.
+// read calls ReadIndex on m and waits until reads on m are linearizable. If it fails, it cancels the request.
 func (c *client) read(m *member) error {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return errDown
@@ -148,12 +148,13 @@ func (c *client) read(m *member) error {
 type clientProposer struct {
 	c *client
 	m *member
-	// unknown reports that the last proposal may be applied although no result was received.
+	// unknown is true if the last proposal may be applied although no result was received.
 	unknown  bool
 	attempts int
 }
 
-// Propose implements store.Proposer.
+// Propose implements store.Proposer. It proposes up to eight times, and returns errTired after that, or when it is
+// called for the seventh time.
 func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if d.attempts++; d.attempts > 6 {
 		return command.Result{}, errTired
@@ -168,7 +169,7 @@ func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (c
 				d.c.w.count("retries answered")
 			}
 			d.unknown = false
-			r, _ := answer.(command.Result) // check.answered has checked the type
+			r, _ := answer.(command.Result) // check.answered has checked this type
 			return r, nil
 		case errors.Is(err, errOver):
 			d.unknown = true
@@ -199,10 +200,10 @@ func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (c
 // ReadIndex implements store.Proposer.
 func (d *clientProposer) ReadIndex(context.Context) error { return d.c.read(d.m) }
 
-// some returns a random member.
+// some returns a random member, which may be down.
 func (c *client) some() *member { return c.w.trio[c.rng.IntN(members)] }
 
-// at returns the store of a member, with a Proposer of this client.
+// at returns a store that reads on m, with a Proposer of this client.
 func (c *client) at(m *member) (*store.Store, *clientProposer) {
 	d := &clientProposer{c: c, m: m}
 	return store.New(store.Options{Engine: m.engine, Proposer: d, PageKey: make([]byte, 32), Now: m.clock, Rand: c.chance}), d
@@ -221,7 +222,7 @@ func (c *client) reachable() (*member, error) {
 }
 
 // write runs an operation in a transaction, which also writes ops/<its name> without reading it, so that applying it
-// twice is detected. It passes the result to the check.
+// twice is detected. It passes the returned revision or error to c.w.check.
 func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error {
 	w := c.w
 	m, err := c.reachable()
@@ -254,8 +255,7 @@ func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error
 	return err
 }
 
-// expected reports whether an error of a call on a member is allowed. life is the run of the member in which the call
-// began.
+// expected reports whether a call on m may return err. life is the run of the member in which the call began.
 func (c *client) expected(m *member, life int, err error) bool {
 	for _, known := range []error{errTired, errDown, errPointless, errGone, consensus.ErrNoLeader, consensus.ErrStopped, consensus.ErrOverloaded} {
 		if errors.Is(err, known) {
@@ -272,7 +272,7 @@ func (c *client) expected(m *member, life int, err error) bool {
 	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.CompactRevision() > 0
 }
 
-// wiped reports whether a member stopped because its disk was empty.
+// wiped reports whether err says that a member stopped because its disk was empty.
 func wiped(err error) bool {
 	var w *consensus.WipedError
 	return errors.As(err, &w)

@@ -8,22 +8,23 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// faultSchedule is the fault schedule of a run. A number n of a fault means once in n steps on average; 0 means never.
-// Few runs have all faults, so that no fault hides the effects of another.
+// faultSchedule says which faults a run has, and how often. For the faults without a comment, n means one fault in n
+// steps on average, and 0 none: quake is a crash of all members, torn a crash during a write to disk, faster a burst of
+// clock ticks. Few runs have all faults, so that no fault hides the effects of another.
 type faultSchedule struct {
 	steps       int
-	loss, twice int  // percent of packets
+	loss, twice int  // percent of packets that are lost or repeated
 	late        int  // maximum delay of a packet in steps
-	stray       int  // one in this many packets takes much longer; 0: none
+	stray       int  // one in so many packets takes up to 80 steps longer; 0: none
 	calm        bool // no faults until the accounts are created
-	second      bool // whether there is a second group
+	second      bool // whether the members also run the second raft group
 	forward     bool // GroupOptions.Forward of both groups
 
 	crash, quake, torn, stop, wipe   int
 	cut, oneWay, slow, freeze, jump  int
 	transfer, compact, scrub, faster int
 
-	away   int   // maximum time that a crashed member is down, in steps
+	away   int   // maximum number of steps that a crashed member is down
 	recent int64 // mvcc.Options.RecentBytes
 	limits consensus.Limits
 }
@@ -55,7 +56,7 @@ func newFaultSchedule(rng *rand.Rand) faultSchedule {
 	return w
 }
 
-// injectFaults injects the faults of one step and ends a partition that is over.
+// injectFaults injects the faults of one step, and ends all partitions when their time is over.
 func (w *world) injectFaults() {
 	f := w.faults
 	happens := func(often int) bool { return often > 0 && w.rng.IntN(often) == 0 }
@@ -140,8 +141,8 @@ func (w *world) injectFaults() {
 	}
 }
 
-// mayWipe reports whether the disk of m may be wiped, and records the wipe. At least one member must keep its disk
-// until the others have theirs back: if all members are wiped, they rightly form a new cluster.
+// mayWipe reports whether the disk of m may be wiped, and if so, adds m to w.wiped. At least one member must keep its
+// disk until the others have theirs back: if all members are wiped, they rightly form a new cluster.
 func (w *world) mayWipe(m *member) bool {
 	if w.trio[0].aside == nil && w.trio[1].aside == nil && w.trio[2].aside == nil {
 		clear(w.wiped)
@@ -154,7 +155,8 @@ func (w *world) mayWipe(m *member) bool {
 	return true
 }
 
-// cut drops packets for some steps: all from and to member from if to is 0, otherwise those from from to to.
+// cut drops packets until network.healAt, which it sets to 10 to 69 steps from now: all packets from and to member from
+// if to is 0, otherwise those that member from sends to member to.
 func (w *world) cut(how string, from, to uint64) {
 	w.count("network cut " + how)
 	w.network.healAt = w.step + 10 + w.rng.IntN(60)
@@ -170,7 +172,8 @@ func (w *world) cut(how string, from, to uint64) {
 
 func (w *world) healNetwork() { w.network.cut = [members + 1][members + 1]bool{} }
 
-// heal ends all faults.
+// heal ends all faults: it repairs the network, gives wiped members their disks back, lets stopped members start, and
+// tells the clients to do their last read.
 func (w *world) heal() {
 	w.trace.Add("peace")
 	w.healing = true

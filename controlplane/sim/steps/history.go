@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// row is the value type of all tables.
+// row is the value type of all tables that the clients write.
 type row struct {
 	Op    string // the operation that wrote the row
 	N     int64
@@ -27,7 +27,7 @@ func (r *row) equal(o *row) bool {
 	return r.Op == o.Op && r.N == o.N && r.At == o.At && slices.Equal(r.Items, o.Items)
 }
 
-// The tables. Their invariants are in the variable invariants and history.commit.
+// The tables that the clients write. Their invariants are checked by the variable invariants and by history.commit.
 var (
 	accounts  = store.NewTable[row]("account")
 	names     = store.NewTable[row]("name")
@@ -45,7 +45,7 @@ const (
 	slotLimit    = 4
 )
 
-// change is the change of one key at a revision. A nil row means that the key does not exist.
+// change is the change of one key at a revision: its row before and after. A nil row means that the key does not exist.
 type change struct {
 	key         string
 	before, now *row
@@ -90,19 +90,19 @@ func value(r *row) int64 {
 	return r.N
 }
 
-// history holds all revisions, as watchers received them.
+// history holds the events and rows of all revisions, as the first watcher received them.
 type history struct {
 	w      *world
 	last   int64
-	events map[int64]string     // text of the events of each revision, for comparison
+	events map[int64]string     // events of each revision as text, for comparison
 	rows   map[string][]version // versions of each key
-	tables map[string][]string  // all keys that a table ever had, sorted
-	ops    map[string]int64     // revision of each operation
-	order  []string             // operations, in log order
-	keys   map[string]string    // key of the order, by idempotency key
+	tables map[string][]string  // all keys that ever existed in each table, sorted
+	ops    map[string]int64     // revision at which each operation was applied, by its name
+	order  []string             // names of the applied operations, in log order
+	keys   map[string]string    // key of each order in the table orders, by idempotency key
 }
 
-// version is a row from a revision on; nil if the key was deleted.
+// version is the row of a key from a revision on; nil means that the key was deleted.
 type version struct {
 	revision int64
 	row      *row
@@ -115,8 +115,8 @@ func newHistory(w *world) history {
 	}
 }
 
-// commit handles one complete revision from a watcher: it records a new revision and checks the invariants, or compares
-// it with the recorded one.
+// commit checks one complete revision that a watcher has received. It adds a new revision to the history after checking
+// the invariants; an older one must be the same as in the history.
 func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	text := formatEvents(events)
 	if revision <= h.last {
@@ -157,7 +157,7 @@ func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	}
 }
 
-// formatEvents returns the complete text of events.
+// formatEvents returns events as text, with all their fields.
 func formatEvents(events []watch.Event) string {
 	var b strings.Builder
 	for _, e := range events {
@@ -192,8 +192,8 @@ func (h *history) change(e watch.Event) (c change, err error) {
 	return c, err
 }
 
-// decode decodes a record of any table. A record of package store itself (idempotency keys) is stored in row.Op
-// undecoded.
+// decode decodes the value b of a key of any table. A value of package store itself (idempotency keys) is stored in
+// row.Op as it is.
 func decode(key string, b []byte) (*row, error) {
 	r := &row{}
 	if strings.HasPrefix(key, "idem") {
@@ -236,7 +236,7 @@ func (h *history) newest(key string) *row {
 	return nil
 }
 
-// at returns the row of a key as of a revision, nil if it does not exist.
+// at returns the row of a key as of a revision, or nil if it did not exist.
 func (h *history) at(key string, revision int64) *row {
 	v := h.rows[key]
 	n := sort.Search(len(v), func(i int) bool { return v[i].revision > revision })
@@ -246,13 +246,13 @@ func (h *history) at(key string, revision int64) *row {
 	return v[n-1].row
 }
 
-// found is a row of a table with its key.
+// found is a row of a table together with its key.
 type found struct {
 	key string
 	row *row
 }
 
-// table returns all rows of a table as of a revision.
+// table returns all rows of a table as of a revision, in the order of their keys.
 func (h *history) table(name string, revision int64) (all []found) {
 	for _, key := range h.tables[name] {
 		if r := h.at(key, revision); r != nil {
@@ -262,7 +262,7 @@ func (h *history) table(name string, revision int64) (all []found) {
 	return all
 }
 
-// compare compares the rows that were read from a table with the history.
+// compare checks that got, the rows that were read from a table on m at a revision, are those in the history.
 func (h *history) compare(m *member, name string, revision int64, got []store.Record[row]) {
 	if revision > h.last {
 		h.w.fail("member %d was read at revision %d, which no watcher has seen", m.id, revision)

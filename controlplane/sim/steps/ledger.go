@@ -7,18 +7,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// second is the ID of a second group. It shares only the writes of the log with the first group.
+// second is the ID of the second raft group. It has only the log's writes to disk in common with the first group.
 const second = 2
 
-// ledger is the state machine of the second group. It stores nothing, so that every run of the process replays the
-// whole log. The check records the entries.
+// ledger is the state machine of the second group. It stores nothing on disk, so that each process applies the whole
+// log again. It passes each entry to check.noted.
 type ledger struct {
 	m    *member
 	at   place
 	term uint64
 }
 
-// place identifies a note: the index of its entry, and its position in the entry.
+// place identifies a note, that is, a proposal of the second group: the index of its log entry, and its position in the
+// entry.
 type place struct {
 	index uint64
 	n     int
@@ -56,13 +57,14 @@ func (l *ledger) Checkpoint(string) (index, term uint64, err error) {
 // Restore implements consensus.StateMachine.
 func (l *ledger) Restore(string) error { return errors.New("a ledger has no checkpoint") }
 
-// note is a proposal of the second group.
+// note is what a proposal of the second group contains, and the term of its entry.
 type note struct {
 	term uint64
 	text string
 }
 
-// noted compares an applied note with the one that was applied at the same place before.
+// noted checks that the note at a place is the same whenever it is applied, on any member, and that each note is
+// applied at one place only.
 func (c *check) noted(m *member, at place, e consensus.Entry) {
 	now := note{e.Term, string(e.Data)}
 	before, known := c.notes[at]
@@ -82,8 +84,8 @@ func (c *check) noted(m *member, at place, e consensus.Entry) {
 	c.notes[at] = now
 }
 
-// proposeNotes proposes one to three notes at the same time, and checks that each is at the place that the result
-// names.
+// proposeNotes proposes one to three notes at the same time, and checks that each acknowledged note was applied at the
+// index that its result names.
 func (c *client) proposeNotes() error {
 	if !c.w.faults.second {
 		return nil
@@ -106,7 +108,7 @@ func (c *client) note(m *member) *call {
 	ask := &call{}
 	m.calls = append(m.calls, ask)
 	life := m.life
-	var id [16]byte // zero: the note may share an entry with others
+	var id [16]byte // proposal ID; zero: the note may share an entry with others
 	if c.made%4 == 0 {
 		copy(id[:], text)
 	}

@@ -21,13 +21,14 @@ type member struct {
 	w    *world
 	id   uint64
 	disk *vfs.MemFS
-	// aside is the original disk while an empty disk replaces it.
+	// aside is the original disk while an empty disk replaces it, and nil otherwise.
 	aside *vfs.MemFS
 
-	// The current run of the process. life is the number of the run.
+	// life is the number of starts and ends of the member's process. up and the fields up to arrivals belong to its
+	// current run.
 	life     int
 	up       bool
-	fs       vfs.FS // disk, with the tripwire
+	fs       vfs.FS // disk, with trip as a hook
 	trip     *crashTrigger
 	host     *consensus.Host
 	group    *consensus.Group
@@ -37,31 +38,32 @@ type member struct {
 	calls    []*call
 	arrivals int
 
-	backAt     int           // the step in which the member starts again
-	slowUntil  int           // the step until which the disk is slow
-	frozeUntil int           // the step until which the process is frozen
-	skew       time.Duration // of the member's clock
-	flushed    uint64        // the highest index that its state machine has returned from Flush
-	seen       int64         // the next revision that its observer expects; not reset by restarts
-	refusals   int           // how often the member was refused with an empty disk
+	backAt     int           // step in which the member starts again
+	slowUntil  int           // step until which the disk is slow
+	frozeUntil int           // step until which the process is frozen
+	skew       time.Duration // difference of the member's clock from the true time
+	flushed    uint64        // highest index that its state machine has returned from Flush
+	seen       int64         // next revision that its observer expects; not reset by restarts
+	refusals   int           // how often the member was refused because its disk was empty
 }
 
 const group = 1
 
-// crashTrigger simulates a crash in the middle of work: it copies the disk, as a crash would leave it, before one of
-// the next writes.
+// crashTrigger simulates a crash in the middle of work: before one of the next syncs or renames, it copies the disk as
+// a crash would leave it.
 type crashTrigger struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
-	left    int  // number of syncs and renames until the copy; 0: not armed
-	all     bool // whether unsynced data survives
+	left    int  // number of syncs and renames until the copy is taken; 0: none is planned
+	all     bool // whether unsynced data survives the crash
 	picture *vfs.MemFS
 }
 
 // String implements errorfs.Injector.
 func (t *crashTrigger) String() string { return "tripwire" }
 
-// MaybeError implements errorfs.Injector. It never returns an error. It counts the operations that make data durable.
+// MaybeError implements errorfs.Injector. It never returns an error: it counts the operations that make data durable,
+// and takes the copy.
 func (t *crashTrigger) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename:
@@ -90,8 +92,8 @@ func (t *crashTrigger) taken() *vfs.MemFS {
 	return t.picture
 }
 
-// crashImage returns a copy of the disk after a crash, with all or none of the unsynced data. A part of it would make
-// the run unrepeatable.
+// crashImage returns a copy of the disk after a crash, with all or none of the unsynced data. A random part of the
+// unsynced data would make the run unrepeatable.
 func crashImage(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	if all {
 		return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
@@ -99,7 +101,7 @@ func crashImage(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	return disk.CrashClone(vfs.CrashCloneCfg{})
 }
 
-// dying reports whether the tripwire has copied the disk: the member counts as crashed, and its further actions are
+// dying reports whether the crashTrigger has copied the disk: the member counts as crashed, and its further actions are
 // ignored.
 func (m *member) dying() bool { return m.trip != nil && m.trip.taken() != nil }
 
@@ -114,7 +116,7 @@ func (m *member) Send(e message.Envelope) { m.w.network.carry(m, e, "") }
 // SendSnapshot implements consensus.Transport.
 func (m *member) SendSnapshot(e message.Envelope, dir string) { m.w.network.carry(m, e, dir) }
 
-// start starts a run of the member's process on its disk. It is a violation if the state on the disk cannot be opened.
+// start starts the member's process on its disk. It is a violation if the state on the disk cannot be opened.
 func (m *member) start(trip *crashTrigger) {
 	w := m.w
 	w.trace.Add("%d starts, life %d", m.id, m.life+1)
@@ -163,8 +165,8 @@ func (m *member) open() (err error) {
 	return nil
 }
 
-// end ends the run of the process. Closing may still write to the disk; after a crash, the caller replaces the disk by
-// the copy that was taken before.
+// end ends the member's process. Closing may still write to the disk; after a crash, the caller replaces the disk by a
+// copy that was taken before.
 func (m *member) end(why string) {
 	if !m.up {
 		return
@@ -183,10 +185,10 @@ func (m *member) end(why string) {
 	}
 }
 
-// stop ends the process in order. The disk keeps all data.
+// stop ends the process as a proper shutdown does. The disk keeps all data.
 func (m *member) stop() { m.end("stopped") }
 
-// crash simulates a crash. The disk keeps all data, or only the synced data.
+// crash simulates a crash. If all is true, the disk keeps all data, otherwise only the synced data.
 func (m *member) crash(all bool) {
 	picture := crashImage(m.disk, all)
 	m.end("crashed")
@@ -200,7 +202,7 @@ func (m *member) wipe() {
 	m.aside, m.disk = m.disk, vfs.NewCrashableMem()
 }
 
-// unwipe restores the original disk.
+// unwipe gives a wiped member its original disk back.
 func (m *member) unwipe() {
 	if m.aside != nil {
 		m.w.trace.Add("%d gets its disk back", m.id)
@@ -208,8 +210,8 @@ func (m *member) unwipe() {
 	}
 }
 
-// work calls Process until the host is idle, at most three times. A member with a slow disk works in every seventh step
-// only.
+// work calls Host.Process until the host is idle, at most three times. A member with a slow disk works in every seventh
+// step only.
 func (m *member) work() {
 	if !m.up || m.frozen() || m.w.step < m.slowUntil && m.w.step%7 != 0 {
 		return
@@ -223,16 +225,16 @@ func (m *member) work() {
 	}
 }
 
-// tick advances the member's time by one tick.
+// tick advances raft's time on the member by one tick.
 func (m *member) tick() {
 	if m.up && !m.frozen() {
-		_ = m.host.Tick() // as above
+		_ = m.host.Tick() // checkRunning checks Host.Err
 		m.checkRunning()
 	}
 }
 
-// checkRunning checks the member after each call of its host. It executes a crash of the tripwire, accepts the refusal
-// of an empty disk, and records any other error as a violation.
+// checkRunning checks the member after each call of its host. It carries out the crash of a crashTrigger, accepts that
+// a member with an empty disk is refused, and reports any other error as a violation.
 func (m *member) checkRunning() {
 	if !m.up {
 		return
@@ -257,7 +259,7 @@ func (m *member) checkRunning() {
 	}
 }
 
-// witness wraps the member's state machine and passes all applied entries to the check.
+// witness wraps the member's state machine and passes all applied entries and their results to check.applied.
 type witness struct{ m *member }
 
 // Apply implements consensus.StateMachine.
@@ -276,7 +278,7 @@ func (t *witness) Apply(entries []consensus.Entry) ([]any, error) {
 // Applied implements consensus.StateMachine.
 func (t *witness) Applied() (index, term uint64) { return t.m.machine.Applied() }
 
-// Flush implements consensus.StateMachine.
+// Flush implements consensus.StateMachine. It stores the returned index in member.flushed.
 func (t *witness) Flush() (uint64, error) {
 	index, err := t.m.machine.Flush()
 	if err == nil && !t.m.dying() && t.m.aside == nil {
@@ -290,10 +292,10 @@ func (t *witness) Checkpoint(dir string) (index, term uint64, err error) {
 	return t.m.machine.Checkpoint(dir)
 }
 
-// Restore implements consensus.StateMachine.
+// Restore implements consensus.StateMachine. With some probability, the member crashes meanwhile.
 func (t *witness) Restore(dir string) error {
 	if w := t.m.w; w.faults.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
-		// Crashes during the installation of a snapshot would otherwise be rare.
+		// Without this, crashes during the installation of a snapshot would be rare.
 		t.m.trip.arm(1+w.rng.IntN(25), w.rng.IntN(2) == 0)
 	}
 	if err := t.m.machine.Restore(dir); err != nil {

@@ -15,22 +15,23 @@ import (
 type network struct {
 	w       *world
 	packets []packet
-	cut     [members + 1][members + 1]bool // from, to
-	healAt  int                            // the step in which all partitions end
+	cut     [members + 1][members + 1]bool // whether packets are dropped, by ID of the sender and the receiver
+	healAt  int                            // step in which all partitions end
 }
 
 type packet struct {
-	at  int    // the step of arrival
-	b   []byte // the encoded envelope
+	at  int    // step in which the packet arrives
+	b   []byte // encoded envelope
 	to  uint64
-	dir string // the sender's directory with the files of a snapshot
-	// sender and life are the run of the process that sent the packet. A snapshot is lost when this run ends, and only
-	// this run gets ReportSnapshot.
+	dir string // directory of a snapshot's files on the sender's disk; empty: not a snapshot
+	// sender and life identify the process that sent the packet. A snapshot is lost when that process ends, and only
+	// that process gets the ReportSnapshot call.
 	sender *member
 	life   int
 }
 
-// carry accepts an envelope from a member and decides when it arrives. dir is empty except for a snapshot.
+// carry sends an envelope of the member m: it decides when it arrives, and whether it is lost or repeated. dir is empty
+// except for a snapshot.
 func (n *network) carry(m *member, e message.Envelope, dir string) {
 	w := n.w
 	if m.dying() {
@@ -113,16 +114,16 @@ func (n *network) hand(p packet) {
 			n.w.fail("copy a snapshot from member %d: %v", p.sender.id, err)
 			return
 		}
-		_ = to.host.StepSnapshot(e, dir) // as above
+		_ = to.host.StepSnapshot(e, dir) // checkRunning checks Host.Err
 		to.checkRunning()
 		n.w.count("snapshots sent")
 	}
 	if there {
-		_ = p.sender.host.ReportSnapshot(e.Group, e.To, reached) // as above
+		_ = p.sender.host.ReportSnapshot(e.Group, e.To, reached) // checkRunning checks Host.Err
 	}
 }
 
-// describe returns the text of an envelope for the trace.
+// describe returns a line of the trace about the envelope e, whose encoding is b.
 func describe(e *message.Envelope, b []byte) string {
 	sum := crc32.ChecksumIEEE(b)
 	switch e.Kind {

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// ended returns a cancelled context, with which Next returns only events that are there already.
+// ended returns a cancelled context. With it, Next returns only events that exist already.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -22,7 +22,7 @@ type observer struct {
 	m      *member
 	now    context.Context
 	w      *watch.Watcher
-	events []watch.Event // events of an incomplete revision
+	events []watch.Event // events of a revision whose last event was not received yet
 }
 
 func (m *member) observe() *observer {
@@ -41,7 +41,7 @@ func (o *observer) open() {
 
 func (o *observer) close() { o.w.Close() }
 
-// poll handles the available events.
+// poll receives the events that exist already, and checks them.
 func (o *observer) poll() {
 	w := o.m.w
 	for w.broken == "" && o.m.up && !o.m.dying() {
@@ -63,7 +63,7 @@ func (o *observer) poll() {
 	}
 }
 
-// again continues from the current state, as a watcher must when its history was compacted.
+// again starts the watch again from the current state, as a watcher must when its history was compacted.
 func (o *observer) again() {
 	o.m.w.count("watches begun again")
 	o.w.Close()
@@ -73,7 +73,7 @@ func (o *observer) again() {
 	o.open()
 }
 
-// take splits a batch into revisions.
+// take splits a batch into revisions and passes each complete one to flush.
 func (o *observer) take(b watch.Batch) {
 	w := o.m.w
 	if o.m.aside != nil {
@@ -94,7 +94,7 @@ func (o *observer) take(b watch.Batch) {
 	}
 }
 
-// flush passes a complete revision to the history.
+// flush passes the collected revision to the history, after it has checked that it is the next one.
 func (o *observer) flush() {
 	w := o.m.w
 	revision := o.events[0].KV.ModRevision
@@ -107,5 +107,5 @@ func (o *observer) flush() {
 	o.events = nil
 }
 
-// position returns the position of the member's state in the log.
+// position returns the index and term of the last entry that the member's state machine has applied.
 func (m *member) position() command.Position { return m.engine.Applied() }

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// operations lists the operations of clients. An operation is chosen with a probability proportional to its weight.
+// operations lists what clients do. An operation is chosen with a probability proportional to its weight.
 var operations = []struct {
 	weight int
 	run    func(*client) error
@@ -36,7 +36,7 @@ var operations = []struct {
 func (c *client) life() {
 	for len(c.w.check.history.ops) == 0 {
 		if c.id == 0 {
-			_ = c.createAccounts() // repeated until the history has it
+			_ = c.createAccounts() // an error is ignored: the call is repeated until the accounts exist
 		}
 		if c.wait(1+c.rng.IntN(4), nil) != nil {
 			return
@@ -66,7 +66,7 @@ func (c *client) life() {
 	}
 }
 
-// createAccounts creates the accounts.
+// createAccounts creates all accounts in one transaction, each with its initial balance.
 func (c *client) createAccounts() error {
 	return c.write("found", func(tx *store.Tx, op string) error {
 		if taken, err := accounts.Has(tx, "0"); err != nil || taken {
@@ -79,7 +79,7 @@ func (c *client) createAccounts() error {
 	})
 }
 
-// transfer moves a random amount between two accounts.
+// transfer moves a random amount between two random accounts, if the first one has it.
 func (c *client) transfer() error {
 	from, to, amount := c.rng.IntN(accountCount), c.rng.IntN(accountCount), int64(1+c.rng.IntN(20))
 	return c.write("transfer", func(tx *store.Tx, op string) error {
@@ -100,7 +100,7 @@ func (c *client) transfer() error {
 	})
 }
 
-// increment adds 1 to a counter.
+// increment adds 1 to a random counter, which it reads first.
 func (c *client) increment() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("count", func(tx *store.Tx, op string) error {
@@ -113,7 +113,7 @@ func (c *client) increment() error {
 	})
 }
 
-// append adds the name of the operation to a list.
+// append appends the name of the operation to a list.
 func (c *client) append() error {
 	key := itoa(c.rng.IntN(2))
 	return c.write("append", func(tx *store.Tx, op string) error {
@@ -129,7 +129,7 @@ func (c *client) append() error {
 	})
 }
 
-// claim claims a free name, or releases one that the client has claimed.
+// claim writes the client's name into a free row of the table names, or deletes the row if it is the client's.
 func (c *client) claim() error {
 	key, mine := itoa(c.rng.IntN(6)), fmt.Sprint("client ", c.id)
 	return c.write("claim", func(tx *store.Tx, op string) error {
@@ -149,7 +149,7 @@ func (c *client) claim() error {
 }
 
 // slot takes one of slotLimit slots, or frees one, but never the last. Both depend on a list of all slots, so a
-// concurrent change of any slot must be a conflict.
+// concurrent change of any slot must make the transaction conflict.
 func (c *client) slot() error {
 	free := c.rng.IntN(2) == 0
 	return c.write("slot", func(tx *store.Tx, op string) error {
@@ -166,7 +166,7 @@ func (c *client) slot() error {
 	})
 }
 
-// set writes a register without reading anything.
+// set writes a register without having read anything.
 func (c *client) set() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("set", func(tx *store.Tx, op string) error {
@@ -299,7 +299,7 @@ func (c *client) readPages() error {
 	return nil
 }
 
-// compact compacts the history up to a recent revision.
+// compact compacts the history at a random recent revision.
 func (c *client) compact() error {
 	if c.w.faults.compact == 0 {
 		return nil
@@ -321,16 +321,18 @@ func (c *client) compact() error {
 	return err
 }
 
-// follower watches the table ops as a service would: on one member until it stops, then on another.
+// follower watches the table ops as a service would: on one member until that member stops, then on another. Sometimes
+// it changes the member without a reason.
 type follower struct {
 	m     *member
 	life  int
 	watch *store.Watch[row]
-	next  int64 // the next revision
+	next  int64 // next revision that it expects
 	place int   // index of the next operation in history.order
 }
 
-// followOps handles the available changes of the watch and compares them with the history.
+// followOps receives the changes of the watch that exist already, and checks that they are the operations of the
+// history, in order and without gaps.
 func (c *client) followOps() error {
 	f, h := &c.follow, &c.w.check.history
 	if f.watch == nil || f.m.life != f.life || c.rng.IntN(8) == 0 {
@@ -378,7 +380,7 @@ func (c *client) followOps() error {
 	}
 }
 
-// skip continues from the current state when the history was compacted.
+// skip reads the current state and continues from there, as a watcher must when its history was compacted.
 func (c *client) skip() error {
 	f, h := &c.follow, &c.w.check.history
 	if f.m.engine.CompactRevision() < f.next {

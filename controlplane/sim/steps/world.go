@@ -6,15 +6,15 @@
 // # Faults
 //
 // Members crash: one, all, or one in the middle of a write to disk; with or without losing unsynced data. Members stop
-// in order, freeze, start with an empty disk, have slow disks and clocks that jump, and stay down for long. Packets are
+// properly, freeze, start with an empty disk, have slow disks and clocks that jump, and stay down for long. Packets are
 // lost, repeated, delayed and reordered. The network is partitioned, also in one direction. Leadership is transferred,
 // history is compacted and scrubbed. Each seed has its own fault schedule (type faultSchedule) with only some of these
 // faults. At the end there are no faults, and the members must converge.
 //
 // # Checked guarantees
 //
-//   - Every member applies the same entry at an index, with the same result, in every run of its process. The states of
-//     all members at one index are equal.
+//   - Every member applies the same entry at an index, with the same result, also when it applies the entry again after
+//     a restart. The states of all members at one index are equal.
 //   - An acknowledged operation is in the log. An operation is applied at most once, however often it was proposed, and
 //     not at all after its client got an error that excludes it.
 //   - Reads and writes are linearizable. Each has the revision that it read or created. Its data equal the history at
@@ -28,10 +28,11 @@
 //
 // # Implementation
 //
-// A client is a coroutine (iter.Pull) that runs package store. Where the store would wait for other members, its
-// Proposer yields to the world until the result is there. Each operation also writes ops/<its name> without reading it
-// first, so that applying it twice is detected. A crash in the middle of work uses a copy of the disk that a hook of
-// the file system takes before some write. Actions of the member after the copy are ignored until the member is ended.
+// A client is a coroutine (iter.Pull) that calls package store. Where the store would wait for other members, its
+// Proposer yields to the type world until the result is there. Each operation also writes ops/<its name> without
+// reading it first, so that applying it twice is detected. A crash in the middle of work uses a copy of the disk that a
+// hook of the file system takes before some sync or rename. Actions of the member after the copy are ignored until the
+// member is ended.
 package steps
 
 import (
@@ -48,17 +49,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/sim"
 )
 
-// members is the number of members.
+// members is the number of members of the cluster.
 const members = 3
 
-// ids lists the members of the first configuration.
+// ids lists the IDs of the members.
 var ids = []uint64{1, 2, 3}
 
 // world is the state of one run of ring (a). One goroutine drives it.
 type world struct {
 	seed    uint64
 	rng     *rand.Rand
-	chance  *rand.ChaCha8 // for data-directory IDs, read requests and raft's election timeouts
+	chance  *rand.ChaCha8 // random source of data-directory IDs, read requests and raft's election timeouts
 	step    int
 	faults  faultSchedule
 	trio    [members]*member
@@ -67,19 +68,19 @@ type world struct {
 	check   *check
 	trace   *sim.Trace
 	counts  map[string]int
-	wiped   map[*member]bool // members whose disk was wiped since all members had their disks
+	wiped   map[*member]bool // members whose disk was wiped since all members last had their own disks
 	healing bool             // no more faults are injected
-	broken  string           // the first violation
+	broken  string           // text of the first violation; empty: none
 }
 
-// Outcome is the result of a run.
+// Outcome is what happened in a run.
 type Outcome struct {
-	// Counts has the number of events by name.
+	// Counts has the number of events, by the name of the event.
 	Counts map[string]int
 	Trace  string
 }
 
-// Schedule runs one seed of ring (a) in this goroutine. Its error is a *sim.Violation. Meanwhile it replaces
+// Schedule runs ring (a) with one seed in the calling goroutine. Its error is a *sim.Violation. Meanwhile it replaces
 // crypto/rand.Reader, from which raft draws its election timeouts: nothing else in the process may use crypto/rand, and
 // only one Schedule may run at a time.
 func Schedule(seed uint64) (out Outcome, err error) {
@@ -112,7 +113,7 @@ func Schedule(seed uint64) (out Outcome, err error) {
 	return out, nil
 }
 
-// seedOf returns the seed of one of several random sources.
+// seedOf returns the seed of the random source with the number source in a run with the given seed.
 func seedOf(seed uint64, source byte) (b [32]byte) {
 	b[0] = source
 	for i := range 8 {
@@ -130,14 +131,14 @@ func (w *world) close() {
 	}
 }
 
-// now returns the true time. The clocks of members differ from it by member.skew.
+// now returns the simulated true time: 10 ms for each step. The clocks of members differ from it by member.skew.
 func (w *world) now() time.Time { return time.UnixMilli(1_000_000_000 + int64(w.step)*10) }
 
 func (w *world) member(id uint64) *member { return w.trio[id-1] }
 
 func (w *world) count(what string) { w.counts[what]++ }
 
-// fail records a violation; only the first one is kept.
+// fail stores the first violation of the run, which ends the run. It ignores later ones.
 func (w *world) fail(format string, args ...any) {
 	if w.broken == "" {
 		w.broken = fmt.Sprintf(format, args...)
@@ -145,8 +146,8 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// run executes the run: steps with faults, then steps without faults until the members have converged, then the final
-// check.
+// run runs the simulation: steps with faults, then steps without faults until the members have converged, then the
+// final check.
 func (w *world) run() {
 	for _, m := range w.trio {
 		m.start(&crashTrigger{})
@@ -176,11 +177,11 @@ func (w *world) run() {
 	}
 }
 
-// once executes one step.
+// once runs one step: restarts that are due, clock ticks, deliveries of packets, and the work of members and clients.
 func (w *world) once() {
 	w.restart()
 	for _, m := range w.shuffled() {
-		// The clocks of members run at different speeds.
+		// In each step a member's clock advances with probability 3/5, so that clocks run at different speeds.
 		if w.rng.IntN(5) < 3 {
 			m.tick()
 		}
@@ -205,7 +206,7 @@ func (w *world) shuffled() [members]*member {
 	return order
 }
 
-// restart starts the members that are due to start again.
+// restart starts the stopped members whose backAt has come.
 func (w *world) restart() {
 	for _, m := range w.trio {
 		if m.up || w.step < m.backAt || w.broken != "" {
@@ -219,7 +220,7 @@ func (w *world) restart() {
 	}
 }
 
-// settled reports whether all clients are done and all members have applied the whole, same log.
+// settled reports whether all clients are done and all members have applied the same log to its end.
 func (w *world) settled() bool {
 	for _, c := range w.clients {
 		if !c.done {

@@ -103,9 +103,11 @@ type VmServiceClient interface {
 	// for CreateVm).
 	StartVm(ctx context.Context, in *StartVmRequest, opts ...grpc.CallOption) (*VirtualMachine, error)
 	// StopVm records that the VM shall be off: the host presses the ACPI power button and cuts the power after
-	// timeout_seconds; with force it cuts at once. The call waits up to timeout_seconds and 10 s until the VM is
-	// STOPPED. If it takes longer, the call succeeds with state STOPPING and the stop remains recorded. Repeats change
-	// nothing on a stopped VM; on a STOPPING one they can only shorten the grace period.
+	// timeout_seconds; with force it cuts at once. The call waits up to timeout_seconds and 10 s (with
+	// force 10 s) until the VM is STOPPED. If it takes longer, the call succeeds with state STOPPING and the stop remains
+	// recorded. In CREATING the call returns at once, and the VM stays off when its disks are complete. Repeats change
+	// nothing on a stopped VM; on a STOPPING one they can only shorten the grace period. A repeat with the same
+	// idempotency key waits again; if the VM was started or deleted since, it succeeds with the first response.
 	//
 	// FAILED_PRECONDITION: the VM is FAILED, went to ERROR, or was started or deleted by another call meanwhile.
 	// INVALID_ARGUMENT: timeout_seconds above 600.
@@ -385,9 +387,11 @@ type VmServiceServer interface {
 	// for CreateVm).
 	StartVm(context.Context, *StartVmRequest) (*VirtualMachine, error)
 	// StopVm records that the VM shall be off: the host presses the ACPI power button and cuts the power after
-	// timeout_seconds; with force it cuts at once. The call waits up to timeout_seconds and 10 s until the VM is
-	// STOPPED. If it takes longer, the call succeeds with state STOPPING and the stop remains recorded. Repeats change
-	// nothing on a stopped VM; on a STOPPING one they can only shorten the grace period.
+	// timeout_seconds; with force it cuts at once. The call waits up to timeout_seconds and 10 s (with
+	// force 10 s) until the VM is STOPPED. If it takes longer, the call succeeds with state STOPPING and the stop remains
+	// recorded. In CREATING the call returns at once, and the VM stays off when its disks are complete. Repeats change
+	// nothing on a stopped VM; on a STOPPING one they can only shorten the grace period. A repeat with the same
+	// idempotency key waits again; if the VM was started or deleted since, it succeeds with the first response.
 	//
 	// FAILED_PRECONDITION: the VM is FAILED, went to ERROR, or was started or deleted by another call meanwhile.
 	// INVALID_ARGUMENT: timeout_seconds above 600.

@@ -1,8 +1,8 @@
-// Package mutanttest shows that an ordinary test fails when a mutant is active.
+// Package mutanttest checks that an ordinary test fails when a mutant is active.
 //
-// The ordinary test is run unchanged, in processes of its own: one without a mutant, in which it must pass, and one
-// with TRIVET_MUTANT set, in which it must fail. So the test that guards a rule is the test that runs in every build.
-// The package is for tests with the build tag mutant. It imports nothing of Trivet.
+// The ordinary test is run unchanged in two processes: one without a mutant, in which it must pass, and one with
+// TRIVET_MUTANT set, in which it must fail. So the test that detects the mutant is the one that runs in every build.
+// The package is for tests with the build tag mutant. It imports no other package of Trivet.
 package mutanttest
 
 import (
@@ -17,10 +17,11 @@ import (
 	"testing"
 )
 
-// timeout ends a test that hangs because of its mutant. A test that times out does not count as failed.
+// timeout is the time limit of a test, which can hang because of its mutant. A test that exceeds it does not count as
+// failed.
 const timeout = "2m"
 
-// passed holds the names of the tests that passed without a mutant.
+// passed holds the names of the tests that passed without a mutant, so that they run only once without one.
 var passed sync.Map
 
 // Notices fails t unless test, a test function of the same package, passes without a mutant, and fails with the named
@@ -51,7 +52,7 @@ func Notices(t *testing.T, mutant string, test func(*testing.T), texts ...string
 	}
 }
 
-// run runs one test of this program in a process of its own.
+// run runs the named test of this program in a child process with the named mutant, and returns the output.
 func run(t *testing.T, name, mutant string) ([]byte, error) {
 	program, err := os.Executable()
 	if err != nil {

@@ -2,11 +2,11 @@
 //
 // A key is first staged (published, not used yet), then primary (it signs new tokens), then secondary (tokens that it
 // signed are still valid), then deleted. All keys are in one record, so that a rotation is one write and no member sees
-// half of it. Private keys are stored only encrypted with the cluster key. Package keyring does not depend on tokens.
-// Decisions:
+// only a part of it. Private keys are stored only encrypted with the cluster key. Package keyring does not depend on
+// tokens. Decisions:
 //   - A staged key becomes the primary only after MaxAge, when every client that caches the published keys for at most
 //     MaxAge has it. So no client refuses a token because of an unknown key.
-//   - A secondary key is kept until the last token that it can have signed has expired.
+//   - A secondary key is deleted when the last token that it can have signed has expired.
 //   - The keys rotate automatically when the primary is RotateAfter old.
 //   - A revoked key is deleted at once, which invalidates every token that it signed.
 package keyring
@@ -32,7 +32,7 @@ const (
 	MaxAge = 5 * time.Minute
 	// RotateAfter is the age at which the staged key replaces the primary.
 	RotateAfter = 90 * 24 * time.Hour
-	// maxSecondaries bounds the secondary keys: each rotation adds one.
+	// maxSecondaries is the maximum number of secondary keys. Each rotation adds one.
 	maxSecondaries = 64
 )
 
@@ -53,26 +53,26 @@ type Key struct {
 	// Sealed is the seed of the private key, encrypted with the cluster key.
 	Sealed    []byte
 	CreatedAt cloud.Time
-	// Since is when the key got its present use. Ends is set for a secondary key: when the last token that it signed
-	// expires.
+	// Since is when the key got its present Use. Ends is when the last token that a secondary key signed expires, and 0
+	// for other keys.
 	Since cloud.Time
 	Ends  cloud.Time `cbor:",omitempty"`
 }
 
-// Ring holds all keys.
+// Ring is the record that holds all token-signing keys of the cluster.
 type Ring struct{ Keys []Key }
 
 var rings = store.NewTable[Ring]("keyring")
 
-// Load returns the ring, or nil if there is none yet.
+// Load returns the stored Ring, or nil before the first one was saved.
 func Load(r store.Reader) (*Ring, error) { return rings.Get(r, "tokens") }
 
-// Save stores the ring.
+// Save writes the ring to the store, in place of the former one.
 func (r *Ring) Save(tx *store.Tx) { rings.Put(tx, r, "tokens") }
 
 func sealedName(id string) string { return "signing-key/" + id }
 
-// generate returns a new staged key.
+// generate returns a random signing key with Use Staged, its private key encrypted with the cluster key.
 func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -82,7 +82,7 @@ func generate(key *clusterkey.Key, now cloud.Time) (Key, error) {
 	return Key{ID: id, Use: Staged, Public: public, Sealed: key.Seal(sealedName(id), private.Seed()), CreatedAt: now, Since: now}, nil
 }
 
-// New returns a ring with a primary and a staged key.
+// New returns a ring with two new keys, one primary and one staged.
 func New(key *clusterkey.Key, now cloud.Time) (*Ring, error) {
 	first, err := generate(key, now)
 	if err != nil {
@@ -104,7 +104,8 @@ func (r *Ring) Find(id string) *Key {
 	return nil
 }
 
-// Of returns the only key with a use, or nil. Do not call it for Secondary.
+// Of returns the staged or the primary key, or nil. Do not call it for Secondary, because there may be several such
+// keys.
 func (r *Ring) Of(use Use) *Key {
 	if i := slices.IndexFunc(r.Keys, func(k Key) bool { return k.Use == use }); i >= 0 {
 		return &r.Keys[i]
@@ -112,7 +113,7 @@ func (r *Ring) Of(use Use) *Key {
 	return nil
 }
 
-// Private decrypts the private key.
+// Private returns the private key, decrypted with the cluster key.
 func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	seed, err := key.Open(sealedName(k.ID), k.Sealed)
 	if err != nil {
@@ -121,8 +122,8 @@ func (k *Key) Private(key *clusterkey.Key) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// Rotate makes the staged key the primary, and stages a new one. life is the longest lifetime of a token. Unless force
-// is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
+// Rotate makes the staged key the primary, the primary secondary, and generates a new staged key. life is the longest
+// lifetime of a token. Unless force is set, Rotate returns FailedPrecondition if the staged key is younger than MaxAge.
 func (r *Ring) Rotate(key *clusterkey.Key, now cloud.Time, life time.Duration, force bool) error {
 	staged := r.Of(Staged)
 	if staged == nil {
@@ -170,7 +171,8 @@ func (r *Ring) Revoke(key *clusterkey.Key, id string, now cloud.Time) error {
 	return nil
 }
 
-// Tend deletes expired secondary keys and rotates the keys when due. It reports whether it changed the ring.
+// Tend deletes secondary keys after Ends, and rotates the keys if the primary key is RotateAfter old. It reports
+// whether it changed the ring.
 func (r *Ring) Tend(key *clusterkey.Key, now cloud.Time, life time.Duration) (changed bool, err error) {
 	before := len(r.Keys)
 	r.Keys = slices.DeleteFunc(slices.Clone(r.Keys), func(k Key) bool { return k.Use == Secondary && now >= k.Ends })
@@ -193,7 +195,7 @@ func (r *Ring) Published() jose.JSONWebKeySet {
 	return set
 }
 
-// Possible reports whether text has the form of a key ID.
+// Possible reports whether id has the form of a key ID: 16 hexadecimal digits.
 func Possible(id string) bool {
 	raw, err := hex.DecodeString(id)
 	return err == nil && len(raw) == 8

@@ -21,7 +21,8 @@ func uses(r *Ring) map[Use]int {
 	return n
 }
 
-// A key is published before it signs, then signs, and is kept until the last token that it signed has expired.
+// TestKeyLifeCycle checks that a key is staged for at least MaxAge, then primary, then secondary, and deleted when the
+// last token that it signed has expired.
 func TestKeyLifeCycle(t *testing.T) {
 	key := clusterkey.Generate()
 	var now cloud.Time = 1_800_000_000_000
@@ -54,7 +55,8 @@ func TestKeyLifeCycle(t *testing.T) {
 	require.Equal(t, Secondary, r.Find(next).Use)
 }
 
-// A revoked key is removed at once, and another key signs.
+// TestRevoke checks that a revoked key is removed from the ring at once, and that the staged key replaces a revoked
+// primary.
 func TestRevoke(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)
@@ -71,7 +73,7 @@ func TestRevoke(t *testing.T) {
 	require.Equal(t, map[Use]int{Primary: 1, Staged: 1}, uses(r))
 }
 
-// Consecutive rotations leave a bounded ring.
+// TestRingIsBounded checks that Rotate returns ResourceExhausted when the ring has maxSecondaries secondary keys.
 func TestRingIsBounded(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)
@@ -85,7 +87,8 @@ func TestRingIsBounded(t *testing.T) {
 	require.Len(t, r.Keys, maxSecondaries+2)
 }
 
-// The published keys contain no private part. The stored ones can be decrypted only with the cluster key.
+// TestPrivateKeysAreSealed checks that the published keys contain no private part, and that the stored private keys can
+// be decrypted only with the cluster key.
 func TestPrivateKeysAreSealed(t *testing.T) {
 	key := clusterkey.Generate()
 	r, err := New(key, 1)

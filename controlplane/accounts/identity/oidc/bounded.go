@@ -8,7 +8,8 @@ import (
 // maxAnswer is the maximum size of a provider's response, in bytes.
 const maxAnswer = 1 << 20
 
-// bounded truncates longer responses, which are then invalid JSON.
+// bounded is a RoundTripper that truncates responses to maxAnswer bytes. A truncated response is invalid JSON, so its
+// decoding fails.
 type bounded struct{ next http.RoundTripper }
 
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {

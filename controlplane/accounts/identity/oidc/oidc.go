@@ -22,21 +22,22 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Provider configures a trusted provider.
+// Provider configures an OpenID provider whose ID tokens Trivet accepts.
 type Provider struct {
 	// Name is the provider's name in Trivet.
 	Name string `yaml:"name"`
-	// Issuer is the provider's URL, below which its discovery document is found. https, or http on loopback.
+	// Issuer is the provider's URL, below which its discovery document is found. The scheme is https, or http on
+	// loopback.
 	Issuer string `yaml:"issuer"`
 	// ClientID is the audience of the ID tokens that the provider issues for Trivet.
 	ClientID string `yaml:"client_id"`
-	// Scopes are requested in addition to openid.
+	// Scopes are the OAuth scopes that clients request in addition to openid.
 	Scopes []string `yaml:"scopes"`
 }
 
 var name = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
 
-// Check returns an error if the configuration is invalid.
+// Check returns an error if a field is missing or malformed, or if the issuer uses http on another host than loopback.
 func (p *Provider) Check() error {
 	u, err := url.Parse(p.Issuer)
 	switch {
@@ -61,13 +62,15 @@ const (
 	askAgain = 5 * time.Second
 )
 
-// Providers holds all trusted providers.
+// Providers verifies the ID tokens of all configured providers.
 type Providers struct {
 	list   []Provider
 	client *http.Client
 	known  map[string]*known
 }
 
+// known is the state of one provider: its verifier after a successful discovery, or the error and the time of the last
+// failed one.
 type known struct {
 	mu       sync.Mutex
 	verifier *oidc.IDTokenVerifier
@@ -75,7 +78,7 @@ type known struct {
 	since    time.Time
 }
 
-// New returns the Providers of a list of checked configurations.
+// New returns Providers for a list of configurations that have passed Check.
 func New(list []Provider) *Providers {
 	p := &Providers{list: list, client: &http.Client{Timeout: askTime, Transport: bounded{http.DefaultTransport}}, known: map[string]*known{}}
 	for _, one := range list {
@@ -84,7 +87,7 @@ func New(list []Provider) *Providers {
 	return p
 }
 
-// List returns the configurations.
+// List returns the configurations that were given to New.
 func (p *Providers) List() []Provider { return p.list }
 
 // Has reports whether there is a provider with this name.

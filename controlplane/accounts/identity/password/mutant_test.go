@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// The tests of this package fail if wrong passwords are not counted.
+// TestMutants checks that TestMissesAreLimitedPerNetwork fails if wrong passwords are not limited (mutant
+// UnlimitedGuesses).
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.UnlimitedGuesses, TestMissesAreLimitedPerNetwork)
 }

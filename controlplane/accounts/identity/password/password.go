@@ -57,7 +57,8 @@ func (h *Hash) sum(password string) []byte {
 	return argon2.IDKey([]byte(password), h.Salt, h.Time, h.MemoryKiB, 1, 32)
 }
 
-// nobody is the hash used for a name that does not exist, so that the response takes equally long.
+// nobody is the hash against which passwords of unknown names are checked, so that the response takes as long as for a
+// known name.
 var nobody = Hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
 // Account is the part of a user's record that Try uses.
@@ -70,9 +71,9 @@ type Account struct {
 
 // Hasher hashes and verifies passwords, within the limits of the package.
 type Hasher struct {
-	// misses and names count wrong passwords by name and network, and by name; secrets counts wrong secrets of service
-	// accounts. Secrets have a counter of their own because a wrong secret costs no hashing, and could evict the others
-	// quickly.
+	// misses counts wrong passwords by name and network, names by name alone. secrets counts wrong secrets of service
+	// accounts by ID and network. It is separate because checking a secret costs no hashing: with a shared counter an
+	// attacker could quickly evict the entries of passwords.
 	misses, secrets *throttle[attempt]
 	names           *throttle[cloud.UserID]
 	semaphore       *rankedSemaphore
@@ -102,7 +103,7 @@ func (d *Hasher) Hash(ctx context.Context, id cloud.UserID, password string) (Ha
 // returns Unavailable if too many passwords are being tried.
 func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password string, now func() cloud.Time, look func() (Account, error)) (bool, error) {
 	if password == "" {
-		return false, nil // no password: no hashing slot is needed
+		return false, nil // an empty password is wrong without being hashed
 	}
 	a := attempt{id, Network(address)}
 	if !d.misses.allow(a, now()) {
@@ -135,7 +136,7 @@ func (d *Hasher) Try(ctx context.Context, id cloud.UserID, address, password str
 	}
 	var right bool
 	err = d.semaphore.do(ctx, r, func() {
-		// Check again: further attempts may have failed while this one waited.
+		// Check the limits again, because other attempts may have failed while this one waited for a slot.
 		at := now()
 		if !allowed(at) {
 			return

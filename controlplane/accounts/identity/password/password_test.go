@@ -18,17 +18,17 @@ import (
 
 const right = "correct horse"
 
-// fixture is a Hasher with a clock and a few names that have a password.
+// fixture is a Hasher with a clock at `at`, in Unix milliseconds, and a few names that have the password right.
 type fixture struct {
 	t      *testing.T
 	hasher *Hasher
 	hash   Hash
 	at     atomic.Int64
-	// networks lists, per name, the networks of earlier logins.
+	// networks holds the networks of earlier logins, by name.
 	networks map[string][]string
 }
 
-// quick replaces argon2id in tests that do not depend on it.
+// quick is a fast replacement for argon2id, for tests that do not depend on the hash function.
 func quick(h *Hash, password string) []byte {
 	sum := sha256.Sum256(append(slices.Clone(h.Salt), password...))
 	return sum[:]
@@ -63,7 +63,7 @@ func (d *fixture) attempt(name, from, with string) (bool, error) {
 	})
 }
 
-// Try accepts only the correct password of a name that has one.
+// TestTry checks that Try accepts only the correct password of a name that has one.
 func TestTry(t *testing.T) {
 	d := newFixtureWith(t, (*Hash).sum)
 	require.True(t, d.try("ada", "a", right))
@@ -73,7 +73,8 @@ func TestTry(t *testing.T) {
 	require.False(t, d.try("ada", "e", string(make([]byte, Max+1))))
 }
 
-// A secret is compared completely, and wrong secrets count like wrong passwords.
+// TestTrySecret checks that TrySecret accepts only the equal, non-empty secret, and refuses every secret from a network
+// after MaxMisses wrong ones.
 func TestTrySecret(t *testing.T) {
 	d := NewHasher(runtime.GOMAXPROCS(0))
 	require.True(t, d.TrySecret("TV1", "a", "s3cret", []byte("s3cret"), 0))
@@ -85,15 +86,17 @@ func TestTrySecret(t *testing.T) {
 	require.True(t, d.TrySecret("TV2", "b", "s3cret", []byte("s3cret"), 0))
 }
 
-// A name that does not exist takes the same time as one that does, so that timing does not reveal names.
+// TestUnknownNamesTakeTheSameTime checks that the hash for unknown names has the same parameters and length as a stored
+// hash, so that the response time does not reveal whether a name exists.
 func TestUnknownNamesTakeTheSameTime(t *testing.T) {
 	h := newFixtureWith(t, (*Hash).sum).hash
 	require.Equal(t, [2]uint32{h.Time, h.MemoryKiB}, [2]uint32{nobody.Time, nobody.MemoryKiB})
 	require.Len(t, nobody.Sum, len(h.Sum))
 }
 
-// After ten wrong passwords in a minute from one network, further passwords for the name from there are refused
-// unchecked. Other networks and names are not affected, and after the minute passwords are checked again.
+// TestMissesAreLimitedPerNetwork checks that after MaxMisses (10) wrong passwords for a name from one network within a
+// minute, even the correct password from there is refused. Other networks and names must not be affected, and after the
+// minute passwords are checked again.
 func TestMissesAreLimitedPerNetwork(t *testing.T) {
 	d := newFixture(t)
 	const here, there = "192.0.2.1:1000", "192.0.2.2:1000"
@@ -107,7 +110,8 @@ func TestMissesAreLimitedPerNetwork(t *testing.T) {
 	require.True(t, d.try("ada", here, right))
 }
 
-// Concurrent guesses are not all checked: the limit is checked again when each one gets its slot.
+// TestConcurrentMissesAreLimited checks that of many concurrent wrong passwords only MaxMisses are hashed, because each
+// request is checked again against the limit when it gets a slot.
 func TestConcurrentMissesAreLimited(t *testing.T) {
 	d := newFixture(t)
 	var hashed atomic.Int64
@@ -125,8 +129,9 @@ func TestConcurrentMissesAreLimited(t *testing.T) {
 	require.Less(t, int(hashed.Load()), MaxMisses+max(1, runtime.GOMAXPROCS(0)/4))
 }
 
-// After a bounded number of wrong passwords for a name in an hour from many networks, passwords from new networks are
-// refused. From a network of an earlier login the name can still log in, and wrong passwords count there alone.
+// TestMissesAreLimitedPerName checks that after MaxNameMisses wrong passwords for a name from many networks within an
+// hour, passwords from new networks are refused. From a network of an earlier login only the limit of that network may
+// apply.
 func TestMissesAreLimitedPerName(t *testing.T) {
 	d := newFixture(t)
 	d.networks = map[string][]string{"ada": {"198.51.100.7"}}
@@ -156,7 +161,8 @@ func TestMissesAreLimitedPerName(t *testing.T) {
 	require.True(t, d.try("ada", "203.0.113.5:1", right))
 }
 
-// Wrong passwords for many other names do not remove the count of wrong passwords for one name.
+// TestMissesForOtherNamesEvictNoName checks that wrong passwords for many other names do not evict the count of wrong
+// passwords for one name.
 func TestMissesForOtherNamesEvictNoName(t *testing.T) {
 	th := newThrottle[attempt](MaxMisses, missWindow)
 	ada := attempt{"ada", "192.0.2.1"}
@@ -183,7 +189,7 @@ func TestMissesForOtherNamesEvictNoName(t *testing.T) {
 	}
 }
 
-// Wrong secrets of service accounts cost no hashing, so they do not touch the counts of passwords.
+// TestSecretsAreCountedApart checks that wrong secrets of service accounts do not evict the counts of wrong passwords.
 func TestSecretsAreCountedApart(t *testing.T) {
 	d := newFixture(t)
 	for range MaxMisses {
@@ -208,7 +214,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// A login without a password takes no turn in the queue and does not count as a wrong password.
+// TestMissingPasswordTakesNoSlot checks that a login without a password gets no hashing slot and does not count as a
+// wrong password.
 func TestMissingPasswordTakesNoSlot(t *testing.T) {
 	d := newFixture(t)
 	for range 2 * MaxMisses {

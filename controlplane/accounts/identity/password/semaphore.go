@@ -9,8 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// rank is the priority of a request. It depends on earlier logins of the name, and on whether one came from the same
-// network.
+// rank is the priority of a request. It depends on whether the name logged in before, and from which networks.
 type rank uint8
 
 const (
@@ -27,16 +26,16 @@ const (
 	// maxWaiting is the length of the queue of rank unfamiliar, maxReserved that of each other queue.
 	maxWaiting  = 256
 	maxReserved = 64
-	// maxShare bounds the requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait or are served. Familiar
-	// requests are not counted.
+	// maxShare is the maximum number of requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait for a slot
+	// or have one. Requests of rank familiar are not counted.
 	maxShare = 16
-	// maxNameShare bounds the requests for one name that wait or are served in each of the ranks familiar and known, so
-	// that an attacker who knows a user's name cannot fill the queue of that rank.
+	// maxNameShare is the maximum number of requests for one name that wait for a slot or have one in each of the ranks
+	// familiar and known, so that an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
-	// hashWait is how long a request waits for a slot.
+	// hashWait is how long a request waits for a slot before it is refused.
 	hashWait = 10 * time.Second
-	// maxPause bounds the pause after a slot's work, which is proportional to the wall time of the work: on a busy host
-	// that is longer than its CPU time.
+	// maxPause is the longest time for which a slot stays occupied after the hashing. The pause is proportional to the
+	// wall time of the hashing, which is longer than its CPU time on a busy host.
 	maxPause = 200 * time.Millisecond
 )
 
@@ -60,26 +59,27 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// rankedSemaphore is a semaphore with ranked queues. It limits how many requests are served at once, to at most a
-// quarter of the cores together.
+// rankedSemaphore is a semaphore with ranked queues. It limits how many passwords are hashed at once to a quarter of
+// the cores, and at least one.
 type rankedSemaphore struct {
-	// pause is how long a slot stays taken after its work, as a multiple of the work's duration; after and now are the
-	// clock.
+	// pause is how long a slot stays occupied after the hashing, as a multiple of the hashing's duration. after and now
+	// are time.AfterFunc and time.Now; tests replace them.
 	pause float64
 	after func(time.Duration, func())
 	now   func() time.Time
 
 	mu sync.Mutex
-	// free is how many more requests may be served now.
+	// free is the number of slots that are not occupied.
 	free    int
 	last    rank
 	waiting [ranks][]*waiter
-	// networks and names count the requests that wait or are served, by network and by name and rank.
+	// networks and names count the requests that wait for a slot or have one: networks by network, names by name and
+	// rank.
 	networks map[string]int
 	names    map[nameShare]int
 }
 
-// newRankedSemaphore returns the slots of a member with this number of cores. A slot uses one core.
+// newRankedSemaphore returns a semaphore with one slot per four cores, and at least one. A slot uses one core.
 func newRankedSemaphore(cores int) *rankedSemaphore {
 	slots := max(1, cores/4)
 	return &rankedSemaphore{
@@ -110,7 +110,7 @@ func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 		if t.abandon(w) {
 			return err
 		}
-		t.release() // the slot was granted at the same moment
+		t.release() // the request got a slot at the same moment
 		return err
 	}
 	began := t.now()
@@ -125,8 +125,8 @@ func (t *rankedSemaphore) do(ctx context.Context, r request, f func()) error {
 	return nil
 }
 
-// enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, of a lower
-// rank.
+// enter puts a request into the queue of its rank or, if that queue or the request's share of it is full, into that of
+// a lower rank. It returns false if none of these queues has room.
 func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,6 +150,8 @@ func (t *rankedSemaphore) enter(r request) (*waiter, bool) {
 	return w, true
 }
 
+// fits reports whether the queue of the request's rank, and the request's shares by network and name, have room. The
+// caller must hold t.mu.
 func (t *rankedSemaphore) fits(r request) bool {
 	if r.rank != familiar && r.network != "" && t.networks[r.network] >= maxShare {
 		return false
@@ -160,7 +162,7 @@ func (t *rankedSemaphore) fits(r request) bool {
 	return t.names[nameShare{r.name, r.rank}] < maxNameShare && len(t.waiting[r.rank]) < maxReserved
 }
 
-// leave uncounts a request that has been served or has given up.
+// leave removes a request that has ended from the counts of its network and name.
 func (t *rankedSemaphore) leave(w *waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -197,7 +199,7 @@ func (t *rankedSemaphore) release() {
 	t.grant()
 }
 
-// grant gives free slots to the oldest request of each queue, round-robin. The caller holds mu.
+// grant gives free slots to the oldest request of each queue, round-robin. The caller must hold t.mu.
 func (t *rankedSemaphore) grant() {
 	for t.free > 0 {
 		next := ranks

@@ -14,7 +14,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Password hashing uses at most a quarter of the cores. On a host with fewer than four cores a pause follows each hash.
+// TestHashingTakesAQuarterOfTheCores checks the number of slots and the pause for hosts of different sizes: hashing
+// must use at most a quarter of the cores, with a pause after each hash on a host with fewer than four.
 func TestHashingTakesAQuarterOfTheCores(t *testing.T) {
 	for _, c := range []struct {
 		cores, slots int
@@ -35,7 +36,7 @@ type loginLoad struct {
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
-	order  []string // whose passwords were hashed
+	order  []string // the names whose passwords were hashed, in order
 	atOnce int
 	most   int
 }
@@ -46,7 +47,8 @@ func newLoginLoad(t *testing.T, cores int) *loginLoad {
 	return &loginLoad{t: t, hasher: NewHasher(cores)}
 }
 
-// login tries a password in a name, and gives its result to got.
+// login starts a goroutine that tries a password for a name, and calls got with the result. networks are those of the
+// name's earlier logins.
 func (c *loginLoad) login(name, network, password string, networks []string, got func(bool, error)) {
 	c.wg.Go(func() {
 		now := func() cloud.Time { return time.Now().UnixMilli() }
@@ -71,16 +73,17 @@ func (c *loginLoad) hash(h *Hash, password string) []byte {
 	return []byte(password)
 }
 
-// hashed returns the number of hashed passwords.
+// hashed returns the number of passwords that were hashed so far.
 func (c *loginLoad) hashed() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.order)
 }
 
-// Five networks with 64 connections each send wrong passwords without end. A user who logged in from the same network
-// before logs in after at most two of theirs, one who logged in from elsewhere before after at most three, and each
-// network has its share of the queue only. On two cores one password is hashed at a time, half of the time.
+// TestUsersLogInDuringAFloodOfWrongPasswords sends wrong passwords from five networks with 64 connections each. A user
+// who logged in from the same network before must log in after at most two of them are hashed, one who logged in from
+// another network after at most three, and each network may fill only its share of the queue. With two cores, one
+// password is hashed at a time, during half of the time.
 func TestUsersLogInDuringAFloodOfWrongPasswords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLoginLoad(t, 2)
@@ -131,7 +134,8 @@ func TestUsersLogInDuringAFloodOfWrongPasswords(t *testing.T) {
 	})
 }
 
-// Guessing the password of one user takes only a few of the slots that are reserved for users, and other users log in.
+// TestGuessingForOneNameTakesFewSlots checks that many wrong passwords for one name fill at most maxNameShare places of
+// the queue of rank known, so that other users can log in.
 func TestGuessingForOneNameTakesFewSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLoginLoad(t, 2)
@@ -156,8 +160,8 @@ func TestGuessingForOneNameTakesFewSlots(t *testing.T) {
 	})
 }
 
-// The queue of password checks is bounded: further requests are refused at once, requests whose callers gave up make
-// room, and a request that has waited too long is refused.
+// TestTheQueueIsBounded checks that a request is refused at once if the queue is full, that a request whose caller gave
+// up makes room, and that a request is refused after hashWait.
 func TestTheQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newRankedSemaphore(2)

@@ -51,12 +51,13 @@ const (
 	// mistypes stays far below it; an attacker has 2,400 guesses a day.
 	MaxNameMisses = 100
 	nameWindow    = int64(time.Hour / time.Millisecond)
-	// maxRemembers bounds the entries of each throttle.
+	// maxRemembers is the maximum number of keys for which each throttle counts misses.
 	maxRemembers = 10_000
 	// evictSample is how many entries evict compares.
 	evictSample = 16
 )
 
+// attempt is the key by which wrong passwords from one network are counted.
 type attempt struct {
 	user    cloud.UserID
 	network string
@@ -80,7 +81,7 @@ func newThrottle[K comparable](most int, window int64) *throttle[K] {
 	return &throttle[K]{most: most, window: window, counts: map[K]*count{}}
 }
 
-// allow reports whether a key has fewer than most misses in its current window.
+// allow reports whether a key has had fewer than t.most wrong passwords in its current window.
 func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -88,7 +89,7 @@ func (t *throttle[K]) allow(k K, now cloud.Time) bool {
 	return c == nil || now-c.since >= t.window || c.n < t.most || mutant.On(mutant.UnlimitedGuesses)
 }
 
-// miss counts one miss.
+// miss counts one wrong password for a key. If there is no room for a new key, it evicts another.
 func (t *throttle[K]) miss(k K, now cloud.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

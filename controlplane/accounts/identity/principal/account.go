@@ -25,13 +25,14 @@ type Account struct {
 	Expires cloud.Time `cbor:",omitempty"`
 }
 
+// accounts holds the IDs of a project's service accounts by name: service-account/<project>/<name>.
 var accounts = store.NewTable[cloud.UserID]("service-account")
 
 // maxAccounts is the maximum number of service accounts of a project.
 const maxAccounts = 1000
 
-// Secret holds the ID and the secret of a service account. Generate it outside of transactions, which may run several
-// times.
+// Secret holds the ID and the secret of a new service account. Call NewSecret outside of transactions, because a
+// transaction may run several times.
 type Secret struct {
 	ID     cloud.UserID
 	Text   string
@@ -41,7 +42,7 @@ type Secret struct {
 // AccountPrefix is the prefix of the IDs of service accounts.
 const AccountPrefix = "TV"
 
-// NewSecret returns a random ID and secret.
+// NewSecret generates a random ID and secret, and encrypts the secret with the cluster key.
 func NewSecret(key *clusterkey.Key) Secret {
 	id, text := make([]byte, 10), make([]byte, 30)
 	rand.Read(id)
@@ -53,7 +54,7 @@ func NewSecret(key *clusterkey.Key) Secret {
 
 func sealedName(id cloud.UserID) string { return "service-account/" + string(id) }
 
-// Open decrypts an account's secret.
+// Open returns the decrypted secret of a service account.
 func (u *User) Open(key *clusterkey.Key) ([]byte, error) {
 	return key.Open(sealedName(u.ID), u.Account.Sealed)
 }
@@ -63,7 +64,8 @@ func (u *User) Expired(now cloud.Time) bool {
 	return u.Account != nil && u.Account.Expires != 0 && now >= u.Account.Expires
 }
 
-// NewAccount holds the parameters of CreateAccount.
+// NewAccount holds the parameters of CreateAccount. ID and Sealed are from NewSecret; By is the principal who creates
+// the account.
 type NewAccount struct {
 	Tenant  cloud.Tenant
 	Name    string

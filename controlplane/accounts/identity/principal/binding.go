@@ -9,27 +9,27 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Grant is a role to be given to a user, or to be taken away.
+// Grant contains the arguments of Bind, which gives a role to a user, and of Unbind, which removes it.
 type Grant struct {
 	User    cloud.UserID
 	Binding cloud.Binding
-	// By is the principal who gives the role or takes it away.
+	// By is the principal who gives or removes the role.
 	By string
 	// Always is set if the caller is system:admin, whose grants are effective without an invitation.
 	Always bool
 }
 
 const (
-	// maxPerOrg bounds the roles that one user has in one org and its projects.
+	// maxPerOrg is the maximum number of roles that one user can have in one org and its projects.
 	maxPerOrg = 64
-	// maxBindings bounds the roles that a user has in all orgs before they can accept no more invitations. The limit
-	// does not apply to roles given by the home org or by system:admin, so accepted invitations of other orgs cannot
-	// block them.
+	// maxBindings is the number of roles in all orgs with which a user can accept no more invitations. The limit does
+	// not apply to roles given by the home org or by system:admin, so accepted invitations of other orgs cannot block
+	// them.
 	maxBindings = 256
 )
 
 // HomeOrg returns the org that a user belongs to, or "". Its administrators give the user roles in the org without an
-// invitation. A user recorded before there were home orgs belongs to the org of their roles, if it is only one.
+// invitation. For a record written before home orgs existed, it is the org of the user's roles if all are in one org.
 func (u *User) HomeOrg() cloud.OrgID {
 	if u.HomeSettled {
 		return u.Home
@@ -40,9 +40,9 @@ func (u *User) HomeOrg() cloud.OrgID {
 	return ""
 }
 
-// Bind gives a role to a user if system:admin or the user's home org gives it, and records an invitation otherwise. It
+// Bind gives a role to a user if system:admin or the user's home org gives it, and creates an invitation otherwise. It
 // returns NotFound unless the org and the project exist. The result does not reveal whether a user of another org
-// exists. pending is set if it recorded an invitation.
+// exists. pending is set if it created an invitation.
 func Bind(tx *store.Tx, g Grant) (pending bool, err error) {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return false, err
@@ -98,7 +98,7 @@ func setHomeOrg(tx *store.Tx, u *User, g Grant) error {
 }
 
 // belongsTo reports whether org is the user's home org or, for a service account, the org of its project. Such an org
-// gives and takes roles within itself without an invitation.
+// gives and removes roles in it and its projects without an invitation.
 func (u *User) belongsTo(org cloud.OrgID) bool {
 	switch {
 	case u == nil || org == "":
@@ -109,8 +109,8 @@ func (u *User) belongsTo(org cloud.OrgID) bool {
 	return u.HomeOrg() == org
 }
 
-// addRole adds a role to a user. It settles the user's defaults before, so that the new role does not change the tenant
-// of calls that name none.
+// addRole adds a role to a user. It also stores the org and project that calls without a tenant use until now as the
+// user's defaults, so that the new role does not change them.
 func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 	if slices.Contains(u.Bindings, b) {
 		return nil
@@ -135,7 +135,7 @@ func addRole(tx *store.Tx, u *User, b cloud.Binding) error {
 	return nil
 }
 
-// countIn returns how many roles are in an org and its projects.
+// countIn returns how many of the roles are in an org or its projects.
 func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	for _, b := range all {
 		if b.Org == org {
@@ -145,7 +145,8 @@ func countIn(all []cloud.Binding, org cloud.OrgID) (n int) {
 	return n
 }
 
-// effective returns the roles whose org and project exist. A role in an earlier incarnation of its project is left out.
+// effective returns the roles whose org and project exist. It omits roles in an earlier, deleted project with the same
+// ID.
 func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err error) {
 	for _, b := range all {
 		now := b
@@ -160,8 +161,8 @@ func effective(r store.Reader, all []cloud.Binding) (found []cloud.Binding, err 
 	return found, nil
 }
 
-// Unbind takes a role away, or withdraws the invitation to it. It does nothing if the user has neither. Unless the
-// caller is system:admin, the result does not reveal whether the user exists.
+// Unbind removes a role from a user, or deletes the invitation to it. It does nothing if the user has neither. Unless
+// the caller is system:admin, the result does not reveal whether the user exists.
 func Unbind(tx *store.Tx, g Grant) error {
 	if err := cloud.CheckCallerID("user_id", string(g.User)); err != nil {
 		return err

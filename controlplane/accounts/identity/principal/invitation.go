@@ -41,18 +41,18 @@ type invitee struct {
 }
 
 var (
-	// invitations is by user: invitation/<user>/<org>.
+	// invitations holds the invitations of one org to one user name: invitation/<user>/<org>.
 	invitations = store.NewTable[Invitations]("invitation")
-	// invitees is by org: invitee/<org>/<user>.
+	// invitees indexes the records of invitations by org: invitee/<org>/<user>.
 	invitees = store.NewTable[invitee]("invitee")
 	// inviteeCount holds the number of invitees of an org: invitee-count/<org>.
 	inviteeCount = store.NewTable[uint64]("invitee-count")
 )
 
 const (
-	// maxOpen bounds the open invitations of one org to one name.
+	// maxOpen is the maximum number of open invitations of one org to one user name.
 	maxOpen = 8
-	// maxInvitees bounds the names that one org has open invitations to.
+	// maxInvitees is the maximum number of user names to which one org has open invitations.
 	maxInvitees = 1000
 	// invitationLife is how long an invitation is open, in milliseconds: 30 days.
 	invitationLife = 30 * 24 * 3600 * 1000
@@ -61,7 +61,8 @@ const (
 	renewAfter = 3600 * 1000
 )
 
-// invite records an invitation.
+// invite stores an invitation to a role, open for invitationLife. An existing invitation to the role is renewed if it
+// is older than renewAfter. invite returns ResourceExhausted beyond maxOpen or maxInvitees.
 func invite(tx *store.Tx, g Grant) error {
 	rec, err := invitations.Get(tx, string(g.User), string(g.Binding.Org))
 	if err != nil {
@@ -87,12 +88,12 @@ func invite(tx *store.Tx, g Grant) error {
 	return rec.save(tx)
 }
 
-// find returns the index of the invitation to a role; -1 for none.
+// find returns the index in r.Open of the invitation to a role, or -1 if there is none.
 func (r *Invitations) find(b cloud.Binding) int {
 	return slices.IndexFunc(r.Open, func(i Invitation) bool { return b.Same(i.Binding) })
 }
 
-// forget drops the expired invitations.
+// forget removes the expired invitations from r.Open. It does not store the record.
 func (r *Invitations) forget(now cloud.Time) {
 	r.Open = slices.DeleteFunc(r.Open, func(i Invitation) bool { return now >= i.Expires })
 }
@@ -138,7 +139,7 @@ func (r *Invitations) save(tx *store.Tx) error {
 	return nil
 }
 
-// withdraw removes an invitation, if there is one.
+// withdraw removes the invitation to the role of g, if there is one.
 func withdraw(tx *store.Tx, g Grant) error {
 	if g.Binding.Org == "" {
 		return nil
@@ -179,7 +180,8 @@ func findInvitation(tx *store.Tx, id cloud.UserID, b cloud.Binding) (*Invitation
 	return rec, i, nil
 }
 
-// Accept gives a user the role that they were invited to.
+// Accept gives a user the role of an open invitation, and removes the invitation. It succeeds if the user has the role
+// already. It returns NotFound without an invitation, and ResourceExhausted if the user has maxBindings roles.
 func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	u, err := Find(tx, id)
 	if err != nil {
@@ -201,7 +203,7 @@ func Accept(tx *store.Tx, id cloud.UserID, b cloud.Binding) error {
 	case missing != nil:
 		return missing
 	case rec.Open[i].Binding != b:
-		return errNotInvited(id, b) // to an earlier incarnation of the project
+		return errNotInvited(id, b) // the invitation is to an earlier, deleted project with the same ID
 	case len(had) >= maxBindings:
 		return fault.New(fault.ResourceExhausted, "%s has %d roles: give one up first", id, maxBindings)
 	}
@@ -237,7 +239,7 @@ func declineAll(tx *store.Tx, id cloud.UserID) error {
 	return nil
 }
 
-// WithdrawAll removes the invitations into an org that is deleted, or into one of its projects.
+// WithdrawAll removes all invitations to roles in an org or project that is being deleted.
 func WithdrawAll(tx *store.Tx, t cloud.Tenant) error {
 	all, _, err := invitees.List(tx, 0, string(t.Org))
 	if err != nil {
@@ -307,14 +309,14 @@ func InvitationsOf(ctx context.Context, s *store.Store, t cloud.Tenant, size int
 	return found, next, err
 }
 
-// forgetAtOnce bounds the records that one transaction of ForgetInvitations reads.
+// forgetAtOnce is the maximum number of records that one transaction of ForgetInvitations reads.
 const forgetAtOnce = 500
 
 // ForgetInvitations removes the expired invitations.
 func ForgetInvitations(ctx context.Context, s *store.Store) error {
 	var after []string
 	for more := true; more; {
-		begin := after // the function may run again
+		begin := after // the transaction function may run again, and must then begin at the same record
 		_, err := s.Update(ctx, func(tx *store.Tx) error {
 			page, rest, err := invitations.ListAfter(tx.Unguarded(), forgetAtOnce, begin)
 			if err != nil {

@@ -35,7 +35,7 @@ import (
 // Admin is the administrator, created at the first boot. A holder of the cluster key can always act as Admin.
 const Admin cloud.UserID = "admin"
 
-// Kind is the kind of a principal, as in part 2.6 of the wire contract.
+// Kind says whether a principal is a user or a service account, in the words of part 2.6 of the wire contract.
 type Kind string
 
 const (
@@ -51,7 +51,7 @@ type Identity struct {
 	Issuer string
 }
 
-// User is a principal. Account is set for a service account.
+// User is the record of a principal: a user or, if Account is set, a service account.
 type User struct {
 	ID       cloud.UserID
 	Name     string
@@ -59,7 +59,7 @@ type User struct {
 	// Home is the user's home org. It is valid only if HomeSettled is set; use HomeOrg.
 	Home        cloud.OrgID `cbor:",omitempty"`
 	HomeSettled bool        `cbor:",omitempty"`
-	// Defaults are the tenants of calls that name no tenant.
+	// Defaults are the org and the projects of the user's calls that name none.
 	Defaults cloud.Defaults `cbor:",omitzero"`
 	Password *password.Hash
 	// Identities are external identities, which are credentials like the password.
@@ -69,29 +69,32 @@ type User struct {
 	// Claimed is set if an unauthenticated caller registered the name.
 	Claimed   bool `cbor:",omitempty"`
 	CreatedAt cloud.Time
-	// Epoch counts the events that invalidate all tokens. A token with another epoch is no longer valid.
+	// Epoch counts the events that invalidate all tokens of the principal. A token contains the epoch of its issue, and
+	// is valid only while Epoch is the same.
 	Epoch uint64
-	// Since invalidates tokens signed with the host key, which carry no epoch: those made before this time are no
+	// Since invalidates tokens signed with the host key, which contain no epoch: those signed before this time are no
 	// longer valid.
 	Since cloud.Time
 }
 
-// Users holds all principals.
+// Users is the table of all principals: user/<id>.
 var Users = store.NewTable[User]("user")
 
 var (
-	// retired holds the epochs of deleted users.
+	// retired holds the epochs of deleted users: user-retired/<id>. A later user with the same ID gets the next epoch,
+	// so the tokens of the deleted user stay invalid.
 	retired = store.NewTable[uint64]("user-retired")
-	linked  = store.NewTable[cloud.UserID]("user-identity")
+	// linked holds the user of each external identity: user-identity/<provider>/<SHA-256 of issuer and subject>.
+	linked = store.NewTable[cloud.UserID]("user-identity")
 )
 
-// Limits of a principal.
+// Limits of a user's external identities: their number, and the length of a subject in bytes.
 const (
 	maxIdentities = 16
 	maxSubject    = 255
 )
 
-// Kind returns the kind of the principal.
+// Kind returns ServiceAccount if Account is set, and Person otherwise.
 func (u *User) Kind() Kind {
 	if u.Account != nil {
 		return ServiceAccount
@@ -110,16 +113,17 @@ func (u *User) Unused() bool {
 	return u.Claimed && !u.Registered() && len(u.Bindings) == 0 && !u.Disabled
 }
 
-// invalidateTokens invalidates all tokens of a principal.
+// invalidateTokens invalidates all tokens issued to the principal so far: it increments Epoch and, for tokens signed
+// with the host key, sets Since. The caller must store the record.
 func (u *User) invalidateTokens(tx *store.Tx) {
 	u.Epoch++
 	u.Since = tx.Now()
 }
 
-// Missing returns the NotFound error for a principal.
+// Missing returns the NotFound error for a principal that does not exist.
 func Missing(id cloud.UserID) *fault.Fault { return fault.New(fault.NotFound, "no user %s", id) }
 
-// Find returns a principal, or NotFound.
+// Find returns the principal with an ID, or NotFound.
 func Find(r store.Reader, id cloud.UserID) (*User, error) {
 	u, err := Users.Get(r, string(id))
 	if err == nil && u == nil {
@@ -150,6 +154,8 @@ func Create(tx *store.Tx, id cloud.UserID, name string, home cloud.OrgID, open b
 	return add(tx, &User{ID: id, Name: name, Home: home, Claimed: open})
 }
 
+// add stores a new principal, or returns AlreadyExists. If a user with the ID was deleted before, the new one gets the
+// next epoch.
 func add(tx *store.Tx, u *User) (*User, error) {
 	if taken, err := Users.Has(tx, string(u.ID)); err != nil {
 		return nil, err
@@ -169,7 +175,8 @@ func add(tx *store.Tx, u *User) (*User, error) {
 	return u, nil
 }
 
-// Change updates one principal with f.
+// Change applies f to the record of a principal, and stores the result. It returns NotFound, or the error of f; then it
+// stores nothing.
 func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	if err := cloud.CheckCallerID("user_id", string(id)); err != nil {
 		return nil, err
@@ -185,7 +192,7 @@ func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	return u, nil
 }
 
-// checkIsUser returns FailedPrecondition for a service account, in operations for users only.
+// checkIsUser returns FailedPrecondition if u is a service account. Operations that exist only for users call it.
 func checkIsUser(u *User) error {
 	if u.Account != nil {
 		return fault.New(fault.FailedPrecondition, "%s is a service account of project %s: it is created and deleted there", u.ID, u.Account.Tenant.Project)
@@ -227,7 +234,8 @@ func SetDisabled(tx *store.Tx, id cloud.UserID, disabled bool) (*User, error) {
 	})
 }
 
-// Delete removes a user with its credentials and roles.
+// Delete removes a user with its credentials and roles, and hides the open invitations to its name. It returns
+// FailedPrecondition for Admin and for a service account.
 func Delete(tx *store.Tx, id cloud.UserID) error {
 	u, err := Change(tx, id, func(u *User) error {
 		if u.ID == Admin {
@@ -241,6 +249,7 @@ func Delete(tx *store.Tx, id cloud.UserID) error {
 	return remove(tx, u)
 }
 
+// remove deletes a principal's record with its external identities, and stores the epoch of a user in retired.
 func remove(tx *store.Tx, u *User) error {
 	for _, i := range u.Identities {
 		linked.Delete(tx, i.key()...)
@@ -257,6 +266,7 @@ func remove(tx *store.Tx, u *User) error {
 	return nil
 }
 
+// key returns the key of the identity in the table linked.
 func (i Identity) key() []string {
 	sum := sha256.Sum256([]byte(i.Issuer + "\x00" + i.Subject))
 	return []string{i.Provider, hex.EncodeToString(sum[:])}
@@ -302,7 +312,7 @@ func Unlink(tx *store.Tx, id cloud.UserID, i Identity) (*User, error) {
 	})
 }
 
-// Linked returns the user linked with an external identity, or "".
+// Linked returns the ID of the user with whom an external identity is linked, or "".
 func Linked(r store.Reader, i Identity) (cloud.UserID, error) {
 	id, err := linked.Get(r, i.key()...)
 	if err != nil || id == nil {

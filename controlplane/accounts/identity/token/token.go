@@ -29,10 +29,10 @@ import (
 )
 
 const (
-	// DefaultTTL and MaxTTL are lifetimes in seconds.
+	// DefaultTTL is the lifetime of a token in seconds if the request names none, MaxTTL the longest lifetime.
 	DefaultTTL = 3600
 	MaxTTL     = 30 * 24 * 3600
-	// Leeway is how far the clocks of members may be apart.
+	// Leeway is how far in the future a token may begin, because the members' clocks differ.
 	Leeway   = time.Minute
 	Audience = "trivet"
 	// UnprovenAudience is the only audience of an unauthenticated token.
@@ -43,7 +43,7 @@ const (
 	maxText = 8 << 10
 )
 
-// Kinds of principals.
+// Kinds of principals, the values of the claim "kind":
 const (
 	User           = "user"
 	ServiceAccount = "service_account"
@@ -53,25 +53,27 @@ const (
 // and Verify removes it.
 type Claims struct {
 	jwt.Claims
-	// Cluster is the cluster's ID.
+	// Cluster is the ID of the cluster that issued the token.
 	Cluster string `json:"cluster"`
 	Kind    string `json:"kind"`
-	// Scope is system, org:<org>, or project:<org>/<project>; the org may be missing.
+	// Scope is system, org:<org>, or project:<org>/<project>; the org may be empty.
 	Scope string `json:"scope"`
 	// Incarnation identifies the incarnation that the scope's project had when the token was issued; package identity
-	// makes and checks it. The token is valid for no other incarnation. Empty in tokens of versions without
+	// computes and checks it. The token is valid for no other incarnation. It is empty in tokens of versions without
 	// incarnations.
 	Incarnation string `json:"incarnation,omitempty"`
 
 	Proof cloud.Proof `json:"proof"`
-	// Epoch is the principal's epoch when the holder was authenticated.
+	// Epoch is principal.User.Epoch at the time of issue. It counts the events that invalidate the principal's tokens,
+	// so a token is refused when it differs from the principal's present epoch.
 	Epoch uint64 `json:"epoch,omitempty"`
-	// At is when the token was made, in Unix milliseconds: "iat" is too coarse to order a token relative to a password
-	// change.
+	// At is when the token was issued, in Unix milliseconds: "iat" is too coarse to order a token relative to a
+	// password change.
 	At cloud.Time `json:"at"`
 }
 
-// TTL returns the lifetime for ttl_seconds; 0 means DefaultTTL. A value above MaxTTL is InvalidArgument, not clamped.
+// TTL returns the lifetime of a token for the field ttl_seconds of a request; 0 means DefaultTTL. It returns
+// InvalidArgument for a value above MaxTTL.
 func TTL(seconds uint64) (time.Duration, error) {
 	switch {
 	case seconds == 0:
@@ -158,7 +160,8 @@ func Parse(text string) (*Parsed, error) {
 	return &Parsed{KeyID: parsed.Headers[0].KeyID, jwt: parsed}, nil
 }
 
-// Verify verifies the signature and the claims that do not depend on the time, and returns the claims.
+// Verify checks the signature and all claims that do not depend on the time, and returns the claims. It returns the
+// error of NotValid if a check fails.
 func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) {
 	c := &Claims{}
 	if err := p.claims(key, c); err != nil {
@@ -179,7 +182,7 @@ func (p *Parsed) Verify(key ed25519.PublicKey, cluster string) (*Claims, error) 
 	return c, nil
 }
 
-// claims decodes the claims if the signature is that of key.
+// claims decodes the token's claims into c, or returns an error unless key signed the token.
 func (p *Parsed) claims(key ed25519.PublicKey, c *Claims) error {
 	switch {
 	case mutant.On(mutant.AcceptAnyKey):

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// A TTL out of range is refused, not clamped.
+// TestTTL checks the lifetime for valid values of ttl_seconds, and that TTL returns InvalidArgument for values above
+// MaxTTL.
 func TestTTL(t *testing.T) {
 	for asked, want := range map[uint64]time.Duration{0: time.Hour, 1: time.Second, 3600: time.Hour, MaxTTL: 720 * time.Hour} {
 		got, err := TTL(asked)
@@ -25,7 +26,8 @@ func TestTTL(t *testing.T) {
 	}
 }
 
-// A scope claim decodes to its tenant. Any other text is refused.
+// TestScope checks that each "scope" claim is decoded to its tenant and encoded to the same text, and that malformed
+// claims are refused.
 func TestScope(t *testing.T) {
 	for text, want := range map[string]cloud.Tenant{
 		"system": {}, "org:acme": {Org: "acme"}, "project:acme/web": {Org: "acme", Project: "web"}, "project:/web": {Project: "web"},

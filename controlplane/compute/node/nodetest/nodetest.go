@@ -1,5 +1,6 @@
-// Package nodetest provides a test environment for services that need hosts: one leading member with its records in
-// memory, a manual clock, and the node service. The test sends what the agents of the hosts would send.
+// Package nodetest provides a test environment for services that need hosts: one member that leads, its records in
+// memory, a manual clock and the node service. Tests call World's methods to send what the agents of the hosts would
+// send.
 package nodetest
 
 import (
@@ -29,7 +30,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// World is a leading member with its hosts.
+// World is one member that leads, and its simulated hosts.
 type World struct {
 	T        testing.TB
 	Clock    *storetest.Clock
@@ -44,8 +45,8 @@ type World struct {
 	hosts      int
 }
 
-// New returns a world without hosts, with an org and a project for each of tenants. change may modify the options of
-// the node service; it may be nil. Call Attach before adding hosts.
+// New returns a World without hosts. It creates the org and the project of each tenant in tenants. change, if not nil,
+// may modify the options of the node service. Call Attach before adding hosts.
 func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *World {
 	w := &World{T: t, Clock: storetest.NewClock(time.UnixMilli(1_800_000_000_000)), Log: slog.New(slog.DiscardHandler)}
 	w.Store, w.Quorum = storetest.Open(t, w.Clock.Now)
@@ -77,13 +78,13 @@ func New(t testing.TB, change func(*node.Options), tenants ...cloud.Tenant) *Wor
 	return w
 }
 
-// Attach sets the source of VM states of the node service, and starts Follow.
+// Attach sets the source of VM states of the node service and runs the service's Follow until the end of the test.
 func (w *World) Attach(guests node.VMController) {
 	w.Nodes.Attach(guests, nil)
 	w.Go(w.Nodes.Follow)
 }
 
-// Go runs f until the end of the test.
+// Go runs f in a goroutine. At the end of the test it cancels f's context and waits for f.
 func (w *World) Go(f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -91,21 +92,21 @@ func (w *World) Go(f func(context.Context) error) {
 	w.T.Cleanup(func() { cancel(); running.Wait() })
 }
 
-// RegisterService implements grpc.ServiceRegistrar. It keeps the service that receives heartbeats.
+// RegisterService implements grpc.ServiceRegistrar. It stores the NodeService implementation, to which Heartbeat sends.
 func (w *World) RegisterService(_ *grpc.ServiceDesc, impl any) {
 	if heartbeats, ok := impl.(vmv1.NodeServiceServer); ok {
 		w.heartbeats = heartbeats
 	}
 }
 
-// Update changes records directly, in one transaction.
+// Update runs f in one transaction on the records, and fails the test on an error.
 func (w *World) Update(f func(tx *store.Tx) error) {
 	w.T.Helper()
 	_, err := w.Store.Update(w.T.Context(), f)
 	require.NoError(w.T, err)
 }
 
-// AddHost adds a host and sends its first heartbeat, so that it is READY.
+// AddHost adds a host with the given capacity and sends its first heartbeat, which makes it READY.
 func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
 	w.T.Helper()
 	id := w.AddSilentHost(name, has, change...)
@@ -113,7 +114,8 @@ func (w *World) AddHost(name string, has cloud.Capacity, change ...func(*cloud.N
 	return id
 }
 
-// AddSilentHost adds the record of a host that has sent no heartbeat yet, and waits until the leader has read it.
+// AddSilentHost adds the record of a host that has sent no heartbeat, and waits until Fleet returns the host. change
+// may modify the record.
 func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*cloud.Node)) cloud.NodeID {
 	w.T.Helper()
 	w.hosts++
@@ -129,7 +131,7 @@ func (w *World) AddSilentHost(name string, has cloud.Capacity, change ...func(*c
 	return n.ID
 }
 
-// Heartbeat sends a heartbeat with the description in the host's record, and waits like AwaitFleet.
+// Heartbeat sends a heartbeat of a host with the description in its record, and then calls AwaitFleet.
 func (w *World) Heartbeat(id cloud.NodeID) {
 	w.T.Helper()
 	cert, err := w.authority.IssueFor(mtls.Node, string(id), w.Clock.Now(), time.Hour)
@@ -149,7 +151,7 @@ func (w *World) Heartbeat(id cloud.NodeID) {
 	w.AwaitFleet()
 }
 
-// AwaitFleet waits until the leader's copy of the host records is current.
+// AwaitFleet waits until Fleet shows all hosts with the allocated capacity and the cordon of their records.
 func (w *World) AwaitFleet() {
 	w.T.Helper()
 	require.Eventually(w.T, func() bool {
@@ -163,7 +165,7 @@ func (w *World) AwaitFleet() {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// Node returns the record of a host.
+// Node returns the record of the host with this ID.
 func (w *World) Node(id cloud.NodeID) (n *cloud.Node) {
 	w.T.Helper()
 	require.NoError(w.T, w.Store.Local(func(v *store.View) (err error) {

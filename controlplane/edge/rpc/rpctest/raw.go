@@ -1,5 +1,5 @@
-// Package rpctest contains a gRPC client for tests that sends its own HTTP/2 frames. With it a test can stop in the
-// middle of a message, or never read.
+// Package rpctest contains a gRPC client for tests that sends HTTP/2 frames one by one. With it a test can stop in the
+// middle of a message, or never read from the connection.
 package rpctest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Raw is a client connection.
+// Raw is a client connection to a gRPC server.
 type Raw struct {
 	conn   net.Conn
 	next   uint32
@@ -23,7 +23,7 @@ type Raw struct {
 	block  bytes.Buffer
 	done   chan struct{}
 
-	write  sync.Mutex // guards writes to the framer
+	write  sync.Mutex // guards writes to framer
 	framer *http2.Framer
 
 	mu      sync.Mutex
@@ -37,7 +37,7 @@ type Raw struct {
 // Window is the initial flow-control window of a connection and of each call, in bytes.
 const Window = 1<<16 - 1
 
-// Dial connects to a server. A nil config means plaintext.
+// Dial connects to a server. A nil config means plaintext instead of TLS.
 func Dial(address string, config *tls.Config) (*Raw, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
@@ -64,7 +64,7 @@ func Dial(address string, config *tls.Config) (*Raw, error) {
 	return r, nil
 }
 
-// Close ends the connection.
+// Close closes the connection and waits until its reading goroutine has ended.
 func (r *Raw) Close() error {
 	err := r.conn.Close()
 	<-r.done
@@ -112,7 +112,8 @@ func (r *Raw) read() {
 	}
 }
 
-// Call sends the headers of a call. headers holds additional ones as pairs of name and value.
+// Call starts a call by sending its headers, and returns its stream ID. headers holds additional headers as pairs of
+// name and value.
 func (r *Raw) Call(method string, headers ...string) (stream uint32, err error) {
 	r.write.Lock()
 	defer r.write.Unlock()
@@ -132,20 +133,22 @@ func (r *Raw) Call(method string, headers ...string) (stream uint32, err error) 
 	return stream, r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: r.block.Bytes(), EndHeaders: true})
 }
 
-// Message returns a message with gRPC's prefix.
+// Message returns body as a gRPC message: with the prefix of five bytes that contains its length.
 func Message(body []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
 }
 
-// Data sends one DATA frame of a call, regardless of the flow-control windows. end marks the last frame.
+// Data sends one DATA frame of a call, regardless of the flow-control windows. end marks the call's last frame; pad is
+// the frame's padding.
 func (r *Raw) Data(stream uint32, end bool, data []byte, pad []byte) error {
 	r.write.Lock()
 	defer r.write.Unlock()
 	return r.framer.WriteDataPadded(stream, end, data, pad)
 }
 
-// Stall announces a message of the given length and sends all of it but the last byte, as far as the flow-control
-// windows allow. It returns the number of bytes sent, early if no window has opened for patience or the call has ended.
+// Stall announces a message of length bytes and sends all of it but the last byte, as far as the flow-control windows
+// allow. It returns the number of bytes sent, including the prefix. It stops early if no window opens within patience,
+// or if the call has ended.
 func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int, err error) {
 	rest := length + 5 - 1
 	piece := make([]byte, 16<<10)
@@ -166,8 +169,8 @@ func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int
 	return sent, nil
 }
 
-// take takes up to n bytes from both flow-control windows. It returns 0 if there are none within patience, or if the
-// call has ended.
+// take reserves up to n bytes of the flow-control windows of the connection and of the stream, and returns how many. It
+// returns 0 if there are none within patience, or if the call has ended.
 func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,7 +183,8 @@ func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	return n
 }
 
-// await waits up to patience until the condition is true, and returns it. The caller holds mu.
+// await waits until the function is returns true, for at most patience, and returns its last result. The caller must
+// have locked r.mu.
 func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	late := false
 	defer time.AfterFunc(patience, func() {
@@ -195,8 +199,8 @@ func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	return is()
 }
 
-// Status waits for the end of a call and returns its status code, as a number, and its message. The code is "reset" for
-// a stream that was reset without a status.
+// Status waits until a call has ended and returns its status code, as a number, and its message. The code is "reset" if
+// the stream was reset without a status.
 func (r *Raw) Status(stream uint32, patience time.Duration) (code, message string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

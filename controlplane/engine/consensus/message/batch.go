@@ -9,24 +9,25 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// The data of an entry is a version byte, an ID of 16 bytes and a body. The version determines the body.
+// The data of a raft entry is a version byte, an ID of 16 bytes and a body. The version determines the format of the
+// body.
 const (
 	singleVersion     = 1 // the body is one proposal
 	batchVersion      = 2 // the body is, for each proposal, its length (uvarint) and its bytes
 	compressedVersion = 3 // the body of batchVersion, compressed as an S2 block
 
-	// EntryHeaderBytes is the size of version and ID.
+	// EntryHeaderBytes is the size of the version byte and the ID.
 	EntryHeaderBytes = 1 + 16
 )
 
 const (
 	// MaxBatchBytes limits the data of a batch with more than one proposal, before compression.
 	MaxBatchBytes = 64 << 10
-	// compressBytes is the size of a body from which CloseBatch tries to compress it.
+	// compressBytes is the smallest size of a body that CloseBatch tries to compress.
 	compressBytes = 512
 )
 
-// NewEntry returns the data of an entry with one proposal. id is that of the proposal.
+// NewEntry returns the data of an entry with one proposal, whose ID is id.
 func NewEntry(id [16]byte, proposal []byte) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+len(proposal))
 	data[0] = singleVersion
@@ -34,7 +35,7 @@ func NewEntry(id [16]byte, proposal []byte) []byte {
 	return append(data, proposal...)
 }
 
-// NewBatch returns the data of a batch without proposals. id is that of the batch. The data has capacity for a first
+// NewBatch returns the data of a batch that has the given ID and no proposals. The data has capacity for a first
 // proposal of room bytes.
 func NewBatch(id [16]byte, room int) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+binary.MaxVarintLen32+room)
@@ -43,13 +44,15 @@ func NewBatch(id [16]byte, room int) []byte {
 	return data
 }
 
-// AppendToBatch adds a proposal to the data of a batch that is not closed.
+// AppendToBatch appends a proposal to data, a batch that CloseBatch has not compressed yet, and returns the longer
+// data.
 func AppendToBatch(data, proposal []byte) []byte {
 	data = binary.AppendUvarint(data, uint64(len(proposal)))
 	return append(data, proposal...)
 }
 
-// CloseBatch returns the data of a complete batch: compressed if that saves an eighth at least, otherwise unchanged.
+// CloseBatch returns the data of a batch to which nothing will be added: compressed if that saves at least an eighth,
+// otherwise unchanged.
 func CloseBatch(data []byte) []byte {
 	body := data[EntryHeaderBytes:]
 	if len(body) < compressBytes {
@@ -62,19 +65,19 @@ func CloseBatch(data []byte) []byte {
 	}
 	copy(dense, data[:EntryHeaderBytes])
 	dense[0] = compressedVersion
-	return append(make([]byte, 0, n), dense[:n]...) // without spare capacity, because the log's cache keeps the data
+	return append(make([]byte, 0, n), dense[:n]...) // without spare capacity, because the log caches the data
 }
 
 var (
 	// ErrTooLarge is returned for a proposal or a batch that exceeds a limit.
 	ErrTooLarge = errors.New("the proposal is too large")
-	// ErrMalformed is returned for data that is not an entry of a known version.
+	// ErrMalformed is returned for data that is not a valid entry.
 	ErrMalformed = errors.New("the data is malformed")
 	errVersion   = errors.New("start the version that wrote it")
 )
 
-// DecodeEntry calls f with each proposal of an entry's data, in order. A batch that decompresses to more than limit
-// bytes is ErrMalformed.
+// DecodeEntry calls f with each proposal of an entry's data, in order. It returns ErrMalformed for malformed data and
+// for a batch that decompresses to more than limit bytes.
 func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 	if len(data) < EntryHeaderBytes {
 		return fmt.Errorf("%w: %d bytes", ErrMalformed, len(data))
@@ -110,7 +113,7 @@ func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 	return nil
 }
 
-// EntryID returns the ID of an entry: that of its proposal or batch. The result aliases the entry.
+// EntryID returns the ID in the entry's header: that of its proposal or batch. The result aliases the entry.
 func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	if len(ent.Data) < EntryHeaderBytes {
 		return nil, fmt.Errorf("entry %d: %w: %d bytes", ent.GetIndex(), ErrMalformed, len(ent.Data))
@@ -118,7 +121,7 @@ func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	return (*[16]byte)(ent.Data[1:EntryHeaderBytes]), nil
 }
 
-// SingleID returns the ID of the proposal of an entry with one proposal. For a batch single is false.
+// SingleID returns the ID of an entry's only proposal. If the entry is a batch, single is false.
 func SingleID(data []byte) (id [16]byte, single bool) {
 	if data[0] != singleVersion {
 		return id, false

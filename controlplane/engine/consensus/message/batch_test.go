@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// batchOf returns the data of a batch that is not closed.
+// batchOf returns the data of a batch of proposals, not compressed.
 func batchOf(proposals ...string) []byte {
 	data := NewBatch([16]byte{9}, 0)
 	for _, p := range proposals {
@@ -55,7 +55,8 @@ func TestDecodeEntry(t *testing.T) {
 	}
 }
 
-// Every entry that Check accepts from a forwarding member can be decoded when it is applied.
+// FuzzCheckPayload checks that every forwarded entry that checkEntry accepts can be decoded, and has at least one
+// proposal and none above the limit.
 func FuzzCheckPayload(f *testing.F) {
 	f.Add(batchOf("a=1", "b=2"))
 	f.Add(append([]byte{compressedVersion}, append(make([]byte, 16), s2.Encode(nil, batchOf("a=1", "a=2")[EntryHeaderBytes:])...)...))

@@ -7,16 +7,16 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// peerTypes are the raft messages that an envelope of KindRaft may carry. The others are local to a host, are proposals,
-// which have KindForward, or are heartbeats, which have KindHeartbeats.
+// peerTypes lists the raft messages that an envelope of KindRaft may contain. The others are local to a host, are
+// proposals, which are sent with KindForward, or are heartbeats, which are sent with KindHeartbeats.
 var peerTypes = map[raftpb.MessageType]bool{
 	raftpb.MsgApp: true, raftpb.MsgAppResp: true, raftpb.MsgVote: true, raftpb.MsgVoteResp: true, raftpb.MsgSnap: true,
 	raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true, raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
 }
 
-// Check returns an error if e violates what raft relies on without checking; raft could panic on such a message.
-// Proposals of more than proposalBytes are an error. For a part of an envelope of KindHeartbeats, e.Raft is the
-// converted heartbeat.
+// Check returns an error if e violates what raft assumes without checking; raft could panic on such a message. A
+// proposal of more than proposalBytes is an error, too. To check one heartbeat of an envelope of KindHeartbeats, set
+// e.Raft to the converted heartbeat.
 func (e *Envelope) Check(proposalBytes int) error {
 	switch e.Kind {
 	case KindForward:

@@ -8,11 +8,11 @@
 //
 // # Decisions
 //
-//   - Envelopes, entries and snapshot data each begin with a version byte. An unknown version is an error and is never
-//     guessed at. testdata/envelopes holds one encoded envelope of each kind.
+//   - Envelopes, entries and snapshot data each begin with a version byte. An unknown version is an error.
+//     testdata/envelopes holds one encoded envelope of each kind.
 //   - Parse checks the encoding. Check verifies what raft trusts without checking, such as the order of entries, because
 //     raft panics on a violation. Neither checks who sent an envelope: the transport authenticates the sender.
 //   - Heartbeats have an encoding of their own, because a host sends those of all groups to another member as one envelope.
 //
-// The package knows neither hosts nor groups nor the log, and does no I/O.
+// The package does not depend on hosts, groups or the log, and does no I/O.
 package message

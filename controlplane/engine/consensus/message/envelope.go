@@ -12,26 +12,26 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Kind is the kind of content of an Envelope.
+// Kind says what an Envelope contains.
 type Kind uint8
 
-// The kinds of envelope. Their numbers are on the wire.
+// Values of Envelope.Kind. The numbers are part of the wire format.
 const (
 	KindRaft          Kind = 1 // a raft message of one group
-	KindDirIDRequest  Kind = 2 // asks which data directory of the sender the receiver accepts messages from
-	KindDirIDResponse Kind = 3 // answers a KindDirIDRequest
+	KindDirIDRequest  Kind = 2 // requests the ID of the sender's data directory that the receiver has recorded
+	KindDirIDResponse Kind = 3 // the response to a KindDirIDRequest
 	KindForward       Kind = 4 // proposals of one group, for the leader to append, all or none
-	KindRefuse        Kind = 5 // the proposals of a KindForward were not appended
-	KindRemoved       Kind = 6 // the group has removed the receiver with the receiver's data directory
-	KindHeartbeats    Kind = 7 // heartbeats, and answers to heartbeats, of many groups
+	KindRefuse        Kind = 5 // the response that the proposals of a KindForward were not appended
+	KindRemoved       Kind = 6 // tells the receiver that the group has removed it with its data directory
+	KindHeartbeats    Kind = 7 // heartbeats, and responses to heartbeats, of many groups
 )
 
-// Refusal is the reason why forwarded proposals were not appended.
+// Refusal is the reason for which forwarded proposals were not appended.
 type Refusal uint8
 
-// The refusals. Their numbers are on the wire.
+// Values of Envelope.Refusal. The numbers are part of the wire format.
 const (
-	RefusedNotLeader  Refusal = 1 // the member does not lead in the term of the request, or hands leadership over
+	RefusedNotLeader  Refusal = 1 // the member does not lead in the term of the request, or transfers leadership
 	RefusedOverloaded Refusal = 2 // too many proposals are not committed yet
 )
 
@@ -39,8 +39,8 @@ const (
 // From.
 type Envelope struct {
 	From, To uint64
-	// FromDirID is the data-directory ID of the sender. ToDirID is that of the receiver: in a response that of the
-	// requester, otherwise the one that the sender accepts messages from, 0 if none.
+	// FromDirID is the data-directory ID of the sender. ToDirID is the data-directory ID of the receiver: in a response
+	// that of the requester, otherwise the one that the sender has recorded for the receiver, 0 if none.
 	FromDirID, ToDirID uint64
 	Kind               Kind
 
@@ -50,9 +50,10 @@ type Envelope struct {
 	// Raft is set in KindRaft. The message and its entries are shared with raft and must not be changed.
 	Raft *raftpb.Message
 
-	// Of KindForward and KindRefuse: Term is the only term in which the receiver may append, Life the random number
-	// that the requester drew when it started, Number the sequence number of the request in that life. Payloads, of
-	// KindForward, are the data of entries, shared like Raft. Refusal is of KindRefuse.
+	// Term, Life and Number are set in KindForward and KindRefuse. Term is the only term in which the receiver may
+	// append. Life is a random number that the requester generated when it started. Number is the sequence number of
+	// the request in that life. Payloads, in KindForward only, are the data of entries, shared like Raft. Refusal is
+	// set in KindRefuse only.
 	Term, Life, Number uint64
 	Payloads           [][]byte
 	Refusal            Refusal
@@ -60,15 +61,15 @@ type Envelope struct {
 	// Heartbeats is set only if Kind is KindHeartbeats.
 	Heartbeats []Heartbeat
 
-	// Claim, of KindDirIDRequest and KindDirIDResponse, asks the receiver to record the sender's directory if it has
-	// recorded none. Known, of KindDirIDResponse, is the recorded directory, 0 if none.
+	// Claim, in KindDirIDRequest and KindDirIDResponse, requests that the receiver record the sender's directory if it
+	// has recorded none. Known, in KindDirIDResponse, is the recorded directory, 0 if none.
 	Claim bool
 	Known uint64
 }
 
 const (
 	envelopeVersion = 1
-	// MaxBytes limits an encoded envelope. The largest proposal that Limits allows fits.
+	// MaxBytes limits the size of an encoded envelope. The largest proposal that consensus.Limits allows fits.
 	MaxBytes = 32 << 20
 )
 
@@ -123,7 +124,7 @@ func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 	return buf, nil
 }
 
-// Parse decodes an envelope, which must be all of b. The envelope does not alias b.
+// Parse decodes b, which must be exactly one encoded envelope. The result does not alias b.
 func Parse(b []byte) (Envelope, error) {
 	if len(b) > MaxBytes {
 		return Envelope{}, fmt.Errorf("decode an envelope: %d bytes are more than %d", len(b), MaxBytes)
@@ -158,7 +159,7 @@ func Parse(b []byte) (Envelope, error) {
 			r.Malformed = r.Malformed || e.Refusal != RefusedNotLeader && e.Refusal != RefusedOverloaded
 			break
 		}
-		r.Rest = slices.Clone(r.Rest) // once for all payloads
+		r.Rest = slices.Clone(r.Rest) // one copy for all payloads
 		for len(r.Rest) > 0 && !r.Short && !r.Malformed {
 			n := r.Uvarint()
 			e.Payloads = append(e.Payloads, r.Take(int(min(n, MaxBytes+1))))

@@ -30,7 +30,8 @@ func samples() []Envelope {
 	}
 }
 
-// TestEnvelopeGolden compares the encoding with testdata/envelopes, because members of two versions exchange envelopes.
+// TestEnvelopeGolden compares the encoding with testdata/envelopes, because members of different versions exchange
+// envelopes.
 func TestEnvelopeGolden(t *testing.T) {
 	var b strings.Builder
 	for _, e := range samples() {
@@ -58,7 +59,8 @@ func TestEnvelopeRoundTrip(t *testing.T) {
 		require.Equal(t, want, got)
 		for n := range b {
 			got, err := Parse(b[:n])
-			// A protobuf or a list that ends early can be a valid shorter one, but not a malformed one taken for good.
+			// A list or a protobuf message that is cut may be a valid shorter one. All other cut envelopes must be
+			// errors.
 			open := e.Kind == KindRaft || e.Kind == KindForward || e.Kind == KindHeartbeats
 			require.True(t, err != nil || open && got.Kind == e.Kind, "%d of %d bytes", n, len(b))
 		}

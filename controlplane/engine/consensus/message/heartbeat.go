@@ -8,21 +8,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Heartbeat is raft's MsgHeartbeat or MsgHeartbeatResp of one group.
+// Heartbeat is raft's MsgHeartbeat of one group, or MsgHeartbeatResp if Answer is set.
 type Heartbeat struct {
 	Group  uint64
 	Answer bool
 	Term   uint64
-	Commit uint64 // not of an answer: the commit index up to which the receiver has the entries
-	Reads  uint64 // raft's context: the number of the last ReadIndex request that an answer confirms; 0: none
+	Commit uint64 // not in a response: the commit index up to which the receiver has the entries
+	Reads  uint64 // raft's context: the number of the last ReadIndex request that a response confirms; 0: none
 }
 
-// IsHeartbeat reports whether m is sent as a Heartbeat.
+// IsHeartbeat reports whether the raft message m is a heartbeat or a response to one, which KindHeartbeats sends.
 func IsHeartbeat(m *raftpb.Message) bool {
 	return m.GetType() == raftpb.MsgHeartbeat || m.GetType() == raftpb.MsgHeartbeatResp
 }
 
-// HeartbeatOf converts raft's heartbeat, or raft's answer to one, of a group.
+// HeartbeatOf converts a group's MsgHeartbeat or MsgHeartbeatResp to a Heartbeat.
 func HeartbeatOf(group uint64, m *raftpb.Message) Heartbeat {
 	b := Heartbeat{Group: group, Answer: m.GetType() == raftpb.MsgHeartbeatResp, Term: m.GetTerm(), Commit: m.GetCommit()}
 	if len(m.Context) == 8 {
@@ -31,7 +31,7 @@ func HeartbeatOf(group uint64, m *raftpb.Message) Heartbeat {
 	return b
 }
 
-// Message converts b to raft's message. The envelope gives sender and receiver.
+// Message converts b to the raft message. Sender and receiver are those of the envelope.
 func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	m := &raftpb.Message{
 		Type: raftpb.MsgHeartbeat.Enum(), From: new(e.From), To: new(e.To), Term: new(b.Term), Commit: new(b.Commit),
@@ -45,7 +45,7 @@ func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	return m
 }
 
-// appendTo appends the encoding of b.
+// appendTo appends the encoding of b to buf: group, Answer, term, commit index, number of the read request.
 func (b Heartbeat) appendTo(buf []byte) []byte {
 	buf = codec.AppendBool(binary.AppendUvarint(buf, b.Group), b.Answer)
 	for _, n := range []uint64{b.Term, b.Commit, b.Reads} {
@@ -54,7 +54,7 @@ func (b Heartbeat) appendTo(buf []byte) []byte {
 	return buf
 }
 
-// readHeartbeat reads what appendTo wrote.
+// readHeartbeat decodes a Heartbeat that appendTo encoded.
 func readHeartbeat(r *codec.Reader) Heartbeat {
 	return Heartbeat{Group: r.Uvarint(), Answer: r.Bool(), Term: r.Uvarint(), Commit: r.Uvarint(), Reads: r.Uvarint()}
 }

@@ -17,7 +17,7 @@ import (
 // the state machine: raft's own entries and membership changes.
 const snapshotVersion = 1
 
-// AppendSnapshotData returns the data of a snapshot.
+// AppendSnapshotData returns the data of a snapshot whose state machine has reached state and whose membership is m.
 func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	b := []byte{snapshotVersion}
 	b = binary.AppendUvarint(b, state.Index)
@@ -25,13 +25,14 @@ func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	return raftconf.AppendDirIDs(raftconf.AppendDirIDs(b, m.DirIDs), m.Removed)
 }
 
-// ParseSnapshot returns where the log begins after the snapshot is installed.
+// ParseSnapshot returns the position where the log begins when the snapshot is installed, with the state machine's
+// position and the membership.
 func ParseSnapshot(s *raftpb.Snapshot) (p raftconf.LogStart, err error) {
 	meta := s.GetMetadata()
 	p.At = raftconf.Position{Index: meta.GetIndex(), Term: meta.GetTerm()}
 	p.State, p.Members.Conf = p.At, meta.GetConfState()
 	if len(s.GetData()) == 0 {
-		return p, nil // sent by a version that has no membership changes
+		return p, nil // sent by a version that did not support membership changes
 	}
 	if v := s.Data[0]; v != snapshotVersion {
 		return p, fmt.Errorf("the snapshot has version %d, this program knows %d only", v, snapshotVersion)

@@ -11,19 +11,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// changeVersion is the first byte of the context of a membership change.
+// changeVersion is the first byte of the context of a membership change (raftpb.ConfChangeV2.Context).
 const changeVersion = 1
 
-// AppendChange appends the context of a membership change (raftpb.ConfChangeV2.Context): token, a random number that
-// identifies the proposal, and the data-directory IDs of the added members.
+// AppendChange appends the context of a membership change (raftpb.ConfChangeV2.Context) to b: the token, which is a
+// random number that identifies the proposal, and the data-directory IDs of the added members.
 func AppendChange(b []byte, token uint64, dirIDs map[uint64]uint64) []byte {
 	b = append(b, changeVersion)
 	b = binary.LittleEndian.AppendUint64(b, token)
 	return AppendDirIDs(b, dirIDs)
 }
 
-// ParseChange decodes an entry that is a membership change. An entry without a context, with which raft leaves a joint
-// configuration, has token 0.
+// ParseChange decodes a membership change and its context from an entry. An entry without a context, with which raft
+// leaves a joint configuration, has token 0.
 func ParseChange(ent *raftpb.Entry) (cc *raftpb.ConfChangeV2, token uint64, dirIDs map[uint64]uint64, err error) {
 	cc = &raftpb.ConfChangeV2{}
 	if ent.GetType() != raftpb.EntryConfChangeV2 {

@@ -3,7 +3,7 @@
 //
 // A Membership is raft's ConfState and two tables of data-directory IDs. DirIDs has the directory of each member that a
 // membership change added; a message from another directory with the same member ID is dropped. Removed has the
-// directories of removed members, so that they can be notified. The membership is a function of the log: the membership
+// directories of removed members, so that they can be notified. The membership is computed from the log: the membership
 // at the log's begin plus the membership changes (change.go) that follow.
 //
 // The encodings are part of formats on disk (raftlog) and on the wire (message) and must stay compatible. The package

@@ -14,11 +14,11 @@ import (
 // LogStart describes where a log begins, or will begin when a snapshot is installed.
 type LogStart struct {
 	At      Position
-	State   Position // reached by the state machine at least; At, or before At if no entry between was for it
+	State   Position // the state machine has reached it at least; At, or before At if no entry between was for it
 	Members Membership
 }
 
-// AppendTo appends the encoding of p: index and term of At, index and term of State, membership.
+// AppendTo appends the encoding of p to v: index and term of At, index and term of State, membership.
 func (p LogStart) AppendTo(v []byte) ([]byte, error) {
 	for _, n := range []uint64{p.At.Index, p.At.Term, p.State.Index, p.State.Term} {
 		v = binary.AppendUvarint(v, n)
@@ -30,7 +30,7 @@ func (p LogStart) AppendTo(v []byte) ([]byte, error) {
 	return v, nil
 }
 
-// ParseLogStart decodes what AppendTo wrote.
+// ParseLogStart decodes a LogStart that AppendTo encoded.
 func ParseLogStart(v []byte) (p LogStart, err error) {
 	r := codec.Reader{Rest: v}
 	p.At, p.State = Position{r.Uvarint(), r.Uvarint()}, Position{r.Uvarint(), r.Uvarint()}
@@ -41,7 +41,8 @@ func ParseLogStart(v []byte) (p LogStart, err error) {
 	return p, err
 }
 
-// ParseLogStart1 decodes the format of layout 1 of raftlog: index and term of At, ConfState.
+// ParseLogStart1 decodes a LogStart of layout 1 of package raftlog: index and term of At, ConfState. State is set to
+// At.
 func ParseLogStart1(v []byte) (p LogStart, err error) {
 	r := codec.Reader{Rest: v}
 	p.At = Position{r.Uvarint(), r.Uvarint()}

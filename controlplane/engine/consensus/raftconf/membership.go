@@ -14,31 +14,34 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Membership lists the members of a group as of one entry. A Membership in use is never modified: After returns a new
-// one.
+// Membership lists the members of a group as of one entry. A Membership that others refer to is never modified: After
+// returns a new one.
 type Membership struct {
 	Conf *raftpb.ConfState
-	// DirIDs has the data-directory ID of each member that a membership change added. Members of the first configuration
-	// are not in DirIDs: each host accepts the directory of them that it first received a message from.
+	// DirIDs has the data-directory ID of each member that a membership change added. Members of the first
+	// configuration are not in DirIDs: each host accepts only the directory from which it first received a message of
+	// them.
 	DirIDs map[uint64]uint64
 	// Removed has the data-directory ID of each removed member, 0 if it is not known; 0 matches every directory.
 	Removed map[uint64]uint64
 }
 
-// MaxRemoved limits Membership.Removed. Members that are removed beyond the limit are not recorded, so their messages
-// are not recognized as those of removed members.
+// MaxRemoved limits the number of elements of Membership.Removed. Members that are removed beyond the limit are not
+// added to it, so their messages are not recognized as those of removed members.
 const MaxRemoved = 1000
 
-// IsJoint reports whether conf is a joint configuration.
+// IsJoint reports whether conf is a joint configuration, in which majorities of the old and of the new voters are
+// needed.
 func IsJoint(conf *raftpb.ConfState) bool { return len(conf.GetVotersOutgoing()) > 0 }
 
-// Has reports whether a member is a voter or learner, of either half of a joint configuration.
+// Has reports whether a member is a voter or a learner, in either half of a joint configuration.
 func (m Membership) Has(member uint64) bool {
 	return slices.Contains(m.Conf.GetVoters(), member) || slices.Contains(m.Conf.GetLearners(), member) ||
 		slices.Contains(m.Conf.GetVotersOutgoing(), member)
 }
 
-// After returns the membership after the change cc. The tables of directory IDs are copied; RecordDirIDs updates them.
+// After returns the membership that the change cc makes of m. The tables of directory IDs are copied; RecordDirIDs
+// updates them.
 func (m Membership) After(cc *raftpb.ConfChangeV2) (Membership, error) {
 	track := tracker.MakeProgressTracker(1, 0)
 	config, progress, err := confchange.Restore(confchange.Changer{Tracker: track, LastIndex: 1}, m.Conf)
@@ -93,7 +96,8 @@ func (m *Membership) RecordDirIDs(dirIDs, peerDirIDs map[uint64]uint64, before M
 	}
 }
 
-// Refuses reports whether a directory belongs to a removed member.
+// Refuses reports whether messages of a member must be dropped because the member was removed with the data directory
+// dirID.
 func (m Membership) Refuses(member, dirID uint64) bool {
 	if m.Has(member) {
 		return false
@@ -102,14 +106,14 @@ func (m Membership) Refuses(member, dirID uint64) bool {
 	return ok && (gone == 0 || gone == dirID)
 }
 
-// AppendTo appends the encoding of m: DirIDs, Removed, ConfState.
+// AppendTo appends the encoding of m to b: DirIDs, Removed, ConfState.
 func (m Membership) AppendTo(b []byte) ([]byte, error) {
 	b = AppendDirIDs(b, m.DirIDs)
 	b = AppendDirIDs(b, m.Removed)
 	return proto.MarshalOptions{}.MarshalAppend(b, m.Conf)
 }
 
-// ParseMembership decodes what AppendTo wrote.
+// ParseMembership decodes a Membership that AppendTo encoded.
 func ParseMembership(b []byte) (m Membership, err error) {
 	r := codec.Reader{Rest: b}
 	m.DirIDs, m.Removed = ReadDirIDs(&r), ReadDirIDs(&r)
@@ -120,7 +124,8 @@ func ParseMembership(b []byte) (m Membership, err error) {
 	return m, proto.Unmarshal(r.Rest, m.Conf)
 }
 
-// AppendDirIDs appends a table of data-directory IDs by member, in the order of member IDs.
+// AppendDirIDs appends to b the encoding of a table that maps member IDs to data-directory IDs, in the order of member
+// IDs.
 func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(dirIDs)))
 	for _, member := range slices.Sorted(maps.Keys(dirIDs)) {
@@ -130,7 +135,7 @@ func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	return b
 }
 
-// ReadDirIDs reads what AppendDirIDs wrote.
+// ReadDirIDs decodes a table that AppendDirIDs encoded.
 func ReadDirIDs(r *codec.Reader) map[uint64]uint64 {
 	out := map[uint64]uint64{}
 	for n := r.Uvarint(); n > 0 && !r.Short && !r.Malformed; n-- {

@@ -6,14 +6,14 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// entryCache holds the newest entries of a log, without a gap, in about limit bytes, but at least one.
+// entryCache caches the newest entries of a log, without a gap. It has about limit bytes, but at least one entry.
 type entryCache struct {
 	limit int
 	bytes int
 	ents  []*raftpb.Entry
 }
 
-// cost returns the bytes of an entry with overhead.
+// cost returns the estimated memory of an entry in bytes: its data and entryOverhead.
 func cost(ent *raftpb.Entry) int { return len(ent.Data) + entryOverhead }
 
 // first returns the index of the oldest cached entry, the largest uint64 if the cache is empty.
@@ -24,7 +24,7 @@ func (c *entryCache) first() uint64 {
 	return c.ents[0].GetIndex()
 }
 
-// entry returns a cached entry, nil if the entry is not in the cache.
+// entry returns the entry at index, nil if it is not in the cache.
 func (c *entryCache) entry(index uint64) *raftpb.Entry {
 	if first := c.first(); index < first || index-first >= uint64(len(c.ents)) {
 		return nil
@@ -32,7 +32,8 @@ func (c *entryCache) entry(index uint64) *raftpb.Entry {
 	return c.ents[index-c.first()]
 }
 
-// append adds the entry after the newest one, or replaces a cached entry and drops all later ones.
+// append adds ent after the newest entry. If ent has the index of a cached entry, it replaces that entry and all later
+// ones. If a gap would result, the older entries are removed.
 func (c *entryCache) append(ent *raftpb.Entry) {
 	index := ent.GetIndex()
 	switch first := c.first(); {
@@ -59,7 +60,7 @@ func (c *entryCache) drop() {
 	c.ents = c.ents[1:]
 }
 
-// truncateTo drops the entries up to index.
+// truncateTo removes the entries up to index from the cache.
 func (c *entryCache) truncateTo(index uint64) {
 	for len(c.ents) > 0 && c.first() <= index {
 		c.drop()
@@ -68,18 +69,18 @@ func (c *entryCache) truncateTo(index uint64) {
 
 func (c *entryCache) clear() { c.ents, c.bytes = nil, 0 }
 
-// markEvery is the distance of two marks of sizeMarks in bytes.
+// markEvery is the distance in bytes between two elements of sizeMarks.marks.
 const markEvery = 64 << 10
 
-// sizeMarks estimates to within markEvery how many bytes of a log follow an index, with 16 bytes of memory per 64 KiB
-// of log.
+// sizeMarks estimates, to within markEvery, how many bytes of a log follow an index. It needs 16 bytes of memory per 64
+// KiB of log.
 type sizeMarks struct {
-	total uint64 // bytes ever added and not taken back
-	base  uint64 // of those, bytes before the log begins
+	total uint64 // bytes of all entries added, without those that truncateFrom subtracted
+	base  uint64 // the part of total that is before the log's begin
 	marks []sizeMark
 }
 
-// sizeMark is the value of sizeMarks.total after the entry index.
+// sizeMark records the value that sizeMarks.total had after the entry at index was added.
 type sizeMark struct{ index, bytes uint64 }
 
 func (s *sizeMarks) add(index uint64, bytes int) {
@@ -89,11 +90,11 @@ func (s *sizeMarks) add(index uint64, bytes int) {
 	}
 }
 
-// truncateFrom subtracts the entries from index on.
+// truncateFrom subtracts the bytes of the entries from index on.
 func (s *sizeMarks) truncateFrom(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index >= index })
 	if n == len(s.marks) {
-		return // less than a mark's worth
+		return // there are less than markEvery bytes from index on
 	}
 	s.marks = s.marks[:n]
 	s.total = s.base
@@ -102,7 +103,7 @@ func (s *sizeMarks) truncateFrom(index uint64) {
 	}
 }
 
-// truncateTo subtracts the entries up to index.
+// truncateTo subtracts the bytes of the entries up to index.
 func (s *sizeMarks) truncateTo(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index > index })
 	if n > 0 {
@@ -111,10 +112,11 @@ func (s *sizeMarks) truncateTo(index uint64) {
 	}
 }
 
-// bytes returns the size of the log.
+// bytes returns the estimated size of the log in bytes.
 func (s *sizeMarks) bytes() uint64 { return s.total - s.base }
 
-// tail returns an index after which at most about bytes bytes of the log follow, 0 if the whole log is smaller.
+// tail returns an index after which at most about the given number of bytes of the log follow; 0 if the entire log is
+// not larger.
 func (s *sizeMarks) tail(bytes uint64) uint64 {
 	if s.bytes() <= bytes {
 		return 0

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// Seed adds a log without entries to the batch, with voters as the members. state is the position of the state machine:
-// the log begins there, or at firstEntry if the state machine is empty. New terms will be higher than term.
+// Seed adds to the batch a log without entries, with voters as the members. state is the position of the state machine:
+// the log begins there, or at firstEntry if the state machine is empty. The log's new terms will be higher than term.
 func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, term uint64, voters []uint64) error {
 	l := &Log{e: e, group: group, state: state, members: raftconf.Membership{Conf: &raftpb.ConfState{Voters: voters}}}
 	if l.begin = l.state; l.begin.Index < firstEntry.Index {
@@ -21,8 +21,8 @@ func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, ter
 	return errors.Join(l.putHard(b), l.putBegin(b))
 }
 
-// OpenExisting opens a log for reading. missing reports that the engine has no such log; OpenExisting creates none. It
-// returns an error if the installation of a snapshot was interrupted.
+// OpenExisting opens a log for reading. It does not create a log: missing reports that the engine has none for the
+// group. It returns an error if the installation of a snapshot was interrupted.
 func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
 	v, err := e.get(groupKey(group, kindTrunc))
 	if err != nil || v == nil {
@@ -35,9 +35,8 @@ func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
 }
 
 // HideFirstEntry removes entry 1, which raft appended at the begin of the first term, from a log of layout 1. A log of
-// layout
-// 2 has no entry 1, so that a joining member with an empty log needs a snapshot. applied is the position of the state
-// machine; the result is the position from which raft continues.
+// layout 2 has no entry 1, so that a joining member with an empty log needs a snapshot. applied is the position of the
+// state machine; the result is the position from which raft continues.
 func (l *Log) HideFirstEntry(applied raftconf.Position) (raftconf.Position, error) {
 	if l.begin.Index != 0 || l.hard.GetCommit() == 0 || len(l.members.Conf.GetVoters()) == 0 {
 		return applied, nil

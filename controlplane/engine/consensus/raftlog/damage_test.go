@@ -13,8 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A flipped bit in the middle of a log is reported, because the entries after it were acknowledged. A torn end is cut
-// off; Pebble (v2.1.7) also treats damage in the last blocks as a torn end.
+// TestDamagedLog checks that a flipped bit in the first half of a log file is ErrDamaged, because the entries after it
+// were acknowledged. A torn last record must be dropped. The second half is not tested: Pebble (v2.1.7) treats damage
+// in the last blocks as a torn end.
 func TestDamagedLog(t *testing.T) {
 	const writes = 200
 	fs := vfs.NewMem()
@@ -43,7 +44,8 @@ func TestDamagedLog(t *testing.T) {
 	}
 }
 
-// reopened returns the number of readable entries after the content of one file was replaced.
+// reopened copies the store, replaces the content of the file name by text, and returns the number of entries that can
+// be read from the copy.
 func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (entries int, err error) {
 	copied := vfs.NewMem()
 	_, err = vfs.Clone(fs, copied, "log", "log")
@@ -69,7 +71,7 @@ func reopened(t *testing.T, fs vfs.FS, name string, text []byte, writes int) (en
 	return entries, nil
 }
 
-// newest returns the newest file of a kind.
+// newest returns the path of the file with the highest name of those that end in kind.
 func newest(t *testing.T, fs vfs.FS, kind string) string {
 	names, err := fs.List("log")
 	require.NoError(t, err)

@@ -10,15 +10,15 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Directory is the record that identifies a data directory, stored in it.
+// Directory identifies a data directory and the member that it belongs to. It is stored in the directory itself.
 type Directory struct {
 	ID      uint64   // the directory's random ID, above 0
-	Vouched bool     // whether the other members have accepted the directory, so that the member may vote
+	Vouched bool     // whether the other members have recorded the directory's ID, so that the member may vote
 	Member  uint64   // the raft ID of the member that the directory belongs to
 	Members []uint64 // the first configuration; empty if the member joins an existing cluster
 }
 
-// Directory reads what PutDirectory wrote; found is false in a new data directory.
+// Directory returns the Directory that PutDirectory stored. In a new data directory found is false.
 func (e *Engine) Directory() (d Directory, found bool, err error) {
 	v, err := e.get([]byte(keyDirectory))
 	if v == nil || err != nil {
@@ -38,7 +38,7 @@ func (e *Engine) Directory() (d Directory, found bool, err error) {
 	return d, true, nil
 }
 
-// PutDirectory durably stores d.
+// PutDirectory durably stores d in the data directory.
 func (e *Engine) PutDirectory(d Directory) error {
 	v := binary.LittleEndian.AppendUint64(nil, d.ID)
 	v = codec.AppendBool(v, d.Vouched)
@@ -50,7 +50,7 @@ func (e *Engine) PutDirectory(d Directory) error {
 	return e.put([]byte(keyDirectory), v)
 }
 
-// PeerDirIDs returns for each other member the ID of the one data directory that this member accepts messages from.
+// PeerDirIDs returns, for each other member, the ID of the only data directory from which this member accepts messages.
 func (e *Engine) PeerDirIDs() (map[uint64]uint64, error) {
 	ids := map[uint64]uint64{}
 	it, err := e.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyPeer}, UpperBound: []byte{keyPeer + 1}})
@@ -66,12 +66,13 @@ func (e *Engine) PeerDirIDs() (map[uint64]uint64, error) {
 	return ids, it.Error()
 }
 
-// PutPeerDirID durably stores that this member accepts messages of another member only from the data directory id.
+// PutPeerDirID durably stores that this member accepts messages of another member only from the data directory with ID
+// id.
 func (e *Engine) PutPeerDirID(member, id uint64) error {
 	return e.put(peerKey(member), binary.LittleEndian.AppendUint64(nil, id))
 }
 
-// put durably stores one key.
+// put durably stores value under key.
 func (e *Engine) put(key, value []byte) error {
 	b := e.NewBatch()
 	defer b.Close()

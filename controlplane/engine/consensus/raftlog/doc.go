@@ -14,7 +14,7 @@
 //
 // # Decisions
 //
-//   - The commit index alone is never worth an fsync. It is stored with the next entries or vote. After a restart it is
+//   - No fsync is made for the commit index alone. It is stored with the next entries or vote. After a restart it is
 //     at least what the state machine has applied, because the state machine applies committed entries only.
 //   - Open reads the whole log once, so that a missing entry is found at the start and not when a follower needs it. Only
 //     membership changes stay in memory, and a cache of the newest entries (cache.go).
@@ -24,5 +24,6 @@
 //   - On the operating system's file system, Pebble's log files are preallocated (preallocate.go), so that an fsync does
 //     not wait for the file system's journal.
 //
-// The package knows no raft.RawNode, no state machine and no network, and does not decide when a log is truncated.
+// The package does not depend on raft.RawNode, a state machine or a network, and does not decide when a log is
+// truncated.
 package raftlog

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ErrDamaged is returned when the log does not hold what was written to it.
+// ErrDamaged is returned when the stored log differs from what was written.
 var ErrDamaged = errors.New("the member's log is damaged")
 
 // Engine is the durable store of a host: the logs of all groups and the data-directory IDs, in one Pebble directory.
@@ -23,14 +23,15 @@ var ErrDamaged = errors.New("the member's log is damaged")
 type Engine struct {
 	db    *pebble.DB
 	log   *pebbleLogger
-	quiet bool // no background work, see OpenEngine
+	quiet bool // no background work; see OpenEngine
 	fresh int  // estimate of the bytes in Pebble's memtable; used by Write only
 }
 
 const (
 	memTableBytes = 64 << 20
-	// flushBytes is the memtable size from which a flush pays off after a truncation. Truncated entries are not written
-	// to a table then. When Pebble flushes by itself, because the memtable is full, more of the entries are still needed.
+	// flushBytes is the memtable size from which Write starts a flush after a truncation. Such a flush does not write
+	// the truncated entries to a table. When Pebble flushes by itself, because the memtable is full, more of the
+	// entries are still needed and are written.
 	flushBytes = memTableBytes / 2
 )
 
@@ -76,7 +77,8 @@ func wrapDamage(err error) error {
 	return err
 }
 
-// checkLayout writes the layout version of a new store, or checks that of an existing one and converts layout 1.
+// checkLayout stores the layout version in a new store. In an existing store it checks the version, and converts layout
+// 1.
 func (e *Engine) checkLayout() error {
 	v, err := e.get([]byte(keyFormat))
 	if err != nil {
@@ -109,7 +111,8 @@ func (e *Engine) checkLayout() error {
 	return nil
 }
 
-// fromLayout1 converts the begin of each log to layout 2, which adds a membership and the position of the state machine.
+// fromLayout1 converts the stored begin of each log to layout 2, which adds a membership and the position of the state
+// machine.
 func (e *Engine) fromLayout1() error {
 	b := e.db.NewBatch()
 	defer b.Close()
@@ -156,11 +159,11 @@ func (e *Engine) get(key []byte) ([]byte, error) {
 	return v, closer.Close()
 }
 
-// Commit makes the batch durable. After an error the engine must not be used any more, because a failed fsync cannot be
-// repeated and what the disk holds is unknown.
+// Commit makes the batch durable with one fsync. After an error the engine must not be used any more, because a failed
+// fsync cannot be repeated and the content of the disk is unknown.
 func (e *Engine) Commit(b *pebble.Batch) (err error) {
 	defer func() {
-		// Pebble panics when its write-ahead log cannot take a record.
+		// Pebble panics when it cannot write a record to its write-ahead log.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("write the log: %v", r)
 		}
@@ -178,8 +181,8 @@ func (e *Engine) Commit(b *pebble.Batch) (err error) {
 // NewBatch returns an empty batch for Commit or Write.
 func (e *Engine) NewBatch() *pebble.Batch { return e.db.NewBatch() }
 
-// Write makes the batch durable and closes it. Set truncated if the batch truncates a log: Write then may start a flush
-// of Pebble's memtable. Only one goroutine at a time may call Write.
+// Write makes the batch durable and closes it. truncated must be set if the batch truncates a log: Write then may start
+// a flush of Pebble's memtable. Only one goroutine at a time may call Write.
 func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	e.fresh += b.Len()
 	if err := e.Commit(b); err != nil {
@@ -194,14 +197,14 @@ func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	return nil
 }
 
-// tidy starts a flush of the memtable if the memtable is large enough. tidy does not wait for the flush.
+// tidy starts a flush of Pebble's memtable if it has at least flushBytes. It does not wait for the flush.
 func (e *Engine) tidy() (err error) {
 	if e.quiet || e.fresh < flushBytes {
 		return nil
 	}
 	e.fresh = 0
 	defer func() {
-		if r := recover(); r != nil { // as in Commit
+		if r := recover(); r != nil { // see Commit
 			err = fmt.Errorf("write out the log: %v", r)
 		}
 	}()
@@ -211,7 +214,8 @@ func (e *Engine) tidy() (err error) {
 	return nil
 }
 
-// Err returns the first error that Pebble reported as fatal, including errors of its background work.
+// Err returns the first error that Pebble reported as fatal, including errors of its background work; nil if there is
+// none.
 func (e *Engine) Err() error {
 	if p := e.log.fatal.Load(); p != nil {
 		return fmt.Errorf("write the log: %w", *p)
@@ -222,7 +226,7 @@ func (e *Engine) Err() error {
 // Close closes the store. Batches must not be used any more.
 func (e *Engine) Close() (err error) {
 	defer func() {
-		// After a failed write Pebble may not be able to close in order.
+		// After a failed write Pebble's Close may panic.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("close the log: %v", r)
 		}

@@ -2,15 +2,15 @@ package raftlog
 
 import "encoding/binary"
 
-// Layout of the log engine. Numbers in keys are 8 bytes, big endian, so that order is numeric.
+// The keys of the log engine. Numbers in keys are 8 bytes, big endian, so that keys are ordered by number.
 //
 //	f                      version of this layout (uvarint)
-//	b                      this Directory
-//	m <member>             the ID of the one directory of another member that messages are accepted from
+//	b                      the Directory
+//	m <member>             the only directory ID of another member from which messages are accepted
 //	g <group> h            HardState
 //	g <group> l <index>    an entry: type, term, data
-//	g <group> s            the marker of a snapshot that is being installed, a LogStart
-//	g <group> t            where the log begins, a LogStart
+//	g <group> s            LogStart of a snapshot that is being installed (the marker)
+//	g <group> t            LogStart of the log
 const (
 	layoutVersion = 2
 

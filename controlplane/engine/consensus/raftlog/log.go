@@ -25,28 +25,28 @@ type Log struct {
 	group uint64
 
 	begin   raftconf.Position   // the position before the first entry
-	state   raftconf.Position   // see State
+	state   raftconf.Position   // the position that the state machine has reached at least; see State
 	last    raftconf.Position   // the position of the last entry, or begin
-	members raftconf.Membership // as of the last applied entry
-	past    raftconf.History    // from begin to the last applied entry
+	members raftconf.Membership // the membership as of the last applied entry
+	past    raftconf.History    // the memberships from begin to the last applied entry
 	changes []*raftpb.Entry     // membership changes that Open found; nil after ApplyChanges
-	hard    *raftpb.HardState   // raft's current one; nil before the first term
-	stored  *raftpb.HardState   // the one in the last batch
+	hard    *raftpb.HardState   // raft's current HardState; nil before the first term
+	stored  *raftpb.HardState   // the HardState in the last batch
 	applied uint64              // index of the last applied entry, for Snapshot
 
 	cache entryCache
 	sizes sizeMarks
-	cut   raftconf.Position // set by TruncateLater; index 0: not set
+	cut   raftconf.Position // the position to which the next Write truncates; index 0: none
 }
 
-// firstEntry is the position where the log of a new group begins. No log holds entry 1, so a member with an empty log
-// needs a snapshot, and gets the membership with it.
+// firstEntry is the position where the log of a new group begins. No log contains entry 1, so a member with an empty
+// log needs a snapshot, and gets the membership with it.
 var firstEntry = raftconf.Position{Index: 1, Term: 1}
 
-// Open opens the log of a group and reads all of it; a gap is an error. If the engine has no such log, Open durably
-// creates it and returns fresh: with the given voters it begins after firstEntry, without voters it is empty and has no
-// members. The log's cache holds up to about cacheBytes of the newest entries. The membership is that of the log's
-// begin until ApplyChanges is called.
+// Open opens the log of a group and reads all of it; a missing entry is an error. If the engine has no log of the
+// group, Open durably creates one and sets fresh. A log that is created with voters begins after firstEntry; without
+// voters it is empty and has no members. The log caches up to about cacheBytes of the newest entries. The membership is
+// that of the log's begin until ApplyChanges is called.
 func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fresh bool, err error) {
 	l = &Log{e: e, group: group, cache: entryCache{limit: cacheBytes}}
 	v, err := e.get(groupKey(group, kindTrunc))
@@ -98,8 +98,9 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 	return l, false, err
 }
 
-// ApplyChanges applies the membership changes that Open found, up to and including entry index, which the state machine
-// has applied. peerDirIDs are the directory IDs of members of the first configuration: see RecordDirIDs.
+// ApplyChanges applies the membership changes that Open found, up to and including entry index, the last one that the
+// state machine has applied. peerDirIDs has the directory IDs of members of the first configuration: see
+// Membership.RecordDirIDs.
 func (l *Log) ApplyChanges(index uint64, peerDirIDs map[uint64]uint64) error {
 	for _, ent := range l.changes {
 		if ent.GetIndex() > index {
@@ -120,14 +121,15 @@ func (l *Log) ApplyChanges(index uint64, peerDirIDs map[uint64]uint64) error {
 	return nil
 }
 
-// SetMembers sets the membership as of entry index, which is a membership change and was applied.
+// SetMembers sets the membership as of entry index, which must be a membership change that was applied.
 func (l *Log) SetMembers(index uint64, m raftconf.Membership) {
 	l.members = m
 	l.past = append(l.past, raftconf.MembershipAt{Index: index, Membership: m})
 }
 
-// Write adds entries to the batch, and the HardState if the term or vote changed or if entries are written with a new
-// commit index. An empty hard leaves the HardState unchanged. Write also truncates the log if TruncateLater was called.
+// Write adds entries to the batch. It adds the HardState if the term or vote changed or if entries are added and the
+// commit index changed. An empty hard leaves the HardState unchanged. Write also truncates the log if TruncateLater was
+// called.
 func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.Entry) error {
 	if !raft.IsEmptyHardState(hard) {
 		l.hard = hard
@@ -150,7 +152,7 @@ func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.E
 	return nil
 }
 
-// putHard adds the HardState to the batch.
+// putHard adds the current HardState to the batch.
 func (l *Log) putHard(b *pebble.Batch) error {
 	v, err := proto.Marshal(l.hard)
 	if err != nil {
@@ -160,7 +162,7 @@ func (l *Log) putHard(b *pebble.Batch) error {
 	return b.Set(groupKey(l.group, kindHard), v, nil)
 }
 
-// append adds entries to the batch. Existing entries from the first new index on are replaced; raft never replaces
+// append adds entries to the batch. They replace all existing entries from the first new index on; raft never replaces
 // committed ones.
 func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	if len(entries) == 0 {
@@ -197,7 +199,8 @@ func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	return nil
 }
 
-// truncate removes the entries up to p. The state machine must have flushed their effects, or a crash would lose them.
+// truncate adds the removal of the entries up to p to the batch. The state machine must have flushed their effects, or
+// a crash would lose them.
 func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	if err := b.DeleteRange(entryKey(l.group, l.begin.Index+1), entryKey(l.group, p.Index+1), nil); err != nil {
 		return err
@@ -209,8 +212,8 @@ func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	return l.putBegin(b)
 }
 
-// Reset removes all entries and the marker, and makes the log begin at p, the position of a snapshot that the state
-// machine has durably installed. state is the state machine's own position, members the membership as of p.
+// Reset removes all entries and the snapshot marker, and makes the log begin at p, the position of a snapshot that the
+// state machine has durably installed. state is the state machine's own position, members the membership as of p.
 func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftconf.Membership) error {
 	if err := b.DeleteRange(entryKey(l.group, 0), entryKey(l.group, ^uint64(0)), nil); err != nil {
 		return err
@@ -233,7 +236,7 @@ func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftcon
 	return l.putBegin(b)
 }
 
-// putBegin adds the encoding of p to the batch under key.
+// putBegin adds the encoding of p to the batch, as the value of key.
 func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	v, err := p.AppendTo(nil)
 	if err != nil {
@@ -242,12 +245,13 @@ func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	return b.Set(key, v, nil)
 }
 
-// putBegin adds to the batch where the log begins.
+// putBegin adds the position where the log begins, with the membership there, to the batch.
 func (l *Log) putBegin(b *pebble.Batch) error {
 	return putBegin(b, groupKey(l.group, kindTrunc), raftconf.LogStart{At: l.begin, State: l.state, Members: l.past[0].Membership})
 }
 
-// SnapshotMarker returns what PutSnapshotMarker stored; ok is false if no installation of a snapshot was interrupted.
+// SnapshotMarker returns the LogStart that PutSnapshotMarker stored. ok is false if no installation of a snapshot was
+// interrupted.
 func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	v, err := l.e.get(groupKey(l.group, kindMarker))
 	if v == nil || err != nil {
@@ -259,8 +263,8 @@ func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	return p, true, nil
 }
 
-// PutSnapshotMarker adds a marker to the batch: the state machine is about to install a snapshot, and the log will
-// begin at p. Reset removes the marker. A marker that is found at the start shows that a crash interrupted the
+// PutSnapshotMarker adds p to the batch as a marker that the state machine will now install a snapshot, after which the
+// log will begin at p. Reset removes the marker. A marker that is found at the start shows that a crash interrupted the
 // installation.
 func (l *Log) PutSnapshotMarker(b *pebble.Batch, p raftconf.LogStart) error {
 	return putBegin(b, groupKey(l.group, kindMarker), p)
@@ -276,7 +280,7 @@ func (l *Log) DeleteSnapshotMarker() error {
 	return l.e.Commit(b)
 }
 
-// FinishSnapshot durably makes the log begin at p, the value of the marker, and removes the marker.
+// FinishSnapshot durably makes the log begin at p, the stored marker, and removes the marker.
 func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	b := l.e.NewBatch()
 	defer b.Close()
@@ -286,7 +290,7 @@ func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	return l.e.Commit(b)
 }
 
-// RaiseCommit sets the commit index to index unless it is higher already. The change is in memory only; PutCommit
+// RaiseCommit raises the commit index to index unless it is higher already. The change is in memory only; PutCommit
 // stores it.
 func (l *Log) RaiseCommit(index uint64) {
 	if l.hard.GetCommit() < index {
@@ -294,7 +298,8 @@ func (l *Log) RaiseCommit(index uint64) {
 	}
 }
 
-// PutCommit raises the commit index to index and adds it to the batch, unless an index as high is stored already.
+// PutCommit raises the commit index to index and adds it to the batch. It does nothing if a commit index at least as
+// high is stored already.
 func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 	if l.stored.GetCommit() >= index {
 		return nil
@@ -306,17 +311,17 @@ func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 // SetApplied sets the index of the last applied entry, which Snapshot returns.
 func (l *Log) SetApplied(index uint64) { l.applied = index }
 
-// TruncateLater makes the next Write that adds something to a batch also remove the entries up to p. The state machine
-// must have flushed their effects.
+// TruncateLater requests that the next Write that adds something to a batch also remove the entries up to p. The state
+// machine must have flushed their effects.
 func (l *Log) TruncateLater(p raftconf.Position) { l.cut = p }
 
-// Truncating reports whether a TruncateLater is still to be carried out.
+// Truncating reports whether a truncation that TruncateLater requested has not been added to a batch yet.
 func (l *Log) Truncating() bool { return l.cut.Index > 0 }
 
 // Bytes returns the size of the entries in the log, to within 64 KiB.
 func (l *Log) Bytes() uint64 { return l.sizes.bytes() }
 
-// Tail returns an index after which at most about size bytes of the log follow, 0 when the whole log is smaller.
+// Tail returns an index after which at most about size bytes of the log follow; 0 if the entire log is not larger.
 func (l *Log) Tail(size uint64) uint64 { return l.sizes.tail(size) }
 
 // MembersAt returns the membership as of entry index, which must not be before Begin nor after the last applied entry.
@@ -328,12 +333,12 @@ func (l *Log) Begin() raftconf.Position { return l.begin }
 // Last returns the position of the last entry, or Begin if the log is empty.
 func (l *Log) Last() raftconf.Position { return l.last }
 
-// State returns the position that the state machine has reached at least. It equals Begin or is before it: then no entry
-// between the two was for the state machine, only raft's own entries and membership changes.
+// State returns the position that the state machine has reached at least. It equals Begin, or is before Begin if all
+// entries between the two were raft's own entries and membership changes, which the state machine does not get.
 func (l *Log) State() raftconf.Position { return l.state }
 
 // Members returns the membership as of the last applied entry.
 func (l *Log) Members() raftconf.Membership { return l.members }
 
-// HardState returns raft's term, vote and commit index, nil before the first term.
+// HardState returns raft's current term, vote and commit index, nil before the first term. They may not be durable yet.
 func (l *Log) HardState() *raftpb.HardState { return l.hard }

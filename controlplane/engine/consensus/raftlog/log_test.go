@@ -34,7 +34,8 @@ func entry(index, term uint64, data string) *raftpb.Entry {
 	return ent
 }
 
-// TestLog runs testdata/log: the content of a log, also after crashes that lose all unsynced data.
+// TestLog runs the commands in testdata/log, and compares the content of the log after each. `crash` loses all unsynced
+// data.
 func TestLog(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	e, l, _ := openTestLog(t, fs, 1000)
@@ -68,7 +69,7 @@ func TestLog(t *testing.T) {
 			return n
 		}
 		switch d.Cmd {
-		case "append": // index=… term=… then a line per entry
+		case "append": // term=…; input: the data of the entries, from index on
 			var ents []*raftpb.Entry
 			for i, line := range strings.Fields(d.Input) {
 				ents = append(ents, entry(num("index")+uint64(i), num("term"), line))
@@ -111,7 +112,8 @@ func TestLog(t *testing.T) {
 	require.NoError(t, batch.Close())
 }
 
-// TestLogAgainstModel makes random changes to a log and to raft's MemoryStorage, and compares the two.
+// TestLogAgainstModel makes random changes to a log and to raft's MemoryStorage. Both must return the same entries and
+// terms.
 func TestLogAgainstModel(t *testing.T) {
 	for seed := range byte(20) {
 		rng := mathrand.New(mathrand.NewChaCha8([32]byte{seed}))
@@ -124,7 +126,7 @@ func TestLogAgainstModel(t *testing.T) {
 			last, _ := model.LastIndex()
 			b := e.db.NewBatch()
 			switch op := rng.IntN(10); {
-			case op < 6: // append, or replace some
+			case op < 6: // append entries, or replace some
 				term += rng.Uint64N(2)
 				at := last + 1 - rng.Uint64N(min(last+2-first, 4))
 				var ents []*raftpb.Entry
@@ -226,7 +228,7 @@ func TestSizeMarks(t *testing.T) {
 	require.InDelta(t, 400_000, s.bytes(), 3*markEvery)
 }
 
-// Open reports a gap in the log.
+// TestGapInLog checks that Open returns an error if an entry is missing in the middle of the log.
 func TestGapInLog(t *testing.T) {
 	fs := vfs.NewMem()
 	e, l, _ := openTestLog(t, fs, 1000)

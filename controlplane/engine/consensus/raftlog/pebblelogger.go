@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// pebbleLogger passes Pebble's log lines to slog and keeps the first fatal one for Engine.Err. Pebble expects Fatalf to
-// end the process. Here Fatalf returns; nothing wrong is acknowledged, because Engine.Commit returns the error.
+// pebbleLogger passes Pebble's log lines to slog and stores the first fatal one for Engine.Err. Pebble expects Fatalf
+// to end the process. Here Fatalf returns; no write is acknowledged wrongly, because Engine.Commit returns the error.
 type pebbleLogger struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[error]

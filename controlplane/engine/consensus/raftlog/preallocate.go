@@ -12,8 +12,8 @@ import (
 const logFileBytes = 32 << 20
 
 // preallocatingFS creates Pebble's log files with their final size, because an fsync that makes a file longer also
-// waits for the file system's journal. Pebble reads zeroes after the last record as the end, and reuses old log files
-// later on.
+// waits for the file system's journal. Pebble interprets zeros after the last record as the end of the log, and reuses
+// log files later.
 type preallocatingFS struct {
 	vfs.FS
 	bytes int64
@@ -27,7 +27,7 @@ func Preallocate(fs vfs.FS) vfs.FS {
 	return fs
 }
 
-// Create implements vfs.FS.
+// Create implements vfs.FS. It preallocates a file whose name ends in .log.
 func (fs preallocatingFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
 	if err != nil || !strings.HasSuffix(name, ".log") {

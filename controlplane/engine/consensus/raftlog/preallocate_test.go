@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// After a crash at any length, a preallocated log file holds exactly the records that were synced.
+// TestPreallocatedLogs crashes a store with preallocated log files again and again, after records of different lengths.
+// The store must then have exactly the records that were synced.
 func TestPreallocatedLogs(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -10,13 +10,13 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// Scan calls f with the entries [lo, hi) in order until f returns false or an error. A gap is an error; missing entries
-// at the end are not.
+// Scan calls f with the entries from index lo to hi-1, in order, until f returns false or an error. A missing entry is
+// an error, unless no later one is stored.
 func (l *Log) Scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) error {
 	return l.walk(lo, hi, func(h entryHead, data []byte) (bool, error) { return f(h.entry(data)) })
 }
 
-// walk is Scan, but data must not be used after f has returned.
+// walk does the same as Scan with encoded entries. f must not use data after it has returned.
 func (l *Log) walk(lo, hi uint64, f func(h entryHead, data []byte) (bool, error)) error {
 	it, err := l.e.db.NewIter(&pebble.IterOptions{LowerBound: entryKey(l.group, lo), UpperBound: entryKey(l.group, hi)})
 	if err != nil {
@@ -47,13 +47,13 @@ func (l *Log) walk(lo, hi uint64, f func(h entryHead, data []byte) (bool, error)
 	return nil
 }
 
-// entryHead is an entry without its data.
+// entryHead has the fields of a raft entry except its data.
 type entryHead struct {
 	index, term uint64
 	kind        raftpb.EntryType
 }
 
-// decodeEntry decodes a stored entry. The data aliases v.
+// decodeEntry decodes v, the stored value of the entry at index. The data aliases v.
 func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
 	if len(v) < 2 {
 		return entryHead{}, nil, errors.New("too short")
@@ -65,7 +65,7 @@ func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
 	return entryHead{index, term, raftpb.EntryType(v[0])}, v[1+n:], nil
 }
 
-// entry returns the entry with a copy of data.
+// entry returns the raft entry with a copy of data.
 func (h entryHead) entry(data []byte) *raftpb.Entry {
 	ent := &raftpb.Entry{Type: h.kind.Enum(), Index: &h.index, Term: &h.term}
 	if len(data) > 0 {

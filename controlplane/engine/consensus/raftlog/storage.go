@@ -9,18 +9,20 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// InitialState implements raft.Storage.
+// InitialState implements raft.Storage: it returns the HardState and the membership as of the last applied entry.
 func (l *Log) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
 	return l.hard, l.members.Conf, nil
 }
 
-// FirstIndex implements raft.Storage.
+// FirstIndex implements raft.Storage: it returns the index of the first entry that was not truncated.
 func (l *Log) FirstIndex() (uint64, error) { return l.begin.Index + 1, nil }
 
-// LastIndex implements raft.Storage.
+// LastIndex implements raft.Storage: it returns the index of the last entry, or the index before the first if there is
+// none.
 func (l *Log) LastIndex() (uint64, error) { return l.last.Index, nil }
 
-// Term implements raft.Storage.
+// Term implements raft.Storage: it returns the term of entry i, raft.ErrCompacted or raft.ErrUnavailable. It reads the
+// disk if the entry is not cached.
 func (l *Log) Term(i uint64) (uint64, error) {
 	switch {
 	case i < l.begin.Index:
@@ -42,7 +44,7 @@ func (l *Log) Term(i uint64) (uint64, error) {
 	return term, nil
 }
 
-// termOf reads the term of a stored entry.
+// termOf reads the term of entry i from the disk.
 func (l *Log) termOf(i uint64) (uint64, error) {
 	v, closer, err := l.e.db.Get(entryKey(l.group, i))
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -55,7 +57,7 @@ func (l *Log) termOf(i uint64) (uint64, error) {
 	return h.term, errors.Join(err, closer.Close())
 }
 
-// Entries implements raft.Storage.
+// Entries implements raft.Storage: it returns the entries from lo to hi-1, up to about maxSize bytes, but at least one.
 func (l *Log) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	if lo <= l.begin.Index {
 		return nil, raft.ErrCompacted
@@ -98,8 +100,8 @@ func (l *Log) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	return out, nil
 }
 
-// Snapshot implements raft.Storage. It returns the metadata only, at the last applied entry. The state machine's
-// checkpoint is made when raft's message is about to be sent.
+// Snapshot implements raft.Storage. It returns only the metadata, as of the last applied entry. The state machine
+// writes its checkpoint later, when raft's message is about to be sent.
 func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	term, err := l.Term(l.applied)
 	if err != nil {
@@ -110,8 +112,8 @@ func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	}}, nil
 }
 
-// ReadError is returned by the methods of raft.Storage for a failed read. raft panics with the error, and the caller of
-// raft recovers it by this type.
+// ReadError is returned by the methods of raft.Storage when the disk cannot be read. raft panics with the error, and
+// the caller of raft recovers it by its type.
 type ReadError struct{ err error }
 
 func (e *ReadError) Error() string { return e.err.Error() }

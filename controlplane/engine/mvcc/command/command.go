@@ -8,14 +8,14 @@ import (
 // Position is the index and term of a raft log entry.
 type Position struct{ Index, Term uint64 }
 
-// Command is one committed entry of the log, or one of several commands in the same entry. Those have the same Index
-// and must be passed to one call of Apply, so that all of them are applied or none. A program for which ReadsRevision
-// is true must not share its entry.
+// Command is one committed command of the raft log. Commands that share a log entry have the same Index and must be
+// passed to one call of Apply, so that all of them are applied or none. A program for which ReadsRevision is true must
+// not share its entry.
 type Command struct {
 	Index, Term uint64
-	ID          [16]byte // proposal ID: applied once if it is among the last MaxProposals; zero: always applied
+	ID          [16]byte // proposal ID: not applied again while mvcc remembers it; zero: always applied
 	Data        []byte   // made by EncodeTxn, EncodeProgram or EncodeCompact; empty: only the applied index advances
-	WantSteps   bool     // a local caller waits for Result.Steps
+	WantSteps   bool     // fill Result.Steps, since a local caller waits for them
 }
 
 // EncodeCompact returns the Data of a command that compacts at revision: older revisions can no longer be read.
@@ -26,19 +26,19 @@ func EncodeCompact(revision int64) []byte {
 // Refusal is the reason why a well-formed command changed nothing.
 type Refusal uint8
 
-// The refusals are stored with results: their numbers never change.
+// The numbers of the refusals are stored in the database and must never change.
 const (
 	RefusedNot       Refusal = 0
-	RefusedCompacted Refusal = 1 // compaction at or below the compact revision
+	RefusedCompacted Refusal = 1 // compaction at or below, or read below, the compact revision
 	RefusedFuture    Refusal = 2 // compaction, or read, above the current revision
 	RefusedTooMany   Refusal = 3 // more than MaxTxnChanges changes
-	RefusedEpoch     Refusal = 4 // the epoch of the named records is not the program's
+	RefusedEpoch     Refusal = 4 // Program.Epoch is not the current one, or a lease's keys have changed (Step.Value)
 
 	RefusedLeaseNotFound Refusal = 5
 	RefusedLeaseExists   Refusal = 6
-	RefusedKeyNotFound   Refusal = 7 // a put that keeps the value or lease of a missing key
+	RefusedKeyNotFound   Refusal = 7 // a put with IgnoreValue or IgnoreLease of a missing key
 
-	// resultFormat has three bits for the refusal: an eighth one needs a new format.
+	// Encoded results have three bits for the refusal: an eighth refusal needs a new resultFormat.
 )
 
 // Result is the outcome of one command.
@@ -46,7 +46,7 @@ type Result struct {
 	Revision    int64   // current revision after the command
 	Time        int64   // highest time stamp after the command, Unix milliseconds
 	Conflict    bool    // a guard failed: nothing was written
-	FailedGuard int     // position of the first guard that failed
+	FailedGuard int     // index in Txn.Guards of the first guard that failed
 	Refused     Refusal // any other reason why nothing was written
 
 	// Steps holds the results of a program's steps. Only Apply fills it, and only for a command with WantSteps that was
@@ -76,8 +76,8 @@ func (r Result) Err() error {
 	return nil
 }
 
-// resultFormat is in the upper four bits of the first byte of an encoded result; the refusal is in the next three,
-// conflict in the last one.
+// resultFormat is the format number in the upper four bits of the first byte of an encoded result. The refusal is in
+// the next three bits, and the conflict in the last one.
 const resultFormat = 1
 
 // EncodeResult appends the encoding of r to dst.
@@ -108,7 +108,7 @@ func DecodeResult(b []byte) (Result, error) {
 	return r, nil
 }
 
-// Result decodes a result.
+// Result decodes what EncodeResult has encoded.
 func (d *FieldDecoder) Result() Result {
 	head := d.Byte()
 	if d.Err == nil && head>>4 != resultFormat {

@@ -5,10 +5,10 @@ type programDecoder struct {
 	d       FieldDecoder
 	program Program
 	found   int // steps and compares decoded so far
-	nested  int // depth of the current step
+	nested  int // number of branches around the current step
 }
 
-// clear drops the last program and keeps a buffer of at most maxReusedItems steps.
+// clear discards the last decoded program, and reuses its slice if it has at most maxReusedItems steps.
 func (p *programDecoder) clear() {
 	steps := p.program.Steps
 	if cap(steps) > maxReusedItems {
@@ -18,7 +18,8 @@ func (p *programDecoder) clear() {
 	*p = programDecoder{program: Program{Steps: steps[:0]}}
 }
 
-// decode decodes what follows the Kind. The program aliases b and is valid until the next decode.
+// decode decodes b, an encoded program without its format and kind bytes. The program aliases b and is valid until the
+// next decode.
 func (p *programDecoder) decode(b []byte) (*Program, error) {
 	p.clear()
 	p.d = FieldDecoder{Rest: b}

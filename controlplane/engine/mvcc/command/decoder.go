@@ -5,7 +5,7 @@ import "fmt"
 // Kind is the kind of an encoded command.
 type Kind uint8
 
-// The kinds are stored in the log: their numbers never change.
+// The numbers of the kinds are stored in the raft log and must never change.
 const (
 	KindTxn     Kind = 1 // made by EncodeTxn
 	KindCompact Kind = 2 // made by EncodeCompact
@@ -15,15 +15,15 @@ const (
 // commandFormat is the first byte of an encoded command; its Kind is the second.
 const commandFormat = 1
 
-// maxReusedItems is the largest buffer, in items, that a Decoder keeps for the next command.
+// maxReusedItems is the capacity, in items, of the largest slice that a Decoder reuses for the next command.
 const maxReusedItems = 1024
 
 // Decoder decodes the Data of commands. It reuses its memory: what Decode returned is valid until the next Decode or
 // Reset, and aliases the data.
 type Decoder struct {
-	Txn     Txn      // after KindTxn
-	Program *Program // after KindProgram
-	Compact int64    // after KindCompact: the revision to compact at
+	Txn     Txn      // set after KindTxn
+	Program *Program // set after KindProgram
+	Compact int64    // set after KindCompact: the revision to compact at
 
 	program programDecoder
 }
@@ -56,7 +56,7 @@ func (d *Decoder) Decode(data []byte) (Kind, error) {
 	return kind, err
 }
 
-// Reset drops what was decoded, and keeps buffers of at most maxReusedItems items for the next commands.
+// Reset discards the decoded command. It reuses slices of at most maxReusedItems items for the next commands.
 func (d *Decoder) Reset() {
 	if max(cap(d.Txn.Guards), cap(d.Txn.Ops)) > maxReusedItems {
 		d.Txn = Txn{}

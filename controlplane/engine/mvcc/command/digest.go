@@ -5,11 +5,11 @@ import (
 	"encoding/binary"
 )
 
-// DigestBytes is the length of a digest of DigestKeys.
+// DigestBytes is the length, in bytes, of what DigestKeys returns.
 const DigestBytes = sha256.Size
 
-// DigestKeys returns a SHA-256 digest of keys, which must be sorted. A StepRevoke with this digest is refused unless
-// the lease has exactly these keys when it is applied.
+// DigestKeys returns a SHA-256 digest of keys, which must be sorted. A StepRevoke with this digest as its Value is
+// refused unless the lease has exactly these keys when it is applied.
 func DigestKeys(keys [][]byte) []byte {
 	h := sha256.New()
 	var length [8]byte

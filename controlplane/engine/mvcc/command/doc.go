@@ -1,11 +1,11 @@
-// Package command is the language of writes to an mvcc keyspace, and its encoding in the raft log. It is pure: values
-// in, bytes or an error out. Package mvcc applies what this package decodes.
+// Package command defines the commands that write to an mvcc keyspace, and their encoding in the raft log. It has no
+// state and does no I/O. Package mvcc applies what this package decodes.
 //
 // There are three kinds of commands:
 //
-//   - A Txn is decided before it is proposed. Its Guards name the mod revisions that the proposer read; applying it
-//     means to compare them and to write its Ops, or to report a conflict. The platform's own records are written this
-//     way.
+//   - A Txn is decided before it is proposed. Its Guards name the mod revisions that the proposer read. To apply it
+//     means to compare them with the current ones and to write its Ops, or to report a conflict. The platform's own
+//     records are written this way.
 //   - A Program is decided when it is applied, like etcd's Txn: a list of Steps (range, put, delete, compare and
 //     branch, lease grant and revoke) of which each sees the writes of those before it. The key-value service uses it.
 //   - A compaction (EncodeCompact) raises the compact revision.
@@ -14,9 +14,9 @@
 // Decoder reads it back and refuses what these functions would not have made, since a command that one member refuses
 // and another one applies would let their states differ.
 //
-// The package also holds what commands and reads have in common: KV and Meta (a key with its revisions), RangeOptions
+// The package also defines what commands and reads have in common: KV and Meta (a key with its revisions), RangeOptions
 // and RangeResult, the notation of ranges (InRange, PrefixEnd), the errors, and FieldDecoder, with which mvcc decodes
-// its own records.
+// the entries of its database.
 //
 // # Key ranges
 //

@@ -21,12 +21,12 @@ const (
 	putIgnoreValue = 0x40
 	putIgnoreLease = 0x80
 
-	spanEnd      = 0x10 // of StepRange and StepDelete
+	spanEnd      = 0x10 // in a StepRange or StepDelete: an End follows the Key
 	deletePrevKV = 0x20
 
 	revokeKeys = 0x10
 
-	rangeReverse   = 1 << 0 // flags in the second byte of a StepRange
+	rangeReverse   = 1 << 0 // first of the flags in the second byte of a StepRange
 	rangeKeysOnly  = 1 << 1
 	rangeWantCount = 1 << 2
 	rangeCountOnly = 1 << 3
@@ -35,14 +35,15 @@ const (
 	rangeMaxBytes  = 1 << 6
 )
 
-// The first byte of an encoded compare: target in bits 0 to 2, relation in bits 3 to 5, and compareEnd.
+// The first byte of an encoded compare: target in bits 0 to 2, relation in bits 3 to 5, and compareEnd if an End
+// follows.
 const (
 	compareRelation = 3
 	compareEnd      = 0x40
 )
 
-// EncodeProgram validates p and returns it as the Data of a Command. A put of one key takes less than 10 bytes more
-// than its key and value. Errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany or ErrInvalid.
+// EncodeProgram validates p and returns it as the Data of a Command. A program that puts one key is less than 10 bytes
+// longer than the key and value. Errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany or ErrInvalid.
 func EncodeProgram(p Program) ([]byte, error) {
 	if p.Epoch < 0 {
 		return nil, fmt.Errorf("epoch %d is negative: %w", p.Epoch, ErrInvalid)

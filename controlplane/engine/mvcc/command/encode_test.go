@@ -81,7 +81,8 @@ func repeat(n int, st Step) []Step {
 	return steps
 }
 
-// FuzzProgram feeds arbitrary bytes to the decoder: what it accepts must encode, and decode to the same program.
+// FuzzProgram decodes arbitrary bytes. A program that the decoder accepts must pass EncodeProgram, and decode to the
+// same program again.
 func FuzzProgram(f *testing.F) {
 	a, z := []byte("a"), []byte("z")
 	data, err := EncodeProgram(Program{Epoch: 3, Steps: []Step{

@@ -7,7 +7,7 @@ import (
 
 // CompactedError means that a revision can no longer be read. errors.Is(err, ErrCompacted) is true for it.
 type CompactedError struct {
-	Revision        int64 // revision that was asked for
+	Revision        int64 // requested revision
 	CompactRevision int64 // oldest revision that can be read
 }
 
@@ -18,7 +18,7 @@ func (e *CompactedError) Error() string {
 // Is makes a CompactedError match ErrCompacted.
 func (e *CompactedError) Is(target error) bool { return target == ErrCompacted }
 
-// The errors of commands and reads. Most are returned wrapped.
+// Errors of commands and reads. Most are returned wrapped.
 var (
 	ErrCompacted      = errors.New("revision has been compacted")
 	ErrFutureRevision = errors.New("revision is in the future")

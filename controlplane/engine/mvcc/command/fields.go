@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 )
 
-// FieldDecoder decodes the fields of an encoded record one after the other. The first error is kept in Err; later calls
-// return zero values.
+// FieldDecoder decodes the fields of a binary encoding one after the other from Rest. After an error, Err is set and
+// all methods return zero values.
 type FieldDecoder struct {
 	Rest []byte
 	Err  error
@@ -16,7 +16,7 @@ func (d *FieldDecoder) Fail() {
 	d.Rest, d.Err = nil, ErrMalformed
 }
 
-// Byte decodes one byte.
+// Byte decodes one byte. It fails at the end of the input.
 func (d *FieldDecoder) Byte() byte {
 	if len(d.Rest) == 0 {
 		d.Fail()
@@ -27,7 +27,7 @@ func (d *FieldDecoder) Byte() byte {
 	return v
 }
 
-// Uint64 decodes an unsigned varint.
+// Uint64 decodes an unsigned varint. It fails if there is no valid one.
 func (d *FieldDecoder) Uint64() uint64 {
 	v, n := binary.Uvarint(d.Rest)
 	if n <= 0 {
@@ -38,7 +38,7 @@ func (d *FieldDecoder) Uint64() uint64 {
 	return v
 }
 
-// Int64 decodes an unsigned varint that fits into an int64.
+// Int64 decodes an unsigned varint. It fails if the number does not fit into an int64.
 func (d *FieldDecoder) Int64() int64 {
 	v := d.Uint64()
 	if int64(v) < 0 {
@@ -48,8 +48,8 @@ func (d *FieldDecoder) Int64() int64 {
 	return int64(v)
 }
 
-// Count decodes the number of items that follow. It fails if that is more than most, or more than the bytes that are
-// left, since an item takes at least one byte.
+// Count decodes the number of items that follow. It fails if the number is above most, or above the number of bytes
+// that are left, since an item takes at least one byte.
 func (d *FieldDecoder) Count(most int) int {
 	v := d.Uint64()
 	if v > uint64(most) || v > uint64(len(d.Rest)) {
@@ -59,7 +59,8 @@ func (d *FieldDecoder) Count(most int) int {
 	return int(v)
 }
 
-// Bytes decodes a length of at most most and returns that many bytes, which alias the input with no spare capacity.
+// Bytes decodes a byte string that is preceded by its length. It fails if the length is above most. The result aliases
+// the input and has no spare capacity.
 func (d *FieldDecoder) Bytes(most int) []byte {
 	n := d.Count(most)
 	v := d.Rest[:n:n]
@@ -67,7 +68,7 @@ func (d *FieldDecoder) Bytes(most int) []byte {
 	return v
 }
 
-// Take returns the next n bytes, which alias the input.
+// Take returns the next n bytes, which alias the input. It fails if fewer are left.
 func (d *FieldDecoder) Take(n int) []byte {
 	if n > len(d.Rest) {
 		d.Fail()

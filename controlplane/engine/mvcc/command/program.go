@@ -2,16 +2,17 @@ package command
 
 import "slices"
 
-// Program is the counterpart of etcd's Txn: steps that are decided when they are applied. All writes of a program make
-// one revision. Each step sees the writes of the steps before it, except that the compares of all branches, nested ones
-// included, see the keys as they were before the program (as etcd's compareToPath does).
+// Program is the counterpart of etcd's Txn: steps that read and write when the command is applied. All writes of a
+// program make one revision. Each step sees the writes of the steps before it, except that the compares of all
+// branches, nested ones included, see the keys as they were before the program (as etcd's compareToPath does).
 //
 // The first step that cannot be carried out, in any branch that was taken, refuses the whole program: nothing is
 // written. Several steps may change the same key. A service that promises etcd's ErrDuplicateKey has to check for it
 // before it proposes the program.
 type Program struct {
-	// Epoch, unless 0, must be the current epoch of the named records, or the program is refused with RefusedEpoch.
-	// With it, checks made against the records before the program was proposed are still valid when it is applied.
+	// Epoch, unless 0, is the epoch of the named records (Snapshot.Epoch) at which the proposer read them. The program
+	// is refused with RefusedEpoch if the records have changed since, so what the proposer checked against them still
+	// holds when the program is applied.
 	Epoch int64
 	Steps []Step
 }
@@ -19,14 +20,14 @@ type Program struct {
 // StepKind is the kind of a Step.
 type StepKind uint8
 
-// The kinds are stored in the log: their numbers never change.
+// The numbers of the kinds are stored in the raft log and must never change.
 const (
 	StepRange        StepKind = 1 // read [Key, End) with the options Range
 	StepPut          StepKind = 2 // write Value at Key
 	StepDelete       StepKind = 3 // remove [Key, End)
 	StepBranch       StepKind = 4 // run Then if all compares of If hold, otherwise Else
-	StepGrant        StepKind = 5 // create lease Lease, not 0, with TTL; RefusedLeaseExists
-	StepRevoke       StepKind = 6 // remove lease Lease and its keys; RefusedLeaseNotFound
+	StepGrant        StepKind = 5 // create lease Lease, not 0, with TTL; RefusedLeaseExists if it exists
+	StepRevoke       StepKind = 6 // remove lease Lease and its keys; RefusedLeaseNotFound if it does not exist
 	StepSetRecord    StepKind = 7 // write Value as the named record Key; increments the epoch
 	StepDeleteRecord StepKind = 8 // remove the named record Key; increments the epoch if it existed
 )
@@ -40,16 +41,17 @@ type Step struct {
 	Kind  StepKind
 	Key   []byte
 	End   []byte
-	Value []byte // StepRevoke: if set, DigestKeys of the lease's keys, which must not have changed (RefusedEpoch)
+	Value []byte // value to write; StepRevoke: if set, DigestKeys of the lease's keys, RefusedEpoch if they differ
 
-	// Lease is, in a StepPut, the lease to attach the key to (RefusedLeaseNotFound), or 0 for none; in a StepGrant and
-	// StepRevoke, the lease, which must not be 0.
+	// Lease is, in a StepPut, the lease to attach the key to, or 0 for none; the program is refused with
+	// RefusedLeaseNotFound if it does not exist. In a StepGrant and StepRevoke, it is the lease to create or remove,
+	// not 0.
 	Lease int64
-	TTL   int64 // StepGrant: seconds
+	TTL   int64 // StepGrant: time to live of the lease, seconds
 
 	PrevKV      bool // StepPut, StepDelete: return the versions that were replaced
-	IgnoreValue bool // StepPut: keep the existing value (RefusedKeyNotFound)
-	IgnoreLease bool // StepPut: keep the existing lease (RefusedKeyNotFound)
+	IgnoreValue bool // StepPut: leave the value as it is; RefusedKeyNotFound if there is no key
+	IgnoreLease bool // StepPut: leave the lease as it is; RefusedKeyNotFound if there is no key
 
 	// Range holds the options of StepRange, without its Key and End, which are the step's. A Revision below the compact
 	// revision is refused with RefusedCompacted, one above the revision before the program with RefusedFuture.
@@ -59,8 +61,8 @@ type Step struct {
 	Then, Else []Step
 }
 
-// ReadsRevision reports whether a step, in any branch, reads at a given revision. Such a program must not share its log
-// entry with other commands; see Command.
+// ReadsRevision reports whether a step, in any branch, reads at a revision that it names in Range.Revision. Such a
+// program must not share its log entry with other commands; see Command.
 func ReadsRevision(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
 		return s.Range.Revision > 0 || ReadsRevision(s.Then) || ReadsRevision(s.Else)
@@ -70,7 +72,7 @@ func ReadsRevision(steps []Step) bool {
 // CompareTarget is the property of a key that a Compare compares.
 type CompareTarget uint8
 
-// The targets are stored in the log: their numbers never change.
+// The numbers of the targets are stored in the raft log and must never change.
 const (
 	CompareVersion CompareTarget = 0
 	CompareCreate  CompareTarget = 1
@@ -82,7 +84,7 @@ const (
 // CompareRelation is the relation that must hold between the key's property and the operand of the Compare.
 type CompareRelation uint8
 
-// The relations are stored in the log: their numbers never change.
+// The numbers of the relations are stored in the raft log and must never change.
 const (
 	CompareEqual    CompareRelation = 0
 	CompareGreater  CompareRelation = 1
@@ -110,9 +112,9 @@ type StepResult struct {
 	Steps     []StepResult
 }
 
-// Lease is a lease of the keyspace. The keyspace stores leases; renewal and expiry are the business of the service
-// above.
+// Lease is a lease to which keys can be attached. The keyspace only stores leases; the service that uses the keyspace
+// renews them, and revokes them when they expire.
 type Lease struct {
 	ID  int64
-	TTL int64 // seconds, as granted
+	TTL int64 // time to live in seconds, as granted
 }

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Limits of a transaction. EncodeTxn checks all of them, Decode those that are cheap to check.
+// Limits of a transaction. EncodeTxn checks all of them, Decoder.Decode those that are cheap to check.
 const (
 	MaxKeyBytes   = 4 << 10
 	MaxValueBytes = 1536<<10 + 64<<10 // 1.5 MiB, the limit promised to users, and room for metadata around it
 	MaxTxnOps     = 10_000
 	MaxTxnGuards  = 10_000
-	MaxTxnBytes   = 8 << 20 // size of the encoding
+	MaxTxnBytes   = 8 << 20 // bytes of the encoded transaction
 
 	// MaxTxnChanges is the maximum number of changes of one command, deletes of ranges included. It decides whether a
 	// command is refused: changing it needs a new command format.
@@ -44,7 +44,7 @@ type Guard struct {
 // OpKind is the kind of an Op.
 type OpKind uint8
 
-// The kinds are stored in the log: their numbers never change.
+// The numbers of the kinds are stored in the raft log and must never change.
 const (
 	OpPut         OpKind = 1 // writes Value at Key
 	OpDelete      OpKind = 2 // removes Key; no effect if it does not exist
@@ -95,7 +95,7 @@ func (t *Txn) Validate() error {
 	return t.validateOnce()
 }
 
-// validate checks the fields that the kind uses, and their limits.
+// validate checks that o has the fields that its kind needs and no others, and that they are within the limits.
 func (o *Op) validate() error {
 	switch o.Kind {
 	case OpPut, OpDelete:
@@ -118,7 +118,7 @@ func (o *Op) validate() error {
 	return validateRange(o.Key, o.End)
 }
 
-// validateRange checks the limits of a key or range.
+// validateRange checks that key and end are within the limits, and that not both are empty.
 func validateRange(key, end []byte) error {
 	switch {
 	case len(key) == 0 && len(end) == 0:
@@ -161,7 +161,7 @@ func (t *Txn) validateOnce() error {
 	return nil
 }
 
-// The first byte of an encoded guard.
+// The first byte of an encoded guard: whether it is for one key or for a range.
 const (
 	guardPoint = 0
 	guardRange = 1
@@ -220,7 +220,8 @@ func (o *Op) append(b []byte) []byte {
 	return b
 }
 
-// decode decodes what follows the Kind into t, whose slices it reuses. Keys and values alias b.
+// decode decodes b, an encoded transaction without its format and kind bytes, into t. It reuses t's slices. Keys and
+// values alias b.
 func (t *Txn) decode(b []byte) error {
 	d := FieldDecoder{Rest: b}
 	t.Time = d.Int64()

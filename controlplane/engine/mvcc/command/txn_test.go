@@ -69,8 +69,8 @@ func TestTxnLimits(t *testing.T) {
 	}
 }
 
-// FuzzTxn feeds arbitrary bytes to the decoder: what it accepts must be valid, encode, and decode to the same
-// transaction.
+// FuzzTxn decodes arbitrary bytes. A transaction that the decoder accepts must be valid, pass EncodeTxn, and decode to
+// the same transaction again.
 func FuzzTxn(f *testing.F) {
 	for _, t := range []Txn{
 		{},
@@ -96,7 +96,8 @@ func FuzzTxn(f *testing.F) {
 	})
 }
 
-// FuzzResult feeds arbitrary bytes to the decoder of results.
+// FuzzResult decodes arbitrary bytes with DecodeResult. A result that it accepts must encode, and decode to the same
+// result again.
 func FuzzResult(f *testing.F) {
 	f.Add(EncodeResult(nil, Result{Revision: 3, Time: 1 << 40}))
 	f.Add(EncodeResult(nil, Result{Revision: 3, Conflict: true, FailedGuard: 300}))

@@ -1,8 +1,8 @@
-// Package keyindex is mvcc's index of live keys: a B-tree in memory that knows, for each live key, the metadata of its
+// Package keyindex is mvcc's index of live keys: a B-tree in memory that maps each live key to the metadata of its
 // newest version. It is optional (mvcc's Options.KeyIndex) and is never written to disk.
 //
 // It serves two purposes. A put finds the version that it replaces without reading the disk; and the number of keys in
-// a range, with their highest mod revision, takes O(log n): each node knows both for all keys below it.
+// a range, with their highest mod revision, takes O(log n): each node stores both for all keys below it.
 //
 // Unlike etcd's treeIndex, it holds only the newest version of a key. History is read from Pebble, where the versions
 // of a key lie side by side.
@@ -17,5 +17,5 @@
 //   - An Entry that cannot hold everything (leases, huge numbers, large values that were not read at the start) is
 //     partial: the caller then reads the version itself.
 //
-// The package knows neither Pebble nor the engine. An Index belongs to one goroutine.
+// The package does not depend on Pebble or the engine. An Index belongs to one goroutine.
 package keyindex

@@ -12,11 +12,11 @@ type Entry struct {
 	modHigh, modLow uint32
 	age             uint32 // revisions between creation and the last put
 	number          uint32
-	size            uint32 // of the value; partialEntry: only the mod revision is known
+	size            uint32 // bytes of the value; partialEntry: only the mod revision is known
 }
 
-// partialEntry is the size of a partial entry: the version has a lease, or was not read when the index was built, or
-// its numbers do not fit.
+// partialEntry is the value of Entry.size that marks an entry as partial: the version has a lease, or was not read when
+// the index was built, or its numbers do not fit.
 const partialEntry = math.MaxUint32
 
 // NewEntry packs the metadata v. The entry is partial if v has a lease or a number that does not fit.
@@ -37,7 +37,7 @@ func PartialEntry(modRevision int64) Entry {
 // ModRevision returns the revision that wrote the version.
 func (m Entry) ModRevision() int64 { return int64(m.modHigh)<<32 | int64(m.modLow) }
 
-// Live reports whether the key exists.
+// Live reports whether the key exists, that is, whether m is not the zero Entry.
 func (m Entry) Live() bool { return m.modHigh|m.modLow != 0 }
 
 // Partial reports whether only ModRevision is known.

@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// An entry has all metadata but the lease, or, if partial, only the mod revision.
+// TestEntry checks that NewEntry keeps all metadata of a version without a lease, and that the entry is partial, with
+// only the mod revision, if the version has a lease or a number does not fit.
 func TestEntry(t *testing.T) {
 	const far = 1 << 40
 	for name, c := range map[string]struct {

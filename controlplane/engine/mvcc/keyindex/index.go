@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Index maps each live key to the Entry of its newest version, in key order: a B-tree in which each node knows the
+// Index maps each live key to the Entry of its newest version, in key order: a B-tree in which each node stores the
 // number of keys below it and their highest mod revision. The zero Index is empty. See the package comment for copies.
 type Index struct {
 	root  child
@@ -17,7 +17,8 @@ type Index struct {
 // nodeKeys is the maximum number of keys in a leaf, and of children in an inner node.
 const nodeKeys = 32
 
-// child is a node with what its parent knows of it. All of its keys are at or after low.
+// child is a reference to a node, with the number of keys below it and their highest mod revision. No key below it
+// sorts before low.
 type child struct {
 	low    string
 	leaf   *leaf // either leaf or inner is set; neither in an empty tree
@@ -31,7 +32,7 @@ type leaf struct {
 	epoch    uint64 // Index.epoch in which entries may be changed in place
 	keyEpoch uint64 // Index.epoch in which keys and ends may be changed in place
 	keys     []byte
-	ends     []uint32 // where each key ends in keys
+	ends     []uint32 // end of each key in keys, as an offset
 	entries  []Entry
 }
 
@@ -41,7 +42,8 @@ type inner struct {
 	children []child
 }
 
-// Freeze makes all existing copies of the struct immutable: t will copy each node before it next changes it.
+// Freeze makes all existing copies of *t immutable: from now on, t copies each node that it shares with them before it
+// changes it.
 func (t *Index) Freeze() { t.epoch++ }
 
 // Find returns the entry of key; ok is false when key is not live.
@@ -76,7 +78,8 @@ func (t *Index) Count(key, end []byte) (count, newest int64) {
 	return t.root.countRange(key, end)
 }
 
-// countRange counts from key to end; a nil key means from the first one, a nil end to the last one.
+// countRange returns the number of keys below c in [key, end), and their highest mod revision. A nil key means from the
+// first key on, a nil end up to the last one.
 func (c *child) countRange(key, end []byte) (count, newest int64) {
 	switch {
 	case key == nil && end == nil:
@@ -107,7 +110,7 @@ func (c *child) countRange(key, end []byte) (count, newest int64) {
 	return count, newest
 }
 
-// countRange is child.countRange for a leaf.
+// countRange is child.countRange for the keys in l.
 func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	from, to := 0, len(l.entries)
 	if key != nil {
@@ -131,7 +134,7 @@ func (l *leaf) key(i int) []byte {
 	return l.keys[from:l.ends[i]]
 }
 
-// search returns the position of key, or where it has to be inserted.
+// search returns the position of key in l, or, if it is not found, the position where it has to be inserted.
 func (l *leaf) search(key []byte) (at int, found bool) {
 	from, to := 0, len(l.ends)
 	for from < to {
@@ -148,7 +151,7 @@ func (l *leaf) search(key []byte) (at int, found bool) {
 	return from, false
 }
 
-// search returns the position of the child whose range contains key.
+// search returns the index in n.children of the child whose range contains key.
 func (n *inner) search(key []byte) int {
 	from, to := 1, len(n.children)
 	for from < to {
@@ -236,7 +239,8 @@ func (t *Index) writeInner(c *child) *inner {
 	return c.inner
 }
 
-// writeKeys makes keys and ends of l changeable, copying them if a snapshot shares them, with room for more bytes.
+// writeKeys makes l.keys and l.ends changeable: if a snapshot shares them, it replaces them by copies, with room for
+// more additional bytes of keys.
 func (l *leaf) writeKeys(epoch uint64, more int) {
 	if l.keyEpoch != epoch {
 		l.keyEpoch = epoch
@@ -304,7 +308,7 @@ func (t *Index) Remove(key []byte) {
 	}
 }
 
-// removeIn removes key, which is there, below c, and joins nodes that became small.
+// removeIn removes key, which must exist, from the nodes below c, and joins neighbouring nodes that have become small.
 func (t *Index) removeIn(c *child, key []byte) {
 	if c.inner == nil {
 		l := t.write(c)
@@ -346,7 +350,7 @@ func (c *child) size() int {
 	return len(c.inner.children)
 }
 
-// join merges the i-th child with the next one.
+// join merges the i-th child of n with the next one.
 func (t *Index) join(n *inner, i int) {
 	a, b := &n.children[i], &n.children[i+1]
 	if a.leaf != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// TestIndex compares an index under random changes with a sorted slice. Snapshots must not change.
+// TestIndex changes an Index at random and checks that it finds and counts the same keys as a sorted slice. Copies made
+// before a Freeze must not change.
 func TestIndex(t *testing.T) {
 	type pair struct {
 		key string
@@ -52,10 +53,10 @@ func TestIndex(t *testing.T) {
 		for i := range 6000 {
 			key := randomKey(rng)
 			if seed == 3 && i < 3000 {
-				key = fmt.Sprintf("%08d", i) // always at the end
+				key = fmt.Sprintf("%08d", i) // after all other keys
 			}
 			at, there := slices.BinarySearchFunc(model, key, byKey)
-			// First the index grows, then it shrinks.
+			// Removals become more frequent, so that the index first grows and then shrinks.
 			if rng.IntN(6000) < i {
 				x.Remove([]byte(key))
 				if there {
@@ -106,7 +107,8 @@ func randomKey(rng *rand.Rand) string {
 	return fmt.Sprintf("k%0*d", rng.IntN(3), rng.IntN(2000))
 }
 
-// A key takes at most 48 bytes and its length, inserted in order or at random, also after all keys were put again.
+// TestIndexMemory checks that a key takes at most 48 bytes and its length, whether keys are inserted in order or at
+// random, and also after all keys were put again.
 func TestIndexMemory(t *testing.T) {
 	const keys = 100_000
 	for name, order := range map[string]func(i int) int{

@@ -16,7 +16,7 @@ type Source interface {
 	// c.From is below the compact revision, and with ErrRestored or ErrClosed.
 	ReadEvents(c *Collector) error
 
-	// ReadPrevious sets Prev of those events that replaced something. It fails like ReadEvents.
+	// ReadPrevious sets Prev of those events that replaced a version. It fails like ReadEvents.
 	ReadPrevious(events []Event) error
 }
 
@@ -30,14 +30,14 @@ type Collector struct {
 	events []Event
 	bytes  int // total size of keys and values in events
 
-	// Where the next read continues, if this one stopped before To.
+	// stopped means that this read ended before To; the next one continues at change nextOrdinal of revision next.
 	stopped     bool
-	next        int64 // revision
+	next        int64
 	nextOrdinal int
-	partial     bool // events of revision next are in this batch
+	partial     bool // some events of revision next are in this batch
 }
 
-// complete returns the revision up to which everything is delivered with c's events.
+// complete returns the revision up to which all events are delivered once the caller has those in c.
 func (c *Collector) complete() int64 {
 	if c.stopped {
 		return c.next - 1
@@ -45,7 +45,7 @@ func (c *Collector) complete() int64 {
 	return c.To
 }
 
-// collectRecent collects events from memory.
+// collectRecent collects the events of s from the blocks in memory.
 func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	c := Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	c.addBlocks()
@@ -55,14 +55,14 @@ func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	return c, nil
 }
 
-// collectFromSource collects events that are no longer in memory.
+// collectFromSource collects the events of s, which are no longer in memory, from the hub's Source.
 func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
 	c := &Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	err := w.hub.source.ReadEvents(c)
 	return *c, err
 }
 
-// addBlocks adds the wanted events of c.recent.
+// addBlocks adds those events of c.recent that the watcher must receive, until the batch is full.
 func (c *Collector) addBlocks() {
 	for _, b := range c.recent {
 		for i := range b.events {
@@ -86,7 +86,7 @@ func (c *Collector) addBlocks() {
 	}
 }
 
-// Wants reports whether the watcher has to see the change of key, which is the ordinal-th (from 0) of revision.
+// Wants reports whether the watcher must receive the change of key, which is the ordinal-th (from 0) of revision.
 func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
 		return false
@@ -127,5 +127,5 @@ func (c *Collector) Add(e Event) {
 	c.bytes += len(e.KV.Key) + len(e.KV.Value)
 }
 
-// Events returns what was added so far. A Source may set Prev of these events.
+// Events returns the events that were added so far. A Source may set Prev of these events.
 func (c *Collector) Events() []Event { return c.events }

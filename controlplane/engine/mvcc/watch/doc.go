@@ -5,7 +5,7 @@
 //
 // Announce copies the events of the batch into one block, keeps the block in memory up to a limit of bytes, and finds
 // the watchers of the changed keys: those of single keys in a map, those of ranges in an interval tree. For each it
-// only records the revision from which on there is something to read, and wakes it. Next then reads the events itself,
+// only stores the revision from which on there is something to read, and wakes it. Next then reads the events itself,
 // from the blocks in memory, or, if these begin too late, through the Source, which is the engine's change log on disk.
 // There is no difference between a watcher that is behind and one that is not, other than where Next reads.
 //
@@ -25,5 +25,5 @@
 //     instead of 0.01 µs where none is. A lookup happens for each changed key while the goroutine that applies commands
 //     waits; adding and removing watchers, at which etcd's tree is twice as fast, is rare.
 //
-// The package knows neither Pebble nor the engine, only Source and Changes.
+// The package does not depend on Pebble or the engine, only on the interfaces Source and Changes.
 package watch

@@ -57,8 +57,8 @@ type Changes interface {
 	Event(i int) Event
 }
 
-// Announce makes revision the current one and wakes the watchers of the changed keys. It copies the events that it
-// keeps; while there is no watcher, it keeps none.
+// Announce tells watchers that a batch with these changes made revision the newest one. It stores a copy of the events
+// in memory, if there are watchers, and wakes those of the changed keys.
 func (h *Hub) Announce(changes Changes, revision int64) {
 	if changes.Len() == 0 {
 		return
@@ -111,7 +111,7 @@ func newBlock(changes Changes) *block {
 	}
 }
 
-// keep adds b and drops the oldest blocks until the rest fits into recentBytes.
+// keep adds b to the recent events, and drops the oldest blocks until those that are left take at most recentBytes.
 func (h *Hub) keep(b *block) {
 	r := &h.recent
 	r.blocks = append(r.blocks, b)

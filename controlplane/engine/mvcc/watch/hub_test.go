@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// put implements Changes with one put.
+// put implements Changes with the put of one key.
 type put command.KV
 
 func (put) Len() int { return 1 }
 
 func (p put) Event(int) Event { return Event{Type: EventPut, KV: command.KV(p)} }
 
-// noHistory is a Source that must not be read.
+// noHistory is a Source that fails when it is read.
 type noHistory struct{}
 
 func (noHistory) CompactRevision() int64 { return 0 }
@@ -27,7 +27,8 @@ func (noHistory) ReadEvents(*Collector) error { return errors.New("events were r
 
 func (noHistory) ReadPrevious([]Event) error { return errors.New("versions were read from disk") }
 
-// A watcher that is behind by more batches than one read covers gets all of their events, in order and without waiting.
+// TestWatcherFarBehind checks that a watcher that is more batches behind than one read covers gets all of their events,
+// in order and without waiting.
 func TestWatcherFarBehind(t *testing.T) {
 	h := NewHub(1, 1<<20, noHistory{})
 	w := h.Watch(Options{Key: []byte("a"), MaxEvents: 1000})
@@ -53,7 +54,8 @@ func TestWatcherFarBehind(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// A watcher that ends keeps its first error.
+// TestWatcherEnds checks that Next keeps returning the error with which the watcher has ended, also after Close of the
+// hub.
 func TestWatcherEnds(t *testing.T) {
 	h := NewHub(5, 1<<20, noHistory{})
 	seen := h.Watch(Options{Key: []byte("a")})

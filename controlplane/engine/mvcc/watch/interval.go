@@ -1,8 +1,8 @@
 package watch
 
 // intervalTree finds the watchers of the ranges that contain a key in O(log n + matches). It is a treap ordered by
-// start, then end, in which each node knows the furthest end below it. Its shape depends only on the order of calls, so
-// that simulations replay exactly.
+// start, then end, in which each node stores the furthest end below it. Its shape depends only on the order of calls,
+// so that simulations replay exactly.
 type intervalTree struct {
 	root *intervalNode
 	seed uint64
@@ -19,7 +19,7 @@ type intervalNode struct {
 
 // add registers w for the range [start, end).
 func (t *intervalTree) add(start, end string, w *Watcher) {
-	// splitmix64: good enough for balance, and the same in every run.
+	// The priority comes from splitmix64: it balances the tree and is the same in every run.
 	t.seed += 0x9e3779b97f4a7c15
 	z := (t.seed ^ t.seed>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
@@ -32,7 +32,7 @@ func (t *intervalTree) remove(start, end string, w *Watcher) { t.root = t.root.r
 // stab calls visit for each watcher of a range that contains key.
 func (t *intervalTree) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
 
-// endsAfter reports whether the end a is after the end b.
+// endsAfter reports whether the end a is after the end b; "", no upper bound, is after all others.
 func endsAfter(a, b string) bool { return b != "" && (a == "" || a > b) }
 
 // before reports whether n sorts before the range [start, end).
@@ -40,7 +40,7 @@ func (n *intervalNode) before(start, end string) bool {
 	return n.start < start || n.start == start && endsAfter(end, n.end)
 }
 
-// update computes n.furthest from n's children, and returns n.
+// update sets n.furthest to the furthest end in n and its children, and returns n.
 func (n *intervalNode) update() *intervalNode {
 	n.furthest = n.end
 	if n.left != nil && endsAfter(n.left.furthest, n.furthest) {

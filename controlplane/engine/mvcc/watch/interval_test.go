@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The tree finds exactly the watchers whose range contains a key.
+// TestIntervals adds and removes random ranges, and checks that stab finds exactly the watchers whose range contains a
+// key.
 func TestIntervals(t *testing.T) {
 	type span struct {
 		start, end string

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant/mutanttest"
 )
 
-// TestMutants loses and reorders events of watchers.
+// TestMutants checks that TestWatcherFarBehind fails when a mutant loses or reorders events of watchers.
 func TestMutants(t *testing.T) {
 	mutanttest.Notices(t, mutant.SkipWatchEvent, TestWatcherFarBehind, `Not equal`)
 	mutanttest.Notices(t, mutant.ReorderWatch, TestWatcherFarBehind, `Not equal`)

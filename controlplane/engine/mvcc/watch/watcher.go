@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Errors with which Next fails for good, besides CompactedError.
+// Errors that Next returns when the watcher has ended, besides CompactedError.
 var (
 	ErrRestored = errors.New("state was replaced by a snapshot")
 	ErrClosed   = errors.New("closed")
@@ -21,7 +21,8 @@ var (
 type Options struct {
 	Key, End []byte // [Key, End); without End: Key alone; with End {0}: all keys from Key on
 
-	// FromRevision is the first revision to deliver, in the past or in the future; 0 means the next one.
+	// FromRevision is the first revision to deliver. It may be in the past or in the future; 0 means the one after the
+	// current one.
 	FromRevision int64
 
 	PrevKV    bool // set Prev in events
@@ -38,7 +39,7 @@ type Options struct {
 // EventType is the type of an Event.
 type EventType uint8
 
-// The event types.
+// The types of events.
 const (
 	EventPut    EventType = 1
 	EventDelete EventType = 2
@@ -55,11 +56,11 @@ type Event struct {
 
 // Batch is the result of Next: events in log order.
 type Batch struct {
-	// Revision is the revision up to which, and including which, all events were delivered with this batch and those
-	// before it.
+	// Revision is the newest revision whose events, and those of all revisions before it, were all delivered with this
+	// batch and earlier ones.
 	Revision int64
 	Events   []Event
-	// Partial reports that the last event's revision has more events, which follow in the next batch.
+	// Partial is true if the last event's revision has more events, which follow in the next batch.
 	Partial bool
 }
 
@@ -70,11 +71,11 @@ type Watcher struct {
 	wake chan struct{}
 
 	nextMu    sync.Mutex // held while Next runs
-	delivered int        // number of changes of revision next that were delivered; owned by Next
+	delivered int        // number of changes of revision next that are already delivered; used only by Next
 
-	// The fields below are guarded by hub.mu.
-	next    int64 // first revision that may have something to deliver; 0: none has
-	reading int64 // first revision of the read that Next is doing; 0: none
+	// hub.mu guards the fields next, reading and err.
+	next    int64 // first revision that may have events to deliver; 0: none has
+	reading int64 // first revision that the running Next reads; 0: Next is not reading
 	err     error // why the watcher ended; nil: it has not
 }
 
@@ -116,7 +117,7 @@ func (w *Watcher) rangeEnd() string {
 	return string(w.opts.End)
 }
 
-// markPending records that revision has something to deliver, and wakes Next. The caller holds hub.mu.
+// markPending notes that revision has events for w, and wakes Next. The caller holds hub.mu.
 func (w *Watcher) markPending(revision int64) {
 	if w.next != 0 || revision < w.opts.FromRevision {
 		return
@@ -153,8 +154,8 @@ func (w *Watcher) Close() {
 }
 
 // Progress returns the revision up to which Next has returned all events. It also advances while there are no events
-// for this watcher. It never runs ahead of delivered events if the goroutine that calls Next calls it, between two
-// calls.
+// for this watcher. If it is called between two calls of Next, on the same goroutine, Next has returned all events up
+// to this revision.
 func (w *Watcher) Progress() int64 {
 	w.hub.mu.Lock()
 	defer w.hub.mu.Unlock()
@@ -220,7 +221,8 @@ type readSpan struct {
 	recent   []*block // blocks with the events from From on; nil: they are no longer in memory
 }
 
-// beginRead claims what Next reads now. From is 0 when there is nothing to deliver.
+// beginRead returns the revisions that Next has to read, and marks them as being read. From is 0 if there is nothing to
+// deliver.
 func (w *Watcher) beginRead() (readSpan, error) {
 	h := w.hub
 	h.mu.Lock()
@@ -233,12 +235,13 @@ func (w *Watcher) beginRead() (readSpan, error) {
 	if t.more {
 		t.To = t.recent[len(t.recent)-1].last
 	}
-	// From here on, markPending records only revisions after the span.
+	// The span covers w.next up to t.To. From here on, markPending sets w.next only for revisions after t.To.
 	w.reading, w.next = w.next, 0
 	return t, nil
 }
 
-// endRead records how far the read of c came. It returns the error that Next has to return.
+// endRead updates the watcher after a read, of which c has the events and err the failure. It returns the error that
+// Next has to return.
 func (w *Watcher) endRead(c *Collector, err error) error {
 	h := w.hub
 	h.mu.Lock()

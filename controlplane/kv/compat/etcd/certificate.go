@@ -17,7 +17,7 @@ import (
 func (p plan) autoCert() string { return filepath.Join(p.dataDir, "auto.crt") }
 func (p plan) autoKey() string  { return filepath.Join(p.dataDir, "auto.key") }
 
-// certificate returns the paths of the certificate for clients and of its key.
+// certificate returns the paths of the TLS certificate for client connections and of its key.
 func (p plan) certificate() (cert, key string) {
 	if file := p.values["cert-file"]; file != "" {
 		return file, p.values["key-file"]

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// companion is the helper process that runs beside a member.
+// companion describes the helper process that runs beside a member.
 type companion struct {
-	Parent    int      // pid of the member's process
+	Parent    int      // PID of the member's process
 	Ports     []string // addresses that the member serves clients on
 	Scheme    string   // http or https
 	Cert, Key string   // files, for https
@@ -25,7 +25,7 @@ type companion struct {
 // pollInterval is the interval at which the companion checks whether the member is ready and still runs.
 const pollInterval = 20 * time.Millisecond
 
-// run returns when the member ends or, if there is nothing to forward, when the member is ready.
+// run runs the companion. It returns when the member ends or, if there is nothing to forward, when the member is ready.
 func (c companion) run() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
@@ -33,7 +33,7 @@ func (c companion) run() error {
 	defer cancel()
 	for _, f := range c.Forwards {
 		if f.Network == "unix" {
-			os.Remove(f.From) // left from an earlier run
+			os.Remove(f.From) // a socket left from an earlier run
 		}
 		listener, err := net.Listen(f.Network, f.From)
 		if err != nil {
@@ -56,7 +56,7 @@ func (c companion) run() error {
 }
 
 // isReady reports whether every client port serves /health, which includes a linearizable read. It uses HTTP/1.1,
-// because suites inspect the HTTP/2 traffic in the member's log and must find only their own.
+// because test suites read the HTTP/2 traffic in the member's log and must find only their own requests.
 func (c companion) isReady(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -96,7 +96,7 @@ func (c companion) logLine(message string) {
 	}
 }
 
-// forwardConns forwards connections until ctx ends.
+// forwardConns accepts connections and forwards them to a TCP address, until ctx ends.
 func forwardConns(ctx context.Context, listener net.Listener, to string) {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()

@@ -38,8 +38,8 @@ type kvConfig struct {
 	StrictReconfig  *bool    `yaml:"strict_reconfig,omitempty"`
 }
 
-// tick is the time between heartbeats unless --heartbeat-interval sets another. With it an election takes half a second
-// to a second, as fast as a busy test machine allows; with etcd's default it takes one to two seconds.
+// tick is the time between heartbeats unless --heartbeat-interval sets another. With 50 ms, an election takes half a
+// second to a second, as fast as a busy test machine allows. With etcd's default it takes one to two seconds.
 const tick = "50ms"
 
 // id returns the node id of an initial member: its position in --initial-cluster, from 1.
@@ -52,7 +52,8 @@ func (o *options) id() uint64 {
 	return 0
 }
 
-// config returns the control plane's configuration. A member that joins got its id from the cluster.
+// config returns the control plane's configuration file. id is the node id of this member; for a member that joins, the
+// cluster has assigned it.
 func (p plan) config(id uint64) ([]byte, error) {
 	c := config{NodeID: id, Listen: p.address, DataDir: p.dataDir, ClusterKey: p.keyFile(), Tick: tick}
 	if text := p.values["heartbeat-interval"]; text != "" {
@@ -71,8 +72,8 @@ func (p plan) config(id uint64) ([]byte, error) {
 	if p.values["strict-reconfig-check"] == "false" {
 		c.KV.StrictReconfig = new(false)
 	}
-	// On loopback, suites add members and users without a credential, as any local process may with etcd. Trivet allows
-	// that only with etcd_trust_loopback.
+	// On loopback, test suites add members and users without a credential, as any local process may with etcd. Trivet
+	// allows that only with etcd_trust_loopback.
 	c.KV.EtcdListen = p.ports()
 	c.KV.TrustLoopback = !slices.ContainsFunc(c.KV.EtcdListen, func(address string) bool {
 		host, _, err := net.SplitHostPort(address)
@@ -128,7 +129,7 @@ func retention(text string) string {
 	return text
 }
 
-// secure reports whether clients use TLS. Trivet uses it on all client ports of a member or on none.
+// secure reports whether clients use TLS. Trivet uses TLS on all client ports of a member or on none.
 func (o *options) secure() bool {
 	for _, u := range o.listenClient {
 		if u.Scheme == "https" || u.Scheme == "unixs" {

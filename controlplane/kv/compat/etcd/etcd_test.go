@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPlanOfThree checks the configuration for the flags that etcd's end-to-end framework gives to a member of three.
+// TestPlanOfThree checks the configuration that is made from the flags with which etcd's end-to-end framework starts a
+// member of a cluster of three.
 func TestPlanOfThree(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=b --listen-client-urls=https://localhost:20005 --advertise-client-urls=https://localhost:20005
 		--listen-peer-urls=https://localhost:20006 --initial-advertise-peer-urls=https://localhost:20006 --initial-cluster-token=new
@@ -58,8 +59,8 @@ func TestPlanOfJoiningMember(t *testing.T) {
 	require.Equal(t, []string{"127.93.78.33:50051"}, seeds)
 }
 
-// TestPlanWithSocket checks that a UNIX socket in the flags is forwarded to a port of the member, and that --auto-tls
-// without certificate files makes a certificate.
+// TestPlanWithSocket checks that a UNIX socket in the flags is forwarded to a port of the member, and that a
+// certificate is created for --auto-tls without certificate files.
 func TestPlanWithSocket(t *testing.T) {
 	o, err := parse(strings.Fields(`--name=a --data-dir=` + t.TempDir() + ` --listen-client-urls=unixs://localhost:20000 --auto-tls
 		--listen-peer-urls=http://localhost:20001 --initial-cluster=a=http://localhost:20001`))

@@ -14,12 +14,12 @@ type options struct {
 	dataDir      string
 	listenClient []*url.URL
 	listenPeer   *url.URL
-	peer         *url.URL        // the one that others dial: the first of --initial-advertise-peer-urls
+	peer         *url.URL        // URL that other members connect to: the first of --initial-advertise-peer-urls
 	cluster      []clusterMember // --initial-cluster, in its order
-	existing     bool            // --initial-cluster-state
+	existing     bool            // whether --initial-cluster-state is "existing"
 	token        string
 	values       map[string]string // the given flags that are in passedFlags, by name
-	ignored      []string          // names of flags without a meaning here
+	ignored      []string          // names of the given flags that have no meaning here
 }
 
 // clusterMember is a member in --initial-cluster.
@@ -28,8 +28,8 @@ type clusterMember struct {
 	peer *url.URL
 }
 
-// passedFlags lists the flags whose values are used in the configuration as they are. A bool may be given without a
-// value.
+// passedFlags lists the flags from whose values the control plane's configuration is made. A bool may be given without
+// a value.
 var passedFlags = map[string]bool{ // value: whether the flag is a bool
 	"quota-backend-bytes": false, "auth-token": false, "bcrypt-cost": false, "auth-token-ttl": false,
 	"max-request-bytes": false, "max-txn-ops": false, "heartbeat-interval": false,
@@ -46,7 +46,7 @@ var ignoredBools = map[string]bool{
 	"peer-skip-client-san-verification": true, "unsafe-no-fsync": true,
 }
 
-// parse parses etcd's command line. Unknown flags are recorded in ignored and are no error.
+// parse parses etcd's command line. The names of unknown flags are added to options.ignored; they are no error.
 func parse(args []string) (options, error) {
 	o := options{name: "default", token: "etcd-cluster", values: map[string]string{}}
 	text := map[string]string{}
@@ -73,7 +73,7 @@ func parse(args []string) (options, error) {
 	return o, o.fill(text)
 }
 
-// fill parses the flags that are not in passedFlags.
+// fill sets the fields of o from the flags that are not in passedFlags. text maps their names to their values.
 func (o *options) fill(text map[string]string) error {
 	var advertisePeer []*url.URL
 	var listenPeer []*url.URL

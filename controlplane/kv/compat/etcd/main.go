@@ -27,7 +27,8 @@ import (
 // version is the etcd version that --version reports; test suites read it before they choose flags.
 const version = "3.7.3"
 
-// companionFlag, as the first argument, makes this program the companion that the JSON in the second describes.
+// companionFlag, as the first argument, makes this program a companion. The second argument describes the companion in
+// JSON.
 const companionFlag = "--companion"
 
 func main() {
@@ -92,8 +93,8 @@ func controlPlane() (string, error) {
 	return path, nil
 }
 
-// startCompanion starts the companion of this process, and does not wait for it: it runs on after this process calls
-// exec.
+// startCompanion starts the companion of this process and returns. The companion continues to run when this process
+// calls exec.
 func startCompanion(p plan) error {
 	self, err := os.Executable()
 	if err != nil {

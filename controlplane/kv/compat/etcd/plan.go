@@ -9,17 +9,17 @@ import (
 	"path/filepath"
 )
 
-// The ports of every member, each on its own address.
+// The ports of every member. All members use the same ports, on different addresses.
 const (
 	peersPort  = "2380"
 	grpcPort   = "50051"
-	clientPort = "2379" // for the UNIX sockets in the flags
+	clientPort = "2379" // client port if the flags have a UNIX socket
 )
 
-// plan describes how a member of Trivet is run for etcd's flags.
+// plan describes how to run a member of Trivet that has the settings in etcd's flags.
 type plan struct {
 	options
-	address  string // of the member; see memberHost
+	address  string // address of the member; see memberHost
 	forwards []forward
 }
 
@@ -32,7 +32,7 @@ func newPlan(o options) (plan, error) {
 		return plan{}, err
 	}
 	p := plan{options: o, address: address}
-	// The other members dial a member that joins at the peer address of the flags.
+	// Other members connect to a joining member at the peer address in its flags.
 	if to := net.JoinHostPort(address, peersPort); o.existing && o.listenPeer.Host != to {
 		p.forwards = append(p.forwards, forward{"tcp", o.listenPeer.Host, to})
 	}
@@ -55,7 +55,7 @@ func (p plan) ports() []string {
 
 func (p plan) keyFile() string { return filepath.Join(p.dataDir, "cluster.key") }
 
-// key derives the cluster key from the token, so that all members with the same token have the same key.
+// key derives the cluster key from --initial-cluster-token, so that all members with the same token have the same key.
 func key(token string) string {
 	sum := sha256.Sum256([]byte("trivet for the etcd cluster " + token))
 	return base64.StdEncoding.EncodeToString(sum[:]) + "\n"

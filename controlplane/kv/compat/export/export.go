@@ -1,11 +1,11 @@
-// Package export reads the log of stopped Trivet members as the requests of etcd's robustness model, as that suite
-// reads etcd's own write-ahead log. The suite compares watches and reads of old revisions with these requests, and
-// learns from them which of the writes without a response took effect.
+// Package export reads the log of stopped Trivet members as requests of the model in etcd's robustness suite, as that
+// suite reads etcd's own write-ahead log. The suite compares watches and reads of old revisions with these requests,
+// and determines from them which of the writes without a response took effect.
 //
 // A member's log is opened on an in-memory copy of its files. The consensus package replays it from its first entry
-// into an mvcc engine, so that this package need not know the file formats. Only entries up to the stored commit index
-// are replayed, which may lag by the last batch: a caller that needs the last write must make some more writes after
-// it. A truncated log, as after a long life or a snapshot, cannot be read.
+// into an mvcc engine, so that this package does not depend on the file formats. Only entries up to the stored commit
+// index are replayed, which may lag by the last batch: a caller that needs the last write must make some more writes
+// after it. A truncated log, as after a long life or a snapshot, cannot be read.
 package export
 
 import (
@@ -26,13 +26,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Member is a member that has stopped.
+// Member identifies a stopped member and its data directory.
 type Member struct {
 	ID      uint64
 	DataDir string
 }
 
-// Requests reads the longest of the members' logs. Logs that cannot be read are skipped unless none can be read.
+// Requests returns the requests in the longest of the members' logs. Logs that cannot be read are skipped unless none
+// can be read.
 func Requests(members []Member) ([]model.EtcdRequest, error) {
 	var best []model.EtcdRequest
 	var errs []error
@@ -83,7 +84,7 @@ func read(m Member, all []Member) (_ []model.EtcdRequest, err error) {
 	return recorder.requests, nil
 }
 
-// recordingMachine applies the entries to an engine and records their requests.
+// recordingMachine is a state machine that applies entries to an engine and collects their requests.
 type recordingMachine struct {
 	engine   *mvcc.Engine
 	requests []model.EtcdRequest
@@ -108,8 +109,9 @@ func (m *recordingMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return make([]any, len(entries)), nil
 }
 
-// record records a request that the model knows. It skips commands without effect: a command with a conflict is
-// proposed again, and a refused one changes nothing. The model could not tell that a conflicting command had no effect.
+// record appends the request of an entry to m.requests, if the model has such a request. It skips commands without
+// effect: a command with a conflict is proposed again, and a refused one changes nothing. The model could not tell that
+// a conflicting command had no effect.
 func (m *recordingMachine) record(e consensus.Entry, r command.Result) error {
 	if len(e.Data) == 0 || r.Conflict || r.Refused != command.RefusedNot {
 		return nil

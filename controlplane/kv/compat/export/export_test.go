@@ -61,7 +61,8 @@ func program(t *testing.T, steps ...command.Step) []byte {
 }
 
 // TestRequests checks that the committed commands of a member are read from its directory in order, without refused
-// ones. The last command may be missing: it makes the member store the commit index of the earlier ones.
+// ones. The last command may be missing from the result: its only purpose is that the member stores the commit index of
+// the earlier ones.
 func TestRequests(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	noLease := put
@@ -69,7 +70,7 @@ func TestRequests(t *testing.T) {
 	dir := writeDataDir(t,
 		program(t, command.Step{Kind: command.StepGrant, Lease: 5, TTL: 60}),
 		program(t, put),
-		program(t, noLease), // of a lease that does not exist
+		program(t, noLease), // refused, because its lease does not exist
 		program(t, put),
 		command.EncodeCompact(2),
 		program(t, command.Step{Kind: command.StepDelete, Key: []byte("k")}),

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// TestTranslate checks the model's request for each kind of program.
+// TestTranslate checks which request of the model each kind of program becomes.
 func TestTranslate(t *testing.T) {
 	put := command.Step{Kind: command.StepPut, Key: []byte("k"), Value: []byte("v")}
 	putOp := model.EtcdOperation{Type: model.PutOperation, Put: model.PutOptions{Key: "k", Value: model.ToValueOrHash("v")}}

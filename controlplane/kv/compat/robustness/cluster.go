@@ -17,18 +17,18 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 )
 
-// cluster is a set of members and their hosts.
+// cluster is a set of members, each of which runs in its own memberHost.
 type cluster struct {
 	server  Server
 	dir     string
 	hosts   map[int]*memberHost
-	initial []int // the initial members
+	initial []int // IDs of the initial members
 	joined  map[int]bool
 	token   string
 	client  *clientv3.Client // used by the faults; its requests are not recorded
 }
 
-// newCluster starts three members, each in its own host beneath dir, and waits until each serves.
+// newCluster starts three members, each in its own host beneath dir, and waits until each serves requests.
 func newCluster(ctx context.Context, server Server, dir string) (*cluster, error) {
 	c := &cluster{server: server, dir: dir, hosts: map[int]*memberHost{}, initial: []int{1, 2, 3}, joined: map[int]bool{}}
 	if err := server.prepare(dir); err != nil {
@@ -63,7 +63,7 @@ func (c *cluster) dial(endpoints ...string) (*clientv3.Client, error) {
 	})
 }
 
-// bearer adds a token to every call, unless it is empty.
+// bearer is a gRPC credential that adds a bearer token to every call, unless the token is empty.
 type bearer string
 
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
@@ -129,7 +129,8 @@ func (c *cluster) readyOne(ctx context.Context, id int) error {
 	})
 }
 
-// leader returns the member that reports itself as leader in the highest term, or the first if there is none.
+// leader returns the ID of the member that reports itself as leader in the highest term, or of the first member if
+// there is none.
 func (c *cluster) leader(ctx context.Context) int {
 	best, term := c.initial[0], uint64(0)
 	for _, id := range c.initial {
@@ -143,12 +144,12 @@ func (c *cluster) leader(ctx context.Context) int {
 	return best
 }
 
-// others returns the first members except one.
+// others returns the IDs of the initial members except id.
 func (c *cluster) others(id int) []int {
 	return slices.DeleteFunc(slices.Clone(c.initial), func(m int) bool { return m == id })
 }
 
-// stop stops all members with SIGTERM; an error names those that did not stop in time.
+// stop stops all members with SIGTERM; the error names those that did not stop in time.
 func (c *cluster) stop() error {
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(c.hosts)) {
@@ -157,8 +158,8 @@ func (c *cluster) stop() error {
 	return errors.Join(errs...)
 }
 
-// sameHash compares the hashes of all members at the last revision. Trivet's members also compare hashes while they
-// run, and raise an alarm on a difference.
+// sameHash checks that all members have the same hash at the last revision and that Trivet has no alarms. Trivet's
+// members also compare hashes while they run, and raise an alarm on a difference.
 func (c *cluster) sameHash(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

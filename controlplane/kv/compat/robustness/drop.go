@@ -52,7 +52,7 @@ func hadNoEffect(op porcupine.Operation, unmatched map[requestKind]int) bool {
 	return ok && unmatched[id] == 0
 }
 
-// requestKind identifies requests that do the same: a revocation by its lease, a delete by its key.
+// requestKind identifies requests that have the same effect: a revocation by its lease, a delete by its key.
 type requestKind struct {
 	revokedLease int64
 	deletedKey   string

@@ -27,15 +27,15 @@ func TestDropFailedWithoutEffect(t *testing.T) {
 		ops = append(ops, porcupine.Operation{Input: r, Output: model.MaybeEtcdResponse{Error: failed}, Call: int64(len(ops))})
 	}
 	add(revoke(1), "")                                                                             // 0: succeeded
-	add(revoke(1), "timeout")                                                                      // 1: the log has it once
+	add(revoke(1), "timeout")                                                                      // 1: the log has it once, as operation 0
 	add(revoke(2), "timeout")                                                                      // 2: the log has it, so it took effect at an unknown time
 	add(revoke(3), "timeout")                                                                      // 3: not in the log
-	add(remove("a"), "")                                                                           // 4
-	add(remove("a"), "lost")                                                                       // 5: the log has one of 5 and 6
-	add(remove("a"), "lost")                                                                       // 6
+	add(remove("a"), "")                                                                           // 4: succeeded
+	add(remove("a"), "lost")                                                                       // 5: the log has either 5 or 6
+	add(remove("a"), "lost")                                                                       // 6: the log has either 5 or 6
 	add(remove("b"), "lost")                                                                       // 7: not in the log
 	add(model.EtcdRequest{Type: model.LeaseGrant, LeaseGrant: &model.LeaseGrantRequest{}}, "lost") // 8: no client knows the lease's ID
-	add(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: compactions are always kept
+	add(model.EtcdRequest{Type: model.Compact, Compact: &model.CompactRequest{}}, "lost")          // 9: compactions are never dropped
 	out := dropFailedWithoutEffect([]report.ClientReport{{KeyValue: ops}}, []model.EtcdRequest{revoke(1), revoke(2), remove("a"), remove("a")})
 	var left []int64
 	for _, op := range out[0].KeyValue {

@@ -13,14 +13,14 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// fault is a fault and its repair. When act returns without an error, all of the cluster's first members run and are
-// connected, or soon will be.
+// fault is a failure that act causes and ends again. When act returns without an error, all of the cluster's initial
+// members run and are connected, or soon will be.
 type fault struct {
 	name string
 	act  func(ctx context.Context, c *cluster, r *rand.Rand) error
 }
 
-// faults lists all faults.
+// faults lists all faults that a Round can inject.
 var faults = []fault{
 	{"kill any", func(ctx context.Context, c *cluster, r *rand.Rand) error {
 		return c.killAndRestart(ctx, r, anyMember(c, r))
@@ -90,7 +90,7 @@ func connections(c *cluster, id int, out, in bool) [][2]int {
 	return l
 }
 
-// waitRandom waits for a random time between least and most, or until ctx ends.
+// waitRandom waits for a random time between shortest and longest, or until ctx ends.
 func waitRandom(ctx context.Context, r *rand.Rand, shortest, longest time.Duration) {
 	select {
 	case <-time.After(shortest + time.Duration(r.Int64N(int64(longest-shortest)))):
@@ -149,7 +149,8 @@ func (c *cluster) freezeDisk(ctx context.Context, r *rand.Rand, id int) error {
 	return nil
 }
 
-// moveLeader requests a transfer of leadership. A refusal is no error: the leadership may have moved by itself.
+// moveLeader requests a transfer of leadership. A refusal is no error, because the leader may have changed before the
+// request.
 func (c *cluster) moveLeader(ctx context.Context, from, to int) error {
 	client, err := c.dial(c.server.endpoint(from))
 	if err != nil {
@@ -216,7 +217,7 @@ func (c *cluster) addAndRemoveLearner(ctx context.Context, r *rand.Rand) error {
 	return errors.Join(err, h.remove())
 }
 
-// listedMember is a member in a list, or nil if it is not listed.
+// listedMember is a member in the response of MemberList. Its Member is nil if the member is not listed.
 type listedMember struct{ *pb.Member }
 
 func (l listedMember) promoted() bool { return l.Member != nil && !l.IsLearner }
@@ -230,10 +231,11 @@ func withPeer(l *clientv3.MemberListResponse, peer string) listedMember {
 	return listedMember{}
 }
 
-// defaultTimeout bounds a wait that has no other bound.
+// defaultTimeout limits retryUntil if its context has no earlier deadline.
 const defaultTimeout = time.Minute
 
-// retryUntil repeats a call to the cluster, with a timeout of one second each, until it succeeds.
+// retryUntil calls try, with a timeout of 1 s for each call, until it succeeds. It returns the last error if ctx ends
+// or defaultTimeout has passed.
 func retryUntil(ctx context.Context, condition string, try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, defaultTimeout)
 	defer cancel()

@@ -15,18 +15,18 @@ import (
 // memberHost is the environment of one member: a network namespace, a file system, and at most one process at a time.
 type memberHost struct {
 	id      int
-	dir     string // the file system
+	dir     string // mount point of the member's file system
 	log     string
 	process *exec.Cmd
 	exited  chan struct{} // closed when process has ended
 }
 
-// diskBytes is the size of a host's file system; its file is sparse.
+// diskBytes is the size of a host's file system in bytes; its image file is sparse.
 const diskBytes = 1 << 30
 
 func address(id int) string { return fmt.Sprintf("10.93.%d.2", id) }
 
-// newMemberHost creates a host beneath dir.
+// newMemberHost creates the host of the member id, with its files beneath dir.
 func newMemberHost(dir string, id int) (*memberHost, error) {
 	h := &memberHost{id: id, dir: filepath.Join(dir, fmt.Sprintf("member-%d", id)), log: filepath.Join(dir, fmt.Sprintf("member-%d.log", id))}
 	image := h.dir + ".img"
@@ -71,7 +71,7 @@ func (h *memberHost) remove() error {
 	return err
 }
 
-// start starts the member, which must not be running.
+// start starts the member's process with the command line argv. The member must not be running.
 func (h *memberHost) start(argv []string) error {
 	log, err := os.OpenFile(h.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -142,8 +142,8 @@ func (h *memberHost) stop() error {
 	}
 }
 
-// freeze blocks all writes of the host for a time and returns at once. A process that outlives this one ends the
-// freeze, since a process that waits for a frozen disk cannot be killed.
+// freeze blocks all writes to the host's file system for the time hold, and returns at once. A separate process ends
+// the freeze, even if this process ends before: a process that waits for a frozen disk cannot be killed.
 func (h *memberHost) freeze(hold time.Duration) error {
 	c := exec.Command("sh", "-c", fmt.Sprintf("fsfreeze -f %s && sleep %.3f; fsfreeze -u %s", h.dir, hold.Seconds(), h.dir))
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -157,7 +157,7 @@ func (h *memberHost) freeze(hold time.Duration) error {
 // thaw ends a freeze, if there is one.
 func (h *memberHost) thaw() { tool("fsfreeze", "-u", h.dir) }
 
-// The ioctl that shuts an ext4 down at once, as if the power had failed: from linux/fs/ext4/ext4.h.
+// The ioctl that shuts an ext4 file system down at once, as if the power had failed (linux/fs/ext4/ext4.h).
 const (
 	ext4Shutdown   = 0x8004587d // EXT4_IOC_SHUTDOWN
 	ext4NoLogFlush = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
@@ -184,5 +184,5 @@ func dropBetween(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", address(from), "-d", address(to), "-j", "DROP")
 }
 
-// restoreLinks undoes all cuts.
+// restoreLinks removes the rules of all calls of dropBetween.
 func restoreLinks() error { return tool("iptables", "-w", "-F", "FORWARD") }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// etcd returns the etcd that ../build builds.
+// etcd returns the server etcd with the program that ../build builds.
 func etcd(t *testing.T) Etcd {
 	t.Helper()
 	out, err := exec.Command("../build").CombinedOutput()
@@ -20,13 +20,13 @@ func etcd(t *testing.T) Etcd {
 	return Etcd{path}
 }
 
-// TestEtcd runs the suite against etcd, which must pass.
+// TestEtcd checks that etcd itself breaks no guarantee in rounds of faults, which shows that the suite is correct.
 func TestEtcd(t *testing.T) {
 	runRounds(t, etcd(t), defaultDuration)
 }
 
 // TestMutantsAreNoticed checks that the suite reports a violation within maxRounds for each program with a broken rule.
-// One round may not suffice: a client sees the violation only if a fault happens at the right moment.
+// One round may not suffice: a client observes the violation only if a fault happens at the right moment.
 func TestMutantsAreNoticed(t *testing.T) {
 	const maxRounds = 10
 	binary := build(t, "-tags", "mutant")

@@ -1,8 +1,8 @@
 // Package robustness injects faults into a cluster while the traffic of etcd's robustness suite runs on it, and checks
-// what the clients saw with etcd's own model: linearizability of all reads and writes, watches against the log, reads
-// of old revisions against the log, and equal hashes on all members at the end.
+// the responses and events that clients received with etcd's own model: linearizability of all reads and writes,
+// watches against the log, reads of old revisions against the log, and equal hashes on all members at the end.
 //
-// The unit is a Round: a new cluster of three real processes, some seconds of traffic of one kind, faults chosen by a
+// A Round is one run: a new cluster of three real processes, some seconds of traffic of one kind, faults chosen by a
 // seed, and the check. Rounds are short because the check needs the whole log and its cost grows with the history.
 //
 // The package can run two kinds of server, etcd and Trivet: etcd shows that the suite itself is correct. It does not
@@ -29,8 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// EnterNamespaces runs the test binary again in new namespaces and returns its exit code; in that inner process it
-// prepares the namespaces instead, and inside is true. It requires root.
+// EnterNamespaces runs the test binary again in new network and mount namespaces and returns its exit code. In that
+// inner process it prepares the namespaces instead, and inside is true. It requires root.
 func EnterNamespaces() (inside bool, code int, err error) {
 	if !lab.Inside() {
 		return false, lab.Again(unix.CLONE_NEWNS), nil
@@ -41,7 +41,7 @@ func EnterNamespaces() (inside bool, code int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return true, 1, fmt.Errorf("make mounts private: %w", err)
 	}
-	// ip keeps the names of namespaces in /run, and iptables its lock.
+	// ip stores the names of network namespaces in /run, and iptables stores its lock there.
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, ""); err != nil {
 		return true, 1, fmt.Errorf("mount /run: %w", err)
 	}

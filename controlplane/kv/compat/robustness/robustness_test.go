@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // defaultDuration is the duration of a run without ROBUSTNESS_SECONDS: one round for each kind of traffic.
 const defaultDuration = 30 * time.Second
 
-// duration returns ROBUSTNESS_SECONDS, or defaultDuration.
+// duration returns the environment variable ROBUSTNESS_SECONDS as a duration, or defaultDuration if it is not set.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SECONDS")
@@ -50,7 +50,7 @@ func duration(t *testing.T) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// seed returns ROBUSTNESS_SEED, or a seed from the time.
+// seed returns the environment variable ROBUSTNESS_SEED, or a seed from the time if it is not set.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("ROBUSTNESS_SEED")
@@ -62,7 +62,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// trivet returns the control plane in TRIVET_BIN, or builds it.
+// trivet returns the control plane in the directory TRIVET_BIN, or builds it if that is not set.
 func trivet(t *testing.T) Trivet {
 	t.Helper()
 	if dir := os.Getenv("TRIVET_BIN"); dir != "" {
@@ -84,7 +84,7 @@ func build(t *testing.T, flags ...string) string {
 	return path
 }
 
-// newRound returns the round for a seed. Even seeds have one kind of traffic, odd seeds the other.
+// newRound returns the round for a seed. The traffic is EtcdPutDeleteLease for even seeds and Kubernetes for odd seeds.
 func newRound(t *testing.T, server Server, seed uint64) Round {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -133,7 +133,7 @@ func keepLogs(t *testing.T, r Round) {
 	}
 }
 
-// runRounds runs rounds for the given time, and at least one for each kind of traffic.
+// runRounds runs rounds for the time run, but at least one for each kind of traffic. No round may break a guarantee.
 func runRounds(t *testing.T, server Server, run time.Duration) {
 	t.Helper()
 	first, end := seed(t), time.Now().Add(run)
@@ -158,5 +158,5 @@ func runRounds(t *testing.T, server Server, run time.Duration) {
 	require.Positive(t, decided)
 }
 
-// TestRobustness runs rounds of faults against Trivet.
+// TestRobustness checks that Trivet breaks no guarantee in rounds of faults, for ROBUSTNESS_SECONDS.
 func TestRobustness(t *testing.T) { runRounds(t, trivet(t), duration(t)) }

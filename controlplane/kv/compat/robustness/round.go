@@ -28,19 +28,19 @@ type Round struct {
 	// Traffic is the kind of traffic; Compact adds compactions.
 	Traffic traffic.Traffic
 	Compact bool
-	Faults  []string // names, in the order of injection
+	Faults  []string // names of faults, in the order of injection
 	Log     *zap.Logger
 }
 
 // Outcome holds statistics of a round.
 type Outcome struct {
-	Succeeded, Failed int           // requests
-	Events            int           // received by watches
+	Succeeded, Failed int           // numbers of requests
+	Events            int           // events that watches received
 	Persisted         int           // requests in the log
 	Checked           time.Duration // how long the check took
 }
 
-// trafficLoad is the amount of traffic: as much as the check can handle in one round.
+// trafficLoad is the amount of key-value traffic: as much as the check can handle in one round.
 var trafficLoad = traffic.KeyValue{
 	MaximalQPS: 400, BurstableQPS: 400, MemberClientCount: 3, ClusterClientCount: 1, MaxNonUniqueRequestConcurrency: 2,
 }
@@ -50,7 +50,7 @@ var watchLoad = traffic.Watch{MemberClientCount: 3, ClusterClientCount: 1, Revis
 // compactInterval is the pause between compactions.
 const compactInterval = 200 * time.Millisecond
 
-// checkTimeout bounds the search for a linear order.
+// checkTimeout limits the search for an order of the requests that explains all responses.
 const checkTimeout = time.Minute
 
 // DrawFaults returns the names of n different faults in random order.
@@ -63,7 +63,8 @@ func DrawFaults(r *rand.Rand, n int) []string {
 	return names[:min(n, len(names))]
 }
 
-// Run runs the round. An error for which IsViolation is true means that the server broke a guarantee.
+// Run runs the round and checks what the clients received. An error for which IsViolation is true means that the server
+// broke a guarantee.
 func (r Round) Run(ctx context.Context) (out Outcome, err error) {
 	c, err := newCluster(ctx, r.Server, r.Dir)
 	if err != nil {
@@ -124,7 +125,7 @@ func (r Round) check(reports []report.ClientReport, requests []model.EtcdRequest
 	return nil
 }
 
-// ErrUndecided is returned if the search for a linear order took too long.
+// ErrUndecided is returned if the search for an order of the requests took longer than checkTimeout.
 var ErrUndecided = errors.New("no verdict within " + checkTimeout.String())
 
 // violation is the error for a broken guarantee.
@@ -132,13 +133,13 @@ type violation struct{ error }
 
 func (v violation) Unwrap() error { return v.error }
 
-// IsViolation reports whether err is a guarantee broken by the server, and not a round that could not be completed.
+// IsViolation reports whether err means that the server broke a guarantee, and not that a round could not be completed.
 func IsViolation(err error) bool {
 	var v violation
 	return errors.As(err, &v)
 }
 
-// runTraffic runs traffic and faults and returns what the clients saw.
+// runTraffic runs traffic and faults. It returns the requests of all clients, with their responses and events.
 func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientReport, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -173,7 +174,7 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 		err = r.finalWrite(ctx, c, clients)
 	}
 	if err != nil {
-		cancel() // some requests of the traffic would wait forever
+		cancel() // some requests of the traffic would otherwise wait forever
 		close(last)
 		work.Wait()
 		<-collected
@@ -190,7 +191,8 @@ func (r Round) runTraffic(ctx context.Context, c *cluster) ([]report.ClientRepor
 	return slices.Concat(clients.Reports(), watchers.Reports()), nil
 }
 
-// startTraffic starts the traffic.
+// startTraffic starts the clients that read, write, watch and, if r.Compact is set, compact. They end when finish is
+// closed.
 func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluster, clients *client.ClientSet, finish chan struct{}) error {
 	limiter := rate.NewLimiter(rate.Limit(trafficLoad.MaximalQPS), trafficLoad.BurstableQPS)
 	keys, storage := traffic.NewKeyStore(10, "key"), traffic.NewKubernetesStorage()
@@ -221,8 +223,8 @@ func (r Round) startTraffic(ctx context.Context, work *sync.WaitGroup, c *cluste
 	return nil
 }
 
-// compact compacts at random revisions between the last one and a little beyond the present. It replaces the loop of
-// etcd's traffic, which reads the present revision with a call that only administrators may make in Trivet.
+// compact compacts at random revisions between the last compaction and 4 revisions after the current one. It replaces
+// the loop of etcd's traffic, which reads the current revision with a call that only administrators may make in Trivet.
 func compact(ctx context.Context, c *cluster, recorded *client.RecordingClient, random *rand.Rand, finish chan struct{}) {
 	defer recorded.Close()
 	last := int64(2)
@@ -266,7 +268,8 @@ func (r Round) injectFaults(ctx context.Context, c *cluster, random *rand.Rand) 
 	return ctx.Err()
 }
 
-// finalWrite makes a write that succeeds after all others, which the check needs.
+// finalWrite makes a recorded write after all other traffic, and repeats it until it succeeds. The check needs such a
+// write.
 func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.ClientSet) error {
 	recorded, err := clients.NewClient(c.endpoints())
 	if err != nil {
@@ -278,7 +281,7 @@ func (r Round) finalWrite(ctx context.Context, c *cluster, clients *client.Clien
 	})
 }
 
-// flushCommitIndex makes some writes, so that each member stores a commit index that covers all writes before them.
+// flushCommitIndex makes four writes, so that each member stores a commit index that covers all writes before them.
 func flushCommitIndex(ctx context.Context, c *cluster) error {
 	for i := range 4 {
 		err := retryUntil(ctx, "the writes that flush the commit index succeed", func(ctx context.Context) error {

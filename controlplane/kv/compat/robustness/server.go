@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/compat/export"
 )
 
-// Server is a kind of server with etcd's API.
+// Server is a kind of server with etcd's API that a Round can test.
 type Server interface {
 	// prepare writes the files that must be in dir before the first member starts.
 	prepare(dir string) error
@@ -27,13 +27,13 @@ type Server interface {
 	endpoint(id int) string
 	// token returns the administrator's token, or "" if none is needed. prepare must have been called.
 	token(dir string) (string, error)
-	// peer returns the URL that a member is added with.
+	// peer returns the peer URL with which the member id is added to the cluster.
 	peer(id int) string
 	// persisted reads the committed requests from the directories of members 1, 2, …, which must have stopped.
 	persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, error)
 }
 
-// Etcd runs etcd.
+// Etcd runs etcd; Binary is the path of its program.
 type Etcd struct{ Binary string }
 
 func (Etcd) prepare(string) error         { return nil }
@@ -67,11 +67,11 @@ func (Etcd) persisted(log *zap.Logger, dirs []string) ([]model.EtcdRequest, erro
 	return report.PersistedRequests(log, data)
 }
 
-// Trivet runs Trivet's control plane. Mutant, if set, names a rule that a program built with that tag breaks on
-// purpose.
+// Trivet runs Trivet's control plane; Binary is the path of its program. Mutant, if set, names a rule that a program
+// built with the tag mutant breaks on purpose.
 type Trivet struct{ Binary, Mutant string }
 
-// keyName and configName are files that all members share.
+// keyName and configName are the names of the files that all members share.
 const (
 	keyName    = "cluster.key"
 	configName = "config.yaml"

@@ -2,24 +2,25 @@ package ledger
 
 import "fmt"
 
-// Audit recomputes a wallet from its records. Pass all transactions in order, all reservations and all refunded
-// charges, then call Done. Audit stores only sums.
+// Audit recomputes a wallet from its records. Call Transaction for all transactions in order, Reservation for all
+// reservations and Refunded for all refunded charges, then Done. Audit stores only sums, not the records.
 type Audit struct {
 	wallet Wallet
-	// now is the wallet as recomputed from the transactions.
+	// now is the wallet as recomputed from the transactions added so far.
 	now Wallet
-	// at is the time of the last transaction.
+	// at is the time of the last transaction added.
 	at int64
-	// Counts of the records passed.
+	// transactions and reservations are the numbers of records added so far.
 	transactions, reservations uint64
-	// Sums over reservations and refunds.
+	// pending counts the pending reservations added so far. The other fields are sums of amounts of reservations and
+	// refunds.
 	pending                                     uint64
 	held, reserved, charged, released, refunded Sum
-	// first is the first error found.
+	// first is the first inconsistency found, or nil.
 	first error
 }
 
-// NewAudit returns an Audit of a stored wallet.
+// NewAudit returns an Audit of the stored wallet w.
 func NewAudit(w Wallet) *Audit { return &Audit{wallet: w, first: w.Check()} }
 
 func (a *Audit) fail(format string, args ...any) {
@@ -28,7 +29,7 @@ func (a *Audit) fail(format string, args ...any) {
 	}
 }
 
-// Transaction adds the next transaction.
+// Transaction adds the wallet's next transaction.
 func (a *Audit) Transaction(tx *Transaction) {
 	a.transactions++
 	if err := a.now.Accounts.post(tx.Type, tx.Amount); err != nil {
@@ -54,7 +55,7 @@ func (a *Audit) Transaction(tx *Transaction) {
 	a.at = tx.At
 }
 
-// Reservation adds a reservation, in any order.
+// Reservation adds a reservation of the wallet. The order does not matter.
 func (a *Audit) Reservation(r *Reservation) {
 	a.reservations++
 	if err := r.Check(); err != nil {
@@ -71,7 +72,7 @@ func (a *Audit) Reservation(r *Reservation) {
 	a.released = a.released.plus(r.Amount - r.Charged)
 }
 
-// Refunded adds a charge and the amount refunded of it.
+// Refunded adds a charge and the total amount refunded of it.
 func (a *Audit) Refunded(charge *Transaction, amount int64) {
 	if amount < 0 || amount > charge.Amount || charge.Type != Charge && charge.Type != BillingCharge {
 		a.fail("I3: %d refunded of transaction %d, a %s of %d", amount, charge.Sequence, charge.Type, charge.Amount)
@@ -86,7 +87,7 @@ func (a *Audit) Transactions() uint64 { return a.transactions }
 // Reservations returns the number of reservations added.
 func (a *Audit) Reservations() uint64 { return a.reservations }
 
-// Done returns nil if the wallet is consistent, otherwise a *Violation with the first inconsistency.
+// Done returns nil if the wallet equals what was recomputed, and otherwise a *Violation with the first inconsistency.
 func (a *Audit) Done() error {
 	if a.first != nil {
 		return a.first

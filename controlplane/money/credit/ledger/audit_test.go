@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// records holds the records of one wallet.
+// records holds all records of one wallet.
 type records struct {
 	wallet       ledger.Wallet
 	transactions []ledger.Transaction
@@ -17,7 +17,8 @@ type records struct {
 	refunded     int64
 }
 
-// someRecords are: 100 in, 40 reserved and committed with 30, 20 reserved, 5 refunded.
+// someRecords returns the records of a wallet after these commands: deposit 100, reserve 40, commit 30 of it, reserve
+// 20, and refund 5 of the commit.
 func someRecords(t *testing.T) *records {
 	d, r := newTestLedger(), &records{}
 	for n, c := range []ledger.Command{
@@ -45,7 +46,7 @@ func (r *records) audit() error {
 	return a.Done()
 }
 
-// An audit finds every change of a stored record.
+// TestAuditFindsChanges checks that an audit finds each single change of the stored records.
 func TestAuditFindsChanges(t *testing.T) {
 	require.NoError(t, someRecords(t).audit())
 	for name, spoil := range map[string]func(*records){
@@ -87,7 +88,8 @@ func TestAuditFindsChanges(t *testing.T) {
 	}
 }
 
-// Apply refuses every command on a wallet whose figures contradict each other.
+// TestInconsistentWalletIsRefused checks that Apply returns a Violation for a command on a wallet whose fields are
+// inconsistent.
 func TestInconsistentWalletIsRefused(t *testing.T) {
 	r := someRecords(t)
 	r.wallet.Accounts.Held -= 3

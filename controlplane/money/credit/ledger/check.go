@@ -6,7 +6,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Violation reports a broken invariant, caused by a bug or by corrupt data. A violating outcome must not be written.
+// Violation is the error for a broken invariant, which a bug or corrupt data has caused. No records may be written
+// then.
 type Violation struct {
 	Project cloud.ProjectID
 	Says    string
@@ -20,7 +21,7 @@ func violation(p cloud.ProjectID, format string, args ...any) error {
 	return &Violation{p, fmt.Sprintf(format, args...)}
 }
 
-// Check returns a *Violation unless the wallet is consistent in itself.
+// Check returns a *Violation unless the fields of the wallet are consistent with each other (invariants I1 to I3).
 func (w *Wallet) Check() error {
 	a := w.Accounts
 	switch {
@@ -36,7 +37,7 @@ func (w *Wallet) Check() error {
 	return nil
 }
 
-// Check returns a *Violation unless the reservation is consistent in itself.
+// Check returns a *Violation unless the fields of the reservation are consistent with its status (invariant I5).
 func (r *Reservation) Check() error {
 	good := r.Amount > 0
 	switch r.Status {
@@ -55,7 +56,8 @@ func (r *Reservation) Check() error {
 	return nil
 }
 
-// pending returns the reservation's contribution to the wallet's pending count and held amount.
+// pending returns what the reservation contributes to its wallet's Pending and Held: 1 and its amount if it is pending,
+// otherwise 0 and 0. r may be nil.
 func (r *Reservation) pending() (count uint64, amount int64) {
 	if r == nil || r.Status != Pending {
 		return 0, 0
@@ -63,7 +65,7 @@ func (r *Reservation) pending() (count uint64, amount int64) {
 	return 1, r.Amount
 }
 
-// checkStep checks in constant time that a command kept every invariant of the touched wallet.
+// checkStep returns a *Violation if a command has broken an invariant of the wallet in t. It takes constant time.
 func checkStep(t Touched, out *Outcome) error {
 	w := &out.Wallet
 	if err := w.Check(); err != nil {
@@ -100,7 +102,8 @@ func checkStep(t Touched, out *Outcome) error {
 	return nil
 }
 
-// checkReservation checks a reservation's transition: a new one is pending, and only a pending one changes.
+// checkReservation returns a *Violation if a new reservation is not pending, or if a reservation that was not pending
+// has changed.
 func checkReservation(before *Reservation, out *Outcome) error {
 	now := out.Reservation
 	switch {

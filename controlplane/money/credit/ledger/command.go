@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Op is the operation of a command.
+// Op is the operation of a command on a wallet.
 type Op uint8
 
 const (
@@ -26,20 +26,20 @@ const (
 // Command is an operation on one wallet. Fields that the operation does not use are zero.
 type Command struct {
 	Op Op
-	// At is the time of the command, and By its principal.
+	// At is the time of the command, and By the name of the principal that gave it.
 	At cloud.Time
 	By string
-	// IDs are the IDs for the transactions that the command makes, at most two.
+	// IDs are the IDs of the transactions that the command makes. A command makes at most two.
 	IDs [2]string
-	// Tenant is the owner of the wallet. Used by DoCreate.
+	// Tenant is the owner of the new wallet. Only DoCreate uses it.
 	Tenant cloud.Tenant
-	// Amount is in units of credit. For DoCreate it is the initial balance and may be 0; for DoCommit 0 means the full
-	// reserved amount.
+	// Amount is in units of credit. DoCreate uses it as the initial balance, which may be 0. In DoCommit, 0 means the
+	// full reserved amount.
 	Amount      int64
 	Description string
 	// Reservation is the ID of the reservation to make, commit, release or expire.
 	Reservation string
-	// TTL is in seconds; 0 means DefaultTTL.
+	// TTL is the time until the deadline of a new reservation, in seconds; 0 means DefaultTTL.
 	TTL          int64
 	ResourceType string
 	ResourceID   string
@@ -47,32 +47,32 @@ type Command struct {
 	Charge uint64
 }
 
-// Touched holds the current records that a command concerns; nil means that the record does not exist.
+// Touched holds the current records that a command reads. A nil field means that the record does not exist.
 type Touched struct {
 	Wallet *Wallet
-	// Reservation is the reservation that the command names.
+	// Reservation is the reservation whose ID is in the command.
 	Reservation *Reservation
-	// Charge is the transaction that the command names, and Refunded the amount of it refunded so far.
+	// Charge is the transaction whose sequence number is in the command, and Refunded the amount refunded of it so far.
 	Charge   *Transaction
 	Refunded int64
 }
 
-// Outcome holds the records to write.
+// Outcome holds the records as they must be written after a command.
 type Outcome struct {
 	Wallet Wallet
-	// Reservation is the new state of the reservation that the command names.
+	// Reservation is the new state of the reservation whose ID is in the command.
 	Reservation *Reservation
-	// Transactions are the new transactions, in order.
+	// Transactions are the new transactions, in the order of their sequence numbers.
 	Transactions []Transaction
-	// Refunded is the new total refunded of the charge that the command names.
+	// Refunded is the new total amount refunded of the charge whose sequence number is in the command.
 	Refunded int64
-	// Released is the result of DoRelease.
+	// Released is the result of DoRelease: whether the reservation is now released, by this command or an earlier one.
 	Released bool
 	// Changed is false if there is nothing to write, because the command was executed before or has no effect.
 	Changed bool
 }
 
-// step holds the state of a command in execution. It works on copies of the records.
+// step is the state of Apply: the command, the records that it reads, and the outcome so far. It changes only copies.
 type step struct {
 	c   Command
 	t   Touched
@@ -81,14 +81,15 @@ type step struct {
 
 // rule holds the preconditions and the implementation of an operation.
 type rule struct {
-	// makes is set if the operation requires that the wallet does not exist.
+	// makes means that the operation requires that the wallet does not exist.
 	makes bool
-	// refused lists the wallet statuses in which the operation is refused. A repeated command succeeds in any status.
+	// refused lists the wallet statuses in which the operation is refused. Repeating a command that was executed
+	// succeeds in any status.
 	refused []WalletStatus
 	do      func(*step) error
 }
 
-// rules is the table of all operations. A closed wallet is read-only; a suspended one accepts no new reservations.
+// rules is the table of all operations. A closed wallet is read-only, and a suspended one accepts no new reservations.
 var rules = map[Op]rule{
 	DoCreate:  {makes: true, do: (*step).create},
 	DoTopUp:   {refused: []WalletStatus{Closed}, do: (*step).topUp},
@@ -103,11 +104,12 @@ var rules = map[Op]rule{
 	DoClose:   {do: (*step).close},
 }
 
-// NoWallet returns the NotFound error for a missing wallet (part 4.7 of the wire contract).
+// NoWallet returns the NotFound error for a wallet that does not exist (text of part 4.7 of the wire contract).
 func NoWallet() *fault.Fault { return fault.New(fault.NotFound, "Wallet not found") }
 
-// Apply executes a command. A *fault.Fault error is a refusal; any other error is a *Violation, after which nothing may
-// be written. Apply does not modify its arguments.
+// Apply executes the command c on the records t and returns the records to write. If the error is a *fault.Fault, the
+// command is refused. Any other error is a *Violation. In both cases nothing may be written. Apply does not modify its
+// arguments.
 func Apply(t Touched, c Command) (Outcome, error) {
 	r, ok := rules[c.Op]
 	if !ok {
@@ -149,7 +151,8 @@ func Apply(t Touched, c Command) (Outcome, error) {
 
 var reasonOf = map[WalletStatus]string{Suspended: "WALLET_SUSPENDED", Closed: "WALLET_CLOSED"}
 
-// post adds a transaction to the outcome.
+// post adds a transaction of type t to the outcome and changes the wallet's accounts. more has the transaction's texts
+// and references.
 func (s *step) post(t Type, amount int64, more Transaction) error {
 	w := &s.out.Wallet
 	if err := w.Accounts.post(t, amount); err != nil {
@@ -165,8 +168,8 @@ func (s *step) post(t Type, amount int64, more Transaction) error {
 	return nil
 }
 
-// spend posts a transaction that takes from the available amount. It returns ResourceExhausted if too little is
-// available.
+// spend posts a transaction of the command's amount that reduces the available amount. It returns ResourceExhausted if
+// less than that is available.
 func (s *step) spend(t Type, more Transaction) error {
 	free := s.out.Wallet.Available()
 	if mutant.On(mutant.IgnoreHolds) {

@@ -1,44 +1,44 @@
-// Package ledger defines all operations on a wallet as a pure function: Apply maps a command and the records it touches
-// to the records to write, or to a refusal that changes nothing.
+// Package ledger defines all operations on a wallet as a pure function: Apply maps a command and the records that it
+// reads to the records to write, or to a refusal that changes nothing.
 //
-// The semantics are those of TigerBeetle's two-phase transfers: a reservation holds credit, a commit charges it, a
-// release or its deadline frees it. Internally the books are double entry: a wallet has four accounts (funding, wallet,
-// held, revenue), each transaction moves an amount from one to another, and the accounts always sum to zero. The
-// externally visible values follow from them:
+// The semantics are those of TigerBeetle's two-phase transfers: a reservation holds credit, a commit charges it, and a
+// release or the reservation's deadline makes it available again. The bookkeeping is double-entry: a wallet has four
+// accounts (funding, wallet, held, revenue), each transaction moves an amount from one to another, and the sum of the
+// accounts is always zero. The externally visible values follow from them:
 //
 //	balance   = wallet + held       reserved = held          available = wallet
 //	deposited = -funding            consumed = revenue
 //
-// After every command the touched wallet is checked in constant time, and an Audit recomputes everything from the
-// transactions and reservations:
+// After every command the changed wallet is checked in constant time, and an Audit recomputes everything from the
+// transactions and reservations. The invariants are:
 //
 //	I1  available, reserved and balance are never negative
 //	I2  reserved is the sum of the pending reservations
 //	I3  balance = deposited - consumed
-//	I4  folding the transactions gives the balance; sequence and balance_after have no gap
-//	I5  a reservation leaves the status pending once
+//	I4  the transactions add up to the balance; their sequence numbers have no gap, and each balance_after is right
+//	I5  a reservation leaves the status pending at most once
 //	I6  amounts are positive, nothing overflows
 //	I7  a repeated command has one effect (here: by reservation ID; idempotency keys are the caller's task)
 //
 // Decisions that the design leaves open:
 //   - A suspended wallet accepts charges and refunds too, so that usage before the suspension is paid.
 //   - A wallet with a balance may be closed. The balance remains visible.
-//   - A refund names the charge that it is for. All refunds of one charge are at most the charge.
+//   - A refund names the charge that it is for. The sum of all refunds of a charge is at most the charge.
 //   - DoReserve with an existing reservation ID and equal parameters returns that reservation, whatever its status.
 //   - From its deadline on a reservation cannot be committed or released, but it counts as held until DoExpire.
 //
-// Package ledger does no I/O, reads no clock and draws no randomness: times and IDs are part of the command. It does
-// not depend on records, callers or transport.
+// Package ledger does no I/O, reads no clock and generates no random values: times and IDs are part of the command. It
+// does not depend on the store, callers or transport.
 package ledger
 
 import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Limits.
+// Limits on reservations.
 const (
-	// DefaultTTL and MaxTTL are the default and the maximum TTL of a reservation, in seconds (part 8 of the wire
-	// contract; design part 2).
+	// DefaultTTL and MaxTTL are the default and the maximum time from the creation of a reservation to its deadline, in
+	// seconds (part 8 of the wire contract; design part 2).
 	DefaultTTL = 300
 	MaxTTL     = 30 * 24 * 3600
 	// MaxPending is the maximum number of pending reservations of a wallet.
@@ -94,7 +94,7 @@ func (t Type) String() string {
 	})
 }
 
-// name returns the wire contract's word for a value, and "unknown" for any other value.
+// name returns the entry of names for value, which is the wire contract's word for it, or "unknown" if there is none.
 func name[T comparable](value T, names map[T]string) string {
 	if s, ok := names[value]; ok {
 		return s
@@ -102,28 +102,29 @@ func name[T comparable](value T, names map[T]string) string {
 	return "unknown"
 }
 
-// Wallet is a project's credit.
+// Wallet is the record of a project's credit.
 type Wallet struct {
 	Org      cloud.OrgID
 	Project  cloud.ProjectID
 	Status   WalletStatus
 	Accounts Accounts
-	// Incarnation is the incarnation of the wallet's project.
+	// Incarnation distinguishes the wallet's project from deleted projects of the same ID. It is 0 for a project from
+	// before incarnations were recorded.
 	Incarnation cloud.Incarnation `cbor:",omitempty"`
 	// Pending is the number of pending reservations.
 	Pending uint64
-	// Sequence is the sequence number of the last transaction; the first has 1.
+	// Sequence is the sequence number of the last transaction; the first transaction has 1.
 	Sequence uint64
-	// Totals sums all transactions, by type.
+	// Totals holds the sum of all transactions of each type.
 	Totals    Totals
 	CreatedAt cloud.Time
 	UpdatedAt cloud.Time
 }
 
-// Balance returns the amount deposited and not consumed, including held amounts.
+// Balance returns the amount deposited and not consumed. It includes reserved amounts.
 func (w *Wallet) Balance() int64 { return w.Accounts.Wallet + w.Accounts.Held }
 
-// Reserved returns the amount that pending reservations hold.
+// Reserved returns the sum of the pending reservations.
 func (w *Wallet) Reserved() int64 { return w.Accounts.Held }
 
 // Available returns the amount that can be reserved or charged.
@@ -135,7 +136,7 @@ func (w *Wallet) Deposited() int64 { return -w.Accounts.Funding }
 // Consumed returns the amount charged and not refunded.
 func (w *Wallet) Consumed() int64 { return w.Accounts.Revenue }
 
-// Reservation holds credit until it is committed, released, or expired at its deadline.
+// Reservation sets an amount of a wallet aside until it is committed, released, or expired at its deadline.
 type Reservation struct {
 	ID           string
 	Project      cloud.ProjectID
@@ -145,7 +146,7 @@ type Reservation struct {
 	ResourceType string
 	// ResourceID is set by the commit.
 	ResourceID string
-	// Charged is the amount that the commit charged.
+	// Charged is the amount that the commit charged; it may be less than Amount.
 	Charged   int64
 	TTL       int64
 	Deadline  cloud.Time
@@ -155,26 +156,26 @@ type Reservation struct {
 	EndedAt cloud.Time
 }
 
-// Over reports whether the deadline has passed.
+// Over reports whether the reservation's deadline has passed at the time now.
 func (r *Reservation) Over(now cloud.Time) bool { return now >= r.Deadline }
 
-// Transaction moves an amount between two accounts of a wallet. It is immutable.
+// Transaction is the record of an amount moved between two accounts of a wallet. It never changes.
 type Transaction struct {
 	ID       string
 	Project  cloud.ProjectID
 	Sequence uint64
 	Type     Type
 	Amount   int64
-	// BalanceAfter is the wallet's balance after the transaction.
+	// BalanceAfter is the balance of the wallet after the transaction.
 	BalanceAfter int64
 	Description  string
 	ResourceID   string
-	// Reservation is the ID of the transaction's reservation, if any.
+	// Reservation is the ID of the reservation that the transaction is for, if any.
 	Reservation string
-	// Charge is the sequence number of the charge that a refund is for.
+	// Charge is the sequence number of the refunded charge, in a refund.
 	Charge uint64
 	At     cloud.Time
 	By     string
-	// Totals are the wallet's totals after the transaction.
+	// Totals are the wallet's totals directly after the transaction.
 	Totals Totals
 }

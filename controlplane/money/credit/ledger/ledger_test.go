@@ -17,7 +17,7 @@ import (
 
 const project cloud.ProjectID = "web"
 
-// testLedger executes commands on one wallet. Time is in seconds.
+// testLedger executes commands on one wallet, at times given in seconds, with new transaction IDs.
 type testLedger struct {
 	*ledgertest.Memory
 	made int
@@ -53,8 +53,9 @@ var ops = map[string]ledger.Op{
 	"close": ledger.DoClose,
 }
 
-// Every row of what the ledger promises, as scripts: `OP [RESERVATION] [amount=] [at=SECONDS] [ttl=] [says=] [charge=]`
-// shows the answer, the new transactions and the wallet.
+// TestStories runs scripts on one wallet. `OP [RESERVATION] [amount=] [at=SECONDS] [ttl=SECONDS] [says=TEXT]
+// [charge=SEQUENCE] [resource=ID]` executes a command, and prints the reservation, the new transactions and the wallet,
+// or the refusal. After each command an audit must find no problem.
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		d, at := newTestLedger(), int64(0)
@@ -108,7 +109,9 @@ func formatResult(t *testing.T, c ledger.Command, out ledger.Outcome, err error)
 	return b.String()
 }
 
-// blnk #171: two commits read the same remaining amount, and both took it.
+// TestSecondCommitChargesNothing executes the same commit twice. The second must charge nothing if it reads the records
+// that the first has written. (In the ledger blnk, bug #171, two commits read the same remaining amount and both
+// charged it.)
 func TestSecondCommitChargesNothing(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -118,19 +121,21 @@ func TestSecondCommitChargesNothing(t *testing.T) {
 	first, err := ledger.Apply(ledger.Touched{Wallet: &before, Reservation: &read}, commit)
 	require.NoError(t, err)
 	require.Equal(t, ledger.Pending, read.Status, "what was read is not changed")
-	// The second sees what the first left, or its write is refused by the store: there is no third way.
+	// The second commit either reads what the first has written, or the store refuses its write because of the
+	// conflict.
 	again, err := ledger.Apply(ledger.Touched{Wallet: &first.Wallet, Reservation: first.Reservation}, commit)
 	require.NoError(t, err)
 	require.False(t, again.Changed)
 	require.Empty(t, again.Transactions)
 	require.EqualValues(t, 50, again.Wallet.Consumed())
-	// A commit that mixes the wallet after the first with the reservation before it does not add up, and says so.
+	// A commit that reads the new wallet and the old reservation must be a Violation.
 	_, err = ledger.Apply(ledger.Touched{Wallet: &first.Wallet, Reservation: &read}, commit)
 	var v *ledger.Violation
 	require.ErrorAs(t, err, &v)
 }
 
-// blnk #181: the check of the balance ignored holds.
+// TestHoldsReduceTheAvailableAmount checks that reserved amounts can be neither reserved again nor charged. (In the
+// ledger blnk, bug #181, the check of the balance ignored reserved amounts.)
 func TestHoldsReduceTheAvailableAmount(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -145,7 +150,8 @@ func TestHoldsReduceTheAvailableAmount(t *testing.T) {
 	d.must(t, 1, ledger.Command{Op: ledger.DoReserve, Reservation: "s", Amount: 30})
 }
 
-// blnk #41: a hold that was voided twice was returned twice.
+// TestSecondReleaseHasNoEffect releases a reservation twice. The second release must return no credit. (In the ledger
+// blnk, bug #41, a reservation that was voided twice was returned twice.)
 func TestSecondReleaseHasNoEffect(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 100})
@@ -155,11 +161,12 @@ func TestSecondReleaseHasNoEffect(t *testing.T) {
 	require.True(t, again.Released)
 	require.Empty(t, again.Transactions)
 	require.EqualValues(t, 100, again.Wallet.Available())
-	// A later sweep does not expire it either.
+	// DoExpire after the deadline must not change the released reservation.
 	require.False(t, d.must(t, 1000, ledger.Command{Op: ledger.DoExpire, Reservation: "r"}).Changed)
 }
 
-// blnk #182: a refused hold could be committed.
+// TestRefusedReservationCannotBeCommitted checks that a reservation that was refused does not exist. (In the ledger
+// blnk, bug #182, it could be committed.)
 func TestRefusedReservationCannotBeCommitted(t *testing.T) {
 	d := newTestLedger()
 	d.must(t, 0, ledger.Command{Op: ledger.DoCreate, Amount: 10})
@@ -172,7 +179,8 @@ func TestRefusedReservationCannotBeCommitted(t *testing.T) {
 	require.EqualValues(t, 1, d.wallet(t).Sequence)
 }
 
-// Of a commit and a release, the second one is refused with the result of the first.
+// TestCommitRacesRelease executes a commit and a release of one reservation in both orders. The first must succeed, and
+// the second be refused.
 func TestCommitRacesRelease(t *testing.T) {
 	for _, first := range []ledger.Op{ledger.DoCommit, ledger.DoRelease} {
 		d := newTestLedger()
@@ -196,7 +204,7 @@ func TestNothingOverflows(t *testing.T) {
 	require.NotNil(t, f)
 	require.Equal(t, "OVERFLOW", f.Reason)
 	d.must(t, 0, ledger.Command{Op: ledger.DoTopUp, Amount: 5})
-	// The total of all movements may exceed an int64, a single one may not.
+	// The total of all movements may exceed an int64, but the amount of a single one may not.
 	for n := range int64(5) {
 		id := fmt.Sprint("r", n)
 		d.must(t, n, ledger.Command{Op: ledger.DoReserve, Reservation: id, Amount: math.MaxInt64})

@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger/ledgertest"
 )
 
-// soak returns the number of commands: TRIVET_LEDGER_COMMANDS, divided among TRIVET_LEDGER_SEEDS seeds.
+// soak returns the number in the environment variable name, or normal if the variable is not set.
 func soak(t *testing.T, name string, normal int) int {
 	text := os.Getenv(name)
 	if text == "" {
@@ -22,7 +22,9 @@ func soak(t *testing.T, name string, normal int) int {
 	return n
 }
 
-// Random commands have the same results as in a naive model, and the ledger stays consistent.
+// TestLedgerMatchesTheModel executes random commands on the ledger and on a naive model. The results must be equal, and
+// audits must find no problem. The environment variables TRIVET_LEDGER_COMMANDS and TRIVET_LEDGER_SEEDS set the total
+// number of commands and the number of seeds.
 func TestLedgerMatchesTheModel(t *testing.T) {
 	seeds := soak(t, "TRIVET_LEDGER_SEEDS", 500)
 	commands := soak(t, "TRIVET_LEDGER_COMMANDS", 500_000) / seeds

@@ -11,7 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Each mutant of a ledger rule is noticed within a few seeds.
+// TestMutants enables each mutant (a deliberate bug) of a ledger rule, and checks that the comparison with the model
+// notices it within 10 seeds.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for _, name := range []string{mutant.IgnoreHolds, mutant.CommitTwice, mutant.LateCommit} {

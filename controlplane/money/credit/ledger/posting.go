@@ -6,15 +6,15 @@ import (
 	"math/bits"
 )
 
-// Accounts are the balances of a wallet's four accounts. Their sum is always zero.
+// Accounts are the balances of the four accounts of a wallet. Their sum is always zero.
 type Accounts struct {
-	// Funding is the source of deposits: never positive.
+	// Funding is minus the sum of all deposits.
 	Funding int64
-	// Wallet is the available amount.
+	// Wallet is the amount that can be reserved or charged.
 	Wallet int64
-	// Held is the amount that reservations hold.
+	// Held is the sum of the pending reservations.
 	Held int64
-	// Revenue is the amount charged.
+	// Revenue is the amount charged and not refunded.
 	Revenue int64
 }
 
@@ -31,7 +31,7 @@ func (a *Accounts) of(which account) *int64 {
 	return [...]*int64{&a.Funding, &a.Wallet, &a.Held, &a.Revenue}[which]
 }
 
-// flows holds, by type of transaction, the accounts between which the amount moves.
+// flows maps each type of transaction to the accounts from and to which it moves its amount.
 var flows = map[Type]struct{ from, to account }{
 	TopUp:         {funding, wallet},
 	Hold:          {wallet, held},
@@ -41,7 +41,8 @@ var flows = map[Type]struct{ from, to account }{
 	BillingCharge: {wallet, revenue},
 }
 
-// post moves an amount. An error means a violation, because callers check beforehand that the amount fits.
+// post moves amount between the accounts of the type t. An error means an invariant is broken, because callers check
+// beforehand that the amount is available.
 func (a *Accounts) post(t Type, amount int64) error {
 	flow, ok := flows[t]
 	if !ok || amount <= 0 {
@@ -56,19 +57,19 @@ func (a *Accounts) post(t Type, amount int64) error {
 	return nil
 }
 
-// Sum is a 128-bit sum of amounts, so that it cannot overflow.
+// Sum is a 128-bit sum of amounts. It cannot overflow in practice.
 type Sum struct {
 	_      struct{} `cbor:",toarray"`
 	Hi, Lo uint64
 }
 
-// plus returns s plus an amount, which must not be negative.
+// plus returns s + amount. amount must not be negative.
 func (s Sum) plus(amount int64) Sum {
 	lo, carry := bits.Add64(s.Lo, uint64(amount), 0)
 	return Sum{Hi: s.Hi + carry, Lo: lo}
 }
 
-// minus returns s minus an earlier sum; ok is false if the difference exceeds an int64.
+// minus returns s - earlier. ok is false if the difference does not fit an int64.
 func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	lo, borrow := bits.Sub64(s.Lo, earlier.Lo, 0)
 	if s.Hi-earlier.Hi-borrow != 0 || lo > math.MaxInt64 {
@@ -77,15 +78,16 @@ func (s Sum) minus(earlier Sum) (amount int64, ok bool) {
 	return int64(lo), true
 }
 
-// Totals are the sums of a wallet's transactions by type, in the order of Types.
+// Totals holds the sum of a wallet's transactions of each type, in the order of Types.
 type Totals [endOfTypes - 1]Sum
 
-// Of returns the sum of one type.
+// Of returns the sum of the transactions of a type.
 func (t *Totals) Of(which Type) Sum { return t[which-1] }
 
 func (t *Totals) add(which Type, amount int64) { t[which-1] = t[which-1].plus(amount) }
 
-// Moved returns by how much a type's total grew since an earlier one; ok is false if the amount exceeds an int64.
+// Moved returns the sum of the transactions of a type between the totals since and t. ok is false if it does not fit an
+// int64.
 func (t *Totals) Moved(which Type, since *Totals) (amount int64, ok bool) {
 	return t.Of(which).minus(since.Of(which))
 }

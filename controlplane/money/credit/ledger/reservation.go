@@ -5,10 +5,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// This file implements the operations on a reservation.
+// The operations on a reservation: reserve, commit, release and expire.
 
-// repeated handles a command that was executed before, or whose reservation has ended, in any status of the wallet. If
-// done is set, the result is err or, if err is nil, the outcome so far.
+// repeated handles a command whose reservation shows that the command was executed before, or that the reservation has
+// ended. It runs before the check of the wallet's status. If done is true, Apply returns err and the outcome as it is.
 func (s *step) repeated() (done bool, err error) {
 	r := s.out.Reservation
 	if r == nil {
@@ -33,7 +33,8 @@ func (s *step) repeated() (done bool, err error) {
 	return false, nil
 }
 
-// same handles DoReserve for an existing reservation ID: nil if the parameters are equal, otherwise AlreadyExists.
+// same returns the result of DoReserve with an existing reservation ID: nil if the parameters are equal, otherwise
+// AlreadyExists.
 func (s *step) same(r *Reservation) error {
 	if r.Amount != s.c.Amount || r.Description != s.c.Description || r.ResourceType != s.c.ResourceType || r.TTL != ttlOf(s.c.TTL) {
 		return fault.New(fault.AlreadyExists, "reservation %s is there, and is another", r.ID).WithReason("RESERVATION_EXISTS")
@@ -52,7 +53,7 @@ func (s *step) committed(r *Reservation) error {
 	return nil
 }
 
-// actual returns the amount that a commit charges.
+// actual returns the amount that a commit of r charges.
 func (s *step) actual(r *Reservation) int64 {
 	if s.c.Amount == 0 {
 		return r.Amount
@@ -71,7 +72,7 @@ func ttlOf(seconds int64) int64 {
 	return seconds
 }
 
-// ended returns the error for an operation on a reservation that is no longer pending.
+// ended returns the error for an operation that requires a pending reservation, when r is no longer pending.
 func ended(r *Reservation) error {
 	reason := map[ReservationStatus]string{
 		Committed: "RESERVATION_COMMITTED", Released: "RESERVATION_RELEASED", Expired: "RESERVATION_EXPIRED",
@@ -145,13 +146,13 @@ func (s *step) release() error {
 	case r == nil:
 		return s.noReservation()
 	case r.Over(s.c.At):
-		return nil // overdue reservations are left to DoExpire
+		return nil // past its deadline, a reservation can only be expired by DoExpire
 	}
 	s.out.Released = true
 	return s.free(Released, s.c.Description)
 }
 
-// expire implements the sweep's compare-and-set: it changes nothing unless the reservation is pending and overdue.
+// expire changes nothing unless the reservation is pending and past its deadline, so it can safely run several times.
 func (s *step) expire() error {
 	r := s.out.Reservation
 	if r == nil {
@@ -163,7 +164,7 @@ func (s *step) expire() error {
 	return s.free(Expired, "expired")
 }
 
-// free returns the full held amount to the available amount.
+// free makes the full reserved amount available again, and ends the reservation with the given status.
 func (s *step) free(status ReservationStatus, why string) error {
 	r := s.out.Reservation
 	if err := s.post(Release, r.Amount, Transaction{Description: why, Reservation: r.ID}); err != nil {

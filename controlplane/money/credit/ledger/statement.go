@@ -2,22 +2,22 @@ package ledger
 
 import "github.com/trivet-cloud/trivet/shared/fault"
 
-// Statement summarizes the transactions of a wallet in a period.
+// Statement summarizes a wallet's transactions in a period.
 type Statement struct {
 	// Opening and Closing are the balances at the start and the end of the period.
 	Opening, Closing int64
-	// Moved holds the amounts by type, in the order of Types.
+	// Moved holds the sum of the transactions of each type, in the order of Types.
 	Moved [endOfTypes - 1]int64
-	// Transactions is the number of transactions.
+	// Transactions is the number of transactions in the period.
 	Transactions uint64
 }
 
-// Of returns the amount of one type.
+// Of returns the sum of the transactions of type t.
 func (s *Statement) Of(t Type) int64 { return s.Moved[t-1] }
 
-// Between returns the statement from after transaction before up to and including transaction last, both of one wallet;
-// nil means the time before the first. Transactions carry their wallet's totals, so the ones in between need not be
-// read. Between returns OutOfRange if an amount exceeds an int64.
+// Between returns the statement of the transactions after before, up to and including last, of one wallet. nil stands
+// for a time before the first transaction. Each transaction has its wallet's totals, so the ones in between need not be
+// read. Between returns OutOfRange if a sum does not fit an int64.
 func Between(before, last *Transaction) (s Statement, err error) {
 	if before == nil {
 		before = &Transaction{}

@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// This file implements the operations on the wallet itself.
+// The operations on the wallet itself.
 
 func (s *step) create() error {
 	if s.c.Amount < 0 {
@@ -24,14 +24,14 @@ func (s *step) topUp() error {
 	if err := s.positive(); err != nil {
 		return err
 	}
-	// No other account can exceed the sum of deposits.
+	// No other account can exceed the sum of deposits, so it suffices to check that this sum does not overflow.
 	if most := math.MaxInt64 - s.out.Wallet.Deposited(); s.c.Amount > most {
 		return fault.Invalid("amount", "must be %d or less: the wallet can count no more", most).WithReason("OVERFLOW")
 	}
 	return s.post(TopUp, s.c.Amount, Transaction{Description: s.c.Description})
 }
 
-// charge takes available, unreserved credit for usage.
+// charge charges the command's amount for usage, from credit that is available and not reserved.
 func (s *step) charge() error {
 	if err := s.positive(); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (s *step) charge() error {
 	return s.spend(BillingCharge, Transaction{Description: s.c.Description, ResourceID: s.c.ResourceID})
 }
 
-// refund returns part or all of a charge to the wallet.
+// refund makes part or all of a charge available again.
 func (s *step) refund() error {
 	if err := s.positive(); err != nil {
 		return err

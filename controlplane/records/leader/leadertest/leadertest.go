@@ -1,5 +1,5 @@
-// Package leadertest contains helpers for tests of leader commands and tasks: a leadership that the test changes,
-// commands of a single member, and members in one process that forward commands to each other.
+// Package leadertest contains helpers for tests of leader commands and tasks: a Leadership that the test changes, the
+// Commands of a single member, and members in one process that forward commands to each other.
 package leadertest
 
 import (
@@ -18,26 +18,26 @@ type Leadership struct {
 	changed chan struct{}
 }
 
-// NewLeadership returns a leadership in which member leads in term 1; 0 for no leader.
+// NewLeadership returns a Leadership in which the given member leads in term 1. With member 0 there is no leader.
 func NewLeadership(member uint64) *Leadership {
 	return &Leadership{member: member, term: 1, changed: make(chan struct{})}
 }
 
-// Leader implements leader.Leadership.
+// Leader implements leader.Leadership. It returns the member of NewLeadership or of the last Elect, and the term.
 func (l *Leadership) Leader() (member, term uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.member, l.term
 }
 
-// Changed implements leader.Leadership.
+// Changed implements leader.Leadership. The channel is closed by the next Elect.
 func (l *Leadership) Changed() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.changed
 }
 
-// Elect begins a new term, in which member leads; 0 for no leader.
+// Elect begins a new term in which the given member leads. With member 0 the new term has no leader.
 func (l *Leadership) Elect(member uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -47,13 +47,15 @@ func (l *Leadership) Elect(member uint64) {
 	l.changed = make(chan struct{})
 }
 
-// Single returns the commands of member 1, which leads and is the only member.
+// Single returns the Commands of a cluster whose only member, 1, leads.
 func Single() *leader.Commands { return leader.NewCommands(1, NewLeadership(1), nil) }
 
-// Members holds the commands of members in one process, by ID. It is the leader.Caller between them.
+// Members holds the Commands of members in one process, by member ID. As a leader.Caller it calls the other member's
+// Commands directly.
 type Members map[uint64]*leader.Commands
 
-// NewMembers returns the commands of members 1 to n, which forward to each other.
+// NewMembers returns the Commands of members 1 to n, which forward commands to each other. l determines which one
+// leads.
 func NewMembers(n int, l leader.Leadership) Members {
 	m := Members{}
 	for id := uint64(1); id <= uint64(n); id++ {
@@ -62,12 +64,12 @@ func NewMembers(n int, l leader.Leadership) Members {
 	return m
 }
 
-// Call implements leader.Caller.
+// Call implements leader.Caller. It runs the command on the other member directly, without a network.
 func (m Members) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	return m[member].Serve(ctx, command, body, caller)
 }
 
-// Open implements leader.Caller.
+// Open implements leader.Caller. It runs the stream on the other member directly, without a network.
 func (m Members) Open(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	return m[member].ServeStream(ctx, command, body, caller, send)
 }
@@ -79,7 +81,7 @@ func Handle[Q, A any](c *leader.Commands, name string, mode leader.Mode, f func(
 	return func(ctx context.Context, q Q) (A, error) { return command.Call(ctx, c, q) }
 }
 
-// HandleStream is Handle for a stream.
+// HandleStream registers f as a stream of one member and returns the function that calls the stream from that member.
 func HandleStream[Q any](c *leader.Commands, name string, f func(context.Context, Q, func([]byte) error) error) func(context.Context, Q, func([]byte) error) error {
 	stream := leader.NewStream(name, func(_ *leader.Commands, ctx context.Context, q Q, send func([]byte) error) error {
 		return f(ctx, q, send)

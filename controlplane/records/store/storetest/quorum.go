@@ -17,42 +17,45 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Clock is a clock that changes only by Advance and Set. It is safe for concurrent use.
+// Clock is a clock whose time changes only by Advance and Set. It is safe for concurrent use.
 type Clock struct {
 	mu sync.Mutex
 	at time.Time
 }
 
-// NewClock returns a clock that is set to at.
+// NewClock returns a Clock that shows the time at.
 func NewClock(at time.Time) *Clock { return &Clock{at: at} }
 
-// Now returns the current time of the clock.
+// Now returns the time that the clock shows.
 func (c *Clock) Now() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.at }
 
-// Set sets the clock to at.
+// Set sets the clock to the time at.
 func (c *Clock) Set(at time.Time) { c.mu.Lock(); defer c.mu.Unlock(); c.at = at }
 
 // Advance moves the clock by d, which may be negative.
 func (c *Clock) Advance(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.at = c.at.Add(d) }
 
-// ErrLost is the error of a proposal that Quorum.Lose made fail.
+// ErrLost is the error of a proposal for which Quorum.Lose returned true.
 var ErrLost = errors.New("the answer was lost")
 
-// Quorum is a store.Proposer without other members, whose failures a test controls. It counts its calls.
+// Quorum is a store.Proposer of a cluster of one member. A test can make its calls fail and read how many succeeded.
 type Quorum struct {
 	*store.Direct
-	// Away makes every call fail with Unavailable, as if this member could not reach a majority.
+	// Away makes every proposal and every ReadIndex fail with Unavailable, as if this member could not reach a
+	// majority.
 	Away atomic.Bool
-	// Lose, if set, is called before and after each proposal is applied. If it returns true the proposal fails with
-	// ErrLost, not applied or already applied. Do not change Lose while a proposal is running.
+	// Lose, if set, is called twice per proposal: with after = false before the proposal is applied, and with after =
+	// true afterwards. If it returns true, the proposal fails with ErrLost at that point. Do not change Lose while a
+	// proposal is running.
 	Lose func(after bool) bool
-	// Committed counts the proposals that were applied without a conflict, Proofs the calls of ReadIndex.
+	// Committed counts the proposals that were applied without a conflict. Proofs counts the successful calls of
+	// ReadIndex.
 	Committed, Proofs atomic.Int64
 }
 
 var _ store.Proposer = (*Quorum)(nil)
 
-// ReadIndex implements store.Proposer.
+// ReadIndex implements store.Proposer. It fails while Away is set.
 func (q *Quorum) ReadIndex(ctx context.Context) error {
 	if q.Away.Load() {
 		return fault.New(fault.Unavailable, "no leader").MayRetry()
@@ -61,7 +64,7 @@ func (q *Quorum) ReadIndex(ctx context.Context) error {
 	return q.Direct.ReadIndex(ctx)
 }
 
-// Propose implements store.Proposer.
+// Propose implements store.Proposer. It fails while Away is set, or if Lose returns true.
 func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.Away.Load() {
 		return command.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()
@@ -79,7 +82,7 @@ func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command
 	return result, err
 }
 
-// Open returns an in-memory store and its Quorum. If now is nil it uses the system clock.
+// Open returns an in-memory store and its Quorum. now is the store's clock; nil means the system clock.
 func Open(t testing.TB, now func() time.Time) (*store.Store, *Quorum) {
 	engine, err := mvcc.Open(vfs.NewMem(), "state", mvcc.Options{KeyIndex: true, ValueCacheBytes: 1 << 20})
 	require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package storetest contains the test suite for stores, and in-memory stores for the tests of other packages: Open
-// returns a store with a Quorum that fails and counts calls, Clock is a clock that a test sets.
+// Package storetest contains the test suite for stores, and in-memory stores for the tests of other packages. Open
+// returns a store with a Quorum, whose calls a test can count and make fail. Clock is a clock that a test sets.
 package storetest
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Memory returns an in-memory store. If now is nil it uses the system clock.
+// Memory returns an in-memory store. now is the store's clock; nil means the system clock.
 func Memory(t testing.TB, now func() time.Time) *store.Store {
 	s, _ := Open(t, now)
 	return s
@@ -30,11 +30,12 @@ type account struct {
 
 var (
 	accounts = store.NewTable[account]("account")
-	// other is a table whose name begins with that of accounts. Its records must not appear in accounts.
+	// other has a name that begins with the name of accounts. The records of other must not appear in lists and watches
+	// of accounts.
 	other = store.NewTable[account]("account2")
 )
 
-// Run runs the suite. Each call of open must return an empty store that uses now as its clock.
+// Run runs the test suite. Each call of open must return an empty store that uses now as its clock.
 func Run(t *testing.T, open func(t *testing.T, now func() time.Time) *store.Store) {
 	for _, c := range []struct {
 		name string
@@ -170,7 +171,8 @@ func conflicts(t *testing.T, s *store.Store, _ *Clock) {
 	require.EqualValues(t, writers*each, get(t, s, "a").Balance)
 }
 
-// Two updates that each add a record when there are fewer than three must not both see room for the last.
+// phantoms checks that a list is guarded: of ten concurrent updates that each add a record only if a list has fewer
+// than three, exactly three may add one.
 func phantoms(t *testing.T, s *store.Store, _ *Clock) {
 	var wg sync.WaitGroup
 	for i := range 10 {
@@ -276,7 +278,7 @@ func pages(t *testing.T, s *store.Store, _ *Clock) {
 		for _, a := range items {
 			got = append(got, a.Balance)
 		}
-		put(t, s, fmt.Sprintf("%02d", 24-turn), 100+2*int64(turn)) // later changes do not appear
+		put(t, s, fmt.Sprintf("%02d", 24-turn), 100+2*int64(turn)) // later changes must not appear
 		put(t, s, "99", 2)
 		if next == "" {
 			break
@@ -285,7 +287,7 @@ func pages(t *testing.T, s *store.Store, _ *Clock) {
 		req.Token = next
 	}
 	require.Equal(t, []int64{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24}, got)
-	// A list that ends exactly with its page has no next page.
+	// A list whose last record is the last one of the page has no next page.
 	items, next, err := store.Page(t.Context(), s, accounts, store.PageRequest{Size: 26}, all, "p")
 	require.NoError(t, err)
 	require.Len(t, items, 26)
@@ -478,7 +480,7 @@ func idempotency(t *testing.T, s *store.Store, _ *Clock) {
 	require.Equal(t, "made 2", out)
 	_, _, err = create("f", "fails")
 	require.True(t, fault.Is(err, fault.FailedPrecondition))
-	out, replayed, err = create("f", "b") // a failure stored nothing
+	out, replayed, err = create("f", "b") // the failed call must not have stored a response
 	require.NoError(t, err)
 	require.Equal(t, "made 3", out)
 	require.False(t, replayed)

@@ -1,9 +1,9 @@
-// Package codec reads and writes the fields of the binary formats of consensus.
+// Package codec encodes and decodes the fields of the binary formats of package consensus.
 package codec
 
 import "encoding/binary"
 
-// AppendBool appends one byte, 0 or 1.
+// AppendBool appends one byte to buf: 0 for false or 1 for true.
 func AppendBool(buf []byte, v bool) []byte {
 	if v {
 		return append(buf, 1)
@@ -11,14 +11,14 @@ func AppendBool(buf []byte, v bool) []byte {
 	return append(buf, 0)
 }
 
-// Reader reads fields from the start of Rest. After an error the methods return zero values; Short is set if a field
-// was cut off, Malformed if a field was not valid. Callers check both, and that Rest is empty, after the last field.
+// Reader decodes fields from the start of Rest. After an error the methods return zero values. Short is set if a field
+// was cut off, Malformed if a field was not valid. After the last field, callers check both, and that Rest is empty.
 type Reader struct {
 	Rest             []byte
 	Short, Malformed bool
 }
 
-// Take returns the next n bytes, which alias Rest.
+// Take returns the next n bytes, which alias Rest. If Rest is shorter, it returns nil and sets Short.
 func (r *Reader) Take(n int) []byte {
 	if len(r.Rest) < n {
 		r.Short, r.Rest = true, nil
@@ -37,7 +37,7 @@ func (r *Reader) Byte() byte {
 	return 0
 }
 
-// Bool returns what AppendBool wrote.
+// Bool decodes a bool that AppendBool encoded. Another byte than 0 or 1 sets Malformed.
 func (r *Reader) Bool() bool {
 	v := r.Byte()
 	r.Malformed = r.Malformed || v > 1
@@ -52,7 +52,7 @@ func (r *Reader) Fixed64() uint64 {
 	return 0
 }
 
-// Uvarint returns the next number in the encoding of binary.AppendUvarint.
+// Uvarint decodes the next number in the encoding of binary.AppendUvarint.
 func (r *Reader) Uvarint() uint64 {
 	v, n := binary.Uvarint(r.Rest)
 	switch {

@@ -1,8 +1,7 @@
-// Package ledgertest plays random commands against a ledger and against a naive model of it, and reports the first
-// difference.
+// Package ledgertest executes random commands on a ledger and on a naive model of it, and reports the first difference.
 //
-// The same suite tests the pure ledger (Memory) and any implementation that stores its records. Package ledgertest does
-// not depend on the store.
+// The same commands test the pure ledger (Memory) and any implementation that stores its records. Package ledgertest
+// does not depend on the store.
 package ledgertest
 
 import (
@@ -16,11 +15,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Book is a ledger with its records.
+// Book is a ledger under test, with its records.
 type Book interface {
-	// Do executes a command on a project's wallet, at the command's time.
+	// Do executes a command on the wallet of a project, at the time c.At.
 	Do(project cloud.ProjectID, c ledger.Command) (ledger.Outcome, error)
-	// Wallet returns the stored wallet, or nil if it does not exist.
+	// Wallet returns the stored wallet of a project, or nil if it does not exist.
 	Wallet(project cloud.ProjectID) (*ledger.Wallet, error)
 	// Audit recomputes all wallets and returns an error if one is inconsistent.
 	Audit() error
@@ -29,7 +28,8 @@ type Book interface {
 // auditEvery is the number of commands between two audits.
 const auditEvery = 1000
 
-// Run plays commands generated from a seed. A returned error names the command at which the book is wrong.
+// Run executes a number of commands, generated from seed, on the ledger b and on the model. It returns an error that
+// names the first command after which the two differ, or after which an audit fails.
 func Run(seed uint64, commands int, b Book) error {
 	g := newGenerator(seed)
 	m := &model{wallets: map[cloud.ProjectID]*modelWallet{}}
@@ -47,7 +47,8 @@ func Run(seed uint64, commands int, b Book) error {
 	return nil
 }
 
-// play executes one command on the book and on the model, and compares the results and the wallets.
+// play executes one command on the ledger and on the model, and returns an error if their results or their wallets
+// differ.
 func play(m *model, b Book, project cloud.ProjectID, c ledger.Command) error {
 	want := m.do(project, c)
 	out, err := b.Do(project, c)
@@ -85,23 +86,23 @@ func play(m *model, b Book, project cloud.ProjectID, c ledger.Command) error {
 	return nil
 }
 
-// figures are the externally visible values of a wallet.
+// figures are the externally visible values of a wallet, which are compared with the model's.
 type figures struct {
 	Balance, Reserved, Available, Deposited, Consumed int64
 	Status                                            ledger.WalletStatus
 	Sequence, Pending                                 uint64
 }
 
-// generator generates commands: mostly valid ones, on few wallets and reservations, so that commands interact.
+// generator generates mostly valid commands. It uses few wallets and reservations, so that commands affect each other.
 type generator struct {
 	r *rand.Rand
-	// rich is set when top-ups go up to the limit. A rich wallet never runs short.
+	// rich means that the amounts of top-ups are not limited to 1000, so that wallets always have enough credit.
 	rich bool
 	now  cloud.Time
 	made int
-	// named holds the reservations that commands named, by project, newest last.
+	// named holds the numbers of the reservations that commands of each project have named, newest last.
 	named map[cloud.ProjectID][]int
-	// sent holds the last command of each project, for repetition.
+	// sent holds the last command of each project. The method next sometimes repeats it.
 	sent map[cloud.ProjectID]ledger.Command
 }
 
@@ -129,7 +130,7 @@ func (g *generator) next(m *model) (cloud.ProjectID, ledger.Command) {
 	if g.r.IntN(3) == 0 {
 		g.now += g.r.Int64N(20_000)
 	}
-	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // a repetition: the client lost the response
+	if last, ok := g.sent[project]; ok && g.r.IntN(12) == 0 { // repeat it, as if the client had lost the response
 		last.At, last.IDs = g.now, g.ids()
 		return project, last
 	}
@@ -163,7 +164,7 @@ func (g *generator) next(m *model) (cloud.ProjectID, ledger.Command) {
 	return project, c
 }
 
-// op picks a random operation. It rarely picks DoClose, because nothing happens to a closed wallet.
+// op returns a random operation. It rarely returns DoClose, because a closed wallet accepts no further commands.
 func (g *generator) op(m *model, project cloud.ProjectID) ledger.Op {
 	if m.wallets[project] == nil && g.r.IntN(3) > 0 {
 		return ledger.DoCreate
@@ -184,7 +185,7 @@ func (g *generator) op(m *model, project cloud.ProjectID) ledger.Op {
 	return ledger.DoTopUp
 }
 
-// reservation returns the ID of one of the last few named reservations, or sometimes of one that does not exist.
+// reservation returns the ID of one of the last reservations that were named, or sometimes of one that does not exist.
 func (g *generator) reservation(project cloud.ProjectID, last int) string {
 	all := g.named[project]
 	if len(all) == 0 || last > 1 && g.r.IntN(30) == 0 {
@@ -193,7 +194,7 @@ func (g *generator) reservation(project cloud.ProjectID, last int) string {
 	return id(all[len(all)-1-g.r.IntN(min(last, len(all)))])
 }
 
-// amount returns a mostly small amount, and sometimes an edge case.
+// amount returns a small amount, or sometimes an edge case such as 0 or the largest int64.
 func (g *generator) amount() int64 {
 	switch g.r.IntN(60) {
 	case 0:

@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Memory is a Book in memory: the pure ledger with maps as its records.
+// Memory implements Book by package ledger, with the records in maps.
 type Memory struct{ pages map[cloud.ProjectID]*page }
 
 type page struct {
@@ -57,7 +57,7 @@ func (m *Memory) Wallet(project cloud.ProjectID) (*ledger.Wallet, error) {
 	return nil, nil
 }
 
-// Reservation returns a project's reservation, or nil if it does not exist.
+// Reservation returns the reservation with this ID in a project's wallet, or nil if it does not exist.
 func (m *Memory) Reservation(project cloud.ProjectID, id string) *ledger.Reservation {
 	if p := m.pages[project]; p != nil {
 		return p.reservations[id]

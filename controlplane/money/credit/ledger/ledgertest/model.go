@@ -7,19 +7,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// model is a naive ledger: it records the history and recomputes sums on each read. It shares no code with package
-// ledger.
+// model is a naive ledger. It stores each reservation and charge and recomputes sums whenever they are needed. It
+// shares no code with package ledger.
 type model struct {
 	wallets map[cloud.ProjectID]*modelWallet
 }
 
 type modelWallet struct {
 	suspended, closed bool
-	// The amounts deposited, charged and refunded, as big integers so that they cannot overflow.
+	// in, charged and back are the amounts deposited, charged and refunded. They are big integers, which cannot
+	// overflow.
 	in, charged, back big.Int
 	holds             map[string]*hold
 	open              map[string]*hold
-	// charges holds the transactions that can be refunded, with the amounts not yet refunded.
+	// charges holds the amount not yet refunded of each charge, by sequence number.
 	charges map[uint64]int64
 	moves   uint64
 }
@@ -28,11 +29,11 @@ type hold struct {
 	amount, ttl int64
 	says, kind  string
 	until       cloud.Time
-	end         string // committed, released, expired
+	end         string // "committed", "released" or "expired"; empty while it is pending
 	took        int64
 }
 
-// verdict is the expected result of a command.
+// verdict is the result that the model expects of a command.
 type verdict struct {
 	ok       bool
 	released bool
@@ -81,7 +82,7 @@ func (p *modelWallet) take(amount int64) {
 	p.charges[p.moves] = amount
 }
 
-// do executes a command on a project's wallet.
+// do executes a command on the wallet of a project in the model, and returns the expected result.
 func (m *model) do(project cloud.ProjectID, c ledger.Command) verdict {
 	p := m.wallets[project]
 	if c.Op == ledger.DoCreate {
