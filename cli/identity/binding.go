@@ -128,8 +128,8 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	return c
 }
 
-// bindingFromFlags returns a binding of role in the org and project that the flags, the environment or the saved login
-// name, as far as the role is given in an org or a project.
+// bindingFromFlags returns a binding of role in the tenant that the flags, the environment or the saved login name: an
+// org and project, only an org, or neither, depending on where the role can be given.
 func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
 	i := slices.Index(roleNames(), role)
 	if i < 0 {

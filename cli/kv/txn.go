@@ -58,7 +58,8 @@ character but '.`,
 	return c
 }
 
-// transaction is a parsed transaction: success lists the operations if all conditions are true, failure the others.
+// transaction is a parsed transaction. The operations in success are executed if all conditions are true, otherwise
+// those in failure.
 type transaction struct {
 	conditions       []clientv3.Cmp
 	success, failure []clientv3.Op

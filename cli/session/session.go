@@ -45,7 +45,7 @@ type Shell struct {
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
 }
 
-// Session is one run of the program: one command line and all that belongs to it.
+// Session is one run of the program: it holds the Shell, the values of the global flags and the state of the command.
 type Session struct {
 	Shell
 	// Form is the output format that --output selects.

@@ -137,7 +137,8 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 				return err
 			}
 			ids[i] = vm.ID
-			// The response comes when the VM runs, or after a limit if that takes long: awaitState waits for the rest.
+			// The response may come before the VM runs, because the API waits only for a limited time: awaitState waits
+			// on.
 			if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
 				return err
 			}

@@ -28,9 +28,9 @@ const (
 	cpu  = "cpu"  // CPU time of the servers in µs per pair
 )
 
-// line is a line of a printed table. It shows a metric of a row, which is a measurement that yields several metrics,
-// for kind and for peer. The field what is its description; if that begins with "… ", it is printed after the
-// description of the last line without "… ".
+// line is a line of a printed table: one metric of a row, for the kind and for its peer. A row is a measurement that
+// yields several metrics. The field what is the description of the line; if that begins with "… ", it is printed after
+// the description of the last line without "… ".
 type line struct {
 	part, row, metric, kind, peer, what, unit string
 	target                                    verdict.Target

@@ -133,7 +133,8 @@ func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.C
 	return c, kind, nil
 }
 
-// take adds to b the effect of a command whose transactions lead from journal position from to position to.
+// take adds the effect of a command to b. The arguments from and to are the journal positions before and after the
+// command's transactions.
 func (b *book) take(kind Kind, c ledger.Command, out *ledger.Outcome, from, to int) error {
 	for i := from + 1; i <= to; i++ {
 		b.after[i].Sequence = uint64(i) // only the last has figures: clients see no wallet inside of a command

@@ -62,7 +62,8 @@ func (s *scribe) do(c ledger.Command) (ledger.Outcome, string) {
 	return out, Done
 }
 
-// write makes n calls, some of which get no response, and runs the expiry sweep occasionally.
+// write makes n calls, some of which get no response. Now and then it first expires the reservations whose deadline has
+// passed.
 func (s *scribe) write(n int) {
 	var ids []string
 	for range n {

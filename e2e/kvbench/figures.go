@@ -16,8 +16,8 @@ const (
 	bytes = "bytes" // bytes that the three servers write to disk, per request; shown only for rows with many requests
 )
 
-// line is a line of the printed table. It names a metric of a row, which is a measurement that yields several metrics,
-// and has a description, a unit and perhaps a target.
+// line is a line of the printed table: one metric of a row, with its description, its unit and perhaps its target. A
+// row is a measurement, such as put, that yields several metrics.
 type line struct {
 	row, metric, what, unit string
 	target                  verdict.Target
