@@ -148,7 +148,7 @@ func (s *starter) prepare(ctx context.Context, spec *vmv1.VmSpec) error {
 	if err != nil {
 		return err
 	}
-	s.argv = s.byHand(r.Argv)
+	s.argv = s.byHand(r.Argv, spec.GetBoot().GetCmdline())
 	s.domain = libvirt.Domain{
 		Name: fmt.Sprintf("trivet-bench-%t", s.direct), UUID: s.vm, Machine: r.Spec.Machine, CPUMaximum: true, VCPUs: 1, MemoryMiB: memoryMiB,
 		Disk: s.disk("libvirt"), Base: s.file("disk.qcow2"), Serial: filepath.Join(s.dir, "libvirt.serial"), Ports: 5, TBSizeMiB: 256,
@@ -167,9 +167,13 @@ func (s *starter) disk(name string) string {
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
 // byHand returns the agent's QEMU arguments for use outside of the agent's sandbox: with the host's paths of kernel and
-// initrd, and without -S and -preconfig, so that QEMU starts the guest without waiting for a monitor command.
-func (s *starter) byHand(argv []string) []string {
+// initrd, and without -S and -preconfig, so that QEMU starts the guest without waiting for a monitor command. It adds
+// the kernel command line, which the agent passes by QMP, as an argument.
+func (s *starter) byHand(argv []string, cmdline string) []string {
 	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" || a == "-preconfig" })
+	if cmdline != "" {
+		out = append(out, "-append", cmdline)
+	}
 	for i, a := range out {
 		switch a {
 		case "/boot/kernel":

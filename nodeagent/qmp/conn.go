@@ -98,6 +98,7 @@ var (
 	ErrBusy = errors.New("monitor sends no greeting: another client uses it, or QEMU hangs")
 
 	errNotQMP  = errors.New("not a QMP message")
+	errGreeted = errors.New("a second greeting")
 	errTooLong = fmt.Errorf("message longer than %d bytes", MaxLine)
 )
 
@@ -283,7 +284,7 @@ func (c *Conn) receive(in *lines) (expected bool, err error) {
 	defer c.mu.Unlock()
 	if m.greeting {
 		if c.gotGreeting {
-			return false, fmt.Errorf("%w: a second greeting", errNotQMP)
+			return false, fmt.Errorf("%w: %w", errNotQMP, errGreeted)
 		}
 		c.gotGreeting = true
 		close(c.greeted)

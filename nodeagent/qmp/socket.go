@@ -13,6 +13,9 @@ import (
 // dialPauses are the pauses between attempts to dial a socket that nothing listens at yet.
 var dialPauses = retry.Pauses{First: 5 * time.Millisecond, Last: 250 * time.Millisecond}
 
+// firstHandshake is the timeout of the first handshake of a Socket. Each further one has twice as long.
+const firstHandshake = 2 * time.Second
+
 // Socket opens and holds the [Conn] to the monitor at the path of a socket. It connects at the first call of its method
 // Conn, and again after the connection has ended. It does not repeat commands: when the connection ends, a command in
 // progress returns [ErrClosed].
@@ -20,6 +23,8 @@ type Socket struct {
 	path string
 	life context.Context // ends with Close
 	end  context.CancelFunc
+	// handshake is the timeout of the first handshake; see firstHandshake.
+	handshake time.Duration
 
 	turn chan struct{} // capacity 1: contains a value while a goroutine uses conn or dials
 	conn *Conn         // nil before the first use
@@ -28,11 +33,11 @@ type Socket struct {
 // NewSocket returns a Socket for the monitor at path. It does not connect yet.
 func NewSocket(path string) *Socket {
 	life, end := context.WithCancel(context.Background())
-	return &Socket{path: path, life: life, end: end, turn: make(chan struct{}, 1)}
+	return &Socket{path: path, life: life, end: end, handshake: firstHandshake, turn: make(chan struct{}, 1)}
 }
 
-// Conn returns the open connection, and connects if there is none. While the socket does not exist or nothing listens
-// it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
+// Conn returns the open connection, and connects if there is none. While the socket does not exist, nothing listens or
+// the handshake fails, it tries again until ctx ends, or for [DefaultTimeout] if ctx has no deadline; cancel ctx when the process has ended.
 // If the result is another Conn than that of the call before, events may have been missed: query QEMU's state then.
 func (s *Socket) Conn(ctx context.Context) (*Conn, error) {
 	ctx, cancel := withDefaultTimeout(ctx)
@@ -73,13 +78,23 @@ func (s *Socket) closedErr(err error) error {
 	return err
 }
 
-// dial connects to the socket. It tries again after dialPauses while nothing listens at the socket.
+// dial connects to the socket. It tries again after dialPauses while nothing listens at the socket, and if the handshake
+// takes too long or has two greetings: if a client connects while QEMU sets up the monitor in another thread, QEMU 7.2
+// may greet twice, or greet and then ignore commands. A new connection to the same monitor works.
 func (s *Socket) dial(ctx context.Context) (c *Conn, err error) {
+	handshake := s.handshake
 	err = retry.Do(ctx, dialPauses, func() error {
-		if c, err = Dial(ctx, s.path); err != nil && !notListening(err) {
-			return retry.Permanent(err)
+		attempt, cancel := context.WithTimeout(ctx, handshake)
+		defer cancel()
+		c, err = Dial(attempt, s.path)
+		switch {
+		case err == nil || notListening(err):
+			return err
+		case attempt.Err() != nil || errors.Is(err, errGreeted):
+			handshake *= 2
+			return err
 		}
-		return err
+		return retry.Permanent(err)
 	})
 	return c, err
 }
