@@ -219,8 +219,8 @@ func (s *starter) ours(ctx context.Context) (took, error) {
 	return t, err
 }
 
-// hand starts QEMU directly with the same arguments and file descriptors as the agent would, measures the start, and
-// kills QEMU.
+// hand starts QEMU directly, with the arguments that byHand returned and the same file descriptors as the agent. It
+// measures the start and kills QEMU.
 func (s *starter) hand(ctx context.Context) (t took, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
