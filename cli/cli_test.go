@@ -26,7 +26,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// stage holds a fake cloud and the environment of the user who runs the program.
+// stage is the state of one test script: a fake cloud, and the environment and input of the user who runs `trivet`.
 type stage struct {
 	cloud   *fakeCloud
 	env     map[string]string
@@ -35,26 +35,32 @@ type stage struct {
 	stdin   string
 }
 
-// The stories are in testdata. Commands:
+// TestStories runs the scripts in testdata against a fake cloud, and checks that each command prints the output that
+// the script contains. The text below a command is its input. Commands:
 //
-//	cloud members=(a,b) [tls]  a new cloud and an empty home; TRIVET_ENDPOINT, TRIVET_TOKEN, TRIVET_INSECURE_PLAINTEXT are set
-//	env                    KEY=VALUE lines change the environment
-//	vm, image, node        add one, as prototext
-//	fail                   method= code= [member=] [times=] [after]: make calls fail; the input is the message
-//	stop member=           that member can be reached no more
-//	looks                  the statuses an imported image goes through
-//	watch                  what the next watch sends, a line each: prototext of an event, a status code, or WAIT
-//	console                what the console log sends, a Go string a line; one that is followed then waits or, when
-//	                       ReadConsoleLog is told to fail after, breaks
-//	stdin                  what the next run of the program finds on standard input; a line EMPTY is empty
-//	files                  the files in the home directory
-//	alarm name=            raise an alarm of the key-value store
-//	snapshot               the file that the key-value store gives as its snapshot: KEY=VALUE lines
-//	later by=              the ledger's clock goes on
-//	answer                 what the person at the terminal types, a line each
-//	file name=             a file in the home directory
-//	trivet [interrupt=]    run the program with these arguments, and interrupt it when it has printed that
-//	calls                  what the cloud was asked since the last time
+//	cloud members=(a,b) [tls]  creates a cloud with these members and an empty home directory, and sets
+//	                       TRIVET_ENDPOINT, TRIVET_TOKEN and TRIVET_INSECURE_PLAINTEXT; with tls, the members use TLS
+//	env                    sets environment variables: KEY=VALUE lines
+//	vm, image, node        adds a VM, image or host to the cloud: prototext of the object
+//	fail method= code= [member=] [times=] [after]  makes the next calls of a method fail with a status code, as often
+//	                       as times= (default 1) and with the input as the message; with after, a call fails after it
+//	                       has taken effect
+//	stop member=           makes a member refuse connections
+//	looks                  sets the statuses that the calls of GetImage return one after the other: a line each
+//	watch                  sets what the next stream of WatchVm sends: lines of prototext of an event, a status code
+//	                       that ends the stream, or WAIT
+//	console                adds output to the console log: a Go string literal a line; a stream that follows the log
+//	                       then waits or, after "fail method=ReadConsoleLog after", breaks
+//	stdin                  sets the standard input of the next `trivet`; the word EMPTY stands for an empty line
+//	files                  prints the names of the files in the home directory
+//	alarm name=            raises an alarm of the key-value store
+//	snapshot               sets the snapshot that the key-value store sends: KEY=VALUE lines
+//	later by=              advances the ledger's clock by a duration
+//	answer                 adds answers that the user types at the terminal's prompts: a line each
+//	file name=             prints a file in the home directory or, with input, writes it
+//	trivet [interrupt=]    runs `trivet` with the input as its arguments and prints its output; interrupts it when the
+//	                       output contains the text of interrupt=
+//	calls                  prints the calls that the cloud has received since the last "calls"
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var s *stage
@@ -83,8 +89,8 @@ func newStage(t *testing.T, d *datadriven.TestData) *stage {
 	return s
 }
 
-// certified returns the TLS credentials of members. It writes two certificate authorities to the home directory: ca, which
-// signed the members' certificate, and other, which did not.
+// certified returns TLS credentials for members. It writes the certificates of two authorities to the home directory:
+// ca, which signed the members' certificate, and other, which did not.
 func (s *stage) certified(t *testing.T, hosts []string) credentials.TransportCredentials {
 	var all []*mtls.Authority
 	for seed, name := range []string{"ca", "other"} {
@@ -214,11 +220,12 @@ func script(t *testing.T, text string) (all []watched) {
 	return all
 }
 
-// secretWords maps the words that scripts write to the secrets that they replace.
+// secretWords replaces words in scripts, such as PASSWORD, by the secrets that they stand for.
 var secretWords = strings.NewReplacer("NEWPASSWORD", newPassword, "PASSWORD", password, "TENANT", tenantToken, "ADMIN", adminToken,
 	"ISSUED", issuedToken, "SASECRET", saSecret)
 
-// file prints a file, or writes the input to it. Secrets are replaced by the words of secretWords in both directions.
+// file writes the input to a file in the home directory, with the words of secretWords replaced by secrets. Without
+// input, it returns the file's mode and content, with secrets replaced by words.
 func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	var name string
 	d.ScanArgs(t, "name", &name)
@@ -235,7 +242,8 @@ func (s *stage) file(t *testing.T, d *datadriven.TestData) string {
 	return fmt.Sprintf("%v\n%s", info.Mode(), strings.NewReplacer(tenantToken, "TENANT", issuedToken, "ISSUED", saSecret, "SASECRET").Replace(string(text)))
 }
 
-// trivet runs the program and returns its output and exit status.
+// trivet runs the program with the command line and returns its output, standard error and exit code. It interrupts the
+// program when the output contains until, unless until is empty. It fails the test if the output contains a secret.
 func (s *stage) trivet(t *testing.T, line, until string) string {
 	var out, errs bytes.Buffer
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -266,7 +274,7 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	for _, secret := range []string{tenantToken, adminToken, password, kvPassword, kvToken, newPassword, oidcToken} {
 		require.NotContains(t, out.String()+errs.String(), secret)
 	}
-	for _, secret := range []string{issuedToken, saSecret} { // they are shown once, on standard output
+	for _, secret := range []string{issuedToken, saSecret} { // these may be printed, but only to standard output
 		require.NotContains(t, errs.String(), secret)
 	}
 	text := strings.ReplaceAll(out.String(), s.home, "$HOME")
@@ -282,12 +290,12 @@ func (s *stage) trivet(t *testing.T, line, until string) string {
 	return text
 }
 
-// onWrite is a writer that calls the function for each write.
+// onWrite is a writer that calls itself for each write, and discards the data.
 type onWrite func()
 
 func (f onWrite) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// words splits a command line at spaces that are not between quotes.
+// words splits a command line into arguments at spaces that are not between quotes, and removes the quotes.
 func words(line string) (all []string) {
 	var word strings.Builder
 	quote := rune(0)

@@ -23,7 +23,7 @@ type fakeCredits struct {
 	book *ledgertest.Memory
 	log  []*creditv1.Transaction
 	made int
-	// late is how far the ledger's clock is ahead.
+	// late is the time by which the ledger's clock is ahead of now.
 	late time.Duration
 }
 

@@ -17,17 +17,18 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// More secrets: the fake's tokens for users other than demo, and the credential of a service account.
+// More secrets: tokens that the fake issues to users other than demo, and the credential of a service account.
 const (
 	issuedToken = "eyJpc3N1ZWQ.t0ken.sig"
-	// unprovenToken is a token that REST issues without a password.
+	// unprovenToken is an unauthenticated token, such as the REST API issues without a password.
 	unprovenToken = "eyJ1bnByb3Zlbg.t0ken.sig"
 	oidcToken     = "eyJvaWRj.t0ken.sig"
 	saSecret      = "service-s3cret"
 	newPassword   = "another horse"
 )
 
-// fakeIdentity serves the methods of identity.v1 that the commands use, from maps, and records the requests.
+// fakeIdentity serves those methods of identity.v1 that the commands use, from data in memory. It adds the requests to
+// the cloud's list of calls.
 type fakeIdentity struct {
 	identityv1.UnimplementedIdentityServiceServer
 	cloud *fakeCloud
@@ -42,13 +43,13 @@ type fakeIdentity struct {
 	keys      []*identityv1.Key
 	records   []*identityv1.AuditRecord
 	providers []*identityv1.LoginProvider
-	// invited are the invitations that the fake lists for every caller.
+	// invited holds the invitations that the fake returns to every caller.
 	invited []*identityv1.Invitation
-	// ended are tokens that were revoked, by whom they stand for.
+	// ended maps each revoked token to its user.
 	ended map[string]string
-	// vouched is what the last exchange was for.
+	// vouched is the last request of ExchangeToken.
 	vouched *identityv1.ExchangeTokenRequest
-	// revoking is called while a token is revoked; optional.
+	// revoking, if not nil, is called when RevokeToken begins.
 	revoking func()
 }
 
@@ -72,7 +73,7 @@ func newIdentity(c *fakeCloud) *fakeIdentity {
 	return f
 }
 
-// tokens maps each token to its user.
+// tokens maps each token that the fake accepts to its user.
 var tokens = map[string]string{tenantToken: "demo", adminToken: "admin", issuedToken: "ci", oidcToken: "ada", unprovenToken: "root"}
 
 func (f *fakeIdentity) note(format string, args ...any) {
@@ -91,7 +92,7 @@ func find[T interface{ GetId() string }](all []T, kind, id string) (T, error) {
 	return none, failed(codes.NotFound, "", "no %s %s", kind, id)
 }
 
-// remove is like find and removes the element.
+// remove removes the element with an ID from all. It returns an error, as find does, if there is none.
 func remove[T interface{ GetId() string }](all *[]T, kind, id string) (*emptypb.Empty, error) {
 	if _, err := find(*all, kind, id); err != nil {
 		return nil, err
@@ -248,7 +249,7 @@ func (f *fakeIdentity) UnlinkIdentity(_ context.Context, in *identityv1.UnlinkId
 }
 
 func (f *fakeIdentity) BindRole(_ context.Context, in *identityv1.BindRoleRequest) (*identityv1.BindRoleResponse, error) {
-	if in.GetUserId() == "bob" { // of another org
+	if in.GetUserId() == "bob" { // bob is of another org, so the role is an invitation
 		f.invited = append(f.invited, &identityv1.Invitation{Binding: in.GetBinding(), InvitedBy: "demo", ExpiresAt: now.Add(720 * time.Hour).UnixMilli()})
 		return &identityv1.BindRoleResponse{Pending: true}, nil
 	}
@@ -418,7 +419,7 @@ func (f *fakeIdentity) ListAuditRecords(_ context.Context, in *identityv1.ListAu
 			kept = append(kept, r)
 		}
 	}
-	// Pages of three, whatever was asked for.
+	// Return three records per page, whatever page size the request has.
 	from, _ := strconv.Atoi(in.GetPageToken())
 	if to := from + 3; to < len(kept) {
 		return &identityv1.ListAuditRecordsResponse{Records: kept[from:to], NextPageToken: strconv.Itoa(to)}, nil

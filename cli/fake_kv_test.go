@@ -18,14 +18,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/snapfile"
 )
 
-// The user of the fake store; see fakeKeys.admit.
+// The name, password and token of the fake store's only user; see fakeKeys.admit.
 const (
 	kvUser     = "ann"
 	kvPassword = "staple of a battery"
 	kvToken    = "ann's-kv-t0ken.1"
 )
 
-// fakeKeys serves etcd's API from a map that all members of the fake cloud share.
+// fakeKeys serves etcd's API from data in memory that all members of the fake cloud share.
 type fakeKeys struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -34,13 +34,13 @@ type fakeKeys struct {
 	pb.UnimplementedAuthServer
 	cloud *fakeCloud
 
-	// All below are guarded by the cloud's mutex.
+	// The fields below are guarded by cloud.mu.
 	revision, compacted int64
 	keys                map[string]*mvccpb.KeyValue
 	history             []*mvccpb.Event
 	leases              map[int64]int64
 	alarms              []*pb.AlarmMember
-	file                []byte // of a snapshot
+	file                []byte // the snapshot that Snapshot sends
 	changed             chan struct{}
 }
 
@@ -52,7 +52,7 @@ func (f *fakeKeys) header() *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: 77, MemberId: 1, Revision: f.revision, RaftTerm: 2}
 }
 
-// admit refuses a token that does not belong to the store's only user.
+// admit returns an error if the call has a token for the store and that token is not the one of its only user.
 func (f *fakeKeys) admit(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if got := md.Get("token"); len(got) > 0 && got[0] != kvToken {
@@ -243,8 +243,8 @@ func (f *fakeKeys) Compact(_ context.Context, r *pb.CompactionRequest) (*pb.Comp
 	return &pb.CompactionResponse{Header: f.header()}, nil
 }
 
-// Watch serves one watch per stream, with one response per change. It ends when the script's next fault of WatchEvent
-// applies.
+// Watch serves one watch per stream, with one response per change. It ends the stream with an error after an event for
+// which the script has set a fault with "fail method=WatchEvent after".
 func (f *fakeKeys) Watch(stream pb.Watch_WatchServer) error {
 	in, err := stream.Recv()
 	if err != nil {
@@ -395,7 +395,7 @@ func (f *fakeKeys) Authenticate(_ context.Context, r *pb.AuthenticateRequest) (*
 	return &pb.AuthenticateResponse{Token: kvToken}, nil
 }
 
-// setAlarm raises the alarm that a script names.
+// setAlarm raises an alarm with the name of an etcd alarm type, such as nospace, on member 1.
 func (f *fakeKeys) setAlarm(name string) error {
 	kind, ok := pb.AlarmType_value[strings.ToUpper(name)]
 	if !ok {
@@ -407,7 +407,8 @@ func (f *fakeKeys) setAlarm(name string) error {
 	return nil
 }
 
-// snapshotOf returns a snapshot file of KEY=VALUE lines; a key after ! has a lease.
+// snapshotOf returns the content of a snapshot file with the keys in KEY=VALUE lines. In a line !KEY=VALUE, the key has
+// a lease.
 func snapshotOf(t *testing.T, text string) []byte {
 	c := snapfile.Contents{Revision: 1}
 	var all []*mvccpb.KeyValue

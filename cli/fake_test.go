@@ -37,7 +37,8 @@ const (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// fakeCloud holds the data that its members serve, and records the requests.
+// fakeCloud is a fake control plane: gRPC servers, one per member, that serve the same data in memory. It lists the
+// calls that it receives.
 type fakeCloud struct {
 	vmv1.UnimplementedVmServiceServer
 	vmv1.UnimplementedImageServiceServer
@@ -54,9 +55,9 @@ type fakeCloud struct {
 	vms     []*vmv1.VirtualMachine
 	images  []*vmv1.Image
 	nodes   []*vmv1.Node
-	// looks are the statuses that an image goes through, one each time it is looked at.
+	// looks holds the statuses that the next calls of GetImage set and return, one per call.
 	looks []vmv1.ImageStatus
-	// watches are what each stream in turn sends; an element without an event waits, or ends it with that code.
+	// watches holds what each stream of WatchVm in turn sends: events, waits, or a status code that ends the stream.
 	watches [][]watched
 	console [][]byte
 	kv      *fakeKeys
@@ -70,7 +71,8 @@ type watched struct {
 	wait  bool
 }
 
-// fault makes calls fail, before or after they take effect.
+// fault makes the next calls of a method fail, as many as times. If after is set, they fail after they have taken
+// effect. An empty member means any member.
 type fault struct {
 	member, method string
 	code           codes.Code
@@ -116,12 +118,13 @@ func (c *fakeCloud) dial(ctx context.Context, endpoint string) (net.Conn, error)
 	return l.DialContext(ctx)
 }
 
-// id returns the n-th ID that the cloud generates.
+// id returns the ID that the cloud generates for its n-th object, counted from 1.
 func id(n int) string { return fmt.Sprintf("00000000-0000-7000-8000-%012d", n) }
 
 func (c *fakeCloud) nextID() string { c.made++; return id(c.made) }
 
-// failed returns a status with the details that a control plane adds.
+// failed returns a status error with the google.rpc details that a control plane adds. field, unless "", is the request
+// field that the error is about.
 func failed(code codes.Code, field, format string, args ...any) error {
 	return failedFor(code, field, nil, format, args...)
 }
@@ -135,7 +138,7 @@ func failedFor(code codes.Code, field string, meta map[string]string, format str
 	return s.Err()
 }
 
-// refused returns PERMISSION_DENIED with a reason.
+// refused returns a PERMISSION_DENIED error with a reason in its google.rpc details.
 func refused(reason, format string, args ...any) error {
 	s, _ := status.New(codes.PermissionDenied, fmt.Sprintf(format, args...)).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "trivet"})
 	return s.Err()
@@ -151,10 +154,11 @@ func bearer(ctx context.Context) string {
 	return strings.TrimPrefix(strings.Join(md.Get("authorization"), ""), "Bearer ")
 }
 
-// open lists the calls that need no token.
+// open lists the methods that must be called without a token.
 var open = []string{"IssueToken", "ExchangeToken", "ListLoginProviders", "VerifyToken"}
 
-// admit records the call. It refuses a caller without a valid token, and an administrator who names no tenant.
+// admit adds a call to the list of calls. It returns an error if the call has no valid token, or comes from the
+// administrator and names no org.
 func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	token := bearer(ctx)
@@ -186,7 +190,7 @@ func (c *fakeCloud) admit(ctx context.Context, member, method string, req any) e
 	return nil
 }
 
-// fault returns the next fault of a method.
+// fault returns the error of the first remaining fault for a call of a method at a member, or nil if there is none.
 func (c *fakeCloud) fault(member, method string, after bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -60,7 +60,7 @@ func (c *fakeCloud) GetVm(_ context.Context, in *vmv1.GetVmRequest) (*vmv1.Virtu
 	return c.vm(in.GetVmId())
 }
 
-// ListVms returns two VMs per page and supports a filter on the name.
+// ListVms returns two VMs per page. The only filter that it supports is one on the name.
 func (c *fakeCloud) ListVms(_ context.Context, in *vmv1.ListVmsRequest) (*vmv1.ListVmsResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -4,7 +4,7 @@
 // packages:
 //
 //   - identity, login, image, vm, node, wallet, kv and cluster hold the commands.
-//   - session has what all commands share: flags, environment, connection, output, exit codes.
+//   - session holds what all commands share: global flags, environment, connection, output, exit codes.
 //   - dial (a connection to several endpoints), account (the file of saved logins), explain (error texts), show (tables
 //     and JSON), console (filter for guests' serial output), openid (login with an OpenID provider) and terminal
 //     (prompts) contain no commands.
@@ -45,12 +45,12 @@ func main() {
 			}
 		}
 	}
-	// A second interrupt ends the program at once.
+	// Stop catching signals after the first one, so that a second interrupt ends the program at once.
 	context.AfterFunc(ctx, stop)
 	os.Exit(run(ctx, sh))
 }
 
-// run runs the command line of sh and returns the exit code.
+// run executes the command line in sh.Args and returns the exit code of the program.
 func run(ctx context.Context, sh session.Shell) int {
 	s, root := commands(sh)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -71,14 +71,14 @@ A VM, image or host is given by its name or ID. Exit code: 0 success, 1 failure,
 	s := session.New(sh, root)
 	root.AddCommand(login.Commands(s)...)
 	root.AddCommand(identity.Commands(s)...)
-	// These fail only for an unknown flag.
+	// RegisterFlagCompletionFunc fails only for an unknown flag.
 	_ = root.RegisterFlagCompletionFunc("org", identity.OrgNames(s))
 	_ = root.RegisterFlagCompletionFunc("project", identity.ProjectNames(s))
 	root.AddCommand(image.Command(s), vm.Command(s), node.Command(s), wallet.Command(s), kv.Command(s), cluster.Command(s))
 	return s, root
 }
 
-// version returns the module version of the build, or "unknown".
+// version returns the module version that this program was built from, or "unknown".
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {

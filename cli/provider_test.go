@@ -23,7 +23,8 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// browser opens each address that the program prints, like a user with a browser.
+// browser is the program's standard error. It opens the first URL that the program prints, as a user would with a
+// browser, and stores the resulting page.
 type browser struct {
 	bytes.Buffer
 	page string
@@ -44,7 +45,7 @@ func (b *browser) Write(p []byte) (int, error) {
 					return
 				}
 				defer resp.Body.Close()
-				text, _ := io.ReadAll(resp.Body) // what came is looked at
+				text, _ := io.ReadAll(resp.Body) // after an error, the page is checked as far as it was read
 				b.page = string(text)
 			})
 		})
@@ -52,8 +53,8 @@ func (b *browser) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestLoginAtAProvider logs in with an external OpenID provider, which gives a user of this cloud; a second login
-// replaces the first.
+// TestLoginAtAProvider logs in through an OpenID provider. It checks the request to the control plane and the saved
+// context, that a second login replaces the token of that context, and that no output contains an ID token.
 func TestLoginAtAProvider(t *testing.T) {
 	p := openidtest.New(t, now)
 	cloud := newCloud(t, nil, "a")
@@ -98,7 +99,7 @@ func TestLoginAtAProvider(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(text), in.GetIdToken(), "it is used once, and not kept")
 
-	// The login has ended: the same again goes to the provider again.
+	// A login without flags uses the provider of the saved context.
 	out, errs, code = trivet("login")
 	require.Zero(t, code, errs)
 	require.Contains(t, out, "the context is ada/web@a")
@@ -121,7 +122,7 @@ func TestLoginAtAProvider(t *testing.T) {
 	require.Equal(t, b, again)
 }
 
-// TestLogoutKeepsNewerLogin checks that a logout keeps a login that was saved while the logout ran.
+// TestLogoutKeepsNewerLogin checks that a logout does not remove a token that another login saved while the logout ran.
 func TestLogoutKeepsNewerLogin(t *testing.T) {
 	cloud := newCloud(t, nil, "a")
 	home := t.TempDir()

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// TestNoFlagTakesASecret checks that flags name files instead of secrets, because other users of the host can read a
-// program's arguments. The only flag that takes a secret warns about it.
+// TestNoFlagTakesASecret checks that no flag has a secret as its value, except one whose help warns about that. Other
+// flags name files, because other users of the host can read a program's arguments.
 func TestNoFlagTakesASecret(t *testing.T) {
 	_, root := commands(session.Shell{Env: func(string) string { return "" }})
 	secret := regexp.MustCompile(`token|password|secret|credential`)

@@ -63,7 +63,7 @@ func TestHostilePages(t *testing.T) {
 				ask("page_size", size)
 			}
 			for _, token := range []string{"A", "../..", all, changed} {
-				// For this method the token all is valid, because the list of the entire cloud has returned it.
+				// The page token all comes from ListAuditRecords for the entire cloud, so it is valid for that method only.
 				if e.name != identityService+"ListAuditRecords" || token != all {
 					ask("page_token", token)
 				}

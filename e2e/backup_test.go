@@ -20,7 +20,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// controlplane runs a command of trivet-controlplane, such as restore, and returns its output.
+// controlplane runs trivet-controlplane with arguments, such as restore, in the cloud's directory until it ends. It
+// returns its output.
 func (w *world) controlplane(args ...string) (out string, err error) {
 	cmd := exec.CommandContext(w.t.Context(), w.trio.Bin.ControlPlane, args...)
 	cmd.Dir = string(w.dir)
@@ -30,7 +31,7 @@ func (w *world) controlplane(args ...string) (out string, err error) {
 	return text.String(), err
 }
 
-// renewKey writes the key of a new cluster.
+// renewKey writes to the file name a key for a new cluster that replaces the cluster of the present key.
 func (w *world) renewKey(name string) {
 	out, err := w.controlplane("keygen", "--renew", w.trio.KeyFile())
 	require.NoError(w.t, err, out)
@@ -38,7 +39,7 @@ func (w *world) renewKey(name string) {
 	require.NoError(w.t, os.Chown(w.dir.Path(name), lab.UID, lab.UID))
 }
 
-// own changes the owner of files to the user that members run as.
+// own changes the owner of a directory and of all files in it to the user that members run as.
 func (w *world) own(dir string) {
 	require.NoError(w.t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
 		if err != nil {
@@ -48,7 +49,8 @@ func (w *world) own(dir string) {
 	}))
 }
 
-// startWith starts a member with additional flags and waits until its administrator's token exists.
+// startWith starts a member as the process name, with the address host, the data directory dir and additional flags. It
+// waits until the member is ready.
 func (w *world) startWith(name, host, dir string, flags ...string) {
 	require.NoError(w.t, w.dir.Start(lab.Program{
 		Name: name, Binary: "./bin/" + filepath.Base(w.trio.Bin.ControlPlane), Work: string(w.dir), UID: lab.UID,
@@ -68,7 +70,8 @@ func (w *world) startWith(name, host, dir string, flags ...string) {
 	}))
 }
 
-// token returns a connection with the administrator's token of a data directory, when that token is accepted.
+// token waits until the member at host accepts the administrator's token that is in a data directory, and returns a
+// client with this token.
 func (w *world) token(host, dir string) *lab.GRPC {
 	var g *lab.GRPC
 	require.NoError(w.t, lab.Until(w.context(90*time.Second), "the administrator is known", func(ctx context.Context) error {
@@ -102,8 +105,9 @@ func (w *world) has(host, key string) bool {
 	return a.Status == http.StatusOK && strings.Contains(a.Raw, "v-"+key)
 }
 
-// TestBackupAndRestore restores a lost cloud from a backup. Records and keys are as of the backup, the result is
-// another cluster, and members can be added. Damaged archives and wrong keys are refused and leave no files.
+// TestBackupAndRestore restores a stopped cloud from a backup. It checks that records and keys are as of the time of
+// the backup, that the result is a new cluster, and that members can be added to it. It also checks that restore fails
+// for damaged backups and wrong cluster keys, and then leaves no files.
 func TestBackupAndRestore(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -178,7 +182,7 @@ func TestBackupAndRestore(t *testing.T) {
 	require.ErrorContains(t, err, "Unauthenticated", "tokens of the old cluster")
 	w.put("127.0.0.5", "again")
 
-	// A remaining member of the old cluster cannot join this one; a new member can.
+	// A new member can join the restored cluster.
 	_, err = g.Operator.AddMember(ctx, &operatorv1.AddMemberRequest{Id: 6, RaftAddr: "127.0.0.6"})
 	require.NoError(t, err)
 	require.NoError(t, os.Mkdir(w.dir.Path("sixth"), 0o700))
@@ -195,8 +199,8 @@ func TestBackupAndRestore(t *testing.T) {
 	require.True(t, w.has("127.0.0.6", "again"))
 }
 
-// TestForceNewCluster loses two of three members for good. The third makes a new cluster from its data, and the others
-// cannot return.
+// TestForceNewCluster kills all three members and restarts the third with --force-new-cluster. It checks that this
+// member alone forms a new cluster with its data, and that the other two cannot join that cluster.
 func TestForceNewCluster(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -219,14 +223,14 @@ func TestForceNewCluster(t *testing.T) {
 			found++
 		}
 	}
-	// The member may lack the last writes, which the other two had committed.
+	// The member may lack the last writes, because the other two are a majority without it.
 	require.GreaterOrEqual(t, found, 10)
 	w.put("127.0.0.3", "alone")
 	s, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 	require.NoError(t, err)
 	require.Len(t, s.GetMembers(), 1)
 
-	// The flag is refused a second time, and so is the old key.
+	// The member must not start with the flag a second time, nor with the old key.
 	require.NoError(t, w.dir.Stop("survivor", 12*time.Second))
 	out, err = w.controlplane(append(flags, "--cluster-key", "new.key")...)
 	require.Error(t, err)
@@ -238,7 +242,7 @@ func TestForceNewCluster(t *testing.T) {
 	w.startWith("survivor", "127.0.0.3", w.trio.Name(3), "--node-id", "3", "--cluster-key", "new.key")
 	require.True(t, w.has("127.0.0.3", "alone"))
 
-	// The lost members start again: they are two of three members of the old cluster and unknown to this one.
+	// The other two start again. They are a majority of the old cluster, and not members of the new one.
 	require.NoError(t, w.trio.Start(1))
 	require.NoError(t, w.trio.Start(2))
 	w.ready()

@@ -22,8 +22,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestBadInput sends invalid requests of each kind. Each gets the right status and code and a helpful message, and
-// changes nothing.
+// TestBadInput sends invalid requests of many kinds over REST and gRPC. It checks that each gets the right status,
+// error code and message, and that all of them together change nothing.
 func TestBadInput(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -114,7 +114,8 @@ func TestBadInput(t *testing.T) {
 	require.Equal(t, before, w.everything(ctx), "nothing changed")
 }
 
-// everything returns the state that invalid input must not change.
+// everything returns, as text, the state that invalid requests must not change: VMs, allocated resources of hosts, and
+// images.
 func (w *world) everything(ctx context.Context) string {
 	vms, err := w.admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "default", ProjectId: "default"})
 	require.NoError(w.t, err)
@@ -226,7 +227,8 @@ func (w *world) badCalls(ctx context.Context, t *testing.T, images lab.GuestImag
 	}
 }
 
-// badImages tries to read files of the host by importing images.
+// badImages imports images from forbidden or invalid sources, such as files outside of the import directory. It checks
+// the errors, and that the members store no data of such an image.
 func (w *world) badImages(ctx context.Context, t *testing.T) {
 	dir := w.trio.ImportDir()
 	write := func(name string, content []byte) string {
@@ -258,7 +260,7 @@ func (w *world) badImages(ctx context.Context, t *testing.T) {
 		name string
 		who  *lab.GRPC
 		ask  *vmv1.CreateImageRequest
-		code codes.Code // OK: it becomes an image in ERROR
+		code codes.Code // OK if CreateImage succeeds and the import then fails
 		says string
 	}{
 		{"the host's secrets", w.admin, ask("file:///etc/shadow", raw), codes.NotFound, "no such file"},

@@ -16,7 +16,7 @@ import (
 // beyond is an address outside of loopback.
 const beyond = "10.9.8.7"
 
-// moved replaces the trio by one member whose address is outside of loopback.
+// moved, as an argument of newWorld, makes the cloud consist of one member with the address beyond.
 func moved(w *world) {
 	out, err := exec.Command("ip", "address", "add", beyond+"/32", "dev", "lo").CombinedOutput()
 	require.NoError(w.t, err, "%s", out)
@@ -27,8 +27,9 @@ func moved(w *world) {
 	w.trio.Members = map[int]string{1: beyond}
 }
 
-// TestBeyondLoopback runs a member that other hosts can reach. It serves over TLS, also on loopback. It serves
-// plaintext only if the operator and the client both force it, and logs a warning.
+// TestBeyondLoopback runs a member that other hosts can reach. It checks that the member serves over TLS, also on
+// loopback, and that it serves plaintext only if operator and client both give --insecure-plaintext. The member then
+// logs a warning.
 func TestBeyondLoopback(t *testing.T) {
 	password := filepath.Join(t.TempDir(), "password")
 	require.NoError(t, os.WriteFile(password, []byte("correct horse"), 0o600))

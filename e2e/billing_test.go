@@ -17,11 +17,11 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// shortHour is the length of a billing hour in TestBilling. Per hour a VM of body costs 11 while it runs and 1 while it
-// is stopped.
+// shortHour is the length of a billing hour in TestBilling. A VM that body describes costs 11 units of credit per such
+// hour while it runs, and 1 while it is stopped.
 const shortHour = 4 * time.Second
 
-// charges returns the charges for a VM in the wallet's transactions, oldest first.
+// charges returns those transactions of the wallet that are charges for a VM.
 func (w *world) charges(ctx context.Context, member int, id string) (all []charged) {
 	data := w.credit(ctx, member, w.tenantToken, 200, http.MethodGet, "/api/v1/wallets/default/transactions", nil)
 	text, err := json.Marshal(data["transactions"])
@@ -43,8 +43,9 @@ type charged struct {
 	ResourceID  string `json:"resource_id"`
 }
 
-// TestBilling checks that each hour of a VM is charged once, also when the leader is killed and when there is no leader
-// for hours. When the wallet is empty the VM is stopped; it can be started again after a top-up.
+// TestBilling checks that each hour of a VM is charged exactly once, also when the leader is killed and when no member
+// runs for hours. It also checks that the VM is shut down when no credit is available, and can be started again when
+// there is credit.
 func TestBilling(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.trio.Extra = []string{
@@ -105,7 +106,7 @@ func TestBilling(t *testing.T) {
 	}
 	require.True(t, running())
 
-	// The leader is killed, and another member becomes leader.
+	// Kill the leader. The next leader must continue to charge.
 	leader := w.leader(2)
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	if leader == 2 {
@@ -117,14 +118,15 @@ func TestBilling(t *testing.T) {
 	}
 	w.ready()
 
-	// There is no leader for three hours; the guest keeps running.
+	// Kill all members and start them again after three billing hours. These hours must be charged, and the guest must
+	// still run.
 	before := len(w.charges(ctx, 2, vm.ID))
 	for id := range w.trio.Members {
 		require.NoError(t, w.dir.Kill(w.trio.Name(id)))
 	}
 	down := time.Now()
 	select {
-	case <-time.After(3 * shortHour): // the test needs this time to pass
+	case <-time.After(3 * shortHour): // the members have no clock that the test could advance
 	case <-ctx.Done():
 	}
 	require.NoError(t, w.trio.StartAll())
@@ -132,7 +134,7 @@ func TestBilling(t *testing.T) {
 	hours(before + int(time.Since(down)/shortHour))
 	require.True(t, running())
 
-	// Each hour was charged once, in order.
+	// The charges must be for consecutive hours, each of 11 units.
 	all := w.charges(ctx, 3, vm.ID)
 	t.Logf("%d hours are charged", len(all))
 	var last time.Time
@@ -152,7 +154,7 @@ func TestBilling(t *testing.T) {
 		last = at
 	}
 
-	// When all credit is reserved for other purposes, the VM is shut down and cannot be started.
+	// Reserve all credit for other purposes. The VM must be shut down, and must not start until the credit is released.
 	var held struct{ ID string }
 	require.NoError(t, lab.Until(ctx, "all credit is reserved, between two hours", func(ctx context.Context) error {
 		a, err := w.rest(2, w.tenantToken).Do(ctx, creditPort, http.MethodPost, "/api/v1/reservations",

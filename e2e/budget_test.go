@@ -27,7 +27,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// blank creates a stopped VM with an empty disk, when the host has reported its capacity, and returns the VM's ID.
+// blank creates a VM with an empty disk and returns its ID. It repeats a failed call, because the host may not have
+// reported its capacity yet.
 func (w *world) blank(ctx context.Context, g *lab.GRPC, org, project string) (id string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, "a VM is made", func(ctx context.Context) error {
@@ -41,7 +42,7 @@ func (w *world) blank(ctx context.Context, g *lab.GRPC, org, project string) (id
 	return id
 }
 
-// fat returns an update that gives a VM the largest permitted record, about 120 KiB of data that hardly compresses.
+// fat returns an UpdateVm request with about 120 KB of random labels and metadata.
 func fat(org, project, vm string) *vmv1.UpdateVmRequest {
 	out := &vmv1.UpdateVmRequest{OrgId: org, ProjectId: project, VmId: vm, Labels: map[string]string{}, Metadata: map[string]string{}}
 	text := func() string {
@@ -55,8 +56,9 @@ func fat(org, project, vm string) *vmv1.UpdateVmRequest {
 	return out
 }
 
-// TestWriteBudgetOfAProject lets one user update a VM with 120 KiB as often as possible, at all three members at once.
-// The members write no more than the project's budget, and calls of other tenants and of the operator keep working.
+// TestWriteBudgetOfAProject sends updates of 120 KB by one user as often as possible, to all three members at once. It
+// checks that only as many are executed as the project's budget of bytes allows, that the others fail with
+// RATE_LIMITED, and that calls of other tenants and of the operator succeed.
 func TestWriteBudgetOfAProject(t *testing.T) {
 	const burst, calls = 4 << 20, 400
 	w := newWorld(t, func(w *world) {
@@ -94,7 +96,8 @@ func TestWriteBudgetOfAProject(t *testing.T) {
 		})
 	}
 	work.Wait()
-	// An update has 60 labels and 60 metadata entries of 1,000 bytes each. The last update may exceed the budget.
+	// size is the size of an update: 60 labels and 60 metadata entries of 1,000 bytes each. One update more than fits
+	// is allowed, because the last one may exceed the budget.
 	const size = 120 * 1000
 	earned := int(time.Since(began).Seconds()) * 1024
 	t.Logf("%d of 240 updates were carried out", accepted)
@@ -144,9 +147,9 @@ func TestWriteBudgetOfAProject(t *testing.T) {
 	require.NoError(t, err, "an operator has no budget")
 }
 
-// TestWritesStopBeforeTheDiskIsFull fills a member's disk with users' keys. Writes are refused before the disk is full,
-// so that no member ends. Until there is room, all members refuse calls that add data, and accept deletions and
-// operators' calls; afterwards they accept everything again.
+// TestWritesStopBeforeTheDiskIsFull fills a member's disk with users' keys. It checks that all members refuse calls
+// that add data before the disk is full, so that no member ends, but still accept deletions and operators' calls. When
+// there is space again, they must accept all calls.
 func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	const reserve = 300 << 20
 	s := newSick(t, map[int]int{1: 1000}, fmt.Sprint("--limits-disk-reserve=", reserve))
@@ -164,12 +167,12 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	})
 	stop()
 	require.NoError(t, err)
-	// Compactions may free space. A file of the test occupies it, so that at most 200 MiB are free.
+	// Compactions may free space. Occupy it with a file, so that at most 200 MiB are free.
 	foreign := filepath.Join(s.trio.DataDir(1), "foreign")
 	room, err := s.disks[1].Free()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(foreign, make([]byte, max(room-200<<20, 0)), 0o600))
-	// The other members learn of it within a second.
+	// Wait until every member reports that the disk of member 1 is low.
 	require.NoError(t, lab.Until(s.ctx, "every member knows", func(ctx context.Context) error {
 		for member := 1; member <= 3; member++ {
 			info, err := s.dial(member, s.adminToken).Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
@@ -210,7 +213,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 		require.Greater(t, m.GetDiskSizeBytes(), m.GetDiskFreeBytes())
 	}
 
-	// Users delete keys and defragment.
+	// Delete the keys and defragment, as users would. Writes must be accepted again.
 	got, err := c.Delete(s.ctx, "fill/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Positive(t, got.Deleted)
@@ -218,7 +221,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(foreign))
 	require.NoError(t, lab.Until(s.ctx, "there is room", func(ctx context.Context) error {
-		// Each member removes compacted revisions in the background.
+		// Try repeatedly, because each member removes compacted revisions in the background.
 		if _, err := c.Defragment(ctx, s.trio.Members[1]+":50051"); err != nil {
 			return err
 		}
@@ -226,7 +229,7 @@ func TestWritesStopBeforeTheDiskIsFull(t *testing.T) {
 		return err
 	}))
 	s.goesOn(1, 2, 3)
-	// The leader of the records learns of the free space about a second after the member.
+	// Wait, because the leader learns of a member's free space only after about a second.
 	require.NoError(t, lab.Until(s.ctx, "a tenant may change records again", func(ctx context.Context) error {
 		a, err := s.rest(2, token).Do(ctx, creditPort, http.MethodPost, "/api/v1/reservations", map[string]any{"project_id": "web", "amount": 10})
 		if err == nil && a.Status != http.StatusCreated {

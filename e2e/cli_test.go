@@ -15,7 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// trivet runs the command line and returns its output and exit status.
+// trivet runs the program trivet with a home directory and arguments, and returns its standard output, standard error
+// and exit code.
 func (w *world) trivet(ctx context.Context, home string, args ...string) (out, errs string, code int) {
 	cmd := exec.CommandContext(ctx, w.trio.Bin.CLI, args...)
 	cmd.Env = []string{"HOME=" + home, "XDG_CONFIG_HOME=" + home}
@@ -28,8 +29,8 @@ func (w *world) trivet(ctx context.Context, home string, args ...string) (out, e
 	return stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestCommandLine uses the command line as an operator, who imports an image and lists hosts, and as a tenant, who logs
-// in and runs a VM, also while a member is down.
+// TestCommandLine checks that the program trivet works for an operator, who imports an image and lists hosts, and for a
+// tenant, who logs in and runs a VM, also while the first of the tenant's endpoints is down.
 func TestCommandLine(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
@@ -70,7 +71,7 @@ func TestCommandLine(t *testing.T) {
 		return nil
 	}))
 
-	// The first endpoint may be down.
+	// The commands must use another endpoint when the first one is down.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	must(ada, "vm", "reset", "web")
 	must(ada, "vm", "stop", "web", "--force")

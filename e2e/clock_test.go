@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newClocks starts a trio whose members have clocks that the test can set.
+// newClocks starts three members whose clocks the test can set with SetClock.
 func newClocks(t *testing.T) *world {
 	t.Helper()
 	bin := faulty(t)
@@ -32,7 +32,8 @@ func newClocks(t *testing.T) *world {
 	})
 }
 
-// skew returns a member's clock offset from its metrics, in seconds; ok is false if the metric is absent.
+// skew returns the offset of a member's clock from those of the other members, in seconds, from its metrics. ok is
+// false if the metric is absent.
 func skew(ctx context.Context, host string) (seconds float64, ok bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+":8084/metrics", nil)
 	if err != nil {
@@ -52,7 +53,7 @@ func skew(ctx context.Context, host string) (seconds float64, ok bool, err error
 	return 0, false, nil
 }
 
-// off waits until a member's metrics report that its clock is ahead by the given time.
+// off waits until a member's metrics report that its clock is ahead of the others by the given time, within 0.5 s.
 func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("member %d knows that its clock is %s ahead", member, ahead), func(ctx context.Context) error {
@@ -67,9 +68,9 @@ func (w *world) off(ctx context.Context, member int, ahead time.Duration) {
 	}))
 }
 
-// TestClocksThatDiffer checks that clocks may differ by a minute: every member accepts the tokens of every other. A
-// member whose clock is ten minutes off reports it and does not change the time of other members, whether it leads or
-// not.
+// TestClocksThatDiffer sets the clock of one member, the leader or a follower, forward or back. It checks that with an
+// offset of a minute, every member accepts the tokens of every other. A member that is ten minutes off must log an
+// error and refuse tokens, and must not change the time of the other members.
 func TestClocksThatDiffer(t *testing.T) {
 	w := newClocks(t)
 	ctx := w.context(4 * time.Minute)
@@ -121,8 +122,8 @@ func TestClocksThatDiffer(t *testing.T) {
 	}
 }
 
-// refusesTokens checks that a member whose clock is far off refuses to verify and to issue tokens, and gives the
-// reason.
+// refusesTokens checks that the member odd, whose clock is ten minutes off, refuses to verify and to issue tokens, and
+// that the errors contain the reason.
 func (w *world) refusesTokens(ctx context.Context, odd int, ahead time.Duration) {
 	w.t.Helper()
 	way := "ahead of"
@@ -137,14 +138,15 @@ func (w *world) refusesTokens(ctx context.Context, odd int, ahead time.Duration)
 	require.ErrorContains(w.t, err, says)
 }
 
-// log returns a member's log.
+// log returns the content of a member's log.
 func (w *world) log(member int) string {
 	text, err := os.ReadFile(w.dir.LogFile(w.trio.Name(member)))
 	require.NoError(w.t, err)
 	return string(text)
 }
 
-// says waits until a member's log has a line that was not in before.
+// says waits until a member's log contains a match of the regular expression line after the text before, with which the
+// log must begin.
 func (w *world) says(ctx context.Context, member int, before, line string) {
 	w.t.Helper()
 	pattern := regexp.MustCompile(line)
@@ -156,8 +158,8 @@ func (w *world) says(ctx context.Context, member int, before, line string) {
 	}))
 }
 
-// tokensTravel issues a token at each member and uses it at each member; the member odd is left out unless whole is
-// set. The deadline of a new reservation must be right by the correct time.
+// tokensTravel checks that a token of each member is accepted by each member, and that a reservation which is created
+// with it expires after the right time by this host's clock. It leaves out the member odd unless whole is set.
 func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	w.t.Helper()
 	for from := range w.trio.Members {
@@ -178,7 +180,7 @@ func (w *world) tokensTravel(ctx context.Context, odd int, whole bool) {
 	}
 }
 
-// of returns a copy of w that reports failures to t.
+// of returns a copy of w whose methods report failures to t, for a subtest.
 func (w *world) of(t *testing.T) *world {
 	part := *w
 	part.t = t

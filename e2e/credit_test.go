@@ -39,14 +39,15 @@ func (w *world) credit(ctx context.Context, member int, token string, status int
 	return data
 }
 
-// payer is a client that repeats each request with the same idempotency key until it is acknowledged.
+// payer is a client of the credit REST API that repeats each request with the same idempotency key until it succeeds.
 type payer struct {
 	w     *world
 	token string
 	at    int
 }
 
-// post returns the data of the response. It tries the next member if one is down or has no leader.
+// post sends a POST request until it succeeds, to the next member after each failure, and returns the data of the
+// response.
 func (p *payer) post(ctx context.Context, path, key string, body any) (data map[string]any, err error) {
 	err = lab.Until(ctx, key+" is acknowledged", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -64,8 +65,9 @@ func (p *payer) post(ctx context.Context, path, key string, body any) (data map[
 	return data, err
 }
 
-// TestCreditOutlivesItsLeader kills the leader twice while clients reserve and commit. Every acknowledged commit is
-// charged once, and the ledger's sums are right. Each reservation without a commit expires once, under any leader.
+// TestCreditOutlivesItsLeader kills the leader twice while clients reserve and commit. It checks that every
+// acknowledged commit is charged exactly once, that the ledger's sums are right, and that each reservation without a
+// commit expires exactly once.
 func TestCreditOutlivesItsLeader(t *testing.T) {
 	w := newWorld(t, func(w *world) { w.trio.Extra = lab.Unlimited })
 	ctx := w.context(4 * time.Minute)
@@ -149,7 +151,8 @@ func TestCreditOutlivesItsLeader(t *testing.T) {
 	w.badOrders(ctx, token)
 }
 
-// badOrders sends invalid requests. Each is refused with the right code and a helpful message, and changes nothing.
+// badOrders sends invalid credit requests, and checks that each is refused with the right status, error code and
+// message, and that the wallet does not change.
 func (w *world) badOrders(ctx context.Context, token string) {
 	before := w.credit(ctx, 3, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil)
 	unproven, err := w.rest(3, "").IssueToken(ctx, "ada", "wrong", nil)
@@ -195,7 +198,8 @@ func (w *world) badOrders(ctx context.Context, token string) {
 	require.Equal(w.t, before, w.credit(ctx, 1, token, 200, http.MethodGet, "/api/v1/wallets/shop", nil), "nothing changed")
 }
 
-// books checks every transaction over the gRPC port of credit and has the members audit the ledger.
+// books checks, over credit's own gRPC port, that the wallet has one charge for each committed reservation and the
+// given number of expiries, and that AuditLedger finds no problem.
 func (w *world) books(ctx context.Context, committed map[string]bool, expired int) {
 	t := w.t
 	conn, err := grpc.NewClient("passthrough:///127.0.0.2:50057", grpc.WithTransportCredentials(insecure.NewCredentials()))

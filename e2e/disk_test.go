@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestBootFromEveryBus boots a VM by BIOS from a disk on each bus, with each cache mode. The small guest's kernel has
-// no AHCI driver, so a boot from SATA uses only the firmware's.
+// TestBootFromEveryBus checks that a VM boots by BIOS from a disk on each bus and with each cache mode. The small
+// guest's kernel has no AHCI driver, so for SATA only the firmware reads the disk.
 func TestBootFromEveryBus(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(4 * time.Minute)
@@ -21,7 +21,7 @@ func TestBootFromEveryBus(t *testing.T) {
 			b := body("boots-"+bus, images.Disk)
 			d := b["disks"].([]any)[0].(map[string]any)
 			d["bus"], d["cache"] = bus, cache
-			// A second disk, which must not be booted from at any position in the list.
+			// The VM must not boot from this blank disk, although it is the first in the list.
 			b["disks"] = []any{map[string]any{"id": "data", "source": map[string]any{"type": "blank"}, "size_gib": 1, "boot_index": 7}, d}
 			var vm lab.VM
 			if err := ada.Call(ctx, "POST", "/api/v1/vms", b, &vm); err != nil {

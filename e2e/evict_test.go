@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestEvictHost evicts a host that runs a guest and lets it join again. The guest keeps running: one process that
-// booted once.
+// TestEvictHost evicts and bans a host that runs a guest, and lets the host join again. It checks that the guest
+// continues to run meanwhile, as one process that has booted once, and that a host without VMs is evicted for good.
 func TestEvictHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -44,7 +44,8 @@ func TestEvictHost(t *testing.T) {
 	require.Contains(t, errs, "1 VMs are placed on node "+first)
 	require.Contains(t, errs, "delete")
 
-	// The host is evicted. Its guest keeps running under this agent and the next, and no other host gets the VM.
+	// Evict the host. Its guest must continue to run, also after a restart of the agent, and the VM must stay placed on
+	// the host.
 	restart := func() (said int) {
 		t.Helper()
 		require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
@@ -65,7 +66,7 @@ func TestEvictHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, first, vm.GetNodeId())
 
-	// With a new token it joins as the same host, with its guest.
+	// With a new token, the host must join under its old ID, with its guest.
 	give()
 	said = w.agentSays(ctx, said, "msg=connected", "node="+first)
 	eventually(ctx, t, w.admin, id, "it runs", func(vm *vmv1.VirtualMachine) bool {
@@ -74,7 +75,7 @@ func TestEvictHost(t *testing.T) {
 	w.only(id, pid)
 	must("uncordon", first)
 
-	// While it is banned, no token lets it join. When the ban is lifted it works again without a token.
+	// While the host is banned, it must not be able to join with any token. After the ban it must connect without one.
 	require.Contains(t, must("ban", w.agent.Name, "--reason", "a test"), "a test")
 	said = w.agentSays(ctx, said, "banned from its cluster")
 	give()
@@ -91,10 +92,11 @@ func TestEvictHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(text, banner), "it was never booted again")
 
-	// Without VMs it is evicted for good. The token that was refused during the ban is still valid: with it, the host
-	// joins as a new host.
+	// A host without VMs must be removed by an eviction. It then joins under a new ID, with the token that was refused
+	// during the ban and is still valid.
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/stop", nil, nil))
-	// The leader refuses by its applied state and may be behind the member that has just reported the VM as stopped.
+	// Try repeatedly: the member that has reported the VM as stopped may be ahead of the leader, which refuses to
+	// delete a running VM.
 	require.NoError(t, lab.Until(ctx, "it is deleted", func(ctx context.Context) error {
 		return ada.Call(ctx, "DELETE", "/api/v1/vms/"+id, nil, nil)
 	}))

@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newLone starts a cloud with one member, to which members can be added.
+// newLone starts a cloud with one member. The test can add members 2 and 3 with join.
 func newLone(t *testing.T) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
@@ -49,7 +49,7 @@ func newLone(t *testing.T) *world {
 	return w
 }
 
-// join starts a member that joins through the first member, with or without knowing its own ID.
+// join starts a member that joins the cluster through member 1. Without withID, it does not get its ID as a flag.
 func (w *world) join(id int, withID bool) {
 	args := []string{
 		"--listen", fmt.Sprintf("127.0.0.%d", id), "--data-dir", w.trio.Name(id), "--cluster-key", "cluster.key",
@@ -63,7 +63,7 @@ func (w *world) join(id int, withID bool) {
 	}))
 }
 
-// voters waits until a member reports these voters and no learner in both groups.
+// voters waits until the member via reports the voters want, no learner and a leader in both raft groups.
 func (w *world) voters(via int, want ...uint64) {
 	w.t.Helper()
 	g := w.dial(via, w.adminToken)
@@ -82,7 +82,8 @@ func (w *world) voters(via int, want ...uint64) {
 	}))
 }
 
-// load writes keys through some members until stop is called, and records the acknowledged ones.
+// load writes keys through the members hosts from four goroutines until end is called. acked holds the acknowledged
+// keys.
 type load struct {
 	mu    sync.Mutex
 	hosts []string
@@ -131,7 +132,7 @@ func (l *load) count() int {
 	return len(l.acked)
 }
 
-// more waits until n further keys are acknowledged, which shows that the cluster works.
+// more waits until n further keys of the load are acknowledged, which shows that the cluster accepts writes.
 func (w *world) more(l *load, n int) {
 	w.t.Helper()
 	want := l.count() + n
@@ -148,28 +149,28 @@ func (l *load) end() {
 	l.work.Wait()
 }
 
-// TestGrowAndShrink grows a cloud from one member to three and shrinks it to one other than the first, under load. One
-// member joins before it is added, one afterwards without knowing its ID. The first is killed on the way. Local
-// processes add three members that do not exist. No acknowledged key is lost.
+// TestGrowAndShrink adds two members to a cloud of one and then removes all but the third, under load. It checks that
+// the cloud accepts writes throughout and that no acknowledged key is lost, although the first member is killed and
+// local processes add three members that do not exist.
 func TestGrowAndShrink(t *testing.T) {
 	w := newLone(t)
 	ctx := w.context(4 * time.Minute)
 	l := w.startLoad("127.0.0.1")
 	w.more(l, 200)
 
-	w.join(2, true) // before it is added
+	w.join(2, true) // start member 2 before it is added to the cluster
 	_, err := w.admin.Operator.AddMember(ctx, &operatorv1.AddMemberRequest{Id: 2, RaftAddr: "127.0.0.2"})
 	require.NoError(t, err)
 	w.trio.Members[2] = "127.0.0.2"
 	w.voters(1, 1, 2)
 	w.more(l, 50)
 
-	// Any process of the host may add an entry over REST. It becomes a member when a process proves that it is that
-	// member.
+	// Any process of the host may add an entry for a member over REST. The member joins only when a process with the
+	// cluster key starts as that member.
 	a, err := w.rest(1, "").Do(ctx, 8081, http.MethodPost, "/api/v1/cluster/members", map[string]any{"node_id": 3, "raft_addr": "127.0.0.3:2380"})
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, a.Status, a.Raw)
-	w.join(3, false) // after it was added
+	w.join(3, false) // start member 3 after it was added, without its ID
 	w.trio.Members[3] = "127.0.0.3"
 	w.voters(2, 1, 2, 3)
 	l.through("127.0.0.1", "127.0.0.2", "127.0.0.3")
@@ -182,7 +183,7 @@ func TestGrowAndShrink(t *testing.T) {
 	}
 	w.voters(3, 1, 2, 3)
 
-	// With three fake entries, two of three members are still enough.
+	// The entries of members that do not exist must not count: two of three members must be a quorum.
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
 	l.through("127.0.0.2", "127.0.0.3")
 	w.more(l, 100)
@@ -190,17 +191,17 @@ func TestGrowAndShrink(t *testing.T) {
 		_, err := w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: id})
 		require.NoError(t, err)
 	}
-	// While the first is down, no other may be removed.
+	// While member 1 is down, no other voter may be removed.
 	_, err = w.dial(2, w.adminToken).Operator.RemoveMember(ctx, &operatorv1.RemoveMemberRequest{Id: 3, Force: true})
 	require.ErrorContains(t, err, "less than a quorum")
 
-	w.trio.Members = map[int]string{1: "127.0.0.1"} // as at its first start
+	w.trio.Members = map[int]string{1: "127.0.0.1"} // start member 1 with the flags of its first start
 	require.NoError(t, w.trio.Start(1))
 	w.ready()
 	w.trio.Members = map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}
 	w.voters(1, 1, 2, 3)
 
-	// Back to one member, which is not the first.
+	// Remove members 1 and 2.
 	ended := func(id int) {
 		t.Helper()
 		require.NoError(t, lab.Until(w.context(30*time.Second), fmt.Sprint("member ", id, " has ended"), func(context.Context) error {
@@ -228,7 +229,7 @@ func TestGrowAndShrink(t *testing.T) {
 	w.more(l, 50)
 	l.end()
 
-	// The last one is restarted alone and has all data.
+	// Restart the last member. It must have all acknowledged keys.
 	require.NoError(t, w.dir.Stop(w.trio.Name(3), 12*time.Second))
 	w.join(3, false)
 	w.trio.Members = map[int]string{3: "127.0.0.3"}
@@ -241,8 +242,8 @@ func TestGrowAndShrink(t *testing.T) {
 	t.Logf("%d keys acknowledged", len(l.acked))
 }
 
-// TestReplaceMember loses a member's disk. The member is refused until an operator replaces it, and then starts with
-// its old flags.
+// TestReplaceMember deletes a member's data. It checks that the member does not run until an operator has replaced it
+// with `trivet cluster replace`, and that it then starts with its old flags and is a voter again.
 func TestReplaceMember(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -267,7 +268,7 @@ func TestReplaceMember(t *testing.T) {
 	require.NoError(t, w.trio.Prepare())
 	require.NoError(t, w.trio.Start(2))
 	w.voters(2, 1, 2, 3)
-	// The replacement is a voter: one of the others may be removed.
+	// Kill the leader. The new member must count for the quorum that elects another one.
 	leader := w.leader(2)
 	w.dir.Signal(w.trio.Name(leader), syscall.SIGKILL)
 	require.NotEqual(t, leader, func() int {

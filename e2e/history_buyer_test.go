@@ -20,22 +20,23 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// patience is the timeout of a call, and lastNames the number of recent reservations of a wallet that calls choose
-// from.
+// patience is the timeout of a buyer's call. lastNames is the number of the most recent reservations of a wallet among
+// which calls choose.
 const (
 	patience  = 3 * time.Second
 	lastNames = 30
 )
 
-// buyer is a client that calls one member, one call after the other, and moves to the next when it gets no answer. A
-// loyal buyer only reads and keeps its member, so that it reads from members that are cut off.
+// buyer is a client that makes random credit calls to one member, one call after the other. After a call without a
+// response it uses the next member. A loyal buyer only reads and never changes its member, so that it also reads from
+// members that are cut off.
 type buyer struct {
 	s     *saga
 	n     int
 	r     *rand.Rand
 	at    int
 	loyal bool
-	// again is a call without an answer, to be repeated under the same name.
+	// again is a call that had no response and is to be repeated under the same name; its Name is "" if there is none.
 	again  history.Op
 	wallet string
 }
@@ -55,7 +56,7 @@ func (b *buyer) run(ctx context.Context, permits <-chan struct{}) {
 	}
 }
 
-// draw returns a random call.
+// draw chooses a random wallet, and returns a random call on it that has not been made yet.
 func (b *buyer) draw() history.Op {
 	b.wallet = walletNames[b.r.IntN(len(walletNames))]
 	o := history.Op{Client: b.n, Amount: 1 + b.r.Int64N(300)}
@@ -88,7 +89,7 @@ func (b *buyer) draw() history.Op {
 	return o
 }
 
-// remember makes a reservation known to all buyers, before it exists.
+// remember adds the ID of a reservation to those that buyers choose from. It is called before the reservation is made.
 func (s *saga) remember(wallet, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +113,7 @@ func (s *saga) note(wallet string, o history.Op) {
 	s.ops[wallet] = append(s.ops[wallet], o)
 }
 
-// call makes a call and records it.
+// call makes a call and adds it, with its times and its response, to the history of the wallet.
 func (b *buyer) call(ctx context.Context, o history.Op) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -131,7 +132,7 @@ func (b *buyer) call(ctx context.Context, o history.Op) {
 		if b.r.IntN(2) == 0 {
 			b.again = asked
 		}
-		// Without this pause, a buyer that is refused at once would use up all calls.
+		// Pause, because a buyer whose calls fail at once would otherwise use up the total number of calls.
 		hold(ctx, b.r, 50*time.Millisecond, 150*time.Millisecond)
 	}
 	b.s.note(b.wallet, o)
@@ -139,7 +140,7 @@ func (b *buyer) call(ctx context.Context, o history.Op) {
 
 func (b *buyer) send(ctx context.Context, o *history.Op) error {
 	c := b.s.credits[b.at]
-	if b.loyal { // a loyal buyer waits for a member that is down
+	if b.loyal { // it waits until its member can be reached
 		w, err := c.GetWallet(ctx, &creditv1.GetWalletRequest{OrgId: sagaOrg, ProjectId: b.wallet}, grpc.WaitForReady(true))
 		if err == nil {
 			o.Wallet = figures(w)
@@ -199,7 +200,8 @@ func reasonOf(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
-// refusal records an error of the ledger in o. It returns false for any other error, which leaves the outcome unknown.
+// refusal stores the reason in o if err is a refusal by the ledger. It returns false for any other error, after which
+// the outcome of the call is unknown.
 func refusal(err error, o *history.Op) bool {
 	info := reasonOf(err)
 	switch reason := info.GetReason(); reason {

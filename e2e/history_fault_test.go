@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// fault causes a fault, waits, and repairs it.
+// fault is a kind of fault that a test injects into a saga. act causes it, waits, and repairs it.
 type fault struct {
 	name string
 	act  func(ctx context.Context, s *saga, r *rand.Rand) error
 }
 
-// farOff is the offset of a wrong clock.
+// farOff is the time by which a member's clock is set forward or back.
 const farOff = 10 * time.Minute
 
 var faults = []fault{
@@ -59,7 +59,7 @@ func hold(ctx context.Context, r *rand.Rand, least, most time.Duration) {
 	}
 }
 
-// killed kills a member, starts it again, and waits until it serves.
+// killed kills a member, starts it again after up to 2 seconds, and waits until all running members are ready.
 func (s *saga) killed(ctx context.Context, r *rand.Rand, id int) error {
 	if err := s.dir.Kill(s.trio.Name(id)); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (s *saga) killed(ctx context.Context, r *rand.Rand, id int) error {
 	return s.trio.Ready(ctx)
 }
 
-// cutOff separates a member from the other members, not from its clients.
+// cutOff drops the packets between a member and the other members for 1 to 4 seconds. Clients can still reach it.
 func (s *saga) cutOff(ctx context.Context, r *rand.Rand, id int) error {
 	var errs []error
 	for other := range s.trio.Members {
@@ -85,7 +85,7 @@ func (s *saga) cutOff(ctx context.Context, r *rand.Rand, id int) error {
 	return errors.Join(append(errs, s.hosts.Heal())...)
 }
 
-// jumped sets a member's clock forward or back, runs meanwhile if it is not nil, and corrects the clock.
+// jumped sets a member's clock forward or back by farOff, calls meanwhile unless it is nil, and corrects the clock.
 func (s *saga) jumped(ctx context.Context, r *rand.Rand, id int, meanwhile func(context.Context, *rand.Rand, int) error) error {
 	ahead := farOff
 	if r.IntN(2) == 0 {

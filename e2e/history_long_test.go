@@ -10,8 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/history"
 )
 
-// TestHistoryNoticesMutants checks that the history check notices each mutant from the responses alone. It repeats the
-// run, because a mutant shows only after a fault at the right moment.
+// TestHistoryNoticesMutants runs a control plane with a mutant (a deliberate fault) under buyers' calls and injected
+// faults. It checks that package history finds a violation for each mutant within six runs, from the responses and the
+// journal alone. It repeats the run, because a mutant has an effect only after a fault at the right time.
 func TestHistoryNoticesMutants(t *testing.T) {
 	const most, ops = 6, 800
 	for name, faults := range map[string][]string{

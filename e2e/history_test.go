@@ -26,31 +26,32 @@ import (
 )
 
 const (
-	// opsEnv names the environment variable with the number of calls, seedEnv the one with the random seed.
+	// opsEnv is the environment variable for the number of calls, seedEnv that for the random seed.
 	opsEnv  = "TRIVET_HISTORY_OPS"
 	seedEnv = "TRIVET_HISTORY_SEED"
-	// shortHistory is the number of calls without opsEnv.
+	// shortHistory is the number of calls if opsEnv is not set.
 	shortHistory = 3000
-	// pace is the number of calls per second, by buyers clients, of which loyal ones keep their member.
+	// pace is the number of calls per second of all buyers together. buyers is the number of buyers; the first loyal of
+	// them are loyal, that is, never change their member.
 	pace, buyers, loyal = 100, 12, 3
-	// stampTolerance is the permitted difference between a transaction's time and the time of its call.
+	// stampTolerance is the time by which a transaction may be stamped before the start or after the end of its call.
 	stampTolerance = 5 * time.Second
 	checkTime      = 2 * time.Minute
 )
 
-// saga records a history.
+// saga is a cloud on which buyers make credit calls while faults are injected. ops holds the history of each wallet.
 type saga struct {
 	*world
 	hosts *lab.Hosts
 	seed  uint64
 	began time.Time
-	// credits and operators hold the administrator's connections to each member.
+	// credits and operators hold clients with the administrator's token, by member.
 	credits   map[int]creditv1.CreditServiceClient
 	operators map[int]operatorv1.OperatorServiceClient
 
 	mu    sync.Mutex
 	ops   map[string][]history.Op
-	names map[string][]string // the last reservations of each wallet
+	names map[string][]string // the IDs of the most recent reservations of each wallet
 	lost  map[string]int      // the number of unknown outcomes by reason
 }
 
@@ -65,7 +66,8 @@ func number(t *testing.T, env string, otherwise uint64) uint64 {
 	return n
 }
 
-// newSaga starts a trio with its own hosts, clocks that can be set, a mutant unless the name is empty, and wallets.
+// newSaga starts three members, each in its own network namespace and with a clock that can be set, and creates the
+// wallets. mutant is the name of a deliberate fault in the control plane; empty for none.
 func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 	t.Helper()
 	hosts, err := lab.NewHosts(1, 2, 3)
@@ -80,7 +82,7 @@ func newSaga(t *testing.T, seed uint64, mutant string) *saga {
 		}
 		w.trio.Env = func(id int) []string { return []string{lab.ClockEnv(id), "TRIVET_MUTANT=" + mutant} }
 	})
-	// Partitions end before the members are stopped.
+	// Undo partitions before the members are stopped; cleanups run in reverse order.
 	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
 	s.began = time.Now()
 	for id := range s.trio.Members {
@@ -99,7 +101,7 @@ const sagaOrg = "acme"
 
 var walletNames = []string{"w1", "w2", "w3", "w4"}
 
-// live runs buyers and faults until ops calls were made, and repairs all faults.
+// live runs the buyers, with the faults of the given names, until they have made ops calls. Then it repairs all faults.
 func (s *saga) live(ctx context.Context, ops int, names ...string) {
 	s.t.Helper()
 	permits := make(chan struct{})
@@ -131,8 +133,8 @@ func (s *saga) live(ctx context.Context, ops int, names ...string) {
 	s.ready()
 }
 
-// TestCreditHistory checks that the calls of each wallet are linearizable and agree with its journal, under faults of
-// members and clocks.
+// TestCreditHistory makes random credit calls while members are killed and cut off and their clocks jump. It checks
+// that the calls on each wallet are linearizable and agree with its journal.
 func TestCreditHistory(t *testing.T) {
 	seed := number(t, seedEnv, uint64(time.Now().UnixNano()))
 	ops := int(number(t, opsEnv, shortHistory))
@@ -154,7 +156,8 @@ func TestCreditHistory(t *testing.T) {
 	s.audit(ctx)
 }
 
-// rest waits until all due reservations have expired, and reads each wallet once more at every member.
+// rest waits until no reservation is pending any more. To that end it reads each wallet at every member, and adds these
+// reads to the history.
 func (s *saga) rest(ctx context.Context) {
 	s.t.Helper()
 	for id := range s.trio.Members {
@@ -176,7 +179,8 @@ func (s *saga) rest(ctx context.Context) {
 	}
 }
 
-// judge reads the journals and checks each wallet's history.
+// judge reads the journals and checks each wallet's history with package history. It returns the sums of the
+// statistics, or the error of the first wallet that fails.
 func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
 	for _, wallet := range walletNames {
 		journal, err := s.journal(ctx, wallet)
@@ -198,8 +202,8 @@ func (s *saga) judge(ctx context.Context) (total history.Summary, err error) {
 	return total, nil
 }
 
-// once checks that each acknowledged commit has one charge and each reservation one end. The history check implies
-// this; this check needs no model.
+// once checks that each acknowledged commit has exactly one charge in the journal and each reservation exactly one end.
+// Package history implies this too, but with a model of the ledger, which this check does not need.
 func (s *saga) once(wallet string, journal []ledger.Transaction) {
 	charges, ends, made := map[string]int{}, map[string]int{}, 0
 	for _, tx := range journal {
@@ -243,7 +247,7 @@ func (s *saga) journal(ctx context.Context, wallet string) (out []ledger.Transac
 	}
 }
 
-// audit lets every member recompute the ledger's sums.
+// audit checks that AuditLedger, which recomputes the ledger's sums, finds no problem at any member.
 func (s *saga) audit(ctx context.Context) {
 	s.t.Helper()
 	for id := range s.trio.Members {
@@ -263,8 +267,8 @@ func (s *saga) audit(ctx context.Context) {
 	}
 }
 
-// hurt causes faults until over is closed, each name once before any is repeated. At the end all faults are repaired,
-// but members may still have to be started.
+// hurt injects faults one after the other until over is closed: all of names in random order, and then again. When it
+// returns nil, no fault is in effect.
 func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) error {
 	r := rand.New(rand.NewPCG(s.seed, 1))
 	for {
@@ -286,7 +290,8 @@ func (s *saga) hurt(ctx context.Context, over <-chan struct{}, names []string) e
 	}
 }
 
-// sagaLeader returns the leader of the records, or any member if there is none.
+// sagaLeader returns the leader of the raft group that holds the control plane's records, as of the highest term that a
+// member reports. It returns member 1 if no member reports a leader.
 func (s *saga) sagaLeader(ctx context.Context) int {
 	leader, term := 1, uint64(0)
 	for id := range s.trio.Members {

@@ -20,19 +20,19 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// everyMember lists the endpoints of a login.
+// everyMember lists all members, as a value of the flag --endpoint.
 const everyMember = "127.0.0.1,127.0.0.2,127.0.0.3"
 
-// somebody is a user of the command line with a home directory.
+// somebody is a person who uses the program trivet, with their own home directory.
 type somebody struct {
 	w    *world
 	ctx  context.Context
 	home string
-	// as holds arguments that precede every command.
+	// as holds flags that does and cannot put before the arguments of each command.
 	as []string
 }
 
-// does runs the command line, which must succeed.
+// does runs trivet with arguments, checks that it succeeds, and returns its standard output.
 func (p *somebody) does(args ...string) string {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -40,7 +40,7 @@ func (p *somebody) does(args ...string) string {
 	return out
 }
 
-// cannot runs the command line, which must fail with an error that contains want.
+// cannot runs trivet with arguments, and checks that it fails with exit code 1 and an error that contains want.
 func (p *somebody) cannot(want string, args ...string) {
 	p.w.t.Helper()
 	out, errs, code := p.w.trivet(p.ctx, p.home, append(p.as, args...)...)
@@ -48,14 +48,15 @@ func (p *somebody) cannot(want string, args ...string) {
 	require.Contains(p.w.t, errs, want)
 }
 
-// writes creates a file that only its owner can read, and returns its path.
+// writes creates a file with a line of text and mode 0600 in the home directory, and returns its path.
 func (p *somebody) writes(name, text string) string {
 	path := filepath.Join(p.home, name)
 	require.NoError(p.w.t, os.WriteFile(path, []byte(text+"\n"), 0o600))
 	return path
 }
 
-// browses logs in at an external provider: it opens the printed address like a browser.
+// browses runs `trivet login` with arguments for an OpenID provider. It opens the printed address as a browser would,
+// and returns the standard output.
 func (p *somebody) browses(args ...string) string {
 	cmd := exec.CommandContext(p.ctx, p.w.trio.Bin.CLI, append([]string{"login"}, args...)...)
 	cmd.Env = []string{"HOME=" + p.home, "XDG_CONFIG_HOME=" + p.home}
@@ -77,8 +78,9 @@ func (p *somebody) browses(args ...string) string {
 	return out.String()
 }
 
-// TestCommandLineIdentity creates a tenant with the command line alone. Its users log in, work within its quota and
-// their roles, and are removed.
+// TestCommandLineIdentity checks that an administrator can create and delete a tenant with the program trivet alone. It
+// checks that the tenant's user can log in with a password and through an OpenID provider, and can do what quota and
+// roles allow but nothing else.
 func TestCommandLineIdentity(t *testing.T) {
 	provider := openidtest.New(t, time.Now())
 	w := newWorld(t, func(w *world) {
@@ -101,7 +103,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.does("binding", "add", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
 	require.Regexp(t, `ada +project:admin +acme +web`, admin.does("binding", "list", "--org", "acme"))
 
-	// Ada reads. Calls that she lacks the role for are refused and recorded in the audit log.
+	// Ada must be able to read her tenant. A call that needs another role must be refused, and be in the audit log.
 	require.Contains(t, ada.does("login", "--endpoint", everyMember, "--user", "ada", "--password-file", filepath.Join(ada.home, "password"), "--project", "web"),
 		"the context is ada/web@127.0.0.1")
 	me := ada.does("whoami")
@@ -119,7 +121,7 @@ func TestCommandLineIdentity(t *testing.T) {
 		return nil
 	}))
 
-	// A service account for a program gets a name, a secret and a token.
+	// A service account gets a secret and a token, which must work until the token is revoked.
 	secret, token := filepath.Join(ada.home, "ci.secret"), filepath.Join(ada.home, "ci.token")
 	ci := strings.TrimSpace(ada.does("service-account", "create", "ci", "--role", "project:viewer", "--secret-file", secret, "-o", "name"))
 	ada.does("token", "issue", "--user", ci, "--password-file", secret, "--file", token)
@@ -134,7 +136,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	ada.cannot("the token is not valid", "token", "verify", "--file", token)
 	ada.does("sa", "delete", "ci")
 
-	// The signing keys are rotated while she is logged in, and a member goes down.
+	// Ada's login must still work after the signing keys were rotated and while a member is down.
 	admin.does("key", "rotate", "--force")
 	require.Contains(t, admin.does("key", "list"), "secondary")
 	require.NoError(t, w.dir.Kill(w.trio.Name(1)))
@@ -142,7 +144,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.NoError(t, w.trio.StartAll())
 	w.ready()
 
-	// A new password revokes earlier tokens; a logout revokes its token on each member, also for copies of it.
+	// A new password must revoke earlier tokens on each member, and a logout must revoke the token and copies of it.
 	ada.does("user", "password", "--current-password-file", ada.writes("old", "correct horse"), "--password-file", ada.writes("password", "another horse"))
 	for host := range strings.SplitSeq(everyMember, ",") {
 		refused(ctx, t, ada, "run `trivet login`", "whoami", "--endpoint", host)
@@ -158,7 +160,7 @@ func TestCommandLineIdentity(t *testing.T) {
 
 	w.rivals(admin, filepath.Join(ada.home, "password"))
 
-	// She logs in with an external provider after an administrator linked her identity there.
+	// Ada must be able to log in through an OpenID provider when an administrator has linked her identity there.
 	admin.does("user", "link", "ada", "--provider", "corp", "--subject", provider.Subject)
 	require.Contains(t, ada.browses("--provider", "corp", "--project", "web", "--context", "outside"), "as ada until")
 	require.Regexp(t, `Proven by: +oidc`, ada.does("whoami"))
@@ -168,7 +170,7 @@ func TestCommandLineIdentity(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(ada.does("context", "list", "-o", "json")), &contexts))
 	require.Equal(t, "[{ada/web@127.0.0.1 LOGGED_OUT} {outside LOGGED_IN}]", fmt.Sprint(contexts.Contexts))
 
-	// The tenant is deleted with all that belongs to it.
+	// Remove the role, the user, the project and the org. An org with a project must not be deleted.
 	admin.does("binding", "remove", "--user", "ada", "--role", "project:admin", "--org", "acme", "--project", "web")
 	refused(ctx, t, ada, "no project web", "service-account", "list")
 	admin.does("user", "disable", "ada")
@@ -179,7 +181,8 @@ func TestCommandLineIdentity(t *testing.T) {
 	admin.does("org", "delete", "acme")
 }
 
-// rivals lets the administrator of another org invite ada to a role, which she accepts with a login without a project.
+// rivals checks that mallory, the administrator of another org, has no access to ada's project, can invite ada to a
+// role in a project of the other org, and that the role has an effect only after ada has accepted it.
 func (w *world) rivals(admin *somebody, password string) {
 	mallory := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
 	ada := &somebody{w: w, ctx: admin.ctx, home: w.t.TempDir()}
@@ -217,7 +220,8 @@ func (w *world) rivals(admin *somebody, password string) {
 	ada.cannot("no project lab", "quota", "show", "--project", "lab")
 }
 
-// refused waits until a call is refused; a member may use cached data for one second.
+// refused waits until trivet fails with exit code 1 and an error that contains want. It runs trivet repeatedly, because
+// a member may use cached data for one second.
 func refused(ctx context.Context, t *testing.T, p *somebody, want string, args ...string) {
 	t.Helper()
 	require.NoError(t, lab.Until(ctx, "it is refused", func(ctx context.Context) error {
@@ -229,7 +233,7 @@ func refused(ctx context.Context, t *testing.T, p *somebody, want string, args .
 	}))
 }
 
-// savedToken returns the token of the current login.
+// savedToken returns the first token in the file of saved logins.
 func savedToken(t *testing.T, p *somebody) string {
 	text, err := os.ReadFile(filepath.Join(p.home, "trivet", "config.yaml"))
 	require.NoError(t, err)

@@ -24,8 +24,9 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// TestRevocationOnEveryMember takes a role from a user, revokes a token and disables the user. Then every member refuses the
-// calls, and open watches end. That it takes less than a second is shown with virtual time, in package identity.
+// TestRevocationOnEveryMember removes a role from a user, revokes tokens and disables the user. It checks that after
+// each of these, every member soon refuses the user's calls and open watches end. A test in package identity checks,
+// with virtual time, that this takes less than a second.
 func TestRevocationOnEveryMember(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -67,7 +68,7 @@ func TestRevocationOnEveryMember(t *testing.T) {
 	binding := &identityv1.Binding{Role: "project:member", OrgId: "acme", ProjectId: "shop"}
 	_, err := w.admin.Identity.UnbindRole(ctx, &identityv1.UnbindRoleRequest{UserId: "ada", Binding: binding})
 	require.NoError(t, err)
-	soonEverywhere(codes.NotFound) // a project without a role of the caller is answered like a missing one
+	soonEverywhere(codes.NotFound) // the same status as for a project that does not exist
 	_, err = watch.Recv()
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "an open watch ends with the role: %v", err)
 	_, err = w.admin.Identity.BindRole(ctx, &identityv1.BindRoleRequest{UserId: "ada", Binding: binding})
@@ -100,8 +101,8 @@ func TestRevocationOnEveryMember(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 }
 
-// TestOtherLibrariesVerifyTokens verifies tokens with another library that knows only a member's URL. Valid tokens stay
-// accepted while keys rotate, and tokens of a revoked key are refused.
+// TestOtherLibrariesVerifyTokens checks that go-oidc, which gets only a member's URL, and all members accept valid
+// tokens while the signing keys are rotated. It also checks that members refuse the tokens of a revoked key.
 func TestOtherLibrariesVerifyTokens(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -162,8 +163,8 @@ func TestOtherLibrariesVerifyTokens(t *testing.T) {
 		})
 	}
 	for range 3 {
-		// Forced: the staged key is younger than the time for which verifiers may cache the published keys. This test
-		// has no such cache.
+		// Force is needed because the staged key is younger than the time for which verifiers may cache the published
+		// keys. The verifiers of this test have no such cache.
 		keys, err := w.admin.Identity.RotateKeys(ctx, &identityv1.RotateKeysRequest{Force: true})
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, len(keys.GetKeys()), 3)
@@ -209,8 +210,8 @@ func TestOtherLibrariesVerifyTokens(t *testing.T) {
 	require.NoError(t, err, "what was staged signs now")
 }
 
-// TestQuotaAndClosedRecords checks that quotas apply to REST, and that the key-value REST API gives no access to
-// records of the control plane.
+// TestQuotaAndClosedRecords checks that a quota limits VMs that are created over REST, and that the key-value REST API
+// gives no access to records of the control plane, such as users.
 func TestQuotaAndClosedRecords(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -237,7 +238,8 @@ func TestQuotaAndClosedRecords(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		for _, secret := range []string{account.GetSecret(), "ada", "acme", "Sealed", "Password"} {
 			found := string(text)
-			// An error message repeats the path, and a request ID consists of random letters.
+			// Remove the error message, which repeats the path, and the request ID, whose random letters may contain
+			// the text.
 			var e struct {
 				Error struct{ Message string }
 				Meta  struct {
@@ -256,8 +258,8 @@ func TestQuotaAndClosedRecords(t *testing.T) {
 	}
 }
 
-// TestRevocationBehindAPartition checks that a member which is cut off from the others refuses every token after a
-// second, including one that was revoked meanwhile, until the partition ends.
+// TestRevocationBehindAPartition checks that a member which is partitioned from the others soon refuses every token
+// with UNAVAILABLE, because one may have been revoked. After the partition it must refuse the revoked token as such.
 func TestRevocationBehindAPartition(t *testing.T) {
 	hosts, err := lab.NewHosts(1, 2, 3)
 	require.NoError(t, err)
@@ -272,7 +274,7 @@ func TestRevocationBehindAPartition(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, hosts.Heal()) })
 	ctx := w.context(3 * time.Minute)
 	text := w.tenant("ada", "acme", "shop", "project:member")
-	away := w.leader(1)%3 + 1 // a follower
+	away := w.leader(1)%3 + 1 // the follower that is cut off
 	near := away%3 + 1
 	ask := func(member int) (*identityv1.WhoAmIResponse, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -18,7 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// newcomer starts a member with an empty directory and the additional flags.
+// newcomer starts a program as a member that joins through members 1 and 2, with its own directory and additional
+// flags.
 func (w *world) newcomer(name, host string, more ...string) {
 	require.NoError(w.t, os.MkdirAll(w.dir.Path(name), 0o700))
 	w.own(w.dir.Path(name))
@@ -49,7 +50,8 @@ func (w *world) endsSaying(ctx context.Context, name string, words ...string) {
 	}
 }
 
-// TestMemberToken lets a fourth member join with only a token. The token can be used once; later starts need none.
+// TestMemberToken checks that a fourth member can join with a member token and no cluster key, that the token can be
+// used only once, and that later starts of the member need no token.
 func TestMemberToken(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -64,8 +66,8 @@ func TestMemberToken(t *testing.T) {
 	}
 	file("member.token", token)
 
-	// Refused are a host's token, the token of another cluster (which is not sent to any member), and a start without
-	// one.
+	// A member must not join with a host's token, with the token of another cluster (which it must not send to any
+	// member), or without a token.
 	nodeToken, err := w.admin.NodeToken(ctx)
 	require.NoError(t, err)
 	file("node.token", nodeToken)
@@ -79,11 +81,11 @@ func TestMemberToken(t *testing.T) {
 
 	name := w.trio.Name(4)
 	w.newcomer(name, "127.0.0.4", "--join-token", "member.token")
-	_, err = w.admin.Operator.AddMember(ctx, &operatorv1.AddMemberRequest{Id: 4, RaftAddr: "127.0.0.4"}) // it waits until then
+	_, err = w.admin.Operator.AddMember(ctx, &operatorv1.AddMemberRequest{Id: 4, RaftAddr: "127.0.0.4"}) // the member waits for this
 	require.NoError(t, err)
 	w.trio.Members[4] = "127.0.0.4"
 	w.voters(4, 1, 2, 3, 4)
-	kept, err := clusterkey.Load(w.dir.Path(name, "cluster.key")) // which refuses what others may read
+	kept, err := clusterkey.Load(w.dir.Path(name, "cluster.key")) // fails if other users can read the file
 	require.NoError(t, err)
 	shared, err := clusterkey.Load(w.trio.KeyFile())
 	require.NoError(t, err)

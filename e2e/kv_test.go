@@ -35,7 +35,8 @@ func (w *world) keys(ctx context.Context, member, status int, method, path strin
 	return data
 }
 
-// kvLeader waits until all members in running report the same leader of the key-value group, and returns it.
+// kvLeader waits until all members in running report the same term of the key-value raft group and one of them is its
+// leader, and returns the leader's id.
 func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, "one member leads the keys", func(ctx context.Context) error {
@@ -68,8 +69,8 @@ func (w *world) kvLeader(ctx context.Context, running ...int) (leader int) {
 	return leader
 }
 
-// TestKeys uses the key-value store by REST at a follower, with etcd's client and the command line, also while the
-// leader is killed.
+// TestKeys checks reads, writes and watches of the key-value store, over REST, with etcd's client and with the program
+// trivet, at followers and after the leader was killed. It also checks the transfer of leadership.
 func TestKeys(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(3 * time.Minute)
@@ -95,7 +96,7 @@ func TestKeys(t *testing.T) {
 			}
 		}
 	}
-	// The watch is established when the first event arrives.
+	// Put a key repeatedly until the watch returns its event, which shows that the watch exists.
 	require.NoError(t, lab.Until(ctx, "the watch sees a change", func(ctx context.Context) error {
 		if _, err := client.Put(ctx, "/app/begin", "now"); err != nil {
 			return err
@@ -110,7 +111,7 @@ func TestKeys(t *testing.T) {
 		return errors.New("nothing seen")
 	}))
 
-	// A write at a follower is forwarded, and all members see it.
+	// A write at a follower must be readable at all members.
 	w.keys(ctx, follower, 200, http.MethodPut, "/api/v1/kv/app/config", map[string]string{"value": "größe"})
 	for member := range w.trio.Members {
 		require.Equal(t, "größe", w.keys(ctx, member, 200, http.MethodGet, "/api/v1/kv/app/config", nil)["value"])
@@ -124,13 +125,13 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, clientv3.EventTypeDelete, e.Type)
 	w.keys(ctx, follower, 404, http.MethodGet, "/api/v1/kv/app/config", nil)
 
-	// The leader is killed: serializable reads continue, writes continue when there is another leader.
+	// After the leader was killed, serializable reads must succeed at once, and writes when there is another leader.
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	w.keys(ctx, follower, 200, http.MethodGet, "/api/v1/kv/app/begin?consistency=local", nil)
 	require.NoError(t, lab.Until(ctx, "a key can be written again", func(ctx context.Context) error {
 		a, err := w.rest(follower, "").Do(ctx, kvPort, http.MethodPut, "/api/v1/kv/app/again", map[string]string{"value": "1"})
 		if err == nil && a.Status != 200 {
-			// There is no leader, or the member still takes the dead one for it.
+			// There is no leader yet, or the member still forwards to the killed one.
 			require.Contains(t, []int{500, 502, 503}, a.Status, a.Raw)
 			err = errors.New(a.Raw)
 		}
@@ -144,7 +145,7 @@ func TestKeys(t *testing.T) {
 	newLeader := w.kvLeader(ctx, follower, third)
 	require.NotEqual(t, leader, newLeader)
 
-	// Leadership is transferred on request, and refused for a target that cannot lead.
+	// A transfer of leadership must succeed to a member, and fail to one that does not exist.
 	other := follower + third - newLeader
 	w.keys(ctx, other, 412, http.MethodPost, "/api/v1/cluster/leader/transfer", map[string]int{"target_id": 99})
 	w.keys(ctx, other, 400, http.MethodPost, "/api/v1/cluster/leader/transfer", map[string]int{"target_id": 0})
@@ -154,7 +155,7 @@ func TestKeys(t *testing.T) {
 	w.commandLineKeys(ctx, endpoint(follower)+","+endpoint(third))
 }
 
-// commandLineKeys runs the kv commands of the real program.
+// commandLineKeys checks the commands of `trivet kv` against the cloud: keys, leases, snapshot, import and compaction.
 func (w *world) commandLineKeys(ctx context.Context, endpoints string) {
 	t := w.t
 	home := t.TempDir()

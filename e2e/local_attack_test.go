@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// plain connects to a gRPC port without TLS, from the address source unless it is empty.
+// plain returns a gRPC connection without TLS to host:port. Its source address is source, unless that is empty.
 func plain(t *testing.T, address, source string) *grpc.ClientConn {
 	t.Helper()
 	dial := func(ctx context.Context, to string) (net.Conn, error) {
@@ -39,7 +39,8 @@ func plain(t *testing.T, address, source string) *grpc.ClientConn {
 	return conn
 }
 
-// changes makes the calls of etcd's API that change members or permissions, without a credential.
+// changes makes those calls of etcd's API that change the member id or permissions, or return all data, without a
+// credential. It returns the error of each by the name of its method.
 func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]error {
 	cluster, maintenance, users := pb.NewClusterClient(conn), pb.NewMaintenanceClient(conn), pb.NewAuthClient(conn)
 	away := []string{fmt.Sprintf("https://127.9.9.%d:9", id)}
@@ -49,7 +50,7 @@ func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]e
 	_, out["MemberAdd"] = cluster.MemberAdd(ctx, &pb.MemberAddRequest{PeerURLs: away})
 	_, out["MemberPromote"] = cluster.MemberPromote(ctx, &pb.MemberPromoteRequest{ID: id})
 	_, out["MoveLeader"] = maintenance.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: id})
-	// With etcd's Auth enabled, its root user may make the calls above.
+	// These two would let the caller make the calls above as root, the administrator of etcd's Auth.
 	_, out["UserAdd"] = users.UserAdd(ctx, &pb.AuthUserAddRequest{Name: "root", Password: "mine"})
 	_, out["AuthEnable"] = users.AuthEnable(ctx, &pb.AuthEnableRequest{})
 	file, err := maintenance.Snapshot(ctx, &pb.SnapshotRequest{})
@@ -60,9 +61,9 @@ func changes(ctx context.Context, conn *grpc.ClientConn, id uint64) map[string]e
 	return out
 }
 
-// TestLocalProcessCannotChangeMembers checks that a process on a member's host cannot move or remove members without a
-// credential, and that the audit log has its attempts. An administrator can change an address only if the member's
-// certificate is presented there.
+// TestLocalProcessCannotChangeMembers checks that a process on a member's host cannot move or remove voters without a
+// credential, and that its attempts are in the audit log. It also checks that an administrator can change a member's
+// address only to one at which that member presents its certificate.
 func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -89,7 +90,7 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 			require.Contains(t, a.Error.Message, "would have 2 voters")
 		}
 	}
-	// Calls that the key-value REST API accepts are recorded too.
+	// The key-value REST API accepts these calls; they must be in the audit log too.
 	a, err := w.rest(1, "").Do(ctx, kvPort, http.MethodPost, "/api/v1/cluster/members", map[string]any{"node_id": 7, "raft_addr": "127.0.0.7:2380"})
 	require.NoError(t, err)
 	require.Equal(t, http.StatusCreated, a.Status, a.Raw)
@@ -97,7 +98,7 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, a.Status, a.Raw)
 
-	// An administrator gives an address that would cut member 2 off, and then the address of another member.
+	// An administrator must not be able to give member 2 an address where nobody listens, or that of another member.
 	operator := metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+w.adminToken)
 	cluster := pb.NewClusterClient(plain(t, w.trio.Members[1]+":50051", ""))
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://127.9.9.2:9"}})
@@ -105,7 +106,7 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	require.ErrorContains(t, err, "member 2 did not show its certificate at https://127.9.9.2:9")
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://127.0.0.3:2380"}})
 	require.Error(t, err)
-	// The member's present address is accepted.
+	// The member's present address must be accepted.
 	_, err = cluster.MemberUpdate(operator, &pb.MemberUpdateRequest{ID: 2, PeerURLs: []string{"https://" + w.trio.Members[2] + ":2380"}})
 	require.NoError(t, err)
 
@@ -121,7 +122,8 @@ func TestLocalProcessCannotChangeMembers(t *testing.T) {
 	w.audited(ctx, service+"MemberUpdate", "OK", "admin", "id=2 ")
 }
 
-// audited waits until the audit log has a record of a method called from loopback.
+// audited waits until the audit log has a record of a call from loopback with this method, outcome and principal, whose
+// target contains the text target.
 func (w *world) audited(ctx context.Context, method, outcome, principal, target string) {
 	w.t.Helper()
 	require.NoError(w.t, lab.Until(ctx, fmt.Sprintf("the audit has %s, %s, by %q, of %s", method, outcome, principal, target), func(ctx context.Context) error {
@@ -138,8 +140,8 @@ func (w *world) audited(ctx context.Context, method, outcome, principal, target 
 	}))
 }
 
-// TestASourceOnLoopbackIsNotLoopback calls a member at an address outside of loopback, from a source address on
-// loopback. Such a call gets no rights of loopback callers.
+// TestASourceOnLoopbackIsNotLoopback calls a member at an address outside of loopback, from source addresses on
+// loopback. It checks that such calls are refused, although calls to a loopback address need no credential.
 func TestASourceOnLoopbackIsNotLoopback(t *testing.T) {
 	w := newWorld(t, moved, func(w *world) { w.trio.Extra = []string{"--insecure-plaintext"} })
 	ctx := w.context(time.Minute)

@@ -1,5 +1,6 @@
-// Package e2e tests the real programs together: three members, a node agent, real QEMU, real clients. The tests run as
-// root in their own network and mount namespace, so that they work beside a running cloud, and remove what they made.
+// Package e2e tests the real programs together: three members, a node agent, QEMU and the clients. The tests must run
+// as root. They run in their own network and mount namespace, so that they work beside a running cloud, and remove all
+// that they create.
 package e2e
 
 import (
@@ -23,7 +24,8 @@ import (
 )
 
 const (
-	// binEnv and guestEnv name the environment variables with the directories of built programs; see Makefile.
+	// binEnv and guestEnv are the environment variables for the directories of the built programs and of the small
+	// guest. The Makefile sets them.
 	binEnv   = "TRIVET_BIN"
 	guestEnv = "TRIVET_GUEST_DIR"
 )
@@ -43,7 +45,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// binaries returns the programs of binEnv, or builds them.
+// binaries returns the programs in the directory of the environment variable binEnv. If it is not set, binaries builds
+// the programs.
 func binaries(t *testing.T) lab.Binaries {
 	t.Helper()
 	if dir := os.Getenv(binEnv); dir != "" {
@@ -60,7 +63,8 @@ func binaries(t *testing.T) lab.Binaries {
 	return lab.In(dir)
 }
 
-// faulty builds the programs with mutants and a clock that can be set.
+// faulty builds the control plane with the tag mutant, so that a test can switch on mutants (deliberate faults) and set
+// a member's clock, and returns the programs.
 func faulty(t *testing.T) lab.Binaries {
 	t.Helper()
 	bin := binaries(t).Faulty()
@@ -71,7 +75,7 @@ func faulty(t *testing.T) lab.Binaries {
 	return bin
 }
 
-// guest returns the directory of the small guest.
+// guest returns the directory with the files of the small guest, which it builds if they are missing or out of date.
 func guest(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv(guestEnv)
@@ -83,22 +87,23 @@ func guest(t *testing.T) string {
 	return dir
 }
 
-// world holds the cloud of one test.
+// world is the cloud of one test: three members, perhaps a node agent, and clients.
 type world struct {
 	t     *testing.T
 	dir   lab.Dir
 	trio  *lab.Trio
 	agent *lab.Agent
-	// admin is the administrator's connection to member 1, and adminToken its token.
+	// admin calls member 1 with the administrator's token, adminToken.
 	admin      *lab.GRPC
 	adminToken string
-	// tenantToken is the last token that tenant returned.
+	// tenantToken is the token that the last call of tenant returned.
 	tenantToken string
-	// https is the HTTP client, if the members use TLS.
+	// https is the HTTP client for REST calls if the members use TLS; nil for plaintext.
 	https *http.Client
 }
 
-// newWorld starts three members; it calls before when their directories exist.
+// newWorld starts three members that run until the test ends. It calls the functions before when the members'
+// directories exist and no member runs, so that they can change the configuration.
 func newWorld(t *testing.T, before ...func(*world)) *world {
 	t.Helper()
 	dir := lab.Dir(t.TempDir())
@@ -137,7 +142,7 @@ func (w *world) showLogs() {
 	}
 }
 
-// context returns a context that ends after d, so that no test hangs.
+// context returns a context that ends after d or with the test, so that no test waits forever.
 func (w *world) context(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(w.t.Context(), d)
 	w.t.Cleanup(cancel)
@@ -157,7 +162,8 @@ func (w *world) rest(member int, token string) *lab.REST {
 	return &lab.REST{Host: w.trio.Members[member], Token: token, HTTP: w.https, Secure: w.https != nil}
 }
 
-// tenant creates a user with a role in a project and returns the user's token.
+// tenant creates a user with a role in a project, and the org and project if they do not exist, and returns a token of
+// the user.
 func (w *world) tenant(name, org, project, role string) string {
 	ctx := w.context(30 * time.Second)
 	binding := &identityv1.Binding{Role: role, OrgId: org, ProjectId: project}
@@ -168,13 +174,14 @@ func (w *world) tenant(name, org, project, role string) string {
 	return token
 }
 
-// uids returns a random range of uids, so that concurrent runs on this host hardly collide.
+// uids returns a range of 1000 uids for guests that depends on this process's pid, so that the ranges of concurrent
+// runs on this host are different with high probability.
 func uids() string {
 	first := 640_000 + os.Getpid()%1000*1000
 	return fmt.Sprintf("%d-%d", first, first+999)
 }
 
-// startAgent starts a node agent and waits until its host has joined.
+// startAgent starts a node agent that runs until the test ends, and waits until its host is READY.
 func (w *world) startAgent() {
 	ctx := w.context(time.Minute)
 	w.agent = &lab.Agent{
@@ -187,7 +194,7 @@ func (w *world) startAgent() {
 		if w.dir.Running(w.agent.Name) != 0 {
 			require.NoError(w.t, w.dir.Stop(w.agent.Name, 12*time.Second))
 		}
-		// The test's context has ended by now.
+		// A new context, because the test's has ended when this cleanup runs.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		_, err := w.agent.EndGuests(ctx)
@@ -199,7 +206,8 @@ func (w *world) startAgent() {
 	require.NoError(w.t, err)
 }
 
-// leader returns the leader of the records.
+// leader waits until a member (via) reports a leader of the raft group system, which holds the control plane's records,
+// and returns that leader's id.
 func (w *world) leader(via int) int {
 	g := w.dial(via, w.adminToken)
 	var leader int

@@ -12,8 +12,9 @@ import (
 	operatorv1 "github.com/trivet-cloud/trivet/protos/operator/v1"
 )
 
-// TestMembersRememberAndRefuse kills and restarts all three members: no acknowledged write is lost. Then it wipes one
-// member's disk: that member refuses to vote and gives the reason, while the other two continue.
+// TestMembersRememberAndRefuse kills and restarts all three members, and checks that no acknowledged write is lost.
+// Then it deletes one member's data, and checks that this member ends with a message that names the remedy, while the
+// other two accept writes.
 func TestMembersRememberAndRefuse(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -43,7 +44,8 @@ func TestMembersRememberAndRefuse(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestLeaderIsKilled checks that the other members serve again and no acknowledged write is lost.
+// TestLeaderIsKilled kills the leader, and checks that the other members accept writes again, that no acknowledged
+// write is lost, and that only the killed member is reported as unreachable.
 func TestLeaderIsKilled(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -54,7 +56,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	require.NoError(t, w.dir.Kill(w.trio.Name(leader)))
 	killed := time.Now()
 	g := w.dial(other, w.adminToken)
-	// An idempotent call, because the outcome of a call to the dead leader is unknown.
+	// Use an idempotent call: it may be executed twice, because the outcome of a call to the killed leader is unknown.
 	_, err = g.Identity.SetPassword(ctx, &identityv1.SetPasswordRequest{UserId: "before", Password: "correct horse"})
 	require.NoError(t, err, "the call waits for the new leader by itself")
 	t.Logf("written again %.1f s after the kill", time.Since(killed).Seconds())
@@ -67,8 +69,8 @@ func TestLeaderIsKilled(t *testing.T) {
 		names = append(names, u.GetId())
 	}
 	require.Equal(t, "admin after before", strings.Join(names, " "))
-	// A member is unreachable if it was silent for longer than an election takes: right after an election, a heartbeat
-	// may be missing.
+	// Wait, because a member is reported as unreachable after a silence that is longer than an election takes, and a
+	// heartbeat may be missing right after an election.
 	require.Eventually(t, func() bool {
 		status, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
 		if err != nil {
@@ -83,7 +85,7 @@ func TestLeaderIsKilled(t *testing.T) {
 	}, 10*time.Second, 50*time.Millisecond, "only the dead member is reported as unreachable")
 }
 
-// TestMembersStopCleanly checks that SIGTERM ends a leader and a follower cleanly within ten seconds.
+// TestMembersStopCleanly checks that SIGTERM ends the leader within ten seconds, and that another member leads then.
 func TestMembersStopCleanly(t *testing.T) {
 	w := newWorld(t)
 	leader := w.leader(1)

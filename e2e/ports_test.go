@@ -24,8 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// TestCertificatesAtPorts tries each kind of certificate at each internal port. Each port accepts only its kinds, and
-// each call only the kinds that may make it.
+// TestCertificatesAtPorts makes calls with each kind of certificate at each internal port. It checks that the TLS
+// handshake fails for kinds that the port must not accept, and that each call succeeds only with the right kinds.
 func TestCertificatesAtPorts(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -71,7 +71,8 @@ func TestCertificatesAtPorts(t *testing.T) {
 	calls := []struct {
 		name, port string
 		call       func(context.Context, *grpc.ClientConn) error
-		// gets maps the accepted kinds of certificate to the status of the call; all others must fail in the handshake.
+		// gets maps the certificates with which the handshake must succeed, by their name in shown, to the status that
+		// the call must have. With all others, the handshake must fail.
 		gets map[string]codes.Code
 	}{
 		{"a command of the leader", "2380", func(ctx context.Context, c *grpc.ClientConn) error {
@@ -103,12 +104,12 @@ func TestCertificatesAtPorts(t *testing.T) {
 			err := c.call(ctx, dial(c.port, own))
 			want, letIn := c.gets[name]
 			if !letIn {
-				want = codes.Unavailable // the handshake fails
+				want = codes.Unavailable // gRPC's status for a failed handshake
 			}
 			require.Equal(t, want, status.Code(err), "%s by %s: %v", c.name, name, err)
 		}
 	}
-	// Neither port serves plaintext.
+	// Neither port must accept a connection without TLS.
 	for _, port := range []string{"2380", "7443"} {
 		conn, err := grpc.NewClient("passthrough:///127.0.0.1:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		require.NoError(t, err)

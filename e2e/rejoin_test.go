@@ -24,7 +24,8 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// made creates a VM and starts it if run is set.
+// made creates a VM. If run is set, it starts the VM, waits for its guest, and returns the PID of its QEMU. Otherwise
+// it waits until the VM is built.
 func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, image string, run bool) (id string, pid uint32) {
 	var vm lab.VM
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms", body(name, image), &vm))
@@ -35,7 +36,7 @@ func made(ctx context.Context, t *testing.T, w *world, ada *lab.REST, name, imag
 	return vm.ID, started(ctx, t, w, ada, vm.ID)
 }
 
-// started starts a VM, waits for its guest's banner, and returns the PID of QEMU.
+// started starts a VM, waits until its guest prints that it is ready, and returns the PID of its QEMU.
 func started(ctx context.Context, t *testing.T, w *world, ada *lab.REST, id string) (pid uint32) {
 	require.NoError(t, ada.Call(ctx, "POST", "/api/v1/vms/"+id+"/start", nil, nil))
 	require.NoError(t, consoleSays(ctx, w, id, banner, 1))
@@ -53,7 +54,8 @@ func (w *world) only(id string, pid uint32) {
 	require.Equal(w.t, []int{int(pid)}, procs)
 }
 
-// agentSays waits until the agent's log contains the texts after offset from, and returns the log's length.
+// agentSays waits until one line of the agent's log after the offset from contains all texts, and returns the length of
+// the log.
 func (w *world) agentSays(ctx context.Context, from int, texts ...string) int {
 	w.t.Helper()
 	var log []byte
@@ -75,7 +77,8 @@ func (w *world) agentSays(ctx context.Context, from int, texts ...string) int {
 	return len(log)
 }
 
-// rejoin lets the host join the cluster of g as an operator would, and waits until it is ready under its old node ID.
+// rejoin moves the host to the cluster of g as an operator would, and waits until it is READY under its old node ID. It
+// checks that the host moves only with a token and the setting leave_cluster. old is the ID of the host's old cluster.
 func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string) {
 	t := w.t
 	now, err := g.Operator.ClusterStatus(ctx, &operatorv1.ClusterStatusRequest{})
@@ -83,7 +86,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	said := w.agentSays(ctx, 0, "--leave-cluster "+old, "trivet node token", "this is a member of cluster "+now.GetCluster())
 	require.NotZero(t, w.dir.Running(w.agent.Name))
 
-	// A token alone does not move a host to another cluster.
+	// With a token alone, the host must not leave its cluster.
 	token, err := g.NodeToken(ctx)
 	require.NoError(t, err)
 	credential, err := os.ReadFile(filepath.Join(w.agent.DataDir(), "identity", "credential.pb"))
@@ -95,7 +98,7 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	require.NoError(t, err)
 	require.Equal(t, credential, still)
 
-	// With leave_cluster it does, and the setting may stay in the configuration.
+	// With leave_cluster it must, and must still work if it starts again with that setting.
 	w.agent.Leave = old
 	for range 2 {
 		require.NoError(t, w.dir.Stop(w.agent.Name, 12*time.Second))
@@ -110,9 +113,10 @@ func (w *world) rejoin(ctx context.Context, g *lab.GRPC, old string, node string
 	require.Equal(t, node, nodes.GetNodes()[0].GetId())
 }
 
-// TestRestoreWithAHost loses the control plane while a host runs guests, and restores it from a backup. The guests keep
-// running, the agent's log says what to do, and the host joins with its old node ID and takes over the guests. Guests
-// that were started or created after the backup are reported and keep running.
+// TestRestoreWithAHost stops the control plane while a host runs guests, and restores it from a backup. It checks that
+// the guests continue to run, that the agent's log names the remedy, and that the host then joins the new cluster with
+// its old node ID and its guests. Guests that were started or created after the backup must be reported and continue to
+// run.
 func TestRestoreWithAHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(6 * time.Minute)
@@ -136,7 +140,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	out, err := w.controlplane("restore", "--from", file, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "--leave-cluster "+was.GetCluster())
-	// A backup does not contain the data of images.
+	// Copy the images' data, which a backup does not contain.
 	require.NoError(t, os.CopyFS(w.dir.Path("restored", "images"), os.DirFS(filepath.Join(w.trio.DataDir(1), "images"))))
 	w.own(w.dir.Path("restored"))
 	w.startWith("restored", "127.0.0.1", "restored")
@@ -169,7 +173,7 @@ func TestRestoreWithAHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(log), young, "the control plane names it too")
 
-	// No VM has a second QEMU, and no guest booted again.
+	// Each VM must have exactly one QEMU, and no guest must have booted a second time.
 	for id, pid := range map[string]uint32{kept: keptPID, late: latePID, young: youngPID} {
 		w.only(id, pid)
 	}
@@ -179,7 +183,7 @@ func TestRestoreWithAHost(t *testing.T) {
 		require.Equal(t, 1, strings.Count(text, banner))
 	}
 
-	// Both accept commands and start again, although the restored records count fewer starts than the host.
+	// Both VMs must accept commands and start again, although the restored records count fewer starts than the host.
 	for id, pid := range map[string]uint32{kept: keptPID, late: latePID} {
 		vm, err = g.VMs.StopVm(ctx, &vmv1.StopVmRequest{OrgId: org, ProjectId: project, VmId: id, Force: true})
 		require.NoError(t, err)
@@ -191,14 +195,14 @@ func TestRestoreWithAHost(t *testing.T) {
 		w.only(id, vm.GetStatus().GetHostPid())
 	}
 
-	// The guest without a record runs until it ends by itself. Its disks remain.
+	// When the guest of the VM without a record ends, the agent must not delete its disks.
 	require.NoError(t, syscall.Kill(int(youngPID), syscall.SIGKILL))
 	w.agentSays(ctx, 0, "step=\"record exit\"", "vm="+young)
 	require.DirExists(t, filepath.Join(w.agent.DataDir(), "vms", young))
 	w.tenantOf(ctx, t, g, images)
 }
 
-// tenantOf creates another VM in a restored cloud, from an image of the backup.
+// tenantOf checks that a tenant of a restored cloud can log in and create a VM from an image of the backup.
 func (w *world) tenantOf(ctx context.Context, t *testing.T, g *lab.GRPC, images lab.GuestImages) {
 	ada := &lab.REST{Host: "127.0.0.1"}
 	token, err := ada.IssueToken(ctx, "ada", "correct horse", nil)
@@ -212,8 +216,8 @@ func (w *world) tenantOf(ctx context.Context, t *testing.T, g *lab.GRPC, images 
 	eventually(ctx, t, g, vm.ID, "it is built", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_STOPPED })
 }
 
-// TestForceNewClusterWithAHost loses two members for good, and the third makes a new cluster from its data. The host
-// joins the new cluster with its old node ID and its guest.
+// TestForceNewClusterWithAHost kills all members and makes a new cluster from the third with --force-new-cluster. It
+// checks that the host can join the new cluster with its old node ID, and that its guest continues to run.
 func TestForceNewClusterWithAHost(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)

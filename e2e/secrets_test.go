@@ -29,8 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// secrets maps descriptions to secrets that no file may contain. They are random, so that compression keeps them
-// intact.
+// secrets maps descriptions to secrets that no file may contain. Secrets are random, so that compressed files contain
+// them unchanged.
 type secrets map[string][]byte
 
 // found returns the descriptions of the secrets that a text contains.
@@ -43,7 +43,7 @@ func (s secrets) found(text []byte) (what []string) {
 	return what
 }
 
-// addKey adds a binary key in its possible encodings.
+// addKey adds a binary key as four secrets: as it is, in hexadecimal, and in two variants of base64.
 func (s secrets) addKey(name string, key []byte) {
 	s[name] = key
 	s[name+" in hex"] = []byte(hex.EncodeToString(key))
@@ -57,7 +57,7 @@ func random() string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// commandLines returns the command lines of all programs of the cloud.
+// commandLines returns the command lines of the agent and of all members, from /proc.
 func (w *world) commandLines() (out []byte) {
 	names := []string{w.agent.Name}
 	for id := range w.trio.Members {
@@ -73,7 +73,7 @@ func (w *world) commandLines() (out []byte) {
 	return out
 }
 
-// metrics returns the metrics of all programs of the cloud.
+// metrics returns the text of /metrics of the agent and of all members.
 func (w *world) metrics() (out []byte) {
 	ports := []string{w.agent.Metrics}
 	for _, host := range w.trio.Members {
@@ -91,7 +91,8 @@ func (w *world) metrics() (out []byte) {
 	return out
 }
 
-// records returns all versions of all records in a data directory, decompressed.
+// records returns the keys and values of all versions of all records in the mvcc store in dir, which no process may
+// have open, and the keyring from these records.
 func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	engine, err := mvcc.Open(vfs.Default, dir, mvcc.Options{})
 	require.NoError(t, err)
@@ -112,8 +113,9 @@ func records(t *testing.T, dir string) (all []byte, ring *keyring.Ring) {
 	return all, ring
 }
 
-// TestNoSecretInFiles gives a cloud each kind of secret. No file of a member, backup, log, metric or command line
-// contains one of them, and only the member's user can read its files.
+// TestNoSecretInFiles creates each kind of secret in a cloud: passwords, tokens, keys. It checks that none of them is
+// in a file of a member or agent, a record, a backup, a log, a metric or a command line, and that only the owner can
+// read these files.
 func TestNoSecretInFiles(t *testing.T) {
 	w := newWorld(t)
 	w.startAgent()
@@ -176,7 +178,7 @@ func TestNoSecretInFiles(t *testing.T) {
 	key, err := clusterkey.Load(w.trio.KeyFile())
 	require.NoError(t, err)
 	hidden.addKey("the key that secrets are sealed with", key.Derive("secrets"))
-	// A member may have its newest records only in its log; a restored backup has all of them in its state.
+	// Read the records from a restored backup: a member may have its newest records only in its raft log.
 	w.renewKey("new.key")
 	out, err := w.controlplane("restore", "--from", backup, "--cluster-key", "new.key", "--data-dir", "restored", "--listen", "127.0.0.1")
 	require.NoError(t, err, out)
@@ -212,8 +214,8 @@ func TestNoSecretInFiles(t *testing.T) {
 	}
 }
 
-// scan checks the contents and mode of every file in a member's data directory. Root and the member's user may read the
-// administrator's token.
+// scan checks that no file in a member's data directory contains a secret, except for admin.token, and that only the
+// member's user can read the files. It also checks that a text that is not secret is found, so that the scan works.
 func (w *world) scan(dir string, hidden secrets) {
 	visible := 0
 	require.NoError(w.t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -240,8 +242,7 @@ func (w *world) scan(dir string, hidden secrets) {
 	require.NotZero(w.t, visible, "what is not secret is found")
 }
 
-// scanAgent checks every file of the agent's data directory: none contains a secret of hidden, and only root can read
-// them.
+// scanAgent checks that no file in the agent's data directory contains a secret, and that only root can read the files.
 func (w *world) scanAgent(hidden secrets) {
 	files := 0
 	require.NoError(w.t, filepath.WalkDir(w.agent.DataDir(), func(path string, d fs.DirEntry, err error) error {
@@ -261,7 +262,7 @@ func (w *world) scanAgent(hidden secrets) {
 	require.NotZero(w.t, files)
 }
 
-// TestScanFindsSecrets checks that the scan finds secrets in files.
+// TestScanFindsSecrets checks that secrets.found finds a password, and a key in each of its encodings.
 func TestScanFindsSecrets(t *testing.T) {
 	hidden := secrets{"password": []byte("correct horse")}
 	hidden.addKey("key", []byte{1, 2, 3, 250, 251, 252})

@@ -20,21 +20,22 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// sick is a trio of members with small disks.
+// sick is a cloud whose members may have small disks of their own, which a test can fill or make fail. It also writes
+// keys, and knows which of them were acknowledged.
 type sick struct {
 	*world
 	ctx   context.Context
 	disks map[int]*lab.Disk
 
 	mu     sync.Mutex
-	codes  map[int]chan int // how the members' lives have ended
-	acked  map[string]int   // the last number that was acknowledged, by key
-	number int              // the last that was tried
-	count  int              // of what was acknowledged
+	codes  map[int]chan int // the exit codes of each member's processes that have ended
+	acked  map[string]int   // the number of the last acknowledged write, by key
+	number int              // the number of the last write that was tried
+	count  int              // how many writes were acknowledged
 }
 
-// newSick starts a trio. The members in mib have their own disk of that size in MiB. No space is reserved on it unless
-// flags say so, because these tests fill disks.
+// newSick starts three members with additional flags. Each member in mib has its own disk of that size in MiB. Without
+// other flags, the members accept writes until the disk is full.
 func newSick(t *testing.T, mib map[int]int, flags ...string) *sick {
 	s := &sick{disks: map[int]*lab.Disk{}, codes: map[int]chan int{}, acked: map[string]int{}}
 	s.world = newWorld(t, func(w *world) {
@@ -65,7 +66,8 @@ func (s *sick) client(members ...int) *clientv3.Client {
 	return c
 }
 
-// write puts large values until stop is called, and records the acknowledged ones.
+// write puts values of size random bytes from four goroutines until stop is called, and stores in s which writes were
+// acknowledged.
 func (s *sick) write(c *clientv3.Client, size int) (stop func()) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var work sync.WaitGroup
@@ -95,7 +97,7 @@ func (s *sick) write(c *clientv3.Client, size int) (stop func()) {
 	return func() { cancel(); work.Wait() }
 }
 
-// acknowledged waits until n further keys are acknowledged.
+// acknowledged waits until n further writes are acknowledged.
 func (s *sick) acknowledged(n int) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -111,7 +113,7 @@ func (s *sick) acknowledged(n int) {
 	}))
 }
 
-// ended waits until a member has ended, and returns its exit status and log.
+// ended waits until a member has ended, and returns its exit code and its complete log.
 func (s *sick) ended(id int) (code int, log string) {
 	s.t.Helper()
 	select {
@@ -124,7 +126,7 @@ func (s *sick) ended(id int) (code int, log string) {
 	return code, string(text)
 }
 
-// whole waits until all members have the same data, and checks that it includes all acknowledged keys.
+// whole waits until all members have the same data, and checks that this data includes all acknowledged writes.
 func (s *sick) whole() {
 	s.t.Helper()
 	require.NoError(s.t, lab.Until(s.ctx, "all hold the same", func(ctx context.Context) error {
@@ -157,7 +159,7 @@ func (s *sick) whole() {
 	}
 }
 
-// lead makes a member the leader of the key-value group.
+// lead makes a member the leader of the raft group of the key-value store.
 func (s *sick) lead(id int) {
 	s.t.Helper()
 	if s.kvLeader(s.ctx, 1, 2, 3) != id {
@@ -166,7 +168,7 @@ func (s *sick) lead(id int) {
 	}
 }
 
-// goesOn checks that members accept writes.
+// goesOn checks that ten keys can be written through members.
 func (s *sick) goesOn(members ...int) {
 	s.t.Helper()
 	c := s.client(members...)
@@ -181,7 +183,7 @@ func (s *sick) goesOn(members ...int) {
 	}
 }
 
-// back starts members with their old flags.
+// back starts members again with the flags of newSick, and waits until all running members are ready.
 func (s *sick) back(ids ...int) {
 	s.t.Helper()
 	for _, id := range ids {
@@ -190,8 +192,8 @@ func (s *sick) back(ids ...int) {
 	s.ready()
 }
 
-// last waits until a member has ended with status 1 and without a crash, returns the last line of its log, and empties
-// the log.
+// last waits until a member has ended, checks that it did so with exit code 1 and without a panic, empties its log, and
+// returns the last line of that log.
 func (s *sick) last(id int) string {
 	s.t.Helper()
 	code, text := s.ended(id)
@@ -203,9 +205,9 @@ func (s *sick) last(id int) string {
 	return lines[len(lines)-1]
 }
 
-// TestDiskRunsFull fills a follower's disk with a foreign file, then the leader's disk with writes, then all disks. A
-// member without space ends with that reason, and the others continue. With space again, each member starts and all
-// have the same data.
+// TestDiskRunsFull fills a follower's disk with a foreign file, then the leader's disk with writes, then all disks. It
+// checks that a member without space ends with that reason and the others accept writes. With space again, each member
+// must start, and all must have the same data with all acknowledged writes.
 func TestDiskRunsFull(t *testing.T) {
 	s := newSick(t, map[int]int{1: 260, 2: 900, 3: 900})
 	full := func(id int) {
@@ -240,7 +242,7 @@ func TestDiskRunsFull(t *testing.T) {
 	for id, d := range s.disks {
 		require.NoError(t, d.Fill(filepath.Join(s.trio.DataDir(id), "foreign")))
 	}
-	// Two members end because of their writes. Without a quorum the third has nothing to write.
+	// Two members must end because their writes fail. The third then has no quorum, and writes nothing.
 	stop = s.write(s.client(1, 2, 3), 256<<10)
 	var over []int
 	require.NoError(t, lab.Until(s.ctx, "two have ended", func(context.Context) error {
@@ -265,10 +267,10 @@ func TestDiskRunsFull(t *testing.T) {
 			<-codes
 		}
 	}
-	// A member without space cannot start.
+	// A member without space must not start.
 	require.NoError(t, s.trio.Start(over[0]))
 	full(over[0])
-	// Writes may have used most of the space by now.
+	// Grow the disks too, because the writes may have used most of the space.
 	for id, d := range s.disks {
 		require.NoError(t, os.Remove(filepath.Join(s.trio.DataDir(id), "foreign")))
 		require.NoError(t, d.Grow(2000))
@@ -278,8 +280,9 @@ func TestDiskRunsFull(t *testing.T) {
 	s.whole()
 }
 
-// TestDiskFails makes a follower's disk fail, then the leader's. No acknowledged write is lost, and the member starts
-// again when its disk works.
+// TestDiskFails makes a follower's disk fail with I/O errors, then the leader's. It checks that the member ends with
+// that reason, that the others accept writes, and that the member starts again when its disk works, with no
+// acknowledged write lost.
 func TestDiskFails(t *testing.T) {
 	s := newSick(t, map[int]int{1: 300})
 	for _, leader := range []int{2, 1} {
@@ -300,7 +303,8 @@ func TestDiskFails(t *testing.T) {
 	}
 }
 
-// replace replaces a member by one with an empty directory, as an operator does.
+// replace replaces a stopped member by a new one with an empty directory, with `trivet cluster replace`, as an operator
+// would. It waits until the new member is a voter.
 func (s *sick) replace(id int) {
 	s.t.Helper()
 	home := s.t.TempDir()
@@ -314,8 +318,9 @@ func (s *sick) replace(id int) {
 	s.voters(1, 1, 2, 3)
 }
 
-// TestDataIsDamaged flips one bit in the log and in the tables of a stopped member. The member refuses to start, and
-// names the damaged file and the remedy. After the remedy all members have the same data.
+// TestDataIsDamaged flips one bit in the log of a stopped member, and then in its tables. It checks that the member
+// does not start and that its message names the damaged directory and the remedy, and that after the remedy all members
+// have the same data.
 func TestDataIsDamaged(t *testing.T) {
 	s := newSick(t, nil)
 	s.voters(1, 1, 2, 3)
@@ -329,7 +334,7 @@ func TestDataIsDamaged(t *testing.T) {
 		home := t.TempDir()
 		token := filepath.Join(home, "token")
 		require.NoError(t, os.WriteFile(token, []byte(s.adminToken), 0o600))
-		// A backup makes the member write its state to tables.
+		// Make a backup, because that makes the member write its state to tables.
 		_, errs, code := s.trivet(s.ctx, home, "--endpoint", "127.0.0.2", "--token-file", token, "cluster", "backup", filepath.Join(home, "backup"))
 		require.Zero(t, code, errs)
 		require.NoError(t, s.dir.Stop(s.trio.Name(2), 12*time.Second))
@@ -354,7 +359,7 @@ func TestDataIsDamaged(t *testing.T) {
 	}
 }
 
-// largest returns the name of the largest file.
+// largest returns the name of the largest file that matches a pattern, not counting zeros at its end.
 func largest(t *testing.T, pattern string) (name string) {
 	files, err := filepath.Glob(pattern)
 	require.NoError(t, err)

@@ -35,13 +35,14 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// The ports for tenants.
+// The ports for tenants' calls: REST APIs and gRPC.
 var (
 	restPorts = []int{8081, 8083, 8084, 8086}
 	rpcPorts  = []int{50051, 50057}
 )
 
-// secured gives the trio a certificate before it starts, and makes clients that trust its authority.
+// secured makes the members use TLS on the ports for tenants, from their next start on, and makes w's clients use TLS.
+// It can be an argument of newWorld.
 func secured(w *world) {
 	require.NoError(w.t, os.Mkdir(w.dir.Path("tls"), 0o755))
 	w.renew()
@@ -50,7 +51,7 @@ func secured(w *world) {
 	w.speakTLS()
 }
 
-// speakTLS makes clients use TLS from now on.
+// speakTLS makes the clients that w creates from now on use TLS and trust the authority of the members' certificate.
 func (w *world) speakTLS() {
 	roots := x509.NewCertPool()
 	text, err := os.ReadFile(w.caFile())
@@ -63,13 +64,13 @@ func (w *world) speakTLS() {
 
 func (w *world) caFile() string { return w.dir.Path("tls", "tls-ca.crt") }
 
-// renew replaces the certificate.
+// renew writes a new certificate and key for the members' ports for tenants, in place of the old ones.
 func (w *world) renew() {
 	out, err := w.controlplane("tenant-cert", "--cluster-key", "cluster.key", "--hosts", "localhost,127.0.0.1,127.0.0.2,127.0.0.3,"+beyond, "--dir", "tls")
 	require.NoError(w.t, err, out)
 }
 
-// serials returns the serial numbers of the certificates that the ports of all members present.
+// serials returns the serial numbers of the certificates that the members present at all ports for tenants.
 func (w *world) serials(ctx context.Context) (map[string]bool, error) {
 	all := map[string]bool{}
 	for _, host := range w.trio.Members {
@@ -87,7 +88,7 @@ func (w *world) serials(ctx context.Context) (map[string]bool, error) {
 	return all, nil
 }
 
-// shows waits until all ports of all members present the certificate in the file.
+// shows waits until all members present the certificate in tls/tls.crt at all ports for tenants.
 func (w *world) shows(ctx context.Context) {
 	pair, err := tls.LoadX509KeyPair(w.dir.Path("tls", "tls.crt"), w.dir.Path("tls", "tls.key"))
 	require.NoError(w.t, err)
@@ -100,8 +101,9 @@ func (w *world) shows(ctx context.Context) {
 	}))
 }
 
-// TestTenantPortsUseTLS checks that each port for tenants serves TLS only, and that each real client succeeds with the
-// authority's certificate.
+// TestTenantPortsUseTLS checks that each port for tenants accepts only TLS, and that REST, gRPC, etcd's clients and the
+// program trivet can use it if they trust the authority. It also checks that a member does not start with plaintext on
+// an address outside of loopback, or with a key that others can read.
 func TestTenantPortsUseTLS(t *testing.T) {
 	w := newWorld(t, secured)
 	ctx := w.context(3 * time.Minute)
@@ -149,7 +151,7 @@ func TestTenantPortsUseTLS(t *testing.T) {
 	w.keysOverTLS(ctx)
 	w.commandsOverTLS(ctx)
 
-	// A client does not connect to another host in plaintext.
+	// A member must not start on an address outside of loopback without TLS, nor with a key file that others can read.
 	out, err := w.controlplane("--listen", beyond, "--data-dir", "never")
 	require.Error(t, err)
 	require.Contains(t, out, "--insecure-plaintext")
@@ -182,7 +184,7 @@ func (w *world) keysOverTLS(ctx context.Context) {
 		require.True(t, strings.HasPrefix(m.ClientURLs[0], "https://"), m.ClientURLs)
 	}
 
-	// build does nothing if the programs of .build/etcd are those that it would build.
+	// Build etcdctl. The script does nothing if .build/etcd is up to date.
 	out, err := exec.Command("../controlplane/kv/compat/build").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	etcdctl, err := filepath.Abs("../.build/etcd/etcdctl")
@@ -193,7 +195,8 @@ func (w *world) keysOverTLS(ctx context.Context) {
 	}
 }
 
-// commandsOverTLS checks that the command line logs in over TLS and keeps using it.
+// commandsOverTLS checks that the program trivet can log in over TLS with --tls-ca, that later commands use TLS without
+// that flag, and that it sends neither a password nor a token in plaintext to another host.
 func (w *world) commandsOverTLS(ctx context.Context) {
 	t := w.t
 	w.tenant("ada", "default", "default", "project:member")
@@ -215,8 +218,8 @@ func (w *world) commandsOverTLS(ctx context.Context) {
 	require.Contains(t, errs, "the token would be sent to "+beyond+":50051 in plaintext")
 }
 
-// TestTLSIsTurnedOn turns on TLS member by member. Until all have it, a member with TLS does not forward requests in
-// plaintext and gives the reason. Then the members' records have the new URLs.
+// TestTLSIsTurnedOn turns on TLS member by member. It checks that meanwhile a member with TLS does not forward requests
+// to a leader without TLS and gives the reason, and that in the end all members serve and have https URLs.
 func TestTLSIsTurnedOn(t *testing.T) {
 	w := newWorld(t)
 	ctx := w.context(2 * time.Minute)
@@ -258,8 +261,9 @@ func TestTLSIsTurnedOn(t *testing.T) {
 	}))
 }
 
-// TestCertificateIsReplacedUnderRequests replaces the certificate repeatedly under requests of all kinds, once by an
-// invalid pair. No request fails, and open connections continue.
+// TestCertificateIsReplacedUnderRequests replaces the members' certificate several times, once by an invalid one, while
+// clients send REST and gRPC requests. It checks that no request fails, on new and on existing connections, and that
+// the members present each valid certificate.
 func TestCertificateIsReplacedUnderRequests(t *testing.T) {
 	w := newWorld(t, secured)
 	ctx := w.context(3 * time.Minute)
@@ -335,7 +339,7 @@ func TestCertificateIsReplacedUnderRequests(t *testing.T) {
 		hurry()
 		w.shows(ctx)
 	}
-	w.renew() // the members notice it by themselves
+	w.renew() // without SIGHUP: the members must notice the new file by themselves
 	w.shows(ctx)
 	before, err := w.serials(ctx)
 	require.NoError(t, err)

@@ -20,8 +20,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/edge/rpc/rpctest"
 )
 
-// TestUnfinishedCalls begins calls without a credential and never sends their last bytes, and opens connections without a
-// call. The memory of a member stays bounded, and it serves others meanwhile.
+// TestUnfinishedCalls begins many calls without a credential and never sends the last bytes of their requests, and
+// opens many connections without a call. It checks that the member's memory does not grow much and that it serves other
+// callers meanwhile.
 func TestUnfinishedCalls(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.trio.Env = func(id int) []string {
@@ -39,8 +40,9 @@ func TestUnfinishedCalls(t *testing.T) {
 		member, port  int
 		calls, length int
 		config        *tls.Config
-		// most is how much the member's memory may have grown since the start, in MiB. Without bounds it is calls * length. Of
-		// etcd's methods, which callers on loopback need no credential for, 64 MiB are read at a time.
+		// most is the limit, in MiB, for the growth of the member's memory since the start. Without a bound, it would
+		// grow by calls * length bytes. A member reads at most 64 MiB at a time of requests to etcd's methods, for
+		// which callers on loopback need no credential.
 		most int
 	}{
 		{"an open method", "/identity.v1.IdentityService/IssueToken", 1, 50051, 60, 16 << 20, nil, 96},
@@ -80,7 +82,7 @@ func TestUnfinishedCalls(t *testing.T) {
 		})
 	}
 	t.Run("idle connections", func(t *testing.T) {
-		// As many connections without a call as one address may open, less those of this test and of the other members.
+		// connections is less than one address may open, because this test and the other members have connections too.
 		const connections, member, most = 1000, 2, 48
 		before := w.resident(member)
 		for range connections {
@@ -98,7 +100,7 @@ func TestUnfinishedCalls(t *testing.T) {
 
 var vmRSS = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
 
-// resident is the resident memory of a member in KiB.
+// resident returns the resident memory (VmRSS) of a member in KiB.
 func (w *world) resident(member int) int {
 	w.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.dir.Running(w.trio.Name(member))))

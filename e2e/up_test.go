@@ -24,15 +24,16 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// upCloud is a cloud that `make up` runs beneath a directory of the test.
+// upCloud is a cloud that a test runs with `make up`, with its files beneath a directory of the test.
 type upCloud struct {
 	t *testing.T
-	// root is the root of the repository. work is a directory with bin/ and .trivet/, as the root has after `make up`.
+	// root is the root of the repository. work is a directory of the test that contains bin/ and .trivet/, like the
+	// root of the repository after `make up`.
 	root, work string
-	// cgroup is the name of the guests' cgroup tree, firstUID and lastUID the guests' uids.
+	// cgroup is the name of the guests' cgroup tree. firstUID and lastUID are the limits of the guests' uids.
 	cgroup            string
 	firstUID, lastUID int
-	// before holds the processes of the test's network namespace before the first `make up`.
+	// before holds the processes that ran before the first `make up`, by pid; processes leaves them out.
 	before map[int]string
 }
 
@@ -67,12 +68,12 @@ func (c *upCloud) make(target string) string {
 	if guest := os.Getenv(guestEnv); guest != "" {
 		args = append(args, "GUEST="+guest)
 	}
-	// Not the test's context, which is over when the test's cleanup calls this.
+	// A new context, because the test's has ended when a cleanup calls make.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "make", args...)
 	cmd.Dir = c.root
-	// `make test` passes its own flags to every make beneath it.
+	// Remove the flags that `make test` passes to every make that runs in it.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=")
 	})
@@ -81,7 +82,7 @@ func (c *upCloud) make(target string) string {
 	return string(out)
 }
 
-// shell returns a command that runs a script in a directory, with a home directory of the test's own.
+// shell returns a command that runs a bash script in a directory, with a home directory of the test.
 func (c *upCloud) shell(dir, script string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	c.t.Cleanup(cancel)
@@ -91,8 +92,8 @@ func (c *upCloud) shell(dir, script string) *exec.Cmd {
 	return cmd
 }
 
-// processes returns the command lines of the running processes that are in the test's network namespace, in the cloud's
-// cgroups, or have one of the guests' uids, by pid, without the test's own process.
+// processes returns the command lines, by pid, of the cloud's processes: those in the test's network namespace, in the
+// cloud's cgroups, or with one of the guests' uids. It leaves out the test's own process and those in before.
 func (c *upCloud) processes() map[int]string {
 	found := map[int]string{}
 	own, err := os.Readlink("/proc/self/ns/net")
@@ -102,7 +103,7 @@ func (c *upCloud) processes() map[int]string {
 	for _, dir := range dirs {
 		pid, err := strconv.Atoi(filepath.Base(dir))
 		require.NoError(c.t, err)
-		// A process that ends meanwhile has no files.
+		// Errors mean that the process has ended meanwhile.
 		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
 		_, state, _ := strings.Cut(string(stat), ") ")
 		if pid == os.Getpid() || state == "" || strings.HasPrefix(state, "Z") {
@@ -130,7 +131,7 @@ func (c *upCloud) isGuest(info fs.FileInfo) bool {
 	return c.firstUID <= uid && uid <= c.lastUID
 }
 
-// namespaces returns the namespaces, other than the test's own, that the given processes are in.
+// namespaces returns the namespaces of the given processes, except those in which the test itself is.
 func (c *upCloud) namespaces(processes map[int]string) map[string]bool {
 	found := map[string]bool{}
 	for pid := range processes {
@@ -147,7 +148,7 @@ func (c *upCloud) namespaces(processes map[int]string) map[string]bool {
 	return found
 }
 
-// inNamespaces returns the processes of the host that are in one of the given namespaces.
+// inNamespaces returns a line for each process of the host that is in one of the given namespaces.
 func (c *upCloud) inNamespaces(namespaces map[string]bool) (links []string) {
 	all, err := filepath.Glob("/proc/[0-9]*/ns/*")
 	require.NoError(c.t, err)
@@ -159,9 +160,9 @@ func (c *upCloud) inNamespaces(namespaces map[string]bool) (links []string) {
 	return links
 }
 
-// cgroups returns the directories of the cloud's cgroups, in all hierarchies.
+// cgroups returns the directories of the cloud's cgroups, in all cgroup hierarchies.
 func (c *upCloud) cgroups() (dirs []string) {
-	// Cgroups of other programs come and go: errors are of those.
+	// Errors are ignored: they are about cgroups of other programs, which may be removed meanwhile.
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && strings.Contains(d.Name(), c.cgroup) {
 			dirs = append(dirs, path)
@@ -178,8 +179,8 @@ func (c *upCloud) mounts() string {
 	return string(text)
 }
 
-// strayFiles returns the files outside the cloud's directory that are the guests' or the control plane's, or that have
-// the name of the cgroup tree.
+// strayFiles returns the files outside the cloud's directory that a guest's uid or the control plane's uid owns, or
+// whose name contains that of the cgroup tree. It searches only the top level of the usual directories.
 func (c *upCloud) strayFiles() (paths []string) {
 	for _, dir := range []string{"/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib", "/etc", c.root} {
 		entries, err := os.ReadDir(dir)
@@ -198,8 +199,9 @@ func (c *upCloud) strayFiles() (paths []string) {
 	return paths
 }
 
-// TestMakeUp runs `make up`, `make down` and `make wipe`, and the commands that they and the README print for users.
-// The parts share one cloud and build on each other.
+// TestMakeUp checks that `make up` starts a complete cloud and repairs it, that `make down` ends it and keeps its data,
+// that `make wipe` leaves nothing, and that the commands which `make up` and the README print work. The parts use the
+// same cloud one after the other, and end with the first that fails.
 func TestMakeUp(t *testing.T) {
 	c := newUpCloud(t)
 	mounts, stray := c.mounts(), c.strayFiles()
@@ -256,7 +258,8 @@ func TestMakeUp(t *testing.T) {
 	})
 }
 
-// tryPrinted runs the commands that `make up` prints after "Try:", in the directory in which it ran.
+// tryPrinted checks the three commands that `make up` prints after "Try:": they list VMs, follow a VM's log, and kill a
+// member. out is the output of `make up`.
 func (c *upCloud) tryPrinted(t *testing.T, out string) {
 	_, text, found := strings.Cut(out, "\nTry:\n")
 	require.True(t, found)
@@ -271,7 +274,7 @@ func (c *upCloud) tryPrinted(t *testing.T, out string) {
 	require.NoError(t, err, "%s:\n%s", commands[0], listed)
 	require.Contains(t, string(listed), `"name":"hello"`)
 
-	// This one follows the log without an end.
+	// The second command follows the log until it is killed.
 	log := c.shell(c.root, "exec "+commands[1])
 	lines, err := log.StdoutPipe()
 	require.NoError(t, err)
@@ -290,7 +293,7 @@ func (c *upCloud) tryPrinted(t *testing.T, out string) {
 	require.Zero(t, c.dir().Running("controlplane-1"))
 }
 
-// readmeBlock returns the lines of the first block of commands beneath a heading of the README.
+// readmeBlock returns the lines of the first code block beneath a heading of README.md.
 func (c *upCloud) readmeBlock(heading string) []string {
 	text, err := os.ReadFile(filepath.Join(c.root, "README.md"))
 	require.NoError(c.t, err)
@@ -303,7 +306,8 @@ func (c *upCloud) readmeBlock(heading string) []string {
 	return strings.Split(block, "\n")
 }
 
-// firstTenant runs the README's commands for a first tenant as printed, in one shell, and checks the effect of each.
+// firstTenant runs the commands of the README's section "The first tenant" in one shell, and checks the effect of each.
+// A command without a check, or a check without a command, fails the test.
 func (c *upCloud) firstTenant(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -318,7 +322,7 @@ func (c *upCloud) firstTenant(t *testing.T) {
 		require.NoError(t, err)
 		return u
 	}
-	// The check of each command, by the beginning of its line.
+	// checks maps the beginning of each command to a function that checks the command's effect.
 	checks := map[string]func(out string){
 		"export PATH=": func(string) {},
 		"trivet org create": func(string) {
@@ -361,7 +365,7 @@ func (c *upCloud) firstTenant(t *testing.T) {
 	for i, command := range commands {
 		fmt.Fprintf(&script, "%s\necho; echo '%s' %d: $?\n", command, marker, i)
 	}
-	// After the logout no command of ada's works any more.
+	// After the logout, `trivet whoami` must fail.
 	script.WriteString("! trivet whoami\n")
 	out, err := c.shell(c.work, script.String()).CombinedOutput()
 	require.NoError(t, err, "%s", out)

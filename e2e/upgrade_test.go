@@ -25,11 +25,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// writeDataEnv is the path to which TestWriteDataOfThisVersion writes an archive of data directories.
+// writeDataEnv is the environment variable with the path to which TestWriteDataOfThisVersion writes an archive of the
+// members' data directories.
 const writeDataEnv = "TRIVET_WRITE_DATA"
 
-// The members of this version start with the data directories of an earlier one, and every kind of record is as it was.
-// Each archive in testdata/data was written by TestWriteDataOfThisVersion with the programs of the commit in its name.
+// TestDataOfEarlierVersions starts members of this version with data directories of earlier versions, and checks that
+// every kind of record can be read and changed. Each archive in testdata/data was written by
+// TestWriteDataOfThisVersion with the programs of the commit in its name.
 func TestDataOfEarlierVersions(t *testing.T) {
 	archives, err := filepath.Glob("testdata/data/*.tar.zst")
 	require.NoError(t, err)
@@ -43,7 +45,8 @@ func TestDataOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// TestWriteDataOfThisVersion writes a new archive. Run it as root with the programs of the version in TRIVET_BIN:
+// TestWriteDataOfThisVersion writes an archive of data directories for TestDataOfEarlierVersions, and checks the
+// records in them. To add an archive for a version, run it as root with the programs of that version in TRIVET_BIN:
 //
 //	TRIVET_BIN=… TRIVET_WRITE_DATA=$PWD/e2e/testdata/data/COMMIT.tar.zst go test ./e2e -run WriteDataOfThisVersion
 func TestWriteDataOfThisVersion(t *testing.T) {
@@ -58,7 +61,7 @@ func TestWriteDataOfThisVersion(t *testing.T) {
 	w.pack(path)
 }
 
-// fill writes at least one record of each kind.
+// fill creates at least one record of each kind, such as a VM, an image, a wallet and a key.
 func (w *world) fill() {
 	t, ctx := w.t, w.context(time.Minute)
 	w.startAgent()
@@ -97,7 +100,7 @@ func (w *world) fill() {
 	require.NoError(t, err)
 }
 
-// keptReservation is the ID of a reservation that fill commits.
+// keptReservation is the ID of the reservation that fill creates and commits, and that checkChanges commits again.
 const keptReservation = "0b0f6a3e-3f5c-4c0e-9a53-0d6a5a1f9f11"
 
 func (w *world) etcd(ctx context.Context) *clientv3.Client {
@@ -107,7 +110,7 @@ func (w *world) etcd(ctx context.Context) *clientv3.Client {
 	return c
 }
 
-// checkRecords checks what fill wrote.
+// checkRecords checks that the records and keys are those that fill created.
 func (w *world) checkRecords() {
 	t, ctx := w.t, w.context(time.Minute)
 	vms, err := w.admin.VMs.ListVms(ctx, &vmv1.ListVmsRequest{OrgId: "acme", ProjectId: "shop"})
@@ -168,7 +171,8 @@ func (w *world) checkRecords() {
 	require.Len(t, large.Kvs[0].Value, 100_000)
 }
 
-// checkChanges checks that the records can be changed, and that a commit which the earlier version made is known.
+// checkChanges checks that the records and keys can be changed, and that a repetition of the commit that fill made does
+// not charge again.
 func (w *world) checkChanges() {
 	t, ctx := w.t, w.context(time.Minute)
 	credit := creditv1.NewCreditServiceClient(w.admin.Conn())
@@ -192,7 +196,7 @@ func (w *world) checkChanges() {
 	require.NoError(t, err)
 }
 
-// pack writes the cluster key and the data directories of the members.
+// pack writes a compressed tar archive of the cluster key and of the members' data directories to a file.
 func (w *world) pack(path string) {
 	require.NoError(w.t, os.MkdirAll(filepath.Dir(path), 0o755))
 	f, err := os.Create(path)
@@ -232,7 +236,7 @@ func (w *world) pack(path string) {
 	require.NoError(w.t, errors.Join(out.Close(), z.Close()))
 }
 
-// unpack replaces the cluster key and the data directories by those of an archive.
+// unpack replaces the cluster key and the members' data directories by those of an archive that pack wrote.
 func (w *world) unpack(path string) {
 	f, err := os.Open(path)
 	require.NoError(w.t, err)

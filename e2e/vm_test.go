@@ -23,14 +23,15 @@ import (
 
 const banner = "TRIVET GUEST READY"
 
-// body returns the request for a small VM that boots from the guest's disk.
+// body returns the body of a REST request that creates a small VM with one disk, backed by an image.
 func body(name, image string) map[string]any {
 	return map[string]any{"name": name, "memory_mib": 192, "disks": []any{
 		map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
 	}}
 }
 
-// cloud starts a world with a host, the guest's images and a tenant.
+// cloud starts three members and a node agent, imports the small guest's images, and creates the tenant ada. The client
+// that it returns calls member 2 with ada's token.
 func cloud(t *testing.T) (w *world, images lab.GuestImages, tenant *lab.REST) {
 	w = newWorld(t)
 	w.startAgent()
@@ -39,7 +40,8 @@ func cloud(t *testing.T) (w *world, images lab.GuestImages, tenant *lab.REST) {
 	return w, images, w.rest(2, w.tenant("ada", "default", "default", "project:member"))
 }
 
-// eventually waits until ok accepts the record of a VM.
+// eventually reads a VM of the project default repeatedly until the function ok returns true for it, and returns the
+// VM.
 func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string, ok func(*vmv1.VirtualMachine) bool) *vmv1.VirtualMachine {
 	t.Helper()
 	var vm *vmv1.VirtualMachine
@@ -53,7 +55,8 @@ func eventually(ctx context.Context, t *testing.T, g *lab.GRPC, id, what string,
 	return vm
 }
 
-// TestVMOverREST uses all VM calls of REST (docs/api.md) and checks the guest's output.
+// TestVMOverREST creates, starts, reads, lists, stops and deletes a VM over REST. It checks the responses, that the
+// guest boots and is shut down cleanly, and that the host's files are removed.
 func TestVMOverREST(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(3 * time.Minute)
@@ -113,8 +116,8 @@ func TestVMOverREST(t *testing.T) {
 	}))
 }
 
-// TestPowerAndEvents uses the power calls of gRPC. It checks the order of events, that the guest rebooted or was reset,
-// and a guest that powers itself off.
+// TestPowerAndEvents starts, resets, reboots, stops, changes and deletes a VM over gRPC. It checks the effect of each
+// call on the guest, and the order of the events that WatchVm sends.
 func TestPowerAndEvents(t *testing.T) {
 	w, images, _ := cloud(t)
 	ctx := w.context(4 * time.Minute)
@@ -167,7 +170,7 @@ func TestPowerAndEvents(t *testing.T) {
 	require.NoError(t, consoleSays(ctx, w, id, banner, 3))
 	require.NoError(t, consoleSays(ctx, w, id, "TRIVET GUEST POWERBUTTON", 1))
 
-	// The host's reports include usage.
+	// The VM's status must contain the memory usage that the host reports.
 	eventually(ctx, t, g, id, "usage is shown", func(vm *vmv1.VirtualMachine) bool {
 		return vm.GetStatus().GetResourceUsage().GetMemoryUsedMib() > 0
 	})
@@ -218,13 +221,14 @@ func TestPowerAndEvents(t *testing.T) {
 	require.Contains(t, text, "STARTING RUNNING STOPPING STOPPED STARTING RUNNING DELETED")
 }
 
-// consoleSays waits until the console log contains a line the given number of times.
+// consoleSays waits until the given number of lines of a VM's console log contain the text line.
 func consoleSays(ctx context.Context, w *world, id, line string, times int) error {
 	_, err := w.admin.Console(ctx, id, line, times)
 	return err
 }
 
-// runningVMs creates and starts n VMs and waits for their guests' banners.
+// runningVMs creates and starts n VMs at once, waits until each guest prints that it is ready, and returns the VMs'
+// IDs.
 func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, image string, n int) []string {
 	ids := make([]string, n)
 	var wg sync.WaitGroup
@@ -250,8 +254,9 @@ func runningVMs(ctx context.Context, t *testing.T, w *world, ada *lab.REST, imag
 	return ids
 }
 
-// TestLeaderIsKilledUnderCreates kills the leader while a client creates 20 VMs and repeats calls without an answer
-// under their idempotency keys. Every acknowledged VM exists once, and running guests are not interrupted.
+// TestLeaderIsKilledUnderCreates kills the leader while a client creates 20 VMs and repeats failed calls with the same
+// idempotency keys. It checks that every acknowledged VM exists exactly once, and that a running guest is not
+// interrupted.
 func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -300,7 +305,7 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	now := eventually(ctx, t, g, before, "it runs", func(vm *vmv1.VirtualMachine) bool { return vm.GetState() == vmv1.VmState_VM_STATE_RUNNING })
 	require.Equal(t, boot.GetStatus().GetHostPid(), now.GetStatus().GetHostPid())
 
-	// The killed member starts again and has all VMs.
+	// The killed member must start again and have all VMs.
 	require.NoError(t, w.trio.Start(leader))
 	w.ready()
 	require.NoError(t, w.rest(leader, token).Call(ctx, "GET", "/api/v1/vms", nil, &list))
@@ -312,8 +317,8 @@ func TestLeaderIsKilledUnderCreates(t *testing.T) {
 	}
 }
 
-// TestAgentIsKilled kills the agent while ten VMs run. The restarted agent has the same processes and guests. It
-// reports a guest that died meanwhile, and a QEMU that is killed while the agent runs.
+// TestAgentIsKilled kills the agent while ten VMs run, and starts it again. It checks that the guests continue in the
+// same processes, and that the agent reports a QEMU that was killed while no agent ran, and one that is killed later.
 func TestAgentIsKilled(t *testing.T) {
 	w, images, ada := cloud(t)
 	ctx := w.context(5 * time.Minute)
@@ -352,14 +357,15 @@ func TestAgentIsKilled(t *testing.T) {
 	})
 	t.Logf("told %.2f s after the kill: %s", time.Since(began).Seconds(), vm.GetStatus().GetLastError())
 	require.NotEmpty(t, vm.GetStatus().GetLastError())
-	// The VM can be started again.
+	// The VM whose QEMU was killed must start again.
 	vm, err := w.admin.VMs.StartVm(ctx, &vmv1.StartVmRequest{OrgId: "default", ProjectId: "default", VmId: second})
 	require.NoError(t, err)
 	require.Equal(t, vmv1.VmState_VM_STATE_RUNNING, vm.GetState())
 	require.Empty(t, vm.GetStatus().GetLastError())
 }
 
-// cgroupRoot returns the root of the cgroup tree that contains a guest's process.
+// cgroupRoot returns the name of the top cgroup that contains a process, in the hierarchy of cgroup v2 or of the memory
+// controller.
 func cgroupRoot(t *testing.T, pid uint32) string {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/cgroup")
 	require.NoError(t, err)

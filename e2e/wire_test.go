@@ -17,8 +17,9 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// TestNoSecretOnTheWire records all packets while a tenant logs in and makes calls, and one member forwards a request
-// to another. In plaintext the secrets are found; over TLS none is.
+// TestNoSecretOnTheWire records all packets while a tenant logs in and makes calls and one member forwards a request to
+// another. It checks that the packets contain no secret if the members use TLS. Without TLS they must contain all
+// secrets, which shows that the test would find them.
 func TestNoSecretOnTheWire(t *testing.T) {
 	const password, value = "a password on the wire 7d1f", "a value on the wire 93ab"
 	for name, prepare := range map[string][]func(*world){"plaintext": nil, "TLS": {secured}} {
@@ -53,7 +54,7 @@ func TestNoSecretOnTheWire(t *testing.T) {
 	}
 }
 
-// tape records all packets on lo of this network namespace, including headers.
+// tape records the bytes of all packets, including headers, in this network namespace.
 type tape struct {
 	t    *testing.T
 	fd   int
@@ -87,7 +88,7 @@ func record(t *testing.T) *tape {
 	return p
 }
 
-// stop ends the recording and returns it. Call it once.
+// stop ends the recording and returns the recorded bytes. Later calls return nil.
 func (p *tape) stop() (wire []byte) {
 	p.once.Do(func() { wire = p.cut() })
 	return wire

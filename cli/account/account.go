@@ -1,13 +1,13 @@
-// Package account reads and writes the file of saved logins: endpoints, token and tenant of each. It also reads and
-// writes files that contain a secret. It makes no calls to the control plane. Decisions:
+// Package account reads and writes the file in which `trivet login` saves logins, with the endpoints, token and tenant
+// of each. It also reads and writes files that contain one secret. It makes no calls to the control plane. Decisions:
 //
 //   - Logins are saved as named contexts in one file, as in kubectl; one of them is the current context. A file with a
 //     single login, the format before contexts existed, is read as the context "default".
 //   - A token is sent only to the endpoints that issued it, so that a mistyped --endpoint does not receive it. It is
 //     sent over TLS, with the same certificate authority, if the login used TLS.
-//   - The file is replaced atomically, has mode 0600, and is refused if other users can read it, as ssh does with keys.
-//     Writers hold a lock on a second file, so that two logins at the same time are both saved. An invalid file is
-//     never overwritten, because it may contain other logins.
+//   - The file is replaced atomically and has mode 0600. Load returns an error if other users can read the file, as ssh
+//     does with keys. Writers lock a second file, so that two logins at the same time are both saved. An invalid file
+//     is never overwritten, because it may contain other logins.
 //   - Tokens and passwords have the type [Secret], which does not print its value. No error quotes a file that may
 //     contain a secret.
 package account
@@ -22,40 +22,42 @@ import (
 	"time"
 )
 
-// Secret is a string whose value is not printed by package fmt.
+// Secret is a token or password. Package fmt prints it as "[secret]".
 type Secret string
 
 func (Secret) String() string   { return "[secret]" }
 func (Secret) GoString() string { return "[secret]" }
 
-// Login is a saved login, the content of one context.
+// Login is a saved login, which is the content of one context.
 type Login struct {
-	// Endpoints lists host:port.
+	// Endpoints lists the host:port of each member that the token may be sent to.
 	Endpoints []string `yaml:"endpoints"`
 	User      string   `yaml:"user,omitempty"`
-	// Provider is the OpenID provider of the login; empty for a login with a password.
+	// Provider is the name of the OpenID provider that the login used; empty for a login with a password.
 	Provider string `yaml:"provider,omitempty"`
-	// Org and Project are the scope of the token; empty for none.
+	// Org and Project are the tenant to which the token is limited; empty for no limit.
 	Org     string `yaml:"org,omitempty"`
 	Project string `yaml:"project,omitempty"`
-	// Token is empty after a logout.
+	// Token is the saved token; empty after a logout.
 	Token     Secret    `yaml:"token,omitempty"`
 	ExpiresAt time.Time `yaml:"expires_at,omitempty"`
-	// TLS is set if the endpoints use TLS. CA is their certificate authority in PEM; empty for those of the system.
+	// TLS is set if the endpoints use TLS. CA is the certificate authority that signed their certificates, in PEM;
+	// empty for the system's authorities.
 	TLS bool   `yaml:"tls,omitempty"`
 	CA  string `yaml:"tls_ca,omitempty"`
-	// Plaintext is set if the login was made with --insecure-plaintext.
+	// Plaintext is set if the login used --insecure-plaintext, which allows sending the token without TLS.
 	Plaintext bool `yaml:"insecure_plaintext,omitempty"`
 }
 
 const (
-	// maxFile is the maximum size of a file with a secret in bytes.
+	// maxFile is the maximum size in bytes of a file that contains one secret.
 	maxFile = 64 << 10
-	// maxBook is the maximum size of the file of logins in bytes.
+	// maxBook is the maximum size in bytes of the file of saved logins.
 	maxBook = 2 << 20
 )
 
-// Path returns the path of the file of logins: $XDG_CONFIG_HOME/trivet/config.yaml, or ~/.config/trivet/config.yaml.
+// Path returns the path of the file of saved logins: $XDG_CONFIG_HOME/trivet/config.yaml, or
+// ~/.config/trivet/config.yaml. env returns the value of an environment variable.
 func Path(env func(string) string) (string, error) {
 	dir := env("XDG_CONFIG_HOME")
 	if dir == "" {
@@ -68,7 +70,8 @@ func Path(env func(string) string) (string, error) {
 	return filepath.Join(dir, "trivet", "config.yaml"), nil
 }
 
-// ReadSecret reads a token or password from a file, without the newline at the end. The path "-" reads from in.
+// ReadSecret reads a token or password from a file, or from in if path is "-". It removes one newline at the end, and
+// returns an error if there is no secret.
 func ReadSecret(path string, in io.Reader) (Secret, error) {
 	if path != "-" {
 		f, err := os.Open(path)
@@ -89,11 +92,11 @@ func ReadSecret(path string, in io.Reader) (Secret, error) {
 	return Secret(s), nil
 }
 
-// SecretFile is a new file with mode 0600. Create it before requesting a secret that is returned only once, so that the
-// secret is not lost if the file cannot be created.
+// SecretFile is a new file for one secret, with mode 0600. It is created before the command requests a secret that is
+// returned only once, so that the secret is not lost if the file cannot be created.
 type SecretFile struct{ f *os.File }
 
-// NewSecretFile creates the file. It fails if the file exists.
+// NewSecretFile creates an empty file with mode 0600. It returns an error if the file exists.
 func NewSecretFile(path string) (*SecretFile, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -111,7 +114,7 @@ func (s *SecretFile) Write(secret Secret) error {
 	return errors.Join(err, s.f.Close())
 }
 
-// Remove closes and deletes the file. Call it if there is no secret to write.
+// Remove closes and deletes the file. It is called instead of Write if there is no secret.
 func (s *SecretFile) Remove() error { return errors.Join(s.f.Close(), os.Remove(s.f.Name())) }
 
 func limited(r io.Reader, most int64) ([]byte, error) {

@@ -115,7 +115,7 @@ func FuzzEndpoints(f *testing.F) {
 	})
 }
 
-// TestSecretFile checks that a secret is written to a new file that only its owner can read, never to an existing one.
+// TestSecretFile checks that a secret is written to a new file with mode 0600, and never to an existing file.
 func TestSecretFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	f, err := NewSecretFile(path)

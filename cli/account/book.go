@@ -19,25 +19,26 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// Before is the name of the context for a file in the format before contexts existed.
+// Before is the name of the context as which Load returns the single login of a file in the format before contexts
+// existed.
 const Before = "default"
 
-// Book is the content of the file: all contexts by name.
+// Book is the content of the file of saved logins: all contexts by name.
 type Book struct {
-	// Current is the name of the current context. It is empty, or names a context that does not exist, if there is
-	// none.
+	// Current is the name of the context that commands use by default. If there is no such context, it is empty or
+	// the name of a context that does not exist.
 	Current  string            `yaml:"current,omitempty"`
 	Contexts map[string]*Login `yaml:"contexts"`
 }
 
-// MaxContexts is the maximum number of contexts. So many fit maxBook.
+// MaxContexts is the maximum number of contexts in a file. So many of the largest size fit in maxBook.
 const MaxContexts = 32
 
 // Names returns the sorted names of the contexts.
 func (b *Book) Names() []string { return slices.Sorted(maps.Keys(b.Contexts)) }
 
-// CheckContext returns an error unless name is a valid context name. Names are used as words of a shell and in
-// messages.
+// CheckContext returns an error unless name is valid for a context: 1 to 200 printable ASCII characters without spaces
+// that do not start with a dash. Such a name can be an argument on a command line.
 func CheckContext(name string) error {
 	if name == "" || len(name) > 200 || name[0] == '-' || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return fmt.Errorf("%q is not a valid context name: want 1 to 200 printable ASCII characters without spaces, not starting with a dash", name)
@@ -45,7 +46,8 @@ func CheckContext(name string) error {
 	return nil
 }
 
-// Load reads the file. It returns an empty Book if the file does not exist.
+// Load reads the file of saved logins. It returns an empty Book if the file does not exist, and an error if the file is
+// invalid or other users can read it.
 func Load(path string) (*Book, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,7 +76,8 @@ func Load(path string) (*Book, error) {
 	return b, nil
 }
 
-// parse decodes both formats. It returns no error text, because the decoder's error may quote a token.
+// parse decodes the file, with contexts or in the format before they existed. It returns false for an invalid file, and
+// no error, because the decoder's error may quote a token.
 func parse(text []byte) (*Book, bool) {
 	var file struct {
 		Book  `yaml:",inline"`
@@ -103,7 +106,8 @@ func parse(text []byte) (*Book, bool) {
 	return &b, true
 }
 
-// Update changes the file under the lock. It waits for other writers. It writes nothing if change returns an error.
+// Update loads the file of saved logins, calls change, and saves the result, while it has the lock on the file. It
+// waits until ctx ends for a lock that another process has. It writes nothing if change returns an error.
 func Update(ctx context.Context, path string, change func(*Book) error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("write the login: %w", err)
@@ -132,7 +136,7 @@ func Update(ctx context.Context, path string, change func(*Book) error) error {
 	return nil
 }
 
-// save replaces the file atomically, with mode 0600.
+// save writes b to the file at path, which it replaces atomically, with mode 0600.
 func (b *Book) save(path string) error {
 	text, err := yaml.Marshal(b)
 	if err != nil {
@@ -144,11 +148,12 @@ func (b *Book) save(path string) error {
 	return atomicfile.WriteFile(path, text, 0o600)
 }
 
-// look is the interval between attempts to take a lock.
+// look is the interval between attempts to lock the lock file.
 const look = 20 * time.Millisecond
 
-// lock takes an exclusive lock on the lock file. The lock file is never removed, since two processes could then hold
-// the lock. The file of logins itself cannot be locked, because save replaces it.
+// lock waits until it has an exclusive flock on the lock file at path. Closing the lock file ends the lock; the file is
+// never removed, since two processes could then have the lock at the same time. The file of saved logins itself cannot
+// be locked, because save replaces it.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

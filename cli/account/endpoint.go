@@ -9,14 +9,15 @@ import (
 	"strings"
 )
 
-// DefaultPort is the default gRPC port of the control plane.
+// DefaultPort is the gRPC port of a member of the control plane unless it is configured otherwise.
 const DefaultPort = "50051"
 
-// MaxEndpoints is the maximum number of endpoints.
+// MaxEndpoints is the maximum number of endpoints that Endpoints returns.
 const MaxEndpoints = 16
 
-// Endpoints parses comma-separated lists of [https://]host[:port] into unique host:port, in order. secure reports
-// whether any of them has https://; TLS is then used for all, since all members of a cluster use TLS or none.
+// Endpoints parses comma-separated lists of [https://]host[:port]. It returns them as host:port in the same order,
+// without duplicates. secure is true if any of them has https://; the caller must then use TLS for all, since either
+// all members of a cluster use TLS or none does.
 func Endpoints(lists ...string) (all []string, secure bool, err error) {
 	for _, list := range lists {
 		for one := range strings.SplitSeq(list, ",") {

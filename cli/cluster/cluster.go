@@ -36,7 +36,8 @@ func Command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// freeDisk returns a member's free disk space in MiB, marked "low" while tenants' changes are refused because of it.
+// freeDisk formats a member's free disk space in MiB. It adds "low" while the cluster refuses changes by tenants
+// because of too little space.
 func freeDisk(m *operatorv1.Member) string {
 	switch {
 	case m.GetDiskSizeBytes() == 0:

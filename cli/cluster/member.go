@@ -20,10 +20,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// changeTimeout is the deadline of a command that changes the members, which takes a change of two raft groups.
+// changeTimeout is the deadline of a command that changes the members, unless --timeout is given. Each such command
+// changes the membership of two raft groups.
 const changeTimeout = time.Minute
 
-// state returns the state of a member, and the state that it is changing to.
+// state formats the state of a member in lower case, with the state that it is changing to: "learner, to be voter".
 func state(m *operatorv1.Member) string {
 	s := strings.ToLower(m.GetState())
 	if wanted := strings.ToLower(m.GetWanted()); wanted != "" && wanted != s && m.GetState() != "LEAVING" {
@@ -40,7 +41,7 @@ func joinIDs(list []uint64) string {
 	return strings.Join(out, ",")
 }
 
-// parseMemberID parses the ID of a member.
+// parseMemberID parses the ID of a member. It returns a *Usage error unless the ID is a number above 0.
 func parseMemberID(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 63)
 	if err != nil || n == 0 {
@@ -181,7 +182,8 @@ backup.`,
 	return c
 }
 
-// receive writes a backup to a new file. The file gets its name when it is complete and synced.
+// receive writes a backup of the cluster to a new file and returns its size in bytes. The file gets its name only when
+// it is complete and synced to disk. receive returns an error if a file with that name exists.
 func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name string) (size int64, err error) {
 	if err := checkNew(name); err != nil {
 		return 0, err
@@ -209,7 +211,7 @@ func receive(ctx context.Context, client operatorv1.OperatorServiceClient, name 
 	return size, err
 }
 
-// checkNew returns an error if a file, directory or link with that name exists.
+// checkNew returns an error if there is already a file, directory or symbolic link with that name.
 func checkNew(name string) error {
 	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s exists already", name)

@@ -5,12 +5,12 @@
 //
 // # Decisions
 //
-//   - Sequences are dropped whole (ECMA-48: CSI, OSC, DCS, SOS, PM, APC, escapes of two and more bytes), in their
-//     seven-bit form and as the C1 characters U+0080 to U+009F that a UTF-8 terminal obeys as well.
-//   - A carriage return that overwrites a line becomes a newline, so that no text is lost; before a newline it is
-//     dropped.
-//   - A newline ends any sequence, and so do [maxSequence] characters: a guest that stops in the middle of one, or
-//     sends binary data, does not hide the output that follows.
+//   - Complete control sequences are removed (ECMA-48: CSI, OSC, DCS, SOS, PM, APC, escapes of two and more bytes),
+//     both in their seven-bit form and as the C1 characters U+0080 to U+009F, which a UTF-8 terminal also interprets.
+//   - A carriage return after text on the same line becomes a newline, because a terminal would overwrite that text. A
+//     carriage return before a newline is removed.
+//   - A newline ends any sequence, and so do [maxSequence] characters, so that the output after an incomplete sequence
+//     or binary data is not hidden.
 package console
 
 import (
@@ -25,31 +25,33 @@ type state uint8
 
 const (
 	text state = iota
-	// escape is after ESC, intermediate after ESC and one of 0x20 to 0x2f.
+	// escape is the state after ESC; intermediate is that after ESC and a character from 0x20 to 0x2f.
 	escape
 	intermediate
-	// csi is after CSI; str inside of a string, which ST ends.
+	// csi is the state after CSI; str is that inside of a control string (OSC, DCS, SOS, PM, APC), which ST ends.
 	csi
 	str
 )
 
-// Filter is an io.Writer that passes on text and drops control sequences. Close passes on an incomplete character.
+// Filter is an io.Writer that removes control sequences and writes the remaining text to another writer. Close must be
+// called at the end of the input.
 type Filter struct {
 	w     io.Writer
 	state state
-	// length of the sequence so far, in characters.
+	// length is the number of characters of the current sequence that were read.
 	length int
-	// rest is the beginning of a character whose other bytes have not been written yet.
+	// rest holds the first bytes of a UTF-8 character whose other bytes come with the next Write.
 	rest []byte
-	// returned is set while the character after a carriage return is not known, fresh while the line is empty.
+	// returned is set after a carriage return, until the next character. fresh is set while the current line is empty.
 	returned, fresh bool
 	out             []byte
 }
 
-// NewFilter returns a filter that writes to w.
+// NewFilter returns a Filter that writes the remaining text to w.
 func NewFilter(w io.Writer) *Filter { return &Filter{w: w, fresh: true} }
 
-// Write filters p and writes the text to w. It always returns len(p); the error is that of w.
+// Write removes control sequences from p and writes the remaining text. It always returns len(p). Its error is that of
+// the underlying writer.
 func (f *Filter) Write(p []byte) (int, error) {
 	in := append(f.rest, p...)
 	for len(in) > 0 && utf8.FullRune(in) {
@@ -61,7 +63,7 @@ func (f *Filter) Write(p []byte) (int, error) {
 	return len(p), f.flush()
 }
 
-// Close writes an incomplete character as U+FFFD. It does not close w.
+// Close writes U+FFFD for each byte of an incomplete character at the end. It does not close the underlying writer.
 func (f *Filter) Close() error {
 	for range f.rest {
 		f.step(utf8.RuneError)
@@ -79,7 +81,8 @@ func (f *Filter) flush() error {
 	return err
 }
 
-// step processes one character. Invalid UTF-8 arrives as utf8.RuneError and is text.
+// step processes one character of the input: it changes the state or calls emit. r is utf8.RuneError for invalid UTF-8,
+// which is treated as text.
 func (f *Filter) step(r rune) {
 	switch {
 	case r == 0x1b:
@@ -88,7 +91,7 @@ func (f *Filter) step(r rune) {
 		f.enter(csi)
 	case r == 0x90, r == 0x98, r == 0x9d, r == 0x9e, r == 0x9f:
 		f.enter(str)
-	case r == 0x18, r == 0x1a, r >= 0x80 && r < 0xa0: // CAN and SUB cancel a sequence, ST ends one
+	case r == 0x18, r == 0x1a, r >= 0x80 && r < 0xa0: // CAN and SUB cancel a sequence; C1 characters such as ST end it
 		f.state = text
 	case f.state == text || r == '\n' || f.length >= maxSequence:
 		f.state = text
@@ -101,7 +104,7 @@ func (f *Filter) step(r rune) {
 
 func (f *Filter) enter(s state) { f.state, f.length = s, 0 }
 
-// sequence processes a character inside of a sequence.
+// sequence processes a character inside of a control sequence, and sets the state to text when the sequence ends.
 func (f *Filter) sequence(r rune) {
 	switch f.state {
 	case escape, intermediate:
@@ -127,13 +130,14 @@ func (f *Filter) sequence(r rune) {
 			f.emit(r)
 		}
 	case str:
-		if r == 0x07 { // BEL ends an OSC, as in xterm
+		if r == 0x07 { // BEL ends a control string, as it ends an OSC in xterm
 			f.state = text
 		}
 	}
 }
 
-// emit appends a character to the output. It drops control characters other than newline and tab.
+// emit appends a character of text to the output. It removes control characters other than newline and tab, and writes
+// a newline for a carriage return that would overwrite text.
 func (f *Filter) emit(r rune) {
 	switch {
 	case r == '\r':

@@ -7,10 +7,10 @@
 //
 //   - Endpoints are tried in the given order, each for [Connect] at most, and one endpoint is used until it fails.
 //     There is no load balancing, because `trivet image import` reads a file of the host that serves the call: the
-//     caller chooses it.
+//     user must be able to choose the host.
 //   - A call that was not sent is sent to the next endpoint, whatever the method. A call that may have been executed
 //     is retried only if the method is safe to retry; retries of a create use the same idempotency key.
-//   - Calls are made one at a time.
+//   - A Conn must not be used by several goroutines at the same time.
 //   - A secret is sent to another host over TLS only, with the server's name verified, unless Options.Plaintext is set
 //     (secure.go).
 package dial
@@ -40,43 +40,45 @@ import (
 )
 
 const (
-	// Connect is the time to connect to one endpoint before the next one is tried.
+	// Connect is the timeout for connecting to one endpoint, after which the next one is tried.
 	Connect = 3 * time.Second
-	// MaxAnswer is the maximum size of a response in bytes. A page of VMs with the maximum of labels fits.
+	// MaxAnswer is the maximum size of a response in bytes. A page of VMs fits, even if all have the most labels.
 	MaxAnswer = 64 << 20
 )
 
-// Options of a connection.
+// Options configures a Conn.
 type Options struct {
-	// Endpoints lists at least one host:port.
+	// Endpoints lists the host:port of each member, at least one.
 	Endpoints []string
-	// Token is sent with each call; optional.
+	// Token is sent with each call, as a bearer token. Optional.
 	Token account.Secret
-	// Org and Project name the tenant of every call. When they are empty, the request or the token decides.
+	// Org and Project name the tenant of every call, in its metadata. If they are empty, the tenant is that of the
+	// request or of the token.
 	Org, Project string
-	// Confides declares that the requests contain secrets, even without a Token.
+	// Confides declares that requests contain a secret, such as a password, so that Open refuses plaintext even without
+	// a Token.
 	Confides bool
 	// TLS is the TLS configuration; nil for plaintext.
 	TLS *tls.Config
-	// Plaintext allows sending secrets to other hosts in plaintext.
+	// Plaintext allows sending secrets to other hosts without TLS.
 	Plaintext bool
-	// Dialer replaces TCP; optional.
+	// Dialer makes connections instead of a TCP dialer. Optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
-	// Connect and CreatePatience replace the constants of the same names; optional.
+	// Connect and CreatePatience are used instead of the constants of the same names, unless 0.
 	Connect, CreatePatience time.Duration
 }
 
-// Conn is a connection to a cluster.
+// Conn makes gRPC calls to one of several endpoints of a cluster, and fails over between them.
 type Conn struct {
 	opts    Options
 	members []*member
 	current int
-	// key is the idempotency key of all creates of this Conn.
+	// key is the idempotency key that is sent with all creates of this Conn.
 	key string
 }
 
-// Open returns a connection. It dials with the first call. It returns an *Exposed error if a secret would be sent to
-// another host in plaintext.
+// Open returns a Conn, which connects to an endpoint only when the first call is made. It returns an *Exposed error if
+// a secret would be sent to another host in plaintext.
 func Open(opts Options) (*Conn, error) {
 	if len(opts.Endpoints) == 0 {
 		return nil, errors.New("no endpoint")
@@ -115,7 +117,7 @@ func (c *Conn) Close() error {
 	return errors.Join(all...)
 }
 
-// Each returns one connection per endpoint, for calls to all endpoints. The caller closes each of them.
+// Each returns one Conn per endpoint, which calls only that endpoint. The caller must close each of them.
 func (c *Conn) Each() []*Conn {
 	all := make([]*Conn, len(c.members))
 	for i, m := range c.members {
@@ -124,14 +126,15 @@ func (c *Conn) Each() []*Conn {
 	return all
 }
 
-// Endpoint returns the endpoint that is in use, or is tried first.
+// Endpoint returns the endpoint that the last call used or, after a failure, that the next call tries first.
 func (c *Conn) Endpoint() string { return c.members[c.current].endpoint }
 
-// Next switches to the next endpoint. Callers use it when a stream ends with UNAVAILABLE.
+// Next makes the next call try the endpoint after the current one first. Callers use it after a stream has ended with
+// UNAVAILABLE.
 func (c *Conn) Next() { c.current = (c.current + 1) % len(c.members) }
 
-// Invoke makes a unary call, with retries. It returns an *Unreachable error if no endpoint can be reached, and an
-// *Unavailable error if an endpoint was reached but returned UNAVAILABLE.
+// Invoke makes a unary call, and retries it as the method's policy allows. It returns an *Unreachable error if no
+// endpoint can be reached, and an *Unavailable error if an endpoint was reached but returned UNAVAILABLE.
 func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	p := policies[method]
 	patience := p.patience
@@ -148,10 +151,11 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 	if worthAnother(last, p) && errors.Is(ctx.Err(), context.Canceled) {
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	return last // also after the deadline, because it is more useful than "deadline exceeded"
+	return last // even after the deadline, because this error says more than "deadline exceeded"
 }
 
-// once makes a call to the first endpoint that can be reached.
+// once makes a call to the first endpoint that can be reached, without a retry. If that endpoint returns UNAVAILABLE,
+// the next call starts with another one.
 func (c *Conn) once(ctx context.Context, method string, p policy, args, reply any, opts []grpc.CallOption) error {
 	m, err := c.ready(ctx)
 	if err != nil {
@@ -165,7 +169,7 @@ func (c *Conn) once(ctx context.Context, method string, p policy, args, reply an
 	return &Unavailable{Endpoint: m.endpoint, Doubtful: p != again, Err: err}
 }
 
-// NewStream opens a stream to the first endpoint that can be reached.
+// NewStream opens a stream to the first endpoint that can be reached, starting with the current one. It does not retry.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	m, err := c.ready(ctx)
 	if err != nil {
@@ -190,7 +194,7 @@ func (c *Conn) outgoing(ctx context.Context, p policy) context.Context {
 	return ctx
 }
 
-// ready returns the first member, starting with the current one, to which there is a connection.
+// ready connects to the endpoints in order, starting with the current one, and returns the first that can be reached.
 func (c *Conn) ready(ctx context.Context) (*member, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, status.FromContextError(err).Err()
@@ -214,14 +218,15 @@ func (c *Conn) ready(ctx context.Context) (*member, error) {
 	return nil, &Unreachable{tried}
 }
 
-// member is one endpoint. A failed connection is discarded, so that the next attempt starts without gRPC's backoff.
+// member is one endpoint with its connection. A failed connection is discarded, so that gRPC's backoff does not delay
+// the next attempt.
 type member struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	attempt  *attempt
 }
 
-// attempt records the result of dialling one connection.
+// attempt holds the result of dialling one connection; gRPC itself does not return the error.
 type attempt struct {
 	mu      sync.Mutex
 	dialled bool
@@ -281,7 +286,8 @@ func (m *member) open(opts *Options) error {
 	return err
 }
 
-// failed closes the connection and returns the error of dialling it, or otherwise if dialling succeeded.
+// failed closes the connection and returns the error of dialling it. If dialling succeeded, it returns the argument
+// otherwise; if dialling has not ended, it returns context.DeadlineExceeded.
 func (m *member) failed(otherwise error) error {
 	_ = m.close()
 	m.attempt.mu.Lock()
@@ -304,7 +310,8 @@ func (m *member) close() error {
 	return conn.Close()
 }
 
-// why formats the reason why an endpoint could not be reached.
+// why returns a short text for the error with which an endpoint could not be reached. limit is the timeout for
+// connecting.
 func why(err error, limit time.Duration) string {
 	var dns *net.DNSError
 	var op *net.OpError
@@ -320,6 +327,6 @@ func why(err error, limit time.Duration) string {
 	case errors.As(err, &op):
 		err = op.Err
 	}
-	// Drop the name of the system call, as in "connect: connection refused".
+	// Remove the name of the system call, as in "connect: connection refused".
 	return strings.TrimPrefix(err.Error(), "connect: ")
 }

@@ -23,12 +23,13 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// fleet holds in-memory members by endpoint.
+// fleet is a set of members in memory: gRPC servers whose responses the test sets. It lists the calls that they
+// receive.
 type fleet struct {
 	t  *testing.T
 	mu sync.Mutex
-	// listeners are what can be reached, answers the status of the next calls by member, dials the failures of the next
-	// dials.
+	// listeners holds the members that can be reached, by endpoint. answers holds the status codes of each member's
+	// next calls, and dials the errors of the next attempts to connect to an endpoint.
 	listeners map[string]*bufconn.Listener
 	answers   map[string][]codes.Code
 	dials     map[string][]error
@@ -140,7 +141,7 @@ func TestCreateIsRetriedWithItsIdempotencyKey(t *testing.T) {
 	f := newFleet(t, "a:1", "b:1")
 	f.answers["a:1"] = []codes.Code{codes.Unavailable, codes.Unavailable}
 	f.answers["b:1"] = []codes.Code{codes.Unavailable}
-	f.dials["a:1"] = []error{refused()} // unreachable at first
+	f.dials["a:1"] = []error{refused()} // the first attempt to connect fails
 	f.dials["b:1"] = []error{refused()}
 	create := func() {
 		_, err := vmv1.NewVmServiceClient(f.open("a:1", "b:1")).CreateVm(t.Context(), &vmv1.CreateVmRequest{})
@@ -209,7 +210,8 @@ func TestCanceledContextEndsRetries(t *testing.T) {
 	require.Equal(t, codes.Canceled, status.Code(err))
 }
 
-// TestNoEndpointIsReachable tries each way in which an endpoint may fail to be a member, over TCP.
+// TestNoEndpointIsReachable calls three endpoints over TCP: a closed port, one that never responds and a web server. It
+// checks that the *Unreachable error contains the right reason for each.
 func TestNoEndpointIsReachable(t *testing.T) {
 	listen := func(serve func(net.Conn)) string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -277,7 +279,7 @@ func TestRetryPoliciesNameExistingMethods(t *testing.T) {
 		name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 		require.NoError(t, err, method)
-		// What makes something, or moves credit, is only said twice under a key.
+		// Exactly the methods that create something or move credit need an idempotency key to be retried.
 		keyed := slices.ContainsFunc([]string{"Create", "TopUp", "Refund", "Charge"}, func(verb string) bool {
 			return strings.HasPrefix(string(d.Name()), verb)
 		})
@@ -285,7 +287,8 @@ func TestRetryPoliciesNameExistingMethods(t *testing.T) {
 	}
 }
 
-// TestCallsCarryTheTenant checks that each call carries the connection's org and project.
+// TestCallsCarryTheTenant checks that the metadata of each call contains the org and project of the connection's
+// options.
 func TestCallsCarryTheTenant(t *testing.T) {
 	for _, o := range []Options{{Org: "acme", Project: "web"}, {Project: "web"}, {}} {
 		o.Endpoints = []string{"127.0.0.1:1"}

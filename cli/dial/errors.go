@@ -11,7 +11,8 @@ import (
 // Tried is an endpoint that could not be reached, with the reason.
 type Tried struct{ Endpoint, Why string }
 
-// Unreachable is the error if no endpoint can be reached. Nothing was sent.
+// Unreachable is the error for a call that was not sent, because no endpoint can be reached. Tried lists all endpoints
+// that were tried.
 type Unreachable struct{ Tried []Tried }
 
 func (e *Unreachable) Error() string {
@@ -22,13 +23,14 @@ func (e *Unreachable) Error() string {
 	return "no endpoint can be reached: " + strings.Join(each, "; ")
 }
 
-// GRPCStatus returns UNAVAILABLE.
+// GRPCStatus returns a status with the code UNAVAILABLE, so that status.Code works with this error.
 func (e *Unreachable) GRPCStatus() *status.Status { return status.New(codes.Unavailable, e.Error()) }
 
-// Unavailable is the error if an endpoint returned UNAVAILABLE, or the connection broke before the response.
+// Unavailable is the error for a call to which an endpoint returned UNAVAILABLE, or whose connection broke before the
+// response.
 type Unavailable struct {
 	Endpoint string
-	// Doubtful is set if the call may have been executed and must not be repeated without checking.
+	// Doubtful is set if the call may have been executed and is not safe to repeat.
 	Doubtful bool
 	Err      error
 }
@@ -37,5 +39,5 @@ func (e *Unavailable) Error() string {
 	return fmt.Sprintf("%s: %s", e.Endpoint, status.Convert(e.Err).Message())
 }
 
-// Unwrap returns the gRPC status error.
+// Unwrap returns the gRPC status error of the call.
 func (e *Unavailable) Unwrap() error { return e.Err }

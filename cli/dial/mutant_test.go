@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// TestMutants checks that TestSecretsNeedLoopbackOrTLS notices a token that is sent to another host in plaintext.
+// TestMutants checks that Open does not return an error for a token to another host with the mutant SecretInPlaintext,
+// so that TestSecretsNeedLoopbackOrTLS fails with that mutant.
 func TestMutants(t *testing.T) {
 	t.Cleanup(func() { mutant.Set("") })
 	for name, refused := range map[string]bool{"": true, mutant.SecretInPlaintext: false} {

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// CreatePatience is how long a create is retried, with its idempotency key, while no endpoint can be reached or
-	// endpoints return UNAVAILABLE. It is long enough for an election and for the restart of a member.
+	// CreatePatience is the time for which a create is retried, with its idempotency key, while no endpoint can be
+	// reached or endpoints return UNAVAILABLE. It is long enough for an election and for the restart of a member.
 	CreatePatience = 10 * time.Second
-	// Patience is the same for other calls that are safe to retry, but only while an endpoint can be reached: a
-	// mistyped endpoint is reported at once.
+	// Patience is the time for which other calls that are safe to retry are retried while endpoints return UNAVAILABLE.
+	// If no endpoint can be reached, they fail at once, so that a mistyped endpoint is reported at once.
 	Patience = 3 * time.Second
 
 	firstPause = 100 * time.Millisecond
@@ -105,7 +105,8 @@ var policies = map[string]policy{
 	etcd.Auth_Authenticate_FullMethodName:     again,
 }
 
-// worthAnother reports whether the call should be retried after err.
+// worthAnother reports whether a call with policy p is retried after err: creates if no endpoint was reached or one
+// returned UNAVAILABLE, other calls that are safe to retry only after UNAVAILABLE.
 func worthAnother(err error, p policy) bool {
 	var unreachableErr *Unreachable
 	var answered *Unavailable
@@ -118,7 +119,7 @@ func worthAnother(err error, p policy) bool {
 	return false
 }
 
-// Sleep waits for d. It returns the context's error if the context ends first.
+// Sleep waits for d. If ctx ends first, it returns the error of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

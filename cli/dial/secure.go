@@ -15,14 +15,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Exposed is the error if a secret would be sent to another host in plaintext. Nothing was sent.
+// Exposed is the error of Open if a secret would be sent to Endpoint, which is on another host, in plaintext. Nothing
+// was sent.
 type Exposed struct{ Endpoint string }
 
 func (e *Exposed) Error() string {
 	return fmt.Sprintf("a secret would be sent to %s in plaintext", e.Endpoint)
 }
 
-// exposed returns an *Exposed error for the first endpoint to which secrets must not be sent.
+// exposed returns an *Exposed error for the first endpoint that is not on loopback, if calls contain a secret and are
+// neither sent over TLS nor allowed by opts.Plaintext.
 func exposed(opts *Options) error {
 	if opts.TLS != nil || opts.Plaintext || opts.Token == "" && !opts.Confides {
 		return nil
@@ -35,8 +37,8 @@ func exposed(opts *Options) error {
 	return nil
 }
 
-// onLoopback reports whether host:port is on loopback. A host name other than localhost is not, whatever it resolves
-// to.
+// onLoopback reports whether the host of a host:port is localhost or a loopback address. It reports false for any other
+// name, even if that resolves to a loopback address.
 func onLoopback(endpoint string) bool {
 	host, _, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -46,7 +48,8 @@ func onLoopback(endpoint string) bool {
 	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
-// transport returns the transport credentials of a connection. A failed handshake is recorded in a.
+// transport returns the transport credentials for a connection: TLS, or plaintext if config is nil. The error of a
+// failed TLS handshake is stored in a.
 func transport(config *tls.Config, a *attempt) credentials.TransportCredentials {
 	if config == nil {
 		return insecure.NewCredentials()
@@ -59,7 +62,7 @@ type noting struct {
 	attempt *attempt
 }
 
-// ClientHandshake implements credentials.TransportCredentials.
+// ClientHandshake implements credentials.TransportCredentials. It stores the error of a failed handshake in n.attempt.
 func (n noting) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secure, info, err := n.TransportCredentials.ClientHandshake(ctx, authority, conn)
 	if err != nil {
@@ -75,7 +78,7 @@ func (n noting) Clone() credentials.TransportCredentials {
 	return noting{n.TransportCredentials.Clone(), n.attempt}
 }
 
-// ofTLS formats the reason of a failed TLS handshake; "" for any other error.
+// ofTLS returns a text for the error of a failed TLS handshake, or "" for any other error.
 func ofTLS(err error) string {
 	var plain tls.RecordHeaderError
 	var stranger x509.UnknownAuthorityError

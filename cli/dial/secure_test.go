@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// TestSecretsNeedLoopbackOrTLS checks that secrets are sent without TLS only to loopback addresses, never to host names.
+// TestSecretsNeedLoopbackOrTLS checks that Open with a secret and without TLS returns an *Exposed error, except for
+// loopback addresses and localhost.
 func TestSecretsNeedLoopbackOrTLS(t *testing.T) {
 	for endpoint, here := range map[string]bool{
 		"127.0.0.1:1": true, "127.3.2.1:1": true, "[::1]:1": true, "localhost:1": true, "[::ffff:127.0.0.1]:1": true,
@@ -48,7 +49,7 @@ func TestSecretsNeedLoopbackOrTLS(t *testing.T) {
 	}
 }
 
-// TestHandshakes checks that the error says what is wrong with the server's certificate.
+// TestHandshakes checks that the error of a failed TLS handshake contains what is wrong with the server's certificate.
 func TestHandshakes(t *testing.T) {
 	authority := func(seed byte) (*mtls.Authority, *x509.CertPool) {
 		a, err := mtls.NewAuthority("c", bytes.Repeat([]byte{seed}, 32))
@@ -94,7 +95,7 @@ func TestHandshakes(t *testing.T) {
 	}
 }
 
-// listening opens a port that accepts connections and serves nothing.
+// listening starts a gRPC server without services on a port of loopback, and returns its host:port.
 func listening(t *testing.T, opts ...grpc.ServerOption) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -1,7 +1,7 @@
-// Package explain formats an error for the user, with a hint what to do about it.
+// Package explain formats an error for the user, with a hint about what the user can do.
 //
-// It reads gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. Text from
-// the server is escaped before it is printed. The server's messages name request fields; explain adds the flag for each
+// It handles gRPC statuses with their google.rpc details, and the errors of package dial. It makes no calls. It escapes
+// text from the server. Where a message of the server names a request field, it adds the command-line flag for that
 // field.
 package explain
 
@@ -22,22 +22,23 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Facts describe the failed command.
+// Facts holds what the hints depend on besides the error: properties of the command that failed.
 type Facts struct {
-	// Source is where the token came from, such as "--token-file", or SavedLogin; empty without a token.
+	// Source names where the token was read from: a flag or variable such as "--token-file", or SavedLogin. It is empty
+	// if there was no token.
 	Source string
-	// LoggingIn is set for commands that request a token.
+	// LoggingIn is set for a command that requests a token, such as `trivet login`.
 	LoggingIn bool
-	// Context is the name of the selected context; empty for the current one.
+	// Context is the name of the saved login that --context or TRIVET_CONTEXT selected; empty for the current one.
 	Context string
-	// Timeout is the deadline of the command.
+	// Timeout is the time limit of the command.
 	Timeout time.Duration
 }
 
-// SavedLogin is the Source of a token that `trivet login` saved.
+// SavedLogin is the value of Facts.Source for a token that `trivet login` saved.
 const SavedLogin = "trivet login"
 
-// Error returns the text for err: the message, followed by hints on further lines.
+// Error returns the text to print for err: the message, and hints on further lines.
 func Error(err error, f Facts) string {
 	var unreachableErr *dial.Unreachable
 	var lost *dial.Unavailable
@@ -72,7 +73,7 @@ func unavailable(e *dial.Unavailable) string {
 	return lines(text, "try again in a moment; `trivet cluster status` shows which members are reachable")
 }
 
-// answer explains a status from a member or from the gRPC client.
+// answer returns the text for a gRPC status, which may come from a member or from the gRPC client itself.
 func answer(s *status.Status, f Facts) string {
 	message := s.Message()
 	info, field := details(s)
@@ -119,7 +120,7 @@ func answer(s *status.Status, f Facts) string {
 	return lines(message)
 }
 
-// denied returns what a user can do about a PERMISSION_DENIED error, by the error's reason.
+// denied returns a hint about what the user can do after a PERMISSION_DENIED error, depending on the error's reason.
 func denied(info *errdetails.ErrorInfo) string {
 	switch info.GetReason() {
 	case "TOKEN_SCOPE":
@@ -132,7 +133,7 @@ func denied(info *errdetails.ErrorInfo) string {
 	return "`trivet whoami` shows your roles; an administrator gives others"
 }
 
-// quoted quotes word for a shell, so that a command in a hint can be copied safely.
+// quoted returns word with shell quotes if it needs them, so that a command in a hint can be copied safely.
 func quoted(word string) string {
 	if word != "" && !strings.ContainsFunc(word, func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && !strings.ContainsRune("._@-", r)
@@ -142,7 +143,7 @@ func quoted(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// notLinked is the error reason if an identity at an OpenID provider is not linked to a user.
+// notLinked is the reason in the control plane's error for an identity at an OpenID provider that is linked to no user.
 const notLinked = "NOT_LINKED"
 
 func unauthenticated(f Facts) string {
@@ -181,7 +182,8 @@ func invalid(message, field string) []string {
 
 const tenant = "name the tenant with --org and --project, or with TRIVET_ORG and TRIVET_PROJECT"
 
-// flags lists the flag or argument of each request field. The first match is used.
+// flags lists the command-line flag or argument for each request field, with a hint. The first entry that matches a
+// field is used.
 var flags = []struct{ field, flag, hint string }{
 	{"name", "NAME", ""},
 	{"org_id", "--org", tenant},
@@ -253,7 +255,7 @@ func details(s *status.Status) (info *errdetails.ErrorInfo, field string) {
 	return info, field
 }
 
-// maxReasons is the maximum number of hosts that are listed with their reasons.
+// maxReasons is the maximum number of hosts that reasons lists, each with the reason why it cannot run the VM.
 const maxReasons = 20
 
 func reasons(info *errdetails.ErrorInfo) string {
@@ -282,7 +284,7 @@ func table(rows [][2]string) string {
 	return strings.Join(out, "\n")
 }
 
-// lines puts each part that is not empty on lines of its own, escaped.
+// lines joins all lines of all parts with newlines. It removes empty lines and escapes unprintable characters.
 func lines(parts ...string) string {
 	var out []string
 	for _, part := range parts {

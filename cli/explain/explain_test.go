@@ -17,8 +17,14 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 )
 
-// A case is "status CODE [field=] [reason=] [info] [NODE=reason]" with the message as input, or "unreachable", "unavailable",
-// "other"; the facts are flags of any of them: source=, login, timeout=.
+// TestExplain checks the text for each error in testdata/explain.txt. Commands, each with a message as input:
+//
+//	status CODE [field=] [reason=] [nodes] [info] [NODE=reason]  a gRPC status; the options add google.rpc details
+//	unreachable            a *dial.Unreachable; the input is a line "ENDPOINT WHY" for each endpoint
+//	unavailable [doubtful] a *dial.Unavailable
+//	other                  any other error
+//
+// The option source= sets Facts.Source, and login sets Facts.LoggingIn.
 func TestExplain(t *testing.T) {
 	datadriven.RunTest(t, "testdata/explain.txt", func(t *testing.T, d *datadriven.TestData) string {
 		facts := Facts{Timeout: 30 * time.Second}

@@ -15,10 +15,11 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// auditTimeout is the deadline of the command. It is long because there may be many pages.
+// auditTimeout is the deadline of `trivet audit list` unless --timeout is given. It is long because there may be many
+// pages.
 const auditTimeout = 2 * time.Minute
 
-// auditCommand returns the command `trivet audit`; users completes user IDs.
+// auditCommand returns the command `trivet audit`. The argument users is the shell completion for user IDs.
 func auditCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "audit", Short: "List the audit log: changes and refused calls", Args: cobra.NoArgs,
@@ -93,7 +94,7 @@ role system:admin. A time is a duration before now, such as 90m or 24h, or a tim
 	c.Flags().StringVar(&req.Outcome, "outcome", "", "list only this outcome: OK, a gRPC code, or REFUSED for all but OK")
 	c.Flags().StringVar(&since, "since", "", "list records from this time on")
 	c.Flags().StringVar(&until, "until", "", "list records before this time")
-	// These fail only for an unknown flag.
+	// RegisterFlagCompletionFunc fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("outcome", cobra.FixedCompletions([]string{"OK", "REFUSED"}, cobra.ShellCompDirectiveNoFileComp))
 	return c
@@ -106,7 +107,8 @@ func auditTenant(r *identityv1.AuditRecord) string {
 	return r.GetOrgId() + "/" + r.GetProjectId()
 }
 
-// parseAuditTime parses a duration before now, or an RFC 3339 time, and returns Unix milliseconds; 0 for an empty text.
+// parseAuditTime parses a duration before now, such as 1h, or an RFC 3339 time. It returns Unix milliseconds, or 0 if
+// text is empty. flag is the name of the flag for the error.
 func parseAuditTime(now time.Time, flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil

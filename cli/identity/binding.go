@@ -13,7 +13,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// roleScope is where a role is given: in the whole cloud, in an org or in a project.
+// roleScope says where users are given a role: in the cloud as a whole, in an org, or in a project.
 type roleScope int
 
 const (
@@ -38,7 +38,7 @@ func roleNames() (names []string) {
 	return names
 }
 
-// projectRoleNames returns the names of the roles that are given in a project.
+// projectRoleNames returns the names of those roles that users are given in a project, not in an org or the cloud.
 func projectRoleNames() (names []string) {
 	for _, r := range roleTable {
 		if r.reach == inProject {
@@ -59,7 +59,7 @@ func bindingText(b *identityv1.Binding) string {
 	return b.GetRole()
 }
 
-// bindingCommand returns the command `trivet binding`; users completes user IDs.
+// bindingCommand returns the command `trivet binding`. The argument users is the shell completion for user IDs.
 func bindingCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "binding", Short: "Give roles to users and remove them", Args: cobra.NoArgs,
@@ -96,8 +96,8 @@ user needs a credential first: ` + "`trivet user password`" + ` or ` + "`trivet 
 	return c
 }
 
-// changeBindingCommand returns a command that gives or takes a role. do makes the call and returns the words that
-// relate the user to the role afterwards, such as "is invited to".
+// changeBindingCommand returns a command that gives a role to a user or removes it. do makes the call and returns the
+// words between the user and the role in the output, such as "is invited to".
 func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, short string,
 	do func(context.Context, identityv1.IdentityServiceClient, string, *identityv1.Binding) (string, error)) *cobra.Command {
 	var user, role string
@@ -108,7 +108,7 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	}
 	c.Flags().StringVar(&user, "user", "", "ID of the user")
 	c.Flags().StringVar(&role, "role", "", "one of "+strings.Join(roleNames(), ", "))
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("user")
@@ -128,7 +128,8 @@ func changeBindingCommand(s *session.Session, users cobra.CompletionFunc, verb, 
 	return c
 }
 
-// bindingFromFlags returns the binding of role in the tenant that the flags or the login name.
+// bindingFromFlags returns a binding of role in the tenant that the flags, the environment or the saved login name: an
+// org and project, only an org, or neither, depending on where the role can be given.
 func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, role string) (*identityv1.Binding, error) {
 	i := slices.Index(roleNames(), role)
 	if i < 0 {
@@ -158,7 +159,7 @@ func bindingFromFlags(ctx context.Context, s *session.Session, client identityv1
 	return b, nil
 }
 
-// orgOfProject returns the org of a project that was named without its org.
+// orgOfProject returns org if it is not empty, and otherwise reads the org of the project from the control plane.
 func orgOfProject(ctx context.Context, client identityv1.IdentityServiceClient, org, project string) (string, error) {
 	if org != "" || project == "" {
 		return org, nil
@@ -211,7 +212,7 @@ neither the flags nor the login name an org or project, list all roles, which re
 	c.Flags().BoolVar(&all, "all", false, "list the roles in every org and project")
 	c.Flags().StringVar(&user, "user", "", "list only the roles of this user")
 	c.Flags().StringVar(&role, "role", "", "list only this role")
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("user", users)
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	return c

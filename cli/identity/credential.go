@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// PasswordFileFlag adds --password-file to c.
+// PasswordFileFlag adds the flag --password-file to c, which sets *file.
 func PasswordFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "password-file", "", "file with the password, - for standard input (default: ask)")
-	_ = c.MarkFlagFilename("password-file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("password-file") // its only error is for an unknown flag
 }
 
-// ReadCredential returns a user ID and a password. It asks for the user if user is empty, and for the password if file
-// is empty.
+// ReadCredential returns a user ID and a password: those of the arguments, or else what a person types at the terminal.
+// It prompts for the user ID if user is empty, and for the password if file is empty.
 func ReadCredential(ctx context.Context, s *session.Session, user, file string) (string, account.Secret, error) {
 	if s.Ask == nil && (user == "" || file == "") {
 		return "", "", session.Usagef("cannot ask without a terminal: give --user and --password-file")
@@ -39,8 +39,8 @@ func ReadCredential(ctx context.Context, s *session.Session, user, file string) 
 	return user, password, nil
 }
 
-// readNewPassword returns a new password from the file or the terminal. At the terminal it asks twice, to detect typing
-// errors.
+// readNewPassword reads a new password from a file or, if file is empty, from the terminal. At the terminal it prompts
+// twice, to detect typing errors.
 func readNewPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
 		return "", session.Usagef("cannot ask without a terminal: give --password-file")
@@ -59,7 +59,7 @@ func readNewPassword(ctx context.Context, s *session.Session, file string) (acco
 	return first, nil
 }
 
-// readCurrentPassword returns the caller's current password from the file or the terminal.
+// readCurrentPassword reads the caller's current password from a file or, if file is empty, from the terminal.
 func readCurrentPassword(ctx context.Context, s *session.Session, file string) (account.Secret, error) {
 	if s.Ask == nil && file == "" {
 		return "", session.Usagef("cannot ask without a terminal: give --current-password-file")

@@ -3,13 +3,15 @@
 // login uses it for that.
 //
 // Decisions:
-//   - No flag or argument holds a password, a secret or a token. They are typed at the terminal, or read from a file,
-//     standard input or the environment, because other users of a host can list the arguments of its processes.
-//   - `trivet quota set` reads the quota, changes the limits that have a flag and writes the quota back, because
-//     SetQuota replaces all limits. If two run at the same time, one may undo the other's change.
+//   - No flag or argument of these commands contains a password, a secret or a token. They are typed at the terminal,
+//     or read from a file, standard input or the environment, because other users of a host can list the arguments of
+//     its processes.
+//   - `trivet quota set` reads the quota, changes the limits whose flags are given and writes the quota back, because
+//     SetQuota replaces all limits. If two of these commands run at the same time, one may undo the other's change.
 //   - `trivet service-account create --secret-file` creates the file before the account. The control plane returns a
 //     secret only once, and it would be lost if the file could not be created.
-//   - The package has the names of the roles and where each can be given. The control plane decides what a role allows.
+//   - The package contains the names of the roles and where each can be given. The control plane decides what a role
+//     allows.
 package identity
 
 import (
@@ -23,7 +25,7 @@ import (
 // callTimeout is the deadline of a command unless --timeout is given.
 const callTimeout = 30 * time.Second
 
-// Commands returns the top-level commands of this package.
+// Commands returns the commands of this package, which become subcommands of `trivet`.
 func Commands(s *session.Session) []*cobra.Command {
 	users := userNames(s)
 	return []*cobra.Command{

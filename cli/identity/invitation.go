@@ -64,7 +64,8 @@ func bindingTenant(b *identityv1.Binding) string {
 	return b.GetOrgId() + "/" + b.GetProjectId()
 }
 
-// answerInvitationCommand returns a command that accepts or declines an invitation to an org or a project.
+// answerInvitationCommand returns a command that accepts or declines an invitation to an org or a project, with the
+// call do. verb, short and more are for its name and help text; done is for its output.
 func answerInvitationCommand(s *session.Session, verb, short, more, done string, do func(context.Context, identityv1.IdentityServiceClient, *identityv1.Binding) error) *cobra.Command {
 	var role string
 	c := &cobra.Command{
@@ -73,7 +74,7 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 		Example: "  trivet invitation " + verb + " acme/web\n  trivet invitation " + verb + " acme --role org:admin",
 	}
 	c.Flags().StringVar(&role, "role", "", "the role, if you are offered several in the org or project")
-	// This fails only for an unknown flag.
+	// RegisterFlagCompletionFunc fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roleNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		all, err := invitations.All(ctx, conn)
@@ -92,7 +93,8 @@ func answerInvitationCommand(s *session.Session, verb, short, more, done string,
 	return c
 }
 
-// selectInvitation returns the only offered role in a place or, unless role is empty, the offered role of that name.
+// selectInvitation returns the binding of the invitation to the tenant at, given as ORG or ORG/PROJECT. If there are
+// several, role must name one of their roles.
 func selectInvitation(all []*identityv1.Invitation, at, role string) (*identityv1.Binding, error) {
 	var found []*identityv1.Binding
 	var roles []string

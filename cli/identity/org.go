@@ -38,7 +38,7 @@ var orgs = &session.List[*identityv1.Org]{
 	Row:    func(o *identityv1.Org) []string { return []string{o.GetId(), o.GetName(), show.When(o.GetCreatedAt())} },
 }
 
-// OrgNames completes an argument or a flag with the IDs of orgs.
+// OrgNames returns a shell completion for an argument or a flag, with the IDs of orgs.
 func OrgNames(s *session.Session) cobra.CompletionFunc { return orgs.Names(s) }
 
 func createOrgCommand(s *session.Session) *cobra.Command {

@@ -46,7 +46,7 @@ func projectList(s *session.Session) *session.List[*identityv1.Project] {
 	}
 }
 
-// ProjectNames completes an argument or a flag with the IDs of projects.
+// ProjectNames returns a shell completion for an argument or a flag, with the IDs of projects.
 func ProjectNames(s *session.Session) cobra.CompletionFunc { return projectList(s).Names(s) }
 
 func createProjectCommand(s *session.Session) *cobra.Command {
@@ -99,7 +99,7 @@ roles and tokens in it become invalid. Its ID stays reserved for its org for 30 
 is free for every org after that. A new project with the same ID gets nothing of the deleted one.`
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		client := identityv1.NewIdentityServiceClient(conn)
-		// An org:admin must name the org in the request.
+		// Read the project's org, because the request of an org:admin must name it.
 		p, err := client.GetProject(ctx, &identityv1.GetProjectRequest{Id: args[0]})
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// ProviderNames completes a flag with the names of the OpenID providers.
+// ProviderNames returns a shell completion for a flag, with the names of the cloud's OpenID providers.
 func ProviderNames(s *session.Session) cobra.CompletionFunc {
 	return s.OpenNames(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 		all, err := identityv1.NewIdentityServiceClient(conn).ListLoginProviders(ctx, &identityv1.ListLoginProvidersRequest{})

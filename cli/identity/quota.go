@@ -57,7 +57,7 @@ refuses additions. --projects is for orgs, and "default" is 100 projects.`,
 			return session.Usagef("nothing to set: give --vcpus, --memory, --storage, --vms, --images or --projects")
 		}
 		if err := limits.Change(&identityv1.Quota{}); err != nil {
-			return err // an invalid flag is reported before any call
+			return err // report an invalid flag before any call
 		}
 		org, project := s.Tenant()
 		if project != "" && c.Flags().Changed(projectsResource.name) {
@@ -112,12 +112,12 @@ func quotaOrEmpty(q *identityv1.Quota) *identityv1.Quota {
 	return q
 }
 
-// quotaResource describes one limit of a quota.
+// quotaResource describes a resource that a quota limits: its flag, its unit, and its fields in the API.
 type quotaResource struct {
 	name, usage string
-	// absent is the command-line word for a limit that is not set.
+	// absent is the word on the command line and in the output for a limit that is not set.
 	absent string
-	// unit is the unit of the number in MiB (session.MiB or session.GiB); 0 for a plain count.
+	// unit is the unit of the limit in the API, session.MiB or session.GiB; 0 if the limit is a count of objects.
 	unit  uint64
 	limit func(*identityv1.Quota) **uint64
 	used  func(*identityv1.Usage) uint64
@@ -133,13 +133,13 @@ var projectQuota = []quotaResource{
 	{"images", "images", unlimited, 0, func(q *identityv1.Quota) **uint64 { return &q.Images }, (*identityv1.Usage).GetImages},
 }
 
-// projectsResource is the limit of the number of projects. Every org has it, and no project does.
+// projectsResource is the number of projects, which only the quota of an org limits.
 var projectsResource = quotaResource{"projects", "projects of an org", "default", 0, func(q *identityv1.Quota) **uint64 { return &q.Projects }, (*identityv1.Usage).GetProjects}
 
-// orgQuota lists the resources that an org's quota limits.
+// orgQuota lists the resources that the quota of an org limits.
 var orgQuota = append([]quotaResource{projectsResource}, projectQuota...)
 
-// text formats n in the largest unit of which it is a whole number, so that a limit reads as it was set.
+// text formats n, an amount in r.unit, in the largest unit in which it is a whole number, such as "16 GiB".
 func (r *quotaResource) text(n uint64) string {
 	if r.unit == 0 || n == 0 {
 		return strconv.FormatUint(n, 10)

@@ -6,16 +6,16 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// unlimited is the command-line word for no limit.
+// unlimited is the value of a limit's flag that removes the limit.
 const unlimited = "unlimited"
 
-// quotaFlags are the flags for the limits of a quota, one for each resource.
+// quotaFlags holds the command-line flags for the limits of a quota, one for each resource in of.
 type quotaFlags struct {
 	flags *pflag.FlagSet
 	of    []quotaResource
 }
 
-// Add adds one flag for each resource that a project's quota limits.
+// Add adds one flag to a command for each resource that the quota of a project limits.
 func (l *quotaFlags) Add(to *pflag.FlagSet) { l.add(to, projectQuota) }
 
 func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
@@ -25,7 +25,7 @@ func (l *quotaFlags) add(to *pflag.FlagSet, of []quotaResource) {
 	}
 }
 
-// Given reports whether any of the flags is set.
+// Given reports whether any of these flags is on the command line.
 func (l *quotaFlags) Given() bool {
 	for _, r := range l.of {
 		if l.flags.Changed(r.name) {
@@ -35,7 +35,7 @@ func (l *quotaFlags) Given() bool {
 	return false
 }
 
-// Change writes the limits whose flags are set to q.
+// Change sets those limits of q whose flags are on the command line. It returns an error for an invalid value.
 func (l *quotaFlags) Change(q *identityv1.Quota) error {
 	for _, r := range l.of {
 		f := l.flags.Lookup(r.name)

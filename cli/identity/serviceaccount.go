@@ -70,7 +70,7 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 	c.Flags().StringArrayVar(&req.Roles, "role", nil, "a role in the project, repeatable: "+strings.Join(projectRoleNames(), ", "))
 	c.Flags().StringVar(&file, "secret-file", "", "write the secret to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the account (default: until it is deleted)")
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(projectRoleNames(), cobra.ShellCompDirectiveNoFileComp))
 	_ = c.MarkFlagRequired("role")
 	_ = c.MarkFlagFilename("secret-file")
@@ -100,7 +100,7 @@ password in ` + "`trivet login`" + ` and ` + "`trivet token issue`" + `.`,
 		}
 		made, err := identityv1.NewIdentityServiceClient(conn).CreateServiceAccount(ctx, req)
 		if err != nil {
-			_ = out.Remove() // there is no secret to write
+			_ = out.Remove() // the account was not created, so there is no secret to write
 			return err
 		}
 		if err := out.Write(account.Secret(made.GetSecret())); err != nil {

@@ -21,7 +21,7 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// tokenCommand returns the command `trivet token`; users completes user IDs.
+// tokenCommand returns the command `trivet token`. The argument users is the shell completion for user IDs.
 func tokenCommand(s *session.Session, users cobra.CompletionFunc) *cobra.Command {
 	c := &cobra.Command{
 		Use: "token", Short: "Issue, verify and revoke tokens", Args: cobra.NoArgs,
@@ -49,7 +49,7 @@ is limited to the org and project of --org and --project.`,
 	PasswordFileFlag(c, &passwordFile)
 	c.Flags().StringVar(&file, "file", "", "write the token to this new file, mode 0600, instead of standard output")
 	c.Flags().DurationVar(&ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")
-	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("file") // its only error is for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, _ []string) (err error) {
 		if ttl < 0 || ttl%time.Second != 0 {
 			return session.Usagef("--ttl %v: want whole seconds", ttl)
@@ -216,10 +216,11 @@ later are not affected. Requires the role system:admin, unless USER is yourself.
 
 func tokenFileFlag(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "file", "", "file with the token, - for standard input")
-	_ = c.MarkFlagFilename("file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("file") // its only error is for an unknown flag
 }
 
-// readToken reads the token of a file, or returns the session's token if file is empty.
+// readToken reads a token from a file or, if file is empty, returns the token that other commands would use. It returns
+// an error if file is itself a token.
 func readToken(s *session.Session, file string) (account.Secret, error) {
 	if file == "" {
 		return s.Token()
@@ -237,7 +238,7 @@ func readToken(s *session.Session, file string) (account.Secret, error) {
 
 var errTokenArgument error = &session.Usage{Message: "a token must not be an argument, because other users can see it: give a file, or - for standard input"}
 
-// noTokenArgument accepts no arguments. Its error does not quote the argument, which may be a token.
+// noTokenArgument checks that a command has no arguments. Its error does not quote the argument, which may be a token.
 func noTokenArgument(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return errTokenArgument
@@ -250,7 +251,8 @@ func looksLikeToken(text string) bool {
 	return strings.HasPrefix(text, "eyJ") && strings.Count(text, ".") == 2
 }
 
-// RevokeToken revokes the token that conn uses. It returns nil if the token is not valid any more.
+// RevokeToken revokes token, which must be the token that conn uses. It returns nil if the token was not valid any
+// more.
 func RevokeToken(ctx context.Context, conn *dial.Conn, token account.Secret) error {
 	_, err := identityv1.NewIdentityServiceClient(conn).RevokeToken(ctx, &identityv1.RevokeTokenRequest{Token: string(token)})
 	if status.Code(err) == codes.Unauthenticated {

@@ -53,7 +53,7 @@ var users = &session.List[*identityv1.User]{
 	},
 }
 
-// userNames completes an argument or a flag with the IDs of users.
+// userNames returns a shell completion for an argument or a flag, with the IDs of users.
 func userNames(s *session.Session) cobra.CompletionFunc { return users.Names(s) }
 
 func createUserCommand(s *session.Session) *cobra.Command {

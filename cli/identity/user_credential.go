@@ -22,7 +22,7 @@ first password. Existing tokens of the user are revoked: after changing your own
 	}
 	PasswordFileFlag(c, &file)
 	c.Flags().StringVar(&current, "current-password-file", "", "file with your current password, - for standard input (default: ask)")
-	_ = c.MarkFlagFilename("current-password-file") // fails only for an unknown flag
+	_ = c.MarkFlagFilename("current-password-file") // its only error is for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, args []string) error {
 		conn, err := s.Connect()
 		if err != nil {
@@ -37,7 +37,7 @@ first password. Existing tokens of the user are revoked: after changing your own
 		if ask.CurrentPassword, err = currentPassword(ctx, s, client, ask, current); err != nil {
 			return err
 		}
-		// Typing the password does not count against the deadline of the call.
+		// The deadline of the call starts after the person has typed the password.
 		password, err := readNewPassword(ctx, s, file)
 		if err != nil {
 			return err
@@ -54,8 +54,8 @@ first password. Existing tokens of the user are revoked: after changing your own
 	return c
 }
 
-// currentPassword returns the current password if ask sets the caller's own password, and "" otherwise. If ask names no
-// user, it is set to the caller.
+// currentPassword reads and returns the current password if the request ask is for the caller's own password, and
+// returns "" otherwise. If ask names no user, currentPassword sets its user to the caller.
 func currentPassword(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, ask *identityv1.SetPasswordRequest, file string) (string, error) {
 	short, cancel := s.Limit(ctx, callTimeout)
 	defer cancel()
@@ -67,7 +67,7 @@ func currentPassword(ctx context.Context, s *session.Session, client identityv1.
 		ask.UserId = me.GetPrincipalId()
 	}
 	if ask.GetUserId() != me.GetPrincipalId() || me.GetProof() == "hostkey" {
-		return "", nil // another user's password, or a call with the host key, needs no current password
+		return "", nil // no current password is needed for another user, or for a call with the host key
 	}
 	secret, err := readCurrentPassword(ctx, s, file)
 	return string(secret), err
@@ -82,7 +82,7 @@ the claim "sub" of its ID tokens, which stays the same when a mail address chang
 	c.Example = "  trivet user " + verb + " ada --provider corp --subject 248289761001"
 	c.Flags().StringVar(&i.Provider, "provider", "", "name of the OpenID provider")
 	c.Flags().StringVar(&i.Subject, "subject", "", "the user's subject at the provider")
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("provider", ProviderNames(s))
 	_ = c.MarkFlagRequired("provider")
 	_ = c.MarkFlagRequired("subject")

@@ -30,10 +30,12 @@ the roles, and when the token expires.`,
 	return c
 }
 
-// noProof is the proof of an unauthenticated token, which the REST token endpoint issues to anybody for any name.
+// noProof is the value of WhoAmIResponse.proof for an unauthenticated token, which the REST token endpoint issues to
+// anybody for any name.
 const noProof = "none"
 
-// holderFields returns the rows that describe the holder of a token.
+// holderFields returns the output of `trivet whoami` as pairs of name and value: the holder of the token, and what the
+// token is valid for.
 func holderFields(me *identityv1.WhoAmIResponse) [][2]string {
 	proof := me.GetProof()
 	if proof == noProof {

@@ -1,6 +1,7 @@
-// Package image holds the commands for images: `trivet image`. Package vm uses Find to look up the images of a new VM.
+// Package image holds the commands for images: `trivet image`. Package vm uses its function Find for the images of a
+// new VM.
 //
-// Image names need not be unique. If a name matches several images, the command fails and lists them.
+// Image names need not be unique. If a name matches several images, the command returns an error that lists them.
 package image
 
 import (
@@ -22,7 +23,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// callTimeout is the deadline of calls that do not wait for an import.
+// callTimeout is the deadline of commands that do not wait for an import, unless --timeout is given.
 const callTimeout = 30 * time.Second
 
 // Command returns the command `trivet image`.
@@ -84,7 +85,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 	c := &cobra.Command{Use: "delete IMAGE", Short: "Delete an image that no VM uses", Args: session.Exactly("IMAGE")}
 	c.ValidArgsFunction = session.FirstArg(Names(s))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, args []string) error {
-		// Images of other orgs with the same name are ignored: they cannot be deleted from here.
+		// Only images of the caller's org are looked up: public images of other orgs cannot be deleted.
 		id, err := find(ctx, s, conn, args[0], false, anyImage)
 		if err != nil {
 			return err
@@ -98,7 +99,8 @@ func deleteCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// Find returns the ID of the image for a VM. If several images have the name, those in the state ERROR are ignored.
+// Find returns the ID of the image with a name or ID, for a new VM. If several images have the name, Find ignores those
+// in the state ERROR. If several remain, it returns an error that lists them.
 func Find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (string, error) {
 	return find(ctx, s, conn, nameOrID, true, usable)
 }
@@ -140,7 +142,7 @@ func all(ctx context.Context, s *session.Session, conn *dial.Conn, public bool, 
 	})
 }
 
-// Names completes the name of an image.
+// Names returns a shell completion with the names of images.
 func Names(s *session.Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
 		images, _, err := all(ctx, s, conn, true, session.PageSize)

@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// importTimeout is the deadline of an import. It is enough for a large image on a slow disk.
+	// importTimeout is the deadline of `trivet image import` unless --timeout is given, enough for a large image on a
+	// slow disk.
 	importTimeout = 30 * time.Minute
 
 	firstPoll = 100 * time.Millisecond
@@ -60,7 +61,7 @@ The command waits until a majority of the members stores the image.`,
 	p.Uint32Var(&f.minMemory, "min-memory", 0, "minimum memory of a VM in MiB")
 	p.StringArrayVar(&f.metadata, "metadata", nil, "KEY=VALUE, repeatable")
 	p.BoolVar(&f.noWait, "no-wait", false, "do not wait until the image is AVAILABLE")
-	// The file is on a control plane host, which is often this host.
+	// Complete file names of this host: the image file must be on a control plane host, which is often this one.
 	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) == 1 {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -125,7 +126,8 @@ func (f *importFlags) request(name, source string) (*vmv1.CreateImageRequest, er
 	return req, nil
 }
 
-// parse returns the number of an enum value by its short name; 0 if given is empty.
+// parse returns the number of the enum value whose name is prefix, an underscore and given, in any case. It returns 0
+// if given is empty, and a *Usage error that names the flag for an unknown value.
 func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	if given == "" {
 		return 0, nil
@@ -143,7 +145,8 @@ func parse(flag, given, prefix string, values map[string]int32) (int32, error) {
 	return 0, session.Usagef("--%s %q: want one of %s", flag, given, strings.Join(known, ", "))
 }
 
-// sourceURL returns a URL unchanged, and converts a path to an absolute file:// URL.
+// sourceURL returns source if it is a URL. Otherwise source is a path, and sourceURL returns it as an absolute file://
+// URL.
 func sourceURL(source string) (string, error) {
 	if strings.Contains(source, "://") {
 		return source, nil
@@ -155,7 +158,7 @@ func sourceURL(source string) (string, error) {
 	return (&url.URL{Scheme: "file", Path: path}).String(), nil
 }
 
-// run creates the image and waits until the import has succeeded or failed.
+// run creates the image and, without --no-wait, waits until its import has succeeded or failed.
 func (f *importFlags) run(ctx context.Context, s *session.Session, client vmv1.ImageServiceClient, req *vmv1.CreateImageRequest) (image *vmv1.Image, err error) {
 	err = s.Wait("importing "+req.GetName(), func(say func(string)) error {
 		image, err = client.CreateImage(ctx, req)

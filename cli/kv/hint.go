@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// errorHints lists what a user can do about each of etcd's errors.
+// errorHints maps errors of etcd's API to a hint about what the user can do.
 var errorHints = map[error]string{
 	rpctypes.ErrCompacted:                  "older revisions were compacted: give a newer --rev, or omit it to read the current revision",
 	rpctypes.ErrFutureRev:                  "the revision does not exist yet: `trivet kv status` shows the current one",
@@ -40,7 +40,7 @@ const (
 		"a snapshot requires a token of system:admin or the user root, also on a member's own host: `trivet login`"
 )
 
-// withHint adds the hint of errorHints to one of etcd's errors.
+// withHint adds the hint of errorHints to err, if err is an error of etcd's API that has one.
 func withHint(err error) error {
 	var known rpctypes.EtcdError
 	if !errors.As(err, &known) {

@@ -19,10 +19,12 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// maxValue is the maximum size in bytes of a value from standard input: the maximum of a request.
+// maxValue is the maximum size in bytes of a value that is read from standard input: the maximum size of a request.
 const maxValue = 3 << 19
 
-// keyRange holds the flags that select keys: a prefix, or all keys from a key on.
+// keyRange holds the flags that make the argument KEY select several keys: --prefix selects all keys that begin with
+// KEY,
+// --from-key selects KEY and all keys after it.
 type keyRange struct{ prefix, fromKey bool }
 
 func (p *keyRange) add(f *pflag.FlagSet, what string) {
@@ -30,7 +32,7 @@ func (p *keyRange) add(f *pflag.FlagSet, what string) {
 	f.BoolVar(&p.fromKey, "from-key", false, what+" KEY and all keys after it, by bytes")
 }
 
-// of returns the first key of the request and the options for the end of the range.
+// of returns the first key of the range that the arguments and flags select, and the options for the end of the range.
 func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err error) {
 	if p.prefix && p.fromKey {
 		return "", nil, session.Usagef("give --prefix or --from-key, not both")
@@ -56,7 +58,7 @@ func (p *keyRange) of(args []string) (key string, opts []clientv3.OpOption, err 
 // one reports whether the arguments and flags select a single key.
 func (p *keyRange) one(args []string) bool { return len(args) == 1 && !p.prefix && !p.fromKey }
 
-// keyAndEnd accepts the arguments KEY and optionally END.
+// keyAndEnd checks that the arguments of a command are KEY and optionally END.
 func keyAndEnd(_ *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -67,7 +69,7 @@ func keyAndEnd(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// getFlags are the flags of get, as a command and in a transaction.
+// getFlags holds the flags of get, both of the command `trivet kv get` and of the operation in a transaction.
 type getFlags struct {
 	span                                 keyRange
 	limit, rev                           int64
@@ -210,7 +212,7 @@ func (g *getFlags) table(w io.Writer, r *pb.RangeResponse) error {
 
 var header = []string{"KEY", "VERSION", "CREATED", "MODIFIED", "LEASE", "VALUE"}
 
-// table prints keys with their metadata and values.
+// table prints keys as a table with their metadata and values.
 func table(w io.Writer, kvs []*mvccpb.KeyValue) error {
 	rows := make([][]string, len(kvs))
 	for i, kv := range kvs {
@@ -229,7 +231,7 @@ func keysOf(kvs []*mvccpb.KeyValue) (names []string) {
 	return names
 }
 
-// putFlags are the flags of put, as a command and in a transaction.
+// putFlags holds the flags of put, both of the command `trivet kv put` and of the operation in a transaction.
 type putFlags struct {
 	lease                            string
 	prevKV, ignoreValue, ignoreLease bool
@@ -265,7 +267,7 @@ func (p *putFlags) op(key, value string) (clientv3.Op, error) {
 	return clientv3.OpPut(key, value, opts...), nil
 }
 
-// args checks the arguments of a put. VALUE is omitted with --ignore-value only.
+// args checks that the arguments of a put are KEY and VALUE, or only KEY with --ignore-value.
 func (p *putFlags) args(args []string) error {
 	switch {
 	case len(args) == 0:
@@ -318,7 +320,7 @@ func putDone(w io.Writer, r *pb.PutResponse) error {
 	return table(w, []*mvccpb.KeyValue{r.GetPrevKv()})
 }
 
-// value returns arg, or the content of standard input if arg is "-".
+// value returns arg or, if arg is "-", the content of standard input, which must not be longer than maxValue.
 func (n *kvSession) value(arg string) (string, error) {
 	if arg != "-" {
 		return arg, nil
@@ -333,7 +335,7 @@ func (n *kvSession) value(arg string) (string, error) {
 	return string(text), nil
 }
 
-// delFlags are the flags of del, as a command and in a transaction.
+// delFlags holds the flags of del, both of the command `trivet kv del` and of the operation in a transaction.
 type delFlags struct {
 	span   keyRange
 	prevKV bool

@@ -33,13 +33,14 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// callTimeout is the deadline of each command that does not stream.
+// callTimeout is the deadline of each command that does not stream, unless --timeout is given.
 const callTimeout = 30 * time.Second
 
-// login is the user of the store's own authentication (etcd's Auth); empty for none.
+// login holds the flags for a user of the store's own authentication (etcd's Auth), which is separate from the cloud's
+// users. user is empty for none.
 type login struct{ user, passwordFile string }
 
-// kvSession is the session with the flags that all commands of `trivet kv` share.
+// kvSession is a session with the additional flags that all commands of `trivet kv` share.
 type kvSession struct {
 	*session.Session
 	login login
@@ -66,7 +67,7 @@ even on a member's own host. Clients of etcd work too: use the control plane's g
 	return c
 }
 
-// client holds etcd's clients, which share one connection.
+// client holds clients for the services of etcd's API. They share one connection.
 type client struct {
 	wire  *storeConn
 	keys  clientv3.KV
@@ -75,7 +76,8 @@ type client struct {
 	maint pb.MaintenanceClient
 }
 
-// run returns a command body that gets a client; see session.Run.
+// run returns a function for cobra's RunE that connects to the store and calls body with a client. limit is the
+// deadline as for session.Run. It adds hints to errors.
 func (n *kvSession) run(limit time.Duration, body func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
 	return n.Run(limit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		c, err := n.open(ctx, conn)
@@ -125,12 +127,13 @@ func (n *kvSession) password(ctx context.Context) (account.Secret, error) {
 	return account.Secret(text), err
 }
 
-// storeConn is the connection, with the token of a user of the store. It serializes the calls of etcd's clients,
-// because a dial.Conn makes one call at a time.
+// storeConn is the connection that etcd's clients use. It adds the token of a user of the store to each call, and makes
+// one call at a time, because a dial.Conn must not be used concurrently.
 type storeConn struct {
 	conn  *dial.Conn
 	token account.Secret
-	// lost, if set, is called with the error when a stream fails, and with nil when a stream was opened.
+	// lost, if set, is called with the error when opening a stream fails or a stream ends with UNAVAILABLE, and with
+	// nil when a stream was opened.
 	lost func(error)
 	mu   sync.Mutex
 }
@@ -142,14 +145,14 @@ func (w *storeConn) outgoing(ctx context.Context) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "token", string(w.token))
 }
 
-// Invoke makes a unary call.
+// Invoke makes a unary call, as dial.Conn does.
 func (w *storeConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.conn.Invoke(w.outgoing(ctx), method, args, reply, opts...)
 }
 
-// NewStream opens a stream. After a stream that ended with UNAVAILABLE, the next stream goes to another endpoint.
+// NewStream opens a stream. If that stream ends with UNAVAILABLE, the next call goes to another endpoint.
 func (w *storeConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +175,7 @@ type failoverStream struct {
 	wire *storeConn
 }
 
-// RecvMsg switches to the next endpoint if the stream ends with UNAVAILABLE.
+// RecvMsg receives a message. If the stream ends with UNAVAILABLE, it makes the next call go to another endpoint.
 func (f *failoverStream) RecvMsg(m any) error {
 	err := f.ClientStream.RecvMsg(m)
 	if status.Code(err) == codes.Unavailable {
@@ -184,7 +187,8 @@ func (f *failoverStream) RecvMsg(m any) error {
 	return err
 }
 
-// print prints a response as JSON with the field names of etcdctl, as names, or as a table.
+// print prints a response in the format of --output: answer as JSON with the field names of etcdctl, each of names on a
+// line, or what table writes.
 func (n *kvSession) print(answer any, names []string, table func(io.Writer) error) error {
 	switch n.Form {
 	case show.JSON:
@@ -200,7 +204,7 @@ func (n *kvSession) print(answer any, names []string, table func(io.Writer) erro
 	return table(n.Stdout)
 }
 
-// line prints JSON on one line. Keys and values are base64.
+// line prints a response as JSON on one line. Keys and values are in base64, as in etcdctl.
 func (n *kvSession) line(answer any) error {
 	text, err := json.Marshal(answer)
 	if err != nil {

@@ -24,7 +24,7 @@ func leaseID(text string) (clientv3.LeaseID, error) {
 	return clientv3.LeaseID(id), nil
 }
 
-// leaseName formats a lease ID as etcdctl does; "" for 0.
+// leaseName formats a lease ID as 16 hexadecimal digits, as etcdctl does. It returns "" for 0, which means no lease.
 func leaseName(id int64) string {
 	if id == 0 {
 		return ""

@@ -27,7 +27,7 @@ func snapshotCommand(n *kvSession) *cobra.Command {
 	return c
 }
 
-// snapshotFacts describe a saved snapshot.
+// snapshotFacts is the result of `trivet kv snapshot save`.
 type snapshotFacts struct {
 	File     string `json:"file"`
 	Bytes    int64  `json:"bytes"`
@@ -63,7 +63,8 @@ restore the file to an etcd cluster, and trivet kv import loads its keys.`,
 	return c
 }
 
-// save writes the snapshot and verifies it before the file gets its name.
+// save receives a snapshot and writes it to the file path. It verifies the snapshot before the file gets that name. say
+// sets the text of the status line.
 func (c *client) save(ctx context.Context, path string, say func(string)) (facts snapshotFacts, err error) {
 	facts.File = path
 	err = atomicfile.Write(path, 0o600, func(f *os.File) (err error) {
@@ -108,13 +109,15 @@ func (c *client) receive(ctx context.Context, f *os.File, say func(string)) (siz
 }
 
 const (
-	// importOps is the maximum number of keys per transaction of an import: etcd's limit.
+	// importOps is the maximum number of keys that an import puts in one transaction: etcd's default limit.
 	importOps = 128
-	// importBytes is the maximum size of their keys and values, which leaves room in a request of 1.5 MiB.
+	// importBytes is the maximum size in bytes of the keys and values in one such transaction. A request can have
+	// 1.5 MiB, so there is room for the rest of the request.
 	importBytes = 1 << 20
 )
 
-// importFacts is the result of an import.
+// importFacts is the result of an import of a snapshot: the numbers of keys and bytes that were put, the revision of
+// the last transaction, and the number of keys that had a lease in the snapshot.
 type importFacts struct {
 	Keys     int64 `json:"keys"`
 	Bytes    int64 `json:"bytes"`

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// endpointStatus is one element of the JSON of etcdctl's `endpoint status`.
+// endpointStatus is the status of one endpoint, with the JSON names of etcdctl's `endpoint status`.
 type endpointStatus struct {
 	Endpoint string             `json:"Endpoint"`
 	Status   *pb.StatusResponse `json:"Status,omitempty"`
@@ -43,7 +43,7 @@ func statusCommand(n *kvSession) *cobra.Command {
 			}
 		}
 		if silent == len(all) {
-			return withHint(err) // more useful than a table of errors
+			return withHint(err) // if all endpoints failed, one error says more than a table of errors
 		}
 		if err := n.print(all, names, func(w io.Writer) error { return show.Rows(w, statusHeader, rows) }); err != nil || silent == 0 {
 			return err
@@ -53,7 +53,7 @@ func statusCommand(n *kvSession) *cobra.Command {
 	return c
 }
 
-// statuses returns the status of each endpoint. last is the error of the last endpoint that failed.
+// statuses requests the status of each endpoint of conn. If some fail, last is the error of the last one that failed.
 func (n *kvSession) statuses(ctx context.Context, conn *dial.Conn) (all []endpointStatus, last error) {
 	for _, single := range conn.Each() {
 		s := endpointStatus{Endpoint: single.Endpoint()}

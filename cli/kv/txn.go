@@ -19,7 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/session"
 )
 
-// maxTxn is the maximum size of the text of a transaction in bytes. A longer one cannot fit a request.
+// maxTxn is the maximum size in bytes of the text of a transaction. A transaction with a longer text cannot fit in a
+// request.
 const maxTxn = 8 << 20
 
 func txnCommand(n *kvSession) *cobra.Command {
@@ -57,13 +58,15 @@ character but '.`,
 	return c
 }
 
-// transaction is a parsed transaction.
+// transaction is a parsed transaction. The operations in success are executed if all conditions are true, otherwise
+// those in failure.
 type transaction struct {
 	conditions       []clientv3.Cmp
 	success, failure []clientv3.Op
 }
 
-// parseTxn parses the syntax of etcdctl. Its errors name the line.
+// parseTxn parses a transaction in the syntax of etcdctl: conditions, operations if all are true, and other operations,
+// separated by empty lines. Its errors contain the line number.
 func parseTxn(in io.Reader) (*transaction, error) {
 	var t transaction
 	lines := bufio.NewScanner(io.LimitReader(in, maxTxn+1))
@@ -109,7 +112,7 @@ func parseTxn(in io.Reader) (*transaction, error) {
 	return &t, nil
 }
 
-// comparison is target("key") relation "value"; the value of a number needs no quotes.
+// comparison matches a condition of the form target("key") relation "value". A value without blanks needs no quotes.
 var comparison = regexp.MustCompile(`^(\w+)\(("(?:[^"\\]|\\.)*"|[^"()\s]+)\)\s*(!=|[=<>])\s*("(?:[^"\\]|\\.)*"|[^"\s]+)$`)
 
 func parseCompare(line string) (clientv3.Cmp, error) {
@@ -210,10 +213,10 @@ func parseOp(line string) (clientv3.Op, error) {
 	return o, nil
 }
 
-// word is a quoted word, or one up to the next blank.
+// word matches the first word of a line: a word in quotes, or the text up to the next blank.
 var word = regexp.MustCompile(`^(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^"'\s]\S*)`)
 
-// splitWords splits a line that is not empty.
+// splitWords splits an operation into words, with quotes removed. It returns an error if a quote is not closed.
 func splitWords(line string) (words []string, err error) {
 	for rest := strings.TrimSpace(line); rest != ""; rest = strings.TrimSpace(rest) {
 		w := word.FindString(rest)
@@ -249,7 +252,7 @@ func txnTable(w io.Writer, r *pb.TxnResponse) error {
 				_, err = fmt.Fprintf(w, "found %d\n", got.GetCount())
 			}
 		case *pb.ResponseOp_ResponsePut:
-			// The header of an operation has no revision of its own.
+			// Print no revision: the response of an operation inside of a transaction contains none.
 			if _, err = fmt.Fprintln(w, "set"); err == nil && one.ResponsePut.GetPrevKv() != nil {
 				err = table(w, []*mvccpb.KeyValue{one.ResponsePut.GetPrevKv()})
 			}
@@ -270,7 +273,8 @@ func txnNames(r *pb.TxnResponse) (names []string) {
 	return names
 }
 
-// txnAnswer is the JSON of etcdctl for a transaction. encoding/json cannot encode the oneof fields of TxnResponse.
+// txnAnswer is the response to a transaction as JSON, as etcdctl prints it. It exists because encoding/json does not
+// encode the oneof fields of TxnResponse that way.
 type txnAnswer struct {
 	Header    *pb.ResponseHeader `json:"header,omitempty"`
 	Succeeded bool               `json:"succeeded,omitempty"`

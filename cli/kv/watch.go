@@ -38,8 +38,9 @@ each line is a response with one or more events.`,
 		if err != nil {
 			return err
 		}
-		// etcd's client retries forever. Read first, to report permanent errors, and to get the current revision, so
-		// that no event is lost if the watch fails over before its first event.
+		// etcd's client retries a watch forever, whatever the error. Therefore read the keys first: the read reports a
+		// permanent error, and returns the current revision. The watch starts there, so that it loses no event even if
+		// it fails over before its first event.
 		first, err := c.keys.Get(ctx, key, append([]clientv3.OpOption{clientv3.WithCountOnly()}, opts...)...)
 		if err != nil {
 			return err
@@ -72,7 +73,7 @@ each line is a response with one or more events.`,
 	return c
 }
 
-// outages returns a function for storeConn.lost that prints when the watch is interrupted and when it continues.
+// outages returns a function for storeConn.lost that prints a note when the watch is interrupted and when it continues.
 func (n *kvSession) outages() func(error) {
 	var mu sync.Mutex
 	down := false
@@ -96,7 +97,7 @@ func eventNames(r clientv3.WatchResponse) (names []string) {
 	return names
 }
 
-// events prints one event per line: type, revision, key, value.
+// events prints the events of a response, one per line: type, revision, key, value and previous value.
 func events(w io.Writer, r clientv3.WatchResponse) error {
 	for _, e := range r.Events {
 		line := fmt.Sprintf("%-6s  %d  %s", e.Type, e.Kv.GetModRevision(), show.Text(string(e.Kv.GetKey())))

@@ -28,7 +28,7 @@ TRIVET_CONTEXT, then the current context.`,
 	return c
 }
 
-// contextView is a context without its token, as it is printed.
+// contextView holds what `trivet context list` prints of a context: all but its token.
 type contextView struct {
 	Name      string     `json:"name"`
 	Current   bool       `json:"current"`

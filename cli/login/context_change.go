@@ -13,11 +13,11 @@ import (
 
 var errNoCurrentContext = errors.New("there is no current context: run `trivet login`, or `trivet context use`")
 
-// fileLockTimeout is how long a command waits for another process that changes the file.
+// fileLockTimeout is the time that a command waits while another process changes the file of contexts.
 const fileLockTimeout = 10 * time.Second
 
-// changeContext returns the body of a command that changes the file of contexts. The first argument names the context,
-// which must exist.
+// changeContext returns a function for cobra's RunE that changes the file of contexts by body. The command's first
+// argument names the context, which must exist. done is the text that is printed after the name on success.
 func changeContext(s *session.Session, body func(b *account.Book, args []string) error, done string) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		path, err := account.Path(s.Env)

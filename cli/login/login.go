@@ -1,9 +1,10 @@
 // Package login holds the commands `trivet login`, `trivet logout` and `trivet context`. `trivet login` gets a token
-// with a password or from an OpenID provider, and saves it as a context for the other commands. Package account reads
-// and writes the file of contexts.
+// with a password or through an OpenID provider, and saves it as a context for the other commands. Package account
+// reads and writes the file of contexts.
 //
-// Decision: a login with the same user, provider, endpoints, org and project as a saved context replaces its token. Any
-// other login becomes a new context, so that no login overwrites another one unless --context asks for it.
+// Decision: a login with the same user, provider, endpoints, org and project as a saved context replaces the token of
+// that context. Any other login becomes a new context, so that no login overwrites another one, unless --context names
+// the context to overwrite.
 package login
 
 import (
@@ -23,15 +24,16 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// Commands returns the top-level commands of this package.
+// Commands returns the commands of this package, which become subcommands of `trivet`.
 func Commands(s *session.Session) []*cobra.Command {
 	return []*cobra.Command{loginCommand(s), logoutCommand(s), contextCommand(s)}
 }
 
-// callTimeout is the deadline of each command, not counting the time that a person needs to answer.
+// callTimeout is the deadline of each command unless --timeout is given. The time in which a person types is not
+// counted.
 const callTimeout = 30 * time.Second
 
-// loginFlags are the flags of `trivet login`.
+// loginFlags holds the values of the flags of `trivet login`.
 type loginFlags struct {
 	user, passwordFile string
 	provider           string
@@ -68,7 +70,7 @@ command selects a project with --org and --project; ` + "`trivet login --org= --
 	c.Flags().StringVar(&a.provider, "provider", "", "log in with this OpenID provider")
 	c.Flags().Uint16Var(&a.port, "callback-port", 0, "port for the redirect from the provider, if it is registered with a fixed one (default: any)")
 	c.Flags().DurationVar(&a.ttl, "ttl", 0, "lifetime of the token (default 1h, at most 720h)")
-	_ = c.RegisterFlagCompletionFunc("provider", identity.ProviderNames(s)) // fails only for an unknown flag
+	_ = c.RegisterFlagCompletionFunc("provider", identity.ProviderNames(s)) // its only error is for an unknown flag
 	c.RunE = s.Local(func(ctx context.Context, _ []string) error {
 		switch {
 		case a.ttl < 0 || a.ttl%time.Second != 0:
@@ -123,8 +125,9 @@ command selects a project with --org and --project; ` + "`trivet login --org= --
 	return c
 }
 
-// completeLogin sets the user, provider, org and project of the new login l from the flags. Fields without a flag are
-// taken from before, the context that the login replaces, if it has the same endpoints and user or provider.
+// completeLogin sets the user, provider, org and project of the new login l from the flags and the environment. before
+// is the saved login that l replaces, or nil. If it has the same endpoints and user or provider, l gets from it what
+// neither the flags nor the environment name.
 func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) {
 	l.User, l.Provider = a.user, a.provider
 	l.Org, l.Project = s.Named()
@@ -142,7 +145,7 @@ func completeLogin(s *session.Session, a *loginFlags, before, l *account.Login) 
 	}
 }
 
-// ask gets a token and stores it in l.
+// ask gets a token for l, with a password or through the provider l.Provider, and stores the token and its scope in l.
 func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Conn, l *account.Login) error {
 	var token *identityv1.IssueTokenResponse
 	client := identityv1.NewIdentityServiceClient(conn)
@@ -180,7 +183,7 @@ func (a *loginFlags) ask(ctx context.Context, s *session.Session, conn *dial.Con
 	return nil
 }
 
-// printLogin prints l without its token.
+// printLogin prints the login l, saved as the context name, without its token.
 func printLogin(s *session.Session, name string, l *account.Login) error {
 	return s.PrintValue(struct {
 		Context   string    `json:"context"`

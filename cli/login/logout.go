@@ -46,7 +46,7 @@ invalid too. The context is kept for the next ` + "`trivet login`" + `.`,
 			}
 		}
 		if err := account.Update(ctx, path, func(b *account.Book) error {
-			// If another login replaced the token in the meantime, keep the new token.
+			// Do not remove the token if another login has replaced it in the meantime.
 			if now := b.Contexts[name]; now != nil && now.Token == l.Token {
 				now.Token, now.ExpiresAt = "", time.Time{}
 			}

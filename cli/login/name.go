@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// contextFor returns the name of the context to save l as: named if it is not empty; else the context with an equal
-// login, preferring the current one; else a new name.
+// contextFor returns the name of the context under which the login l is saved. That is named, if it is not empty. Else
+// it is the name of a context with an equal login, preferably the current one. Else it is a new name.
 func contextFor(b *account.Book, l *account.Login, named string) string {
 	if named != "" {
 		return named
@@ -26,8 +26,8 @@ func contextFor(b *account.Book, l *account.Login, named string) string {
 	return name
 }
 
-// sameLogin reports whether two logins are equal except for their tokens. A login that names a project without its org
-// equals one that also names the org.
+// sameLogin reports whether two logins have the same endpoints, user, provider, org and project. A login with a project
+// but no org equals one with the same project and an org.
 func sameLogin(a, b *account.Login) bool {
 	sameOrg := a.Org == b.Org || a.Project != "" && (a.Org == "" || b.Org == "")
 	return sameEndpoints(a, b) && a.User == b.User && a.Provider == b.Provider && sameOrg && a.Project == b.Project
@@ -37,8 +37,8 @@ func sameEndpoints(a, b *account.Login) bool {
 	return slices.Equal(slices.Sorted(slices.Values(a.Endpoints)), slices.Sorted(slices.Values(b.Endpoints)))
 }
 
-// defaultContextName returns USER/PROJECT@HOST, with the org if there is no project, and the first of several
-// endpoints.
+// defaultContextName returns the name of a new context: USER/PROJECT@HOST, USER/ORG@HOST if there is no project, or
+// USER@HOST. HOST is the first endpoint, without the port if that is the default.
 func defaultContextName(l *account.Login) string {
 	name := l.User
 	switch {
@@ -48,7 +48,7 @@ func defaultContextName(l *account.Login) string {
 		name += "/" + l.Org
 	}
 	name += "@" + strings.TrimSuffix(l.Endpoints[0], ":"+account.DefaultPort)
-	if account.CheckContext(name) != nil { // the user ID comes from the server and may break the rules of context names
+	if account.CheckContext(name) != nil { // the user ID comes from the server and may be invalid in a context name
 		return account.Before
 	}
 	return name

@@ -12,11 +12,11 @@ import (
 	identityv1 "github.com/trivet-cloud/trivet/protos/identity/v1"
 )
 
-// browserTimeout is the time that a person has to log in with the browser.
+// browserTimeout is the time in which a person must log in with the browser, unless --timeout is given.
 const browserTimeout = 5 * time.Minute
 
-// atProvider logs in with the OpenID provider l.Provider, exchanges the ID token for a token and sets l.User to its
-// holder.
+// atProvider lets the user log in at the OpenID provider l.Provider with a browser, exchanges the ID token for a token
+// of the cloud, and sets l.User to the holder of that token.
 func (a *loginFlags) atProvider(ctx context.Context, s *session.Session, client identityv1.IdentityServiceClient, l *account.Login) (*identityv1.IssueTokenResponse, error) {
 	ctx, cancel := s.Limit(ctx, browserTimeout)
 	defer cancel()

@@ -19,7 +19,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// callTimeout is the deadline of each command.
+// callTimeout is the deadline of each command unless --timeout is given.
 const callTimeout = 30 * time.Second
 
 // Command returns the command `trivet node`.
@@ -123,7 +123,8 @@ func tokenCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// find returns the ID of the host with a name or an ID. It reads the list of hosts, which has no filter.
+// find returns the ID of the host that has a name or an ID. For a name, it reads the complete list of hosts, because
+// the API has no filter by name.
 func find(ctx context.Context, conn *dial.Conn, nameOrID string) (string, error) {
 	if session.IsID(nameOrID) {
 		return nameOrID, nil
@@ -166,7 +167,7 @@ var header = []string{"NAME", "ID", "STATE", "VCPUS", "MEMORY", "STORAGE", "HEAR
 
 func row(now time.Time, n *vmv1.Node) []string {
 	used := [3]string{}
-	if all := n.GetAllocatable(); all != nil { // nil if the caller may not see it
+	if all := n.GetAllocatable(); all != nil { // it is nil if the caller has no right to read it
 		has := n.GetAllocated()
 		used[0] = fmt.Sprintf("%d/%d", has.GetVcpus(), all.GetVcpus())
 		used[1] = show.Bytes(has.GetMemoryMib()<<20) + "/" + show.Bytes(all.GetMemoryMib()<<20)

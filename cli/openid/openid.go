@@ -1,5 +1,5 @@
-// Package openid gets an ID token from an OpenID provider: the authorization code flow for public clients, with PKCE
-// (RFC 7636, S256) and a redirect to loopback (RFC 8252 section 7.3). It makes no calls to the control plane.
+// Package openid gets an ID token from an OpenID provider with the authorization code flow for public clients, with
+// PKCE (RFC 7636, S256) and a redirect to loopback (RFC 8252 section 7.3). It makes no calls to the control plane.
 // Decisions:
 //
 //   - The page in the browser shows no token and no code. Errors of the provider are shown in the terminal only.
@@ -29,38 +29,40 @@ import (
 )
 
 const (
-	// maxBody is the maximum size of a response of the provider in bytes.
+	// maxBody is the maximum size in bytes of a response of the provider; a longer one is an error.
 	maxBody = 1 << 20
-	// request is the deadline of one request to the provider.
+	// request is the timeout of one HTTP request to the provider.
 	request = 15 * time.Second
 	path    = "/callback"
 )
 
-// Provider is an OpenID provider, with the client ID that is registered there.
+// Provider is an OpenID provider. ClientID is the ID under which Trivet is registered there.
 type Provider struct {
 	Issuer, ClientID string
-	// Scopes to request in addition to "openid".
+	// Scopes lists the OAuth scopes that are requested in addition to "openid".
 	Scopes []string
 }
 
-// Options of Prove.
+// Options holds the options of Prove.
 type Options struct {
-	// Port of the redirect, for providers that accept only a registered port; 0 means any.
+	// Port is the port on loopback to which the provider redirects the browser, for providers that accept only a
+	// registered port; 0 means any free port.
 	Port uint16
-	// Show prints the address that the user opens in a browser. Required.
+	// Show prints the URL that the user must open in a browser. Required.
 	Show func(address string)
-	// Now replaces the clock; optional.
+	// Now returns the time at which the ID token must be valid. Optional; the default is the current time.
 	Now func() time.Time
 }
 
-// Proof is an ID token for this login.
+// Proof is the result of a login at a provider.
 type Proof struct {
 	IDToken account.Secret
-	// Nonce is the value of its claim "nonce".
+	// Nonce is the value of the ID token's claim "nonce", which belongs to this login only.
 	Nonce string
 }
 
-// Prove waits until the user has logged in at the provider, or ctx ends, and returns the ID token.
+// Prove prints a URL with opts.Show, waits until the user has logged in there with a browser, and returns the ID token.
+// It returns an error if the login fails or ctx ends.
 func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	if err := safe("the issuer", p.Issuer); err != nil {
 		return nil, err
@@ -80,7 +82,7 @@ func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	if err := cmp.Or(safe("the authorization endpoint", at.AuthURL), safe("the token endpoint", at.TokenURL), safe("the keys", keys.URL)); err != nil {
 		return nil, err
 	}
-	// A public client sends its ID as a parameter of the request.
+	// A public client has no secret, and sends its ID as a parameter of the token request.
 	at.AuthStyle = oauth2.AuthStyleInParams
 
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(opts.Port))))
@@ -106,7 +108,7 @@ func Prove(ctx context.Context, p Provider, opts Options) (*Proof, error) {
 	if !ok || raw == "" {
 		return nil, errors.New("get a token from the provider: the response has no ID token")
 	}
-	// The control plane verifies the ID token too. Verify here that it belongs to this login.
+	// The control plane verifies the ID token too. Verify here that the token was issued for this login.
 	id, err := provider.VerifierContext(ctx, &oidc.Config{ClientID: p.ClientID, Now: opts.Now}).Verify(ctx, raw)
 	if err != nil {
 		return nil, fmt.Errorf("check the provider's ID token: %w", without(err))
@@ -124,7 +126,8 @@ func scopes(asked []string) []string {
 	return append([]string{oidc.ScopeOpenID}, asked...)
 }
 
-// safe returns an error unless address is an https URL, or an http URL on loopback.
+// safe returns an error unless address is an https URL, or an http URL on loopback. The argument what is the name of
+// the address in the error.
 func safe(what, address string) error {
 	u, err := url.Parse(address)
 	if err == nil && u.Host != "" && u.User == nil {
@@ -136,7 +139,7 @@ func safe(what, address string) error {
 	return fmt.Errorf("%s of the provider is not an https address: %q", what, address)
 }
 
-// client returns an HTTP client that limits the time and size of responses and follows no redirects.
+// client returns an HTTP client that limits the time and size of responses, and returns an error for a redirect.
 func client() *http.Client {
 	return &http.Client{
 		Timeout: request, Transport: bounded{http.DefaultTransport},
@@ -157,7 +160,7 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// without removes the body of a response from an error.
+// without returns an error that has the meaning of err, but does not contain the body of the provider's response.
 func without(err error) error {
 	var refused *oauth2.RetrieveError
 	if errors.Is(err, context.Canceled) {
@@ -172,7 +175,7 @@ func without(err error) error {
 	return errors.New(clip(err.Error()))
 }
 
-// clip limits text from another party to 300 bytes.
+// clip shortens text from the provider or the browser to 300 bytes.
 func clip(text string) string {
 	if len(text) > 300 {
 		return text[:300] + "..."

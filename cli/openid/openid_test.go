@@ -17,7 +17,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// browser opens an address like a user's browser, and returns the last page and its address.
+// browser opens an address and follows redirects, as a user's browser does. It returns the last page and its response.
 func browser(t *testing.T, address string) (page string, resp *http.Response) {
 	resp, err := http.Get(address)
 	if !assertNoError(t, err) {
@@ -31,12 +31,12 @@ func browser(t *testing.T, address string) (page string, resp *http.Response) {
 
 func assertNoError(t *testing.T, err error) bool {
 	if err != nil {
-		t.Error(err) // another goroutine's require would not end the test
+		t.Error(err) // not require, which must not be called from another goroutine
 	}
 	return err == nil
 }
 
-// prove runs a login and calls person with the address that is shown to the user.
+// prove runs Prove and calls person, in another goroutine, with the address that Prove shows to the user.
 func prove(t *testing.T, p *openidtest.Provider, person func(ctx context.Context, address string)) (*Proof, error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -68,13 +68,13 @@ func TestLogin(t *testing.T) {
 	require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
 	require.Equal(t, "no-referrer", resp.Header.Get("Referrer-Policy"))
 	require.Equal(t, "default-src 'none'", resp.Header.Get("Content-Security-Policy"))
-	// Nobody listens any more.
+	// The program must have closed its port.
 	_, err = http.Get(resp.Request.URL.String())
 	require.Error(t, err)
 }
 
-// TestRedirectWithForeignStateIsIgnored checks that a page which redirects the browser to the program with another state
-// neither completes nor ends the login.
+// TestRedirectWithForeignStateIsIgnored checks that redirects without the state of this login, or to another path,
+// neither complete nor end the login.
 func TestRedirectWithForeignStateIsIgnored(t *testing.T) {
 	p := openidtest.New(t, now)
 	proof, err := prove(t, p, func(_ context.Context, address string) {
@@ -173,7 +173,7 @@ func say(status int, text string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(status)
-		_, _ = io.WriteString(w, text) // the client may have closed the connection
+		_, _ = io.WriteString(w, text) // fails if the client has closed the connection, which does not matter
 	}
 }
 

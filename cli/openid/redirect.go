@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// redirect is the HTTP server on loopback that receives the redirect from the provider.
+// redirect is an HTTP server on loopback to which the provider redirects the user's browser.
 type redirect struct {
 	server *http.Server
 	done   chan struct{}
 	came   chan came
 }
 
-// came is the result of a redirect: an authorization code or an error.
+// came is the result of the first redirect with the right state: an authorization code or an error.
 type came struct {
 	code string
 	err  error
@@ -32,12 +32,12 @@ func listen(l net.Listener, state string) *redirect {
 	}
 	go func() {
 		defer close(r.done)
-		_ = r.server.Serve(l) // returns when the server is closed
+		_ = r.server.Serve(l) // its error only reports that the server was closed
 	}()
 	return r
 }
 
-// wait returns the code of the first redirect with the expected state.
+// wait waits for the first redirect with the expected state, and returns its authorization code or its error.
 func (r *redirect) wait(ctx context.Context) (string, error) {
 	select {
 	case c := <-r.came:
@@ -52,7 +52,7 @@ func (r *redirect) wait(ctx context.Context) (string, error) {
 	}
 }
 
-// close stops the server, after the response to the browser is sent.
+// close stops the server. It waits at most 2 seconds until the response to the browser is sent.
 func (r *redirect) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -90,7 +90,7 @@ func (r *redirect) serve(w http.ResponseWriter, req *http.Request, state string)
 	fmt.Fprintf(w, page, text)
 	select {
 	case r.came <- c:
-	default: // only the first redirect is used
+	default: // a redirect with this state came before; later ones are ignored
 	}
 }
 

@@ -42,13 +42,13 @@ func (f *flags) add(root *cobra.Command, form *show.Form) {
 	p.StringVar(&f.tlsCA, "tls-ca", "", "use TLS with the certificate authority in this file (TRIVET_TLS_CA)")
 	p.BoolVar(&f.plaintext, "insecure-plaintext", false, "send tokens and passwords in plaintext to other hosts (TRIVET_INSECURE_PLAINTEXT)")
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	// These fail only for an unknown flag.
+	// The following functions fail only for an unknown flag.
 	_ = root.MarkPersistentFlagFilename("token-file")
 	_ = root.MarkPersistentFlagFilename("tls-ca")
 	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(show.Forms(), cobra.ShellCompDirectiveNoFileComp))
 }
 
-// formFlag is the value of --output.
+// formFlag is a pflag.Value for --output that accepts only the names of output formats.
 type formFlag show.Form
 
 func (f *formFlag) String() string { return string(*f) }
@@ -61,7 +61,8 @@ func (f *formFlag) Set(s string) error {
 	return nil
 }
 
-// Connect returns a connection that uses the given or saved token. It does not dial yet.
+// Connect returns a connection that uses the token of the flags or the environment, or else that of the saved login.
+// The first call dials.
 func (s *Session) Connect() (*dial.Conn, error) {
 	if s.flags.timeout < 0 {
 		return nil, Usagef("--timeout: want more than 0, got %v", s.flags.timeout)
@@ -75,7 +76,7 @@ func (s *Session) Connect() (*dial.Conn, error) {
 		return nil, err
 	}
 	var saved *account.Login
-	if token == "" || len(endpoints) == 0 || s.flags.context != "" { // do not fail because of a saved login that is not needed
+	if token == "" || len(endpoints) == 0 || s.flags.context != "" { // otherwise, an invalid saved login must not matter
 		if saved, err = s.saved(); err != nil {
 			return nil, err
 		}
@@ -102,9 +103,9 @@ func (s *Session) Connect() (*dial.Conn, error) {
 	return s.open(way, token)
 }
 
-// ConnectToLogIn returns a connection without a token, and a new Login with its endpoints and TLS options only. saved
-// is the login to be replaced, or nil. If saved has other endpoints, the TLS options are those of a saved login in b
-// that has these endpoints, so that no endpoint that is known to use TLS is called in plaintext.
+// ConnectToLogIn returns a connection without a token, and a new Login that holds only the endpoints and TLS options of
+// that connection. saved is the login to be replaced, or nil. If saved does not have these endpoints, the TLS options
+// are those of a login in b that has them. So an endpoint for which a saved login uses TLS is not called in plaintext.
 func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.Conn, *account.Login, error) {
 	s.facts.LoggingIn = true
 	endpoints, secure, err := s.endpoints()
@@ -121,7 +122,7 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 		}
 	}
 	if s.flags.plaintext {
-		saved = nil // --insecure-plaintext may override a saved login that uses TLS
+		saved = nil // --insecure-plaintext overrides a saved login that uses TLS
 	}
 	way, err := s.way(endpoints, secure, saved)
 	if err != nil {
@@ -132,8 +133,8 @@ func (s *Session) ConnectToLogIn(b *account.Book, saved *account.Login) (*dial.C
 	return conn, &way, err
 }
 
-// ConnectWith returns a connection that uses token, or no token if it is empty. told describes another secret that the
-// calls contain, for error messages, such as "the password"; empty for none.
+// ConnectWith returns a connection that uses token, or no token if it is empty. The argument told describes another
+// secret in the requests, such as "the password", for the error if it would be sent in plaintext; empty for none.
 func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, error) {
 	endpoints, secure, err := s.endpoints()
 	if err != nil {
@@ -152,7 +153,8 @@ func (s *Session) ConnectWith(token account.Secret, told string) (*dial.Conn, er
 	return s.open(way, token)
 }
 
-// Token returns the given or saved token. It returns a saved token only for the endpoints of its login.
+// Token returns the token of the flags or the environment, or else that of the saved login. It returns an error instead
+// of a saved token if an endpoint is named that is not one of its login.
 func (s *Session) Token() (account.Secret, error) {
 	token, err := s.token()
 	if err != nil {
@@ -179,7 +181,8 @@ func (s *Session) Token() (account.Secret, error) {
 	return token, nil
 }
 
-// ConnectFor returns a connection that uses the saved login l. If --endpoint is given, it must name endpoints of l.
+// ConnectFor returns a connection that uses the token and endpoints of the saved login l. If --endpoint is given, it
+// uses those endpoints, which must be endpoints of l.
 func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	endpoints, secure := l.Endpoints, false
 	if len(s.flags.endpoints) > 0 {
@@ -200,7 +203,8 @@ func (s *Session) ConnectFor(l *account.Login) (*dial.Conn, error) {
 	return s.open(way, l.Token)
 }
 
-// endpoints returns the endpoints of --endpoint, or else of TRIVET_ENDPOINT. secure reports whether they require TLS.
+// endpoints returns the endpoints that --endpoint or else TRIVET_ENDPOINT names; none if neither is set. secure is true
+// if one of them has https://.
 func (s *Session) endpoints() (all []string, secure bool, err error) {
 	source, lists := "--endpoint", s.flags.endpoints
 	if len(lists) == 0 {
@@ -222,7 +226,8 @@ func orSaved(named []string, saved *account.Login) []string {
 	return []string{DefaultEndpoint}
 }
 
-// token returns the token of the flags, or else of the environment. A token takes precedence over a token file.
+// token returns the token of --token, --token-file, TRIVET_TOKEN or TRIVET_TOKEN_FILE, in this order of precedence, or
+// "" if none is set.
 func (s *Session) token() (account.Secret, error) {
 	if s.flags.token != "" && s.flags.tokenFile != "" {
 		return "", Usagef("give --token or --token-file, not both")
@@ -252,7 +257,7 @@ func (s *Session) token() (account.Secret, error) {
 	return "", nil
 }
 
-// covers returns an error unless all endpoints belong to the saved login l: its token must not be sent anywhere else.
+// covers returns an error unless all endpoints belong to the saved login l, whose token must not be sent to others.
 func covers(l *account.Login, endpoints []string) error {
 	for _, e := range endpoints {
 		if !slices.Contains(l.Endpoints, e) {

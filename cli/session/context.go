@@ -9,7 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/cli/account"
 )
 
-// ContextNamed returns the context that --context or TRIVET_CONTEXT names; empty for the current one.
+// ContextNamed returns the name of the context that --context or else TRIVET_CONTEXT selects. It returns "" if neither
+// is set; commands then use the current context.
 func (s *Session) ContextNamed() string {
 	if s.flags.context != "" {
 		return s.flags.context
@@ -20,12 +21,12 @@ func (s *Session) ContextNamed() string {
 // Given reports whether a global flag is on the command line, even with an empty value.
 func (s *Session) Given(flag string) bool { return s.given(flag) }
 
-// Fresh declares that the context that --context names does not exist yet, so that it does not override the
-// environment.
+// Fresh declares that the context named by --context does not exist yet. TRIVET_ENDPOINT and similar variables then
+// have an effect although --context is given.
 func (s *Session) Fresh() { s.fresh = true }
 
-// env returns an environment variable that selects an endpoint, token or tenant. It returns "" if --context is given,
-// which takes precedence over the environment.
+// env returns the value of an environment variable that selects an endpoint, token or tenant. It returns "" if
+// --context names an existing context, which takes precedence over such variables.
 func (s *Session) env(name string) string {
 	if s.flags.context != "" && !s.fresh {
 		return ""
@@ -33,7 +34,7 @@ func (s *Session) env(name string) string {
 	return s.Env(name)
 }
 
-// Book returns the saved logins and the path of their file.
+// Book loads the saved logins. It also returns the path of their file.
 func (s *Session) Book() (path string, b *account.Book, err error) {
 	if path, err = account.Path(s.Env); err != nil {
 		return "", nil, err
@@ -42,12 +43,13 @@ func (s *Session) Book() (path string, b *account.Book, err error) {
 	return path, b, err
 }
 
-// NoContext returns the error for a context that does not exist.
+// NoContext returns the error for a context that does not exist, with a hint how to list and create contexts.
 func NoContext(name string) error {
 	return fmt.Errorf("there is no context named %q: `trivet context list` shows the existing ones, `trivet login --context %s` creates it", name, name)
 }
 
-// saved returns the login to use, or nil if there is none.
+// saved returns the saved login of the context that ContextNamed names, or else of the current context. It returns nil
+// if there is no current context, and an error if the named one does not exist.
 func (s *Session) saved() (*account.Login, error) {
 	named := s.ContextNamed()
 	if _, err := account.Path(s.Env); err != nil && named == "" {
@@ -68,8 +70,8 @@ func (s *Session) saved() (*account.Login, error) {
 	return l, nil
 }
 
-// Tenant returns the org and project for requests: those of Named, or else the login's. If both are empty, the control
-// plane uses the tenant of the token.
+// Tenant returns the org and project for requests: those of Named or, if both are empty, those of the saved login. If
+// these are empty too, the control plane uses the tenant of the token.
 func (s *Session) Tenant() (org, project string) {
 	org, project = s.Named()
 	if org == "" && project == "" && s.scope != nil {
@@ -78,8 +80,8 @@ func (s *Session) Tenant() (org, project string) {
 	return org, project
 }
 
-// Named returns the org and project of the flags or the environment, but not those of the login. Lists use them as
-// filters.
+// Named returns the org and project that the flags or the environment name, but not those of the saved login. Commands
+// that list objects use them as filters.
 func (s *Session) Named() (org, project string) {
 	if org = s.flags.org; org == "" {
 		org = s.env("TRIVET_ORG")
@@ -90,7 +92,8 @@ func (s *Session) Named() (org, project string) {
 	return org, project
 }
 
-// checkNamed returns a usage error if --org or --project is not a valid ID, which gRPC metadata could not carry.
+// checkNamed returns a *Usage error if the named org or project contains characters other than printable ASCII, which
+// gRPC metadata cannot contain.
 func (s *Session) checkNamed() error {
 	org, project := s.Named()
 	for _, named := range []struct{ flag, id string }{{"org", org}, {"project", project}} {
@@ -101,7 +104,7 @@ func (s *Session) checkNamed() error {
 	return nil
 }
 
-// Contexts completes the names of contexts.
+// Contexts returns a shell completion with the names of the saved contexts.
 func (s *Session) Contexts() cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		_, b, err := s.Book()

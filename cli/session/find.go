@@ -16,11 +16,11 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// PageSize is the number of objects per page. So many objects fit a gRPC message, with all the labels that they can
-// have.
+// PageSize is the number of objects that commands request per page of a list. So many objects fit in a gRPC message,
+// even if all have the most labels.
 const PageSize = 250
 
-// Exactly accepts exactly the named arguments.
+// Exactly returns a check that accepts exactly one argument for each name. Its errors contain the names.
 func Exactly(names ...string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {
@@ -33,7 +33,8 @@ func Exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// IsID reports whether s has the form of a generated ID: a lower-case UUID. A name of that form is treated as an ID.
+// IsID reports whether s has the form of a generated ID, a lower-case UUID. Commands treat a name of that form as an
+// ID.
 func IsID(s string) bool {
 	u, err := uuid.Parse(s)
 	return err == nil && u.String() == s
@@ -42,15 +43,15 @@ func IsID(s string) bool {
 // Match is an object that has the requested name.
 type Match struct {
 	ID string
-	// About describes the object, to distinguish it from others of the same name.
+	// About is text that distinguishes the object from others of the same name.
 	About string
 }
 
-// nouns lists the kinds of objects whose name in messages differs from the name of their command.
+// nouns maps the name of a command to the noun for its objects in messages, where the two differ.
 var nouns = map[string]string{"vm": "VM", "node": "host", "service-account": "service account"}
 
-// One returns the ID of the only match for a name, or an error if there is none or more than one. kind is the command
-// of the objects, such as "vm".
+// One returns the ID of the only match for a name. It returns an error if there is no match or more than one. kind is
+// the command for such objects, such as "vm".
 func One(kind, name string, matches []Match) (string, error) {
 	noun := cmp.Or(nouns[kind], kind)
 	switch len(matches) {
@@ -70,7 +71,8 @@ func One(kind, name string, matches []Match) (string, error) {
 	return "", fmt.Errorf("several %ss are named %q: give the ID of one\n%s", noun, name, b.String())
 }
 
-// Pages reads a list page by page, up to limit objects; 0 means all. more reports whether there are further objects.
+// Pages reads a list page by page and returns its first limit objects, or all objects if limit is 0. page returns the
+// page for a page token and the token of the next page. more is true if the list has further objects.
 func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all []T, more bool, err error) {
 	token := ""
 	for {
@@ -91,16 +93,16 @@ func Pages[T any](limit int, page func(token string) ([]T, string, error)) (all 
 	}
 }
 
-// completing is the deadline of a shell completion.
+// completing is the timeout of the calls for a shell completion.
 const completing = 2 * time.Second
 
-// Names completes an argument with the names that list returns. It completes nothing if the control plane does not
-// respond.
+// Names returns a shell completion for an argument or flag, with the names that list returns. It completes nothing if
+// list fails or takes longer than 2 seconds.
 func (s *Session) Names(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(s.Connect, list)
 }
 
-// OpenNames does the same as Names for calls that need no token, such as those before a login.
+// OpenNames is like Names, but its connection has no token, for calls that are possible before a login.
 func (s *Session) OpenNames(list func(ctx context.Context, conn *dial.Conn) ([]string, error)) cobra.CompletionFunc {
 	return s.names(func() (*dial.Conn, error) { return s.ConnectWith("", "") }, list)
 }
@@ -131,7 +133,7 @@ func starting(names []string, prefix string) (found []string) {
 	return found
 }
 
-// FirstArg completes the first argument only.
+// FirstArg returns a shell completion that is f for the first argument, and completes nothing for later ones.
 func FirstArg(f cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -141,7 +143,8 @@ func FirstArg(f cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
-// Pairs parses the values of a repeated KEY=VALUE flag.
+// Pairs parses the values of a repeated flag, each KEY=VALUE, into a map. It returns a *Usage error for another form or
+// a repeated key.
 func Pairs(flag string, given []string) (map[string]string, error) {
 	var m map[string]string
 	for _, g := range given {

@@ -12,17 +12,19 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// List describes how objects of one kind are listed and printed. All fields are required.
+// List describes how the objects of one kind are read from the control plane and printed: as a table with Header and
+// Row, as JSON with Whole, or as names with Name. All fields are required.
 type List[T any] struct {
 	Page func(ctx context.Context, conn *dial.Conn, token string) (objects []T, next string, err error)
-	// Whole returns a response with all objects, for JSON output.
+	// Whole returns a list response that contains all given objects, for JSON output.
 	Whole  func([]T) proto.Message
 	Name   func(T) string
 	Header []string
 	Row    func(T) []string
 }
 
-// Command makes c list the objects for which keep returns true; a nil keep keeps all. call is the deadline.
+// Command sets the arguments, flags and body of c, so that c lists the objects for which keep returns true, or all if
+// keep is nil. call is the command's deadline unless --timeout is given.
 func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep func(T) bool) *cobra.Command {
 	var limit int
 	c.Args = Exactly()
@@ -53,7 +55,7 @@ func (l *List[T]) Command(s *Session, c *cobra.Command, call time.Duration, keep
 	return c
 }
 
-// Print prints objects as Command does. m is printed for JSON output.
+// Print prints objects in the format of --output: m as JSON, or the objects as names or as a table.
 func (l *List[T]) Print(s *Session, m proto.Message, objects ...T) error {
 	var names []string
 	var rows [][]string
@@ -64,13 +66,13 @@ func (l *List[T]) Print(s *Session, m proto.Message, objects ...T) error {
 	return s.Print(m, names, func(w io.Writer) error { return show.Rows(w, l.Header, rows) })
 }
 
-// All returns all objects.
+// All reads all pages of the list and returns their objects.
 func (l *List[T]) All(ctx context.Context, conn *dial.Conn) ([]T, error) {
 	all, _, err := Pages(0, func(token string) ([]T, string, error) { return l.Page(ctx, conn, token) })
 	return all, err
 }
 
-// Names completes an argument with the names of the first PageSize objects.
+// Names returns a shell completion with the names of the first PageSize objects.
 func (l *List[T]) Names(s *Session) cobra.CompletionFunc {
 	return s.Names(func(ctx context.Context, conn *dial.Conn) (names []string, err error) {
 		all, _, err := Pages(PageSize, func(token string) ([]T, string, error) { return l.Page(ctx, conn, token) })

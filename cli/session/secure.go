@@ -14,11 +14,12 @@ import (
 	"github.com/trivet-cloud/trivet/cli/dial"
 )
 
-// maxCA is the maximum size of the --tls-ca file in bytes. Its content is saved in the login.
+// maxCA is the maximum size in bytes of the file that --tls-ca names. Its content is saved in the login.
 const maxCA = 32 << 10
 
-// way returns a Login with the endpoints and TLS options of a connection, from the flags, the environment and the saved
-// login if it has these endpoints. If the saved login uses TLS, the connection does too.
+// way returns a Login that holds only endpoints and TLS options for a connection. The TLS options are those of the
+// flags and the environment; if saved has all these endpoints, its options are added, so that the connection uses TLS
+// if the saved login does. secure is true if an endpoint has https://.
 func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (account.Login, error) {
 	w := account.Login{Endpoints: endpoints, TLS: secure || s.flags.tls, Plaintext: s.flags.plaintext}
 	if text := s.env("TRIVET_INSECURE_PLAINTEXT"); text != "" {
@@ -49,7 +50,8 @@ func (s *Session) way(endpoints []string, secure bool, saved *account.Login) (ac
 	return w, nil
 }
 
-// readCA reads the certificates of a certificate authority in PEM.
+// readCA returns the content of a file with certificates of a certificate authority in PEM. It returns an error if the
+// file contains none or is longer than maxCA.
 func readCA(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package session holds what all commands of `trivet` share: the standard streams and environment, the global flags,
-// the connection to the control plane, output, error messages and exit codes. The commands are in other packages (vm,
-// image and so on). Decisions:
+// Package session holds what all commands of `trivet` share: standard streams and environment, global flags, the
+// connection to the control plane, output, error messages and exit codes. The commands themselves are in other packages
+// (vm, image and so on). Decisions:
 //
 //   - There is no global state. The program reaches its environment only through a [Shell], so tests run it in memory.
 //   - The exit code is 2 for an invalid command line, which is a [Usage] error, and 1 for every other failure.
@@ -27,51 +27,53 @@ import (
 	"github.com/trivet-cloud/trivet/cli/show"
 )
 
-// Shell is the environment of the program. Fields are required unless documented as optional.
+// Shell is the environment of the program: its arguments, environment variables, standard streams and clock. Fields are
+// required unless their comment says otherwise.
 type Shell struct {
 	Args   []string
 	Env    func(string) string
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
-	// Ask reads an answer from the terminal, without echo if secret is set; nil unless standard
-	// input and standard error are terminals.
+	// Ask prints a question on the terminal and returns the line that the user types, without echo if secret is set. It
+	// is nil unless standard input and standard error are terminals.
 	Ask func(ctx context.Context, question string, secret bool) (string, error)
-	// Progress is the terminal on which long waits are shown; nil for none.
+	// Progress is the terminal on which a status line is shown during long waits; nil for no status line.
 	Progress io.Writer
 	Now      func() time.Time
-	// Dialer replaces TCP; optional.
+	// Dialer makes connections instead of a TCP dialer. Optional.
 	Dialer func(ctx context.Context, endpoint string) (net.Conn, error)
 }
 
-// Session is one run of the program.
+// Session is one run of the program: it holds the Shell, the values of the global flags and the state of the command.
 type Session struct {
 	Shell
-	// Form is the output format.
+	// Form is the output format that --output selects.
 	Form  show.Form
 	flags flags
 	facts explain.Facts
-	// scope is the saved login whose org and project are used unless the flags or the environment name others; may be
-	// nil.
+	// scope is the saved login whose org and project Tenant returns unless the flags or the environment name others;
+	// nil if no saved login is in use.
 	scope *account.Login
-	// choosing is set if the calls of the connection name the tenant that Tenant returns.
+	// choosing is set if calls carry the tenant that Tenant returns in their metadata.
 	choosing bool
 	given    func(flag string) bool
 	fresh    bool
-	// secret describes the secret in calls without a token, for error messages; empty for none.
+	// secret describes the secret that calls contain besides the token, such as "the password", for error messages;
+	// empty for none.
 	secret string
-	// secrets are removed from all messages.
+	// secrets lists the values that are removed from all messages; see Keep.
 	secrets []account.Secret
-	// began is set when the body of a command starts, that is, when cobra accepted the command line.
+	// began is set when the body of a command starts. Before that, an error means an invalid command line.
 	began bool
 }
 
-// New returns a session and adds the global flags to root.
+// New returns a session for the command line in sh, and adds the global flags to root.
 func New(sh Shell, root *cobra.Command) *Session {
 	s := &Session{Shell: sh, Form: show.Table}
 	s.flags.add(root, &s.Form)
 	s.given = func(flag string) bool { return root.PersistentFlags().Changed(flag) }
-	// This fails only for an unknown flag.
+	// RegisterFlagCompletionFunc fails only for an unknown flag.
 	_ = root.RegisterFlagCompletionFunc("context", s.Contexts())
 	root.SetArgs(sh.Args)
 	root.SetIn(sh.Stdin)
@@ -80,15 +82,16 @@ func New(sh Shell, root *cobra.Command) *Session {
 	return s
 }
 
-// Usage is the error for an invalid command line.
+// Usage is the error for an invalid command line. With it, the program's exit code is 2.
 type Usage struct{ Message string }
 
 func (e *Usage) Error() string { return e.Message }
 
-// Usagef returns a Usage error.
+// Usagef returns a *Usage error with a formatted message.
 func Usagef(format string, args ...any) error { return &Usage{fmt.Sprintf(format, args...)} }
 
-// Run returns a command body that gets a connection. limit is its deadline unless --timeout is given; 0 means none.
+// Run returns a function for cobra's RunE that connects to the control plane and calls body. The context of body ends
+// after --timeout or, without that flag, after limit; a limit of 0 means no deadline.
 func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *dial.Conn, args []string) error) func(*cobra.Command, []string) error {
 	return s.Local(func(ctx context.Context, args []string) error {
 		conn, err := s.Connect()
@@ -102,7 +105,7 @@ func (s *Session) Run(limit time.Duration, body func(ctx context.Context, conn *
 	})
 }
 
-// Local returns a command body that opens its own connection or needs none.
+// Local returns a function for cobra's RunE that calls body without a connection and without a deadline.
 func (s *Session) Local(body func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		s.began = true
@@ -110,7 +113,7 @@ func (s *Session) Local(body func(ctx context.Context, args []string) error) fun
 	}
 }
 
-// Limit adds the deadline of --timeout, or else limit, to a context; 0 means none.
+// Limit returns a context that ends after --timeout or, without that flag, after limit; a limit of 0 means no deadline.
 func (s *Session) Limit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if s.flags.timeout > 0 {
 		limit = s.flags.timeout
@@ -122,19 +125,19 @@ func (s *Session) Limit(ctx context.Context, limit time.Duration) (context.Conte
 	return context.WithTimeout(ctx, limit)
 }
 
-// Wait runs body and shows text as progress meanwhile. body can replace the text with say.
+// Wait runs body and shows text in the status line meanwhile. body can change the text by calling say.
 func (s *Session) Wait(text string, body func(say func(string)) error) error {
 	p := show.Start(s.Progress, text)
 	defer p.End()
 	return body(p.Say)
 }
 
-// Note prints a message to standard error.
+// Note prints a message to standard error, with known secrets removed.
 func (s *Session) Note(format string, args ...any) {
 	fmt.Fprintln(s.Stderr, "trivet: "+s.scrubbed(show.Text(fmt.Sprintf(format, args...))))
 }
 
-// Print prints a result in the format of --output: m for JSON, names, or the table.
+// Print prints a result in the format of --output: m as JSON, or each of names on a line, or what table writes.
 func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) error) error {
 	switch s.Form {
 	case show.JSON:
@@ -150,7 +153,7 @@ func (s *Session) Print(m proto.Message, names []string, table func(io.Writer) e
 	return table(s.Stdout)
 }
 
-// PrintValue does the same as Print for a value that is not a protobuf message.
+// PrintValue is like Print, but prints as JSON a value v that is not a protobuf message.
 func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error) error {
 	if s.Form != show.JSON {
 		return s.Print(nil, names, table)
@@ -163,7 +166,8 @@ func (s *Session) PrintValue(v any, names []string, table func(io.Writer) error)
 	return err
 }
 
-// Done prints the success of a command that returns no object, such as a delete.
+// Done prints the success of a command that returns no object, such as a delete: "NAME WHAT" as a table, the name, or
+// an empty JSON object.
 func (s *Session) Done(name, what string) error {
 	return s.Print(&emptypb.Empty{}, []string{name}, func(w io.Writer) error {
 		_, err := fmt.Fprintln(w, show.Text(name+" "+what))
@@ -171,14 +175,15 @@ func (s *Session) Done(name, what string) error {
 	})
 }
 
-// Exit prints err, if there is one, and returns the exit code of the program.
+// Exit prints err to standard error, unless it is nil, and returns the exit code of the program. cmd is the command
+// that returned err.
 func (s *Session) Exit(cmd *cobra.Command, err error) int {
 	if err == nil {
 		return 0
 	}
 	var usage *Usage
 	if !s.began || errors.As(err, &usage) {
-		// cobra prints its suggestions on indented lines.
+		// An error of cobra may have several lines, with suggestions that are indented by tabs.
 		text := strings.ReplaceAll(err.Error(), "\t", "  ")
 		for line := range strings.SplitSeq(text, "\n") {
 			if line != "" {
@@ -192,7 +197,7 @@ func (s *Session) Exit(cmd *cobra.Command, err error) int {
 	return 1
 }
 
-// Keep removes secret from all later messages.
+// Keep makes Note and Exit replace secret by "[secret]" in all later messages.
 func (s *Session) Keep(secret account.Secret) { s.secrets = append(s.secrets, secret) }
 
 // shortest is the minimum length in bytes of a secret that is removed from messages. A shorter password may equal a

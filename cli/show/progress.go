@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Progress is a status line on a terminal for a long wait. It appears after one second.
+// Progress is a status line that is shown on a terminal during a long wait, from its first second on.
 type Progress struct {
 	w     io.Writer
 	start time.Time
@@ -18,7 +18,8 @@ type Progress struct {
 	text string
 }
 
-// Start starts a status line on w; a nil w shows nothing. Call End before printing anything else.
+// Start begins to show text as a status line on w, or nothing if w is nil. The caller must call End before it prints
+// anything else.
 func Start(w io.Writer, text string) *Progress {
 	p := &Progress{w: w, text: text, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	if w == nil {
@@ -29,14 +30,14 @@ func Start(w io.Writer, text string) *Progress {
 	return p
 }
 
-// Say replaces the text.
+// Say replaces the text of the status line.
 func (p *Progress) Say(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.text = text
 }
 
-// End removes the line and waits for the last write.
+// End removes the status line from the terminal.
 func (p *Progress) End() {
 	close(p.stop)
 	<-p.done
@@ -59,7 +60,7 @@ func (p *Progress) run() {
 			text := p.text
 			p.mu.Unlock()
 			shown = true
-			// If the terminal is gone, the next output reports the error.
+			// An error is ignored here: if the terminal is closed, the command's own output fails too.
 			_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s ... %ds", Text(text), time.Since(p.start).Round(time.Second)/time.Second)
 		}
 	}

@@ -1,10 +1,10 @@
-// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. It knows
-// columns and messages, but no kind of object. Decisions:
+// Package show formats output: tables for people, JSON (protojson) for programs, names for shell scripts. The columns
+// of each kind of object are in the packages of the commands. Decisions:
 //
-//   - There are no colours, so that a table looks the same in a file. Only [Progress] moves the cursor, and only on a
+//   - There are no colours, so that a table is the same in a file. Only [Progress] moves the cursor, and only on a
 //     terminal.
 //   - Text from tenants (labels, errors) may contain control characters. [Text] escapes them, so that a terminal does
-//     not execute them.
+//     not interpret them.
 //   - JSON uses the field names of the protos and includes zero values, so that programs find every key.
 package show
 
@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Form is an output format.
+// Form is an output format, a value of the flag --output.
 type Form string
 
 const (
@@ -32,10 +32,10 @@ const (
 	Name  Form = "name"
 )
 
-// Forms returns the names of all formats.
+// Forms returns the names of all output formats.
 func Forms() []string { return []string{string(Table), string(JSON), string(Name)} }
 
-// Text returns s on one line, with all unprintable characters escaped.
+// Text returns s with all unprintable characters, among them newlines, escaped as in Go, such as \n.
 func Text(s string) string {
 	if !strings.ContainsFunc(s, hidden) && utf8.ValidString(s) {
 		return s
@@ -54,12 +54,12 @@ func Text(s string) string {
 
 func hidden(r rune) bool { return !unicode.IsPrint(r) }
 
-// Rows prints a table. Cells are escaped with Text; an empty cell is printed as a dash.
+// Rows prints a table with aligned columns. It escapes cells with Text, and prints an empty cell as a dash.
 func Rows(w io.Writer, header []string, rows [][]string) error {
 	return align(w, append([][]string{header}, rows...))
 }
 
-// Fields prints pairs of name and value, one per line.
+// Fields prints pairs of a name and a value, one per line as "NAME: VALUE", with aligned and escaped values.
 func Fields(w io.Writer, pairs [][2]string) error {
 	rows := make([][]string, len(pairs))
 	for i, p := range pairs {
@@ -127,7 +127,7 @@ func Line(w io.Writer, m proto.Message) error {
 	return err
 }
 
-// compact removes the white space that protojson inserts at random.
+// compact returns m as JSON without white space, because protojson inserts white space at random.
 func compact(m proto.Message) ([]byte, error) {
 	text, err := marshal.Marshal(m)
 	if err != nil {
@@ -140,8 +140,8 @@ func compact(m proto.Message) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Enum returns the name of an enum value without its prefix: RUNNING for VM_STATE_RUNNING. It returns "" for the value
-// UNSPECIFIED.
+// Enum returns the name of an enum value without a prefix and its underscore, such as RUNNING for VM_STATE_RUNNING. It
+// returns "" for the value UNSPECIFIED.
 func Enum(prefix string, value fmt.Stringer) string {
 	s := strings.TrimPrefix(value.String(), prefix+"_")
 	if s == "UNSPECIFIED" {
@@ -150,7 +150,8 @@ func Enum(prefix string, value fmt.Stringer) string {
 	return s
 }
 
-// Age formats the duration from ms (Unix milliseconds) to now; "" if ms is 0.
+// Age formats the duration from ms (Unix milliseconds) to now in one unit, such as "90s" or "3d". It returns "" if ms
+// is 0.
 func Age(now time.Time, ms int64) string {
 	if ms == 0 {
 		return ""
@@ -167,7 +168,7 @@ func Age(now time.Time, ms int64) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// When formats ms (Unix milliseconds) in UTC; "" if ms is 0.
+// When formats ms (Unix milliseconds) as a time in UTC with seconds. It returns "" if ms is 0.
 func When(ms int64) string {
 	if ms == 0 {
 		return ""
@@ -175,7 +176,8 @@ func When(ms int64) string {
 	return time.UnixMilli(ms).UTC().Format("2006-01-02T15:04:05Z")
 }
 
-// Bytes formats n bytes in the largest binary unit of which there is at least one, with one decimal.
+// Bytes formats a number of bytes in the largest binary unit that does not exceed it, with at most one decimal, such as
+// "1.5 GiB".
 func Bytes(n uint64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)

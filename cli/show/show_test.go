@@ -80,7 +80,7 @@ func TestProgressAppearsAfterASecondAndIsErased(t *testing.T) {
 	})
 }
 
-// TestNoProgressWithoutATerminal checks that Start with a nil writer starts nothing that would write to it.
+// TestNoProgressWithoutATerminal checks that Start with a nil writer starts no goroutine that writes a status line.
 func TestNoProgressWithoutATerminal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := Start(nil, "starting web")

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pty opens a pseudo-terminal: the test writes the user's input to keys and reads the output from it.
+// pty opens a pseudo-terminal. terminal is the end for the program. At the end keys, the test writes the user's input
+// and reads what the terminal shows.
 func pty(t *testing.T) (keys, terminal *os.File) {
 	t.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -38,7 +39,7 @@ func echoes(t *testing.T, terminal *os.File) bool {
 	return a.Lflag&unix.ECHO != 0
 }
 
-// asked is a writer for prompts; it calls after when a prompt was written.
+// asked is a writer that discards prompts and calls after for each.
 type asked struct{ after func() }
 
 func (a asked) Write(p []byte) (int, error) {
@@ -61,7 +62,7 @@ func TestPasswordIsNotEchoed(t *testing.T) {
 		got <- answer{text, err}
 	}()
 	for echoes(t, terminal) {
-		// Ask has not turned it off yet; the test's own deadline ends this.
+		// Wait until Ask has turned the echo off, or the test's context ends.
 		require.NoError(t, t.Context().Err())
 	}
 	_, err := keys.WriteString("s3cret\n")
@@ -71,7 +72,7 @@ func TestPasswordIsNotEchoed(t *testing.T) {
 	require.Equal(t, "s3cret", a.text)
 	require.True(t, echoes(t, terminal), "the echo is on again")
 
-	// Only the newline was shown.
+	// The terminal must have shown only the newline.
 	seen := make([]byte, 64)
 	n, err := keys.Read(seen)
 	require.NoError(t, err)

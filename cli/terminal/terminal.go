@@ -1,8 +1,8 @@
-// Package terminal reads answers from a terminal, without echo for secrets.
+// Package terminal prints questions on a terminal and reads the answers, without echo for secrets.
 //
 // It uses termios directly, which is about twenty lines, instead of a dependency. It restores the terminal's settings
-// even if the question is interrupted: it waits for input with poll(2), and checks the context in between, without a
-// second goroutine.
+// even if the context ends during a question, because it waits for input with poll(2) and checks the context in
+// between.
 package terminal
 
 import (
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLine is the maximum length of an answer in bytes.
+// maxLine is the maximum length of an answer in bytes; Ask returns an error for a longer one.
 const maxLine = 4096
 
 // Is reports whether f is a terminal.
@@ -25,7 +25,8 @@ func Is(f *os.File) bool {
 	return err == nil
 }
 
-// Ask writes the question to out and reads one line from the terminal in. With secret the answer is not echoed.
+// Ask writes a question to out and reads one line from the terminal in. If secret is set, the terminal does not echo
+// the answer. Ask returns the error of ctx if ctx ends first.
 func Ask(ctx context.Context, in *os.File, out io.Writer, question string, secret bool) (answer string, err error) {
 	if _, err := io.WriteString(out, question); err != nil {
 		return "", fmt.Errorf("ask %q: %w", question, err)
@@ -51,7 +52,8 @@ func Ask(ctx context.Context, in *os.File, out io.Writer, question string, secre
 	return readLine(ctx, in)
 }
 
-// readLine reads up to the newline, byte by byte, so that later input stays in the terminal's buffer.
+// readLine returns the input up to the next newline, without it. It reads byte by byte, so that later input stays in
+// the terminal's buffer.
 func readLine(ctx context.Context, in *os.File) (string, error) {
 	var line []byte
 	one := make([]byte, 1)
@@ -74,7 +76,7 @@ func readLine(ctx context.Context, in *os.File) (string, error) {
 	}
 }
 
-// look is the interval in milliseconds at which the context is checked.
+// look is the interval, in milliseconds, at which wait checks whether the context has ended.
 const look = 100
 
 func wait(ctx context.Context, fd int) error {

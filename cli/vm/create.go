@@ -48,7 +48,7 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	p.StringVar(&f.cmdline, "cmdline", "", "kernel command line for --kernel")
 	p.BoolVar(&f.start, "start", false, "start the VM, and wait until it runs")
 	for _, flag := range []string{"image", "kernel", "initrd"} {
-		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // fails only for an unknown flag
+		_ = c.RegisterFlagCompletionFunc(flag, image.Names(s)) // its only error is for an unknown flag
 	}
 	c.RunE = s.Run(callTimeout+startLimit, func(ctx context.Context, conn *dial.Conn, args []string) error {
 		req, disks, err := f.request(args[0])
@@ -81,7 +81,8 @@ A --disk is ` + diskForm + `, with the size in GiB.`,
 	return c
 }
 
-// request returns the parts of the request that need no calls: everything but images.
+// request returns a request with all that the flags give, except the disks and boot images, and the parsed disks.
+// findImages adds these to the request, because it needs calls to look up the images.
 func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error) {
 	if err := cloud.CheckName("NAME", name); err != nil {
 		return nil, nil, session.Usagef("%v", err)
@@ -100,7 +101,7 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}
 	switch {
 	case f.image != "" && len(disks) == 0:
-		disks = []disk{{id: "disk0", image: f.image}} // its size depends on the image
+		disks = []disk{{id: "disk0", image: f.image}} // findImages sets its size, which depends on the image
 	case f.image != "" && disks[0].image != "":
 		return nil, nil, session.Usagef("the first disk has two images: %s and %s", f.image, disks[0].image)
 	case f.image != "":
@@ -131,7 +132,8 @@ func (f *createFlags) request(name string) (*vmv1.CreateVmRequest, []disk, error
 	}, disks, nil
 }
 
-// findImages adds the disks and the boot images to the request, with the IDs of their images.
+// findImages looks up the images that the flags name, and adds the disks and the boot images to the request with the
+// IDs of these images.
 func (f *createFlags) findImages(ctx context.Context, s *session.Session, conn *dial.Conn, req *vmv1.CreateVmRequest, disks []disk) error {
 	found := map[string]string{}
 	find := func(nameOrID string) (string, error) {

@@ -9,7 +9,7 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// disk is a parsed --disk. image is a name or an ID; empty for a blank disk.
+// disk is a parsed value of the flag --disk. image is the name or ID of its image; empty for a blank disk.
 type disk struct {
 	id, image string
 	sizeGiB   uint64
@@ -31,7 +31,7 @@ var (
 
 const diskForm = "SIZE[,image=NAME|ID][,bus=virtio|scsi|ide|sata][,cache=none|writeback|writethrough][,id=ID][,boot-index=N]"
 
-// parseDisk parses the n-th --disk, counted from 0.
+// parseDisk parses text, the value of the flag --disk with the number n, counted from 0. The disk's ID is diskN.
 func parseDisk(n int, text string) (disk, error) {
 	bad := func(what string) (disk, error) {
 		return disk{}, session.Usagef("--disk %q: %s: want %s", text, what, diskForm)
@@ -75,7 +75,7 @@ func parseDisk(n int, text string) (disk, error) {
 	return d, nil
 }
 
-// spec returns the disk with the ID of its image.
+// spec returns the disk as a field of a request. imageID is the ID of its image; empty for a blank disk.
 func (d *disk) spec(imageID string) *vmv1.DiskSpec {
 	source := &vmv1.DiskSource{Source: &vmv1.DiskSource_Blank{Blank: true}}
 	if imageID != "" {

@@ -34,7 +34,8 @@ func watchCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// interruptible returns nil if the user interrupted, which is the normal end of a command that does not end by itself.
+// interruptible returns nil instead of err if the user has interrupted the command. It is for commands that run until
+// they are interrupted.
 func interruptible(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return nil
@@ -49,8 +50,9 @@ type watch struct {
 	last    *vmv1.VmEvent
 }
 
-// run prints events until the VM is deleted. A broken stream is opened again, perhaps to another member. The new stream
-// starts with the current state of the VM, which is printed unless it was printed before.
+// run prints the events of a VM until the VM is deleted. If the stream of events breaks, run opens another one, perhaps
+// to another member. A new stream starts with the current state of the VM, which run prints unless it has printed the
+// same state before.
 func (w *watch) run(ctx context.Context) error {
 	heard := time.Now()
 	const pause = 500 * time.Millisecond
@@ -63,7 +65,7 @@ func (w *watch) run(ctx context.Context) error {
 				return err
 			}
 			w.conn.Next()
-		case codes.OutOfRange: // too far behind
+		case codes.OutOfRange: // the stream ended because it was too far behind: open another one
 		case codes.NotFound:
 			if w.last == nil {
 				return err

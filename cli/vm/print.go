@@ -30,7 +30,7 @@ func rows(w io.Writer, now time.Time, vms ...*vmv1.VirtualMachine) error {
 
 func state(s vmv1.VmState) string { return show.Enum("VM_STATE", s) }
 
-// detail prints all fields of a VM.
+// detail prints a VM as lines of name and value, for `trivet vm show`.
 func detail(w io.Writer, now time.Time, vm *vmv1.VirtualMachine) error {
 	spec, status := vm.GetSpec(), vm.GetStatus()
 	at := func(ms int64) string {

@@ -1,6 +1,6 @@
-// Package vm holds the commands for VMs: `trivet vm`. It calls the VM service, and uses package image to find images.
-// Every command accepts the name or the ID of a VM. A name is unique in its project and is looked up with a list
-// filter.
+// Package vm holds the commands for VMs: `trivet vm`. It uses package image to look up the images of a new VM. Every
+// command for one VM accepts its name or its ID. A name is unique in its project; the commands look it up with the
+// filter of ListVms.
 package vm
 
 import (
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// callTimeout is the deadline of calls that do not wait for a host.
+	// callTimeout is the deadline of commands that do not wait for a host, unless --timeout is given.
 	callTimeout = 30 * time.Second
-	// waitMargin is added to the time limit of the control plane for a call, to get the deadline of a command.
+	// waitMargin is added to the time for which the control plane waits in a call, to get the deadline of a command.
 	waitMargin = 15 * time.Second
 )
 
@@ -96,7 +96,7 @@ func deleteCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// vmArgCommand returns a command with the argument VM.
+// vmArgCommand returns a command with the single argument VM, a name or an ID, and shell completion for it.
 func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Args: session.Exactly("VM"), ValidArgsFunction: session.FirstArg(
 		s.Names(func(ctx context.Context, conn *dial.Conn) ([]string, error) {
@@ -109,20 +109,20 @@ func vmArgCommand(s *session.Session, use, short string) *cobra.Command {
 		}))}
 }
 
-// target is the VM that a command is about, and the client for calls about it.
+// target identifies the VM that a command is for, and holds a client for calls about that VM.
 type target struct {
 	client           vmv1.VmServiceClient
 	org, project, id string
 }
 
-// find returns the target for a name or an ID.
+// find returns the target for the name or the ID of a VM. For a name, it looks up the ID.
 func find(ctx context.Context, s *session.Session, conn *dial.Conn, nameOrID string) (*target, error) {
 	t := &target{client: vmv1.NewVmServiceClient(conn), id: nameOrID}
 	t.org, t.project = s.Tenant()
 	if session.IsID(nameOrID) {
 		return t, nil
 	}
-	// A valid name needs no escaping inside the quotes of a filter.
+	// Only a valid name may be part of the filter below, where it needs no escaping.
 	if err := cloud.CheckName("VM", nameOrID); err != nil {
 		return nil, session.Usagef("%q is not a valid name or ID of a VM", nameOrID)
 	}

@@ -111,7 +111,7 @@ func transactionsCommand(s *session.Session) *cobra.Command {
 	c.Flags().StringVar(&req.ReservationId, "reservation", "", "list only transactions of this reservation")
 	c.Flags().StringVar(&req.ResourceId, "resource", "", "list only transactions for this resource")
 	c.Flags().IntVar(&limit, "limit", 0, "list at most this many")
-	// This fails only for an unknown flag.
+	// RegisterFlagCompletionFunc fails only for an unknown flag.
 	_ = c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = s.Run(callTimeout, func(ctx context.Context, conn *dial.Conn, _ []string) error {
 		for _, name := range types {
@@ -153,7 +153,7 @@ func transactionsCommand(s *session.Session) *cobra.Command {
 
 const typePrefix = "TRANSACTION_TYPE_"
 
-// typeName returns the name of a transaction type in the REST API.
+// typeName returns the name of a transaction type as in the REST API, which is lower case and has no prefix.
 func typeName(t creditv1.TransactionType) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), typePrefix))
 }

@@ -1,5 +1,5 @@
-// Package wallet holds the commands for the credit of projects: `trivet wallet`. A project has one wallet, which --org
-// and --project select. Amounts are whole units of credit.
+// Package wallet holds the commands for the credit of projects: `trivet wallet`. Each project has one wallet, so --org
+// and --project select the wallet. Amounts are whole units of credit.
 package wallet
 
 import (
@@ -17,7 +17,7 @@ import (
 	creditv1 "github.com/trivet-cloud/trivet/protos/credit/v1"
 )
 
-// callTimeout is the deadline of each command.
+// callTimeout is the deadline of each command unless --timeout is given.
 const callTimeout = 30 * time.Second
 
 // Command returns the command `trivet wallet`.
@@ -123,7 +123,7 @@ func refundCommand(s *session.Session) *cobra.Command {
 	return c
 }
 
-// statusChange is a command that only changes a wallet's status.
+// statusChange describes a command that changes a wallet's status and nothing else, such as suspend. do makes its call.
 type statusChange struct {
 	verb, short string
 	do          func(ctx context.Context, c creditv1.CreditServiceClient, org, project string) (*creditv1.Wallet, error)
@@ -151,7 +151,7 @@ func (b statusChange) command(s *session.Session) *cobra.Command {
 	return c
 }
 
-// parseAmount parses an amount of credit, 1 or more.
+// parseAmount parses an amount of credit. It returns a *Usage error unless the amount is a whole number above 0.
 func parseAmount(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {

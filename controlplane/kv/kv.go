@@ -126,8 +126,8 @@ type Options struct {
 	Log        *slog.Logger
 	// Now returns the current time; time.Now if nil.
 	Now func() time.Time
-	// Clock is the monotonic clock for lease expiry, compaction by age and pauses; if nil, it returns the time since
-	// New.
+	// Clock returns a monotonic time. Lease expiry, age-based compaction and pauses between retries use it. If nil, the
+	// time since New is used.
 	Clock func() time.Duration
 }
 

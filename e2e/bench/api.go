@@ -29,29 +29,32 @@ import (
 )
 
 const (
-	// rate is in requests per second. Of each hundred, 90 get a VM, 9 list a page of 100 VMs, and one creates a VM.
+	// rate is the load in requests per second. Of each hundred requests, getsOf100 get a VM, listsOf100 list a page of
+	// 100 VMs, and the remaining one creates a VM.
 	rate, getsOf100, listsOf100 = 1000, 90, 9
-	// conns is the number of connections of the load to each member.
+	// conns is the number of connections to each member over which the load is sent.
 	conns = 64
-	// fillers is the number of concurrent creates of the fill.
+	// fillers is the number of VMs that fill creates concurrently.
 	fillers = 64
-	// projects is the number of projects that share the VMs.
+	// projects is the number of projects among which the VMs are divided equally.
 	projects = 4
-	// pairs is the number of alternating pairs of runs: one with all hosts well, one with a host that hangs.
+	// pairs is the number of pairs of runs. The first run of each pair has all hosts working; during the second, one
+	// host is stopped.
 	pairs = 2
-	// Targets for the p99 of gets and lists in ms, and for the ratio of p99 with and without a host that hangs.
+	// Targets: getAtMost and listAtMost for the p99 of gets and lists, in ms; stoppedAtMost for the ratio of the p99
+	// with one host stopped to that with all hosts working.
 	getAtMost, listAtMost, stoppedAtMost = 20, 100, 1.2
 )
 
-// project holds the VMs of one tenant.
+// project is one project of the benchmark, with its VMs and with clients that act as its user.
 type project struct {
 	name  string
-	rest  [3]*lab.REST // one per member
+	rest  [3]*lab.REST // one client per member, in order of id
 	vms   []string
-	pages []string // the request paths of its list's pages
+	pages []string // a request path, with page token, for each full page of the project's VM list
 }
 
-// recorded is a cloud with many recorded VMs.
+// recorded is a cloud whose store holds many VMs, on simulated hosts.
 type recorded struct {
 	c        *trivet
 	fleet    *fleet
@@ -61,7 +64,7 @@ type recorded struct {
 	random   *rand.Rand
 }
 
-// api records many VMs and measures the API under load.
+// api creates many VMs on simulated hosts and measures the latency of the API under load.
 func api(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "api")
 	if err != nil {
@@ -84,7 +87,8 @@ func api(ctx context.Context, b *bench) (err error) {
 	return r.measure(ctx, b)
 }
 
-// fill records the VMs through the API, and waits until the hosts have reported all of them as built.
+// fill creates the VMs through the API, waits until the hosts have reported all of them as built, and adds a row with
+// the rate of creation.
 func (r *recorded) fill(ctx context.Context, b *bench) error {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: fillers}}
 	for i := range projects {
@@ -146,7 +150,8 @@ func (r *recorded) awaitBuilt(ctx context.Context, p *project) error {
 	})
 }
 
-// walk records the request paths of the full pages of every project's present list.
+// walk lists all VMs of every project and stores the request paths of the full pages in project.pages. It returns an
+// error if a project has no full page.
 func (r *recorded) walk(ctx context.Context) error {
 	for _, p := range r.projects {
 		p.pages = nil
@@ -176,7 +181,7 @@ func (r *recorded) walk(ctx context.Context) error {
 	return nil
 }
 
-// calls builds the requests of one run in advance.
+// calls returns n requests of random kinds in the proportions of rate, sent to the members in rotation.
 func (r *recorded) calls(n int) ([]openloop.Call, error) {
 	var out []openloop.Call
 	for len(out) < n {
@@ -228,10 +233,11 @@ func (r *recorded) call(kind string, member int) (openloop.Call, error) {
 	return openloop.Call{Kind: kind, Target: member, Request: []byte(b.String()), Want: want}, nil
 }
 
-// cpuUsed is the CPU time used during runs, and the duration (wall), in seconds.
+// cpuUsed holds the CPU time, in seconds, that each group of processes used during runs (all: the whole machine), and
+// the duration of these runs (wall).
 type cpuUsed struct{ members, generator, hosts, all, wall float64 }
 
-// run sends the load once and adds the results to into and used.
+// run sends the load once, for about length, and adds the latencies to into and the CPU times to used.
 func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop.Result, used *cpuUsed) error {
 	if err := r.walk(ctx); err != nil {
 		return err
@@ -259,7 +265,7 @@ func (r *recorded) run(ctx context.Context, length time.Duration, into *openloop
 	return err
 }
 
-// measure runs the load in alternation with all hosts well and with one that hangs.
+// measure runs the load alternately with all hosts working and with one host stopped, and adds rows with the results.
 func (r *recorded) measure(ctx context.Context, b *bench) error {
 	var warm, well, hanging openloop.Result
 	var unused, used, usedHanging cpuUsed
@@ -294,7 +300,8 @@ func (r *recorded) measure(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// hang stops one host's process (SIGSTOP) while f runs, and then waits until the host is READY.
+// hang stops the process of one simulated host with SIGSTOP, runs f, continues the process, and waits until the host is
+// READY.
 func (r *recorded) hang(ctx context.Context, f func() error) error {
 	p := r.fleet.procs[0].Process
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
@@ -334,8 +341,8 @@ func (r *recorded) rows(b *bench, when string, got *openloop.Result, used cpuUse
 			max(0, used.all-used.members-used.generator-used.hosts)/used.wall*100, ms(figure.Median(got.Late)), ms(figure.Quantile(got.Late, 0.99)))})
 }
 
-// perf profiles the members with perf until stop is called. If perf cannot be started, it prints the reason and the
-// measurement continues.
+// perf profiles the members with `perf record` until stop is called. If perf cannot be started, it prints the reason
+// and returns a stop that does nothing.
 func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	var pids []string
 	for _, pid := range r.c.members() {
@@ -351,7 +358,7 @@ func (r *recorded) perf(ctx context.Context, b *bench) (stop func()) {
 	return func() {
 		once.Do(func() {
 			_ = cmd.Process.Signal(syscall.SIGINT)
-			_ = cmd.Wait() // perf ends by the signal
+			_ = cmd.Wait() // its error only reports the SIGINT
 		})
 	}
 }

@@ -21,13 +21,14 @@ import (
 )
 
 const (
-	// many is the number of VMs created at once, burstRounds the number of rounds.
+	// many is the number of VMs that are created at once in a round; burstRounds is the number of rounds.
 	many, burstRounds = 20, 3
-	// settle is the pause before the idle guests are measured for idleFor.
+	// settle is the pause between the boot of the guests and the measurement of the idle agent, which lasts idleFor.
 	settle, idleFor = 15 * time.Second, time.Minute
 )
 
-// burst measures many VMs created at once, and then the agent while they idle.
+// burst measures how long it takes to create and start many VMs at once, with Trivet and with libvirt, and then the
+// agent's memory and CPU while those VMs idle.
 func burst(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "burst")
 	if err != nil {
@@ -109,17 +110,19 @@ func (b *bench) rowsOf(what string, ours, theirs []round, of func(round) time.Du
 	b.compare(fmt.Sprintf("%d VMs created and started at once, to %s, against `qemu-img create` and `virsh create`", many, what), pick(ours), pick(theirs), 0)
 }
 
-// round holds how long it took until all VMs of a burst were running and had printed their banners.
+// round holds the results of one burst: the time until all of its VMs were running, and the time until all had printed
+// their banners.
 type round struct{ running, banners time.Duration }
 
-// latest holds per VM when it was running and when its banner came.
+// latest holds, by the index of the VM, the time when the VM was running and the time when its banner was read.
 type latest struct{ running, banner []time.Time }
 
 func (l *latest) round(began time.Time) round {
 	return round{slices.MaxFunc(l.running, time.Time.Compare).Sub(began), slices.MaxFunc(l.banner, time.Time.Compare).Sub(began)}
 }
 
-// crowd creates and starts many VMs over REST, each from its own goroutine.
+// crowd creates and starts many VMs at once over REST, each from its own goroutine, waits for their banners, stores the
+// times in took and returns the VMs' ids. n is the number of the round, for the VMs' names.
 func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int, took *round) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, burstWithin)
 	defer cancel()
@@ -134,7 +137,8 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 				return err
 			}
 			ids[i] = vm.ID
-			// The call waits until the VM runs, but only for a limited time.
+			// The response may come before the VM runs, because the API waits only for a limited time: awaitState waits
+			// on.
 			if err := rest.Call(ctx, "POST", "/api/v1/vms/"+vm.ID+"/start", nil, nil); err != nil {
 				return err
 			}
@@ -154,14 +158,14 @@ func (c *trivet) crowd(ctx context.Context, rest *lab.REST, image string, n int,
 	return ids, nil
 }
 
-// vmBody returns the REST request for a VM with one disk backed by an image.
+// vmBody returns the body of a REST request that creates a VM with one disk, backed by an image.
 func vmBody(name, image string) map[string]any {
 	return map[string]any{"name": name, "memory_mib": memoryMiB, "disks": []any{
 		map[string]any{"id": "root", "source": map[string]any{"type": "image", "image_id": image}, "size_gib": 1},
 	}}
 }
 
-// remove deletes VMs and waits until the host has removed their directories.
+// remove deletes VMs by force and waits until the agent has removed their directories.
 func (c *trivet) remove(ctx context.Context, ids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, burstWithin)
 	defer cancel()
@@ -182,7 +186,8 @@ func (c *trivet) remove(ctx context.Context, ids []string) error {
 	return group.Wait()
 }
 
-// idle measures the agent's memory and CPU while its guests are idle.
+// idle measures the agent's memory and CPU for idleFor while its guests idle, and adds rows with the results. empty is
+// the agent's resident memory in MB before it had guests.
 func (c *trivet) idle(ctx context.Context, b *bench, guests int, empty float64) error {
 	pid := c.dir.Running(c.agent.Name)
 	if err := sleep(ctx, settle); err != nil {
@@ -229,7 +234,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// crowd creates and starts the same VMs with libvirt.
+// crowd creates and starts VMs equal to Trivet's with libvirt.
 type crowd struct {
 	l                  *libvirt.Daemon
 	dir, base, machine string

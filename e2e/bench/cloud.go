@@ -17,11 +17,12 @@ import (
 )
 
 const (
-	// banner is the text that the small guest prints when it is ready.
+	// banner is the text that the small guest prints on its serial port when it is ready.
 	banner = "TRIVET GUEST READY"
-	// bootWithin bounds the boot of one guest, and burstWithin that of twenty at once, on a busy host.
+	// bootWithin is the timeout for the boot of one guest, burstWithin that for twenty at once. Both suffice on a busy
+	// host.
 	bootWithin, burstWithin = time.Minute, 4 * time.Minute
-	// lookEvery is the interval at which a serial log is polled: the resolution of the measurement, the same for all.
+	// lookEvery is the interval at which serial logs are polled for the banner: the resolution of all boot times.
 	lookEvery = 2 * time.Millisecond
 	org       = "default"
 	password  = "correct horse battery"
@@ -29,16 +30,17 @@ const (
 
 func median(d []time.Duration) time.Duration { return figure.Median(d) }
 
-// trivet is a control plane of three members, and an agent if one was started.
+// trivet is a running cloud: a control plane of three members, and a node agent after startAgent.
 type trivet struct {
 	dir   lab.Dir
 	trio  *lab.Trio
 	agent *lab.Agent
-	// admin is the administrator's connection to member 1.
+	// admin calls member 1 with the administrator's token.
 	admin *lab.GRPC
 }
 
-// newCloud starts three members beneath the run's directory.
+// newCloud starts three members, with their files in the directory name beneath the run's directory, and waits until
+// they are ready.
 func newCloud(ctx context.Context, b *bench, name string) (_ *trivet, err error) {
 	dir := lab.Dir(filepath.Join(b.dir, name))
 	c := &trivet{dir: dir, trio: lab.NewTrio(dir, b.bin)}
@@ -67,14 +69,14 @@ func newCloud(ctx context.Context, b *bench, name string) (_ *trivet, err error)
 	return c, err
 }
 
-// close stops the agent, the guests and the members.
+// close stops the agent, if there is one, kills its guests, and stops the members.
 func (c *trivet) close() error {
 	var errs []error
 	if c.agent != nil {
 		if c.dir.Running(c.agent.Name) != 0 {
 			errs = append(errs, c.dir.Stop(c.agent.Name, 12*time.Second))
 		}
-		// Not the context of the run, which may have ended.
+		// The context of the run may have ended: use a new one.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		_, err := c.agent.EndGuests(ctx)
@@ -86,7 +88,7 @@ func (c *trivet) close() error {
 	return errors.Join(append(errs, c.trio.StopAll())...)
 }
 
-// startAgent starts an agent and waits until this host is READY.
+// startAgent starts a node agent and waits until the control plane reports this host as READY.
 func (c *trivet) startAgent(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -108,7 +110,7 @@ func (c *trivet) startAgent(ctx context.Context) error {
 	return err
 }
 
-// addresses returns the members' addresses in order of id, with port appended.
+// addresses returns the members' addresses in order of id, with port, such as ":8084" or "", appended to each.
 func (c *trivet) addresses(port string) (out []string) {
 	for id := 1; id <= len(c.trio.Members); id++ {
 		out = append(out, c.trio.Members[id]+port)
@@ -116,8 +118,8 @@ func (c *trivet) addresses(port string) (out []string) {
 	return out
 }
 
-// tenant creates a user with a role in a project unless they exist, and returns a REST client of a member with its
-// token.
+// tenant creates a project and a user who is a member of it, unless they exist, and returns a REST client that calls
+// the given member with that user's token.
 func (c *trivet) tenant(ctx context.Context, member int, project string) (*lab.REST, error) {
 	binding := &identityv1.Binding{Role: "project:member", OrgId: org, ProjectId: project}
 	user := "bench-" + project
@@ -140,12 +142,12 @@ func (c *trivet) members() (pids []int) {
 	return pids
 }
 
-// vmDir returns the directory in which the agent keeps a VM.
+// vmDir returns the directory that holds the agent's files of a VM.
 func (c *trivet) vmDir(id string) string { return filepath.Join(c.agent.DataDir(), "vms", id) }
 
 func (c *trivet) serial(id string) string { return filepath.Join(c.vmDir(id), "console.log") }
 
-// size returns the size of a file, or 0 if there is none.
+// size returns the size of a file in bytes, or 0 if there is no file.
 func size(path string) int64 {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -154,7 +156,8 @@ func size(path string) int64 {
 	return st.Size()
 }
 
-// awaitBanner waits until the guest's banner is in a serial log after an offset, and returns the time when it saw it.
+// awaitBanner waits until a serial log contains the guest's banner after an offset in bytes, and returns the time when
+// it read the banner. The log need not exist yet.
 func awaitBanner(ctx context.Context, path string, offset int64) (time.Time, error) {
 	buf := make([]byte, 64<<10)
 	var f *os.File

@@ -26,8 +26,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// hostCommand is the first argument that makes this program a simulated host: it uses the agent's own connection to the
-// control plane (mutual TLS, lease, heartbeats, reports) but runs no VMs. It reports every VM as built.
+// hostCommand is the first argument with which this program runs as a simulated host: it connects to the control plane
+// with the agent's own code (mutual TLS, lease, heartbeats, reports) but runs no VMs. It reports every VM as built.
 const hostCommand = "host"
 
 func hostMain(args []string) int {
@@ -35,7 +35,7 @@ func hostMain(args []string) int {
 	dir := flags.String("dir", "", "")
 	name := flags.String("name", "", "")
 	members := flags.String("members", "", "")
-	_ = flags.Parse(args) // exits on an error
+	_ = flags.Parse(args) // with ExitOnError it returns no error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	if err := simulate(ctx, *dir, *name, strings.Split(*members, ",")); err != nil {
@@ -45,7 +45,7 @@ func hostMain(args []string) int {
 	return 0
 }
 
-// simulate runs a simulated host until ctx ends. It reads the join token as a line of standard input.
+// simulate runs a simulated host until ctx ends. It reads its join token from the first line of standard input.
 func simulate(ctx context.Context, dir, name string, members []string) error {
 	token, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	if err != nil {
@@ -70,12 +70,12 @@ func simulate(ctx context.Context, dir, name string, members []string) error {
 	return h.link.Run(ctx)
 }
 
-// hollow is a host without VMs.
+// hollow is the state of a simulated host, which reports VMs as built although it runs none.
 type hollow struct {
 	link *uplink.Link
 
 	mu   sync.Mutex
-	told map[cloud.VMID]uint64 // the generation that was last reported
+	told map[cloud.VMID]uint64 // the generation of each VM that was last reported
 }
 
 func (h *hollow) present() (ids []cloud.VMID) {
@@ -114,8 +114,8 @@ type fleet struct {
 	logs  []*os.File
 }
 
-// startFleet starts n simulated hosts and waits until all are READY. Their files are in memory: real hosts would each
-// write to their own disk.
+// startFleet starts n simulated hosts and waits until all are READY. Their files are on a tmpfs, so that they do not
+// share the members' disk: real hosts would each write to their own.
 func startFleet(ctx context.Context, c *trivet, n int) (f *fleet, err error) {
 	f = &fleet{dir: c.dir.Path("hosts")}
 	defer func() {
@@ -188,7 +188,7 @@ func (f *fleet) close() error {
 		_ = l.Close()
 	}
 	err := unix.Unmount(f.dir, unix.MNT_DETACH)
-	if errors.Is(err, unix.EINVAL) { // it was not mounted yet
+	if errors.Is(err, unix.EINVAL) { // startFleet failed before it mounted f.dir
 		return nil
 	}
 	return err

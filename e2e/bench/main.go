@@ -4,15 +4,17 @@
 //
 // The measurements, by the names that -run accepts:
 //
-//   - start: the time from StartVm to the guest's banner on the serial port, compared with QEMU started by hand with
-//     the agent's arguments, and with `virsh create`.
+//   - start: the time from StartVm until the guest prints that it is ready on its serial port, compared with QEMU
+//     started by hand with the agent's arguments, and with `virsh create`.
 //   - burst: 20 VMs created and started at once, compared with 20 times `qemu-img create` and `virsh create`; then the
 //     memory and CPU of the agent while the VMs idle.
-//   - api: 20,000 recorded VMs, 1,000 requests per second in an open loop, with and without a host that hangs.
+//   - api: the latency of the API with 20,000 VMs in the store and 1,000 requests per second in an open loop, with and
+//     without a host that does not respond.
 //
-// Everything runs as root in its own network and mount namespaces, so that it works beside a running cloud; nothing is
-// left behind. Rounds of Trivet and of the alternatives alternate, and medians are compared: other load on the host
-// slows down all of them. No time is asserted: a figure that misses its target only appears as missed in the table.
+// Everything runs as root in its own network and mount namespaces, so it works beside a running cloud and leaves
+// nothing behind. Rounds of Trivet and of the alternatives alternate, and medians are compared, because other load on
+// the host slows down all of them. The exit code does not depend on times: a figure that misses its target appears as
+// missed in the table.
 package main
 
 import (
@@ -36,10 +38,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// runWithin bounds a whole run, which takes about 12 minutes on two otherwise idle cores.
+// runWithin is the timeout of a complete run, which takes about 12 minutes on two otherwise idle cores.
 const runWithin = 25 * time.Minute
 
-// parts lists the measurements in the order in which they run.
+// parts lists the measurements that -run can select, in the order in which they run.
 var parts = []struct {
 	name string
 	run  func(context.Context, *bench) error
@@ -61,7 +63,8 @@ type bench struct {
 
 func (b *bench) row(r figure.Row) {
 	b.rows = append(b.rows, r)
-	// The verdict comes at the end of the run, when it is known whether the run was disturbed.
+	// Print the row without its target: only at the end of the run is it known whether other load disturbed the run, in
+	// which case no row gets a verdict.
 	fmt.Print(figure.Markdown(figure.WithoutTargets(b.rows[len(b.rows)-1:])))
 }
 
@@ -102,7 +105,7 @@ func main() {
 	}
 }
 
-// again runs this program in new namespaces.
+// again runs this program once more in new network and mount namespaces, and returns its exit code.
 func again() int {
 	undo, err := libvirt.Prepare()
 	if err != nil {

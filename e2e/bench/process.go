@@ -17,10 +17,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// ticksPerSecond is the unit of times in /proc (USER_HZ, the same on every Linux of this architecture).
+// ticksPerSecond is the number of clock ticks, the unit of times in /proc, per second (USER_HZ on x86-64 Linux).
 const ticksPerSecond = 100
 
-// cpuOf returns the CPU time that processes have used, in seconds. Processes that are gone are not counted.
+// cpuOf returns the sum of the CPU time that processes have used, in seconds. It skips processes that have ended.
 func cpuOf(pids ...int) float64 {
 	var ticks uint64
 	for _, pid := range pids {
@@ -29,7 +29,7 @@ func cpuOf(pids ...int) float64 {
 			continue
 		}
 		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		for _, i := range []int{11, 12} { // utime, stime
+		for _, i := range []int{11, 12} { // indexes of utime and stime after the process name
 			n, _ := strconv.ParseUint(fields[i], 10, 64)
 			ticks += n
 		}
@@ -37,7 +37,7 @@ func cpuOf(pids ...int) float64 {
 	return float64(ticks) / ticksPerSecond
 }
 
-// busyCPU returns the CPU time that the whole machine has used, in seconds, or 0 if it cannot be read.
+// busyCPU returns the CPU time that the whole machine has used since boot, in seconds, or 0 if it cannot be read.
 func busyCPU() float64 {
 	d, err := usage.Busy()
 	if err != nil {
@@ -46,7 +46,7 @@ func busyCPU() float64 {
 	return d.Seconds()
 }
 
-// ownCPU returns the CPU time that this process has used, in seconds.
+// ownCPU returns the CPU time that this process has used, in seconds, or 0 if it cannot be read.
 func ownCPU() float64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -55,7 +55,8 @@ func ownCPU() float64 {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 }
 
-// memory returns a process's resident memory in MB (10^6 bytes): all of it, and the part that is not file pages.
+// memory returns a process's resident memory in MB (10^6 bytes): all is the total, anonymous the part of it that is not
+// backed by files.
 func memory(pid int) (all, anonymous float64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -72,7 +73,7 @@ func memory(pid int) (all, anonymous float64, err error) {
 	return read("VmRSS"), read("RssAnon"), nil
 }
 
-// machine describes what the results depend on.
+// machine returns a description of the hardware and of the versions of software on which the results depend.
 func machine(ctx context.Context, dir string) string {
 	first := func(name string, args ...string) string {
 		out, err := exec.CommandContext(ctx, name, args...).Output()
@@ -85,8 +86,8 @@ func machine(ctx context.Context, dir string) string {
 	return usage.Machine(dir, first("qemu-system-x86_64", "--version"), "libvirt "+first("virsh", "--version"))
 }
 
-// end kills a process that this program started and waits for it.
+// end kills a process that this program has started, and waits until it has ended.
 func end(cmd *exec.Cmd) {
 	_ = cmd.Process.Signal(syscall.SIGKILL)
-	_ = cmd.Wait() // the error reports the SIGKILL
+	_ = cmd.Wait() // its error only reports the SIGKILL
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// cmdline returns the kernel command line in the manifest of the small guest.
+// cmdline returns the kernel command line of the small guest, from its file manifest.json.
 func (b *bench) cmdline() (string, error) {
 	text, err := os.ReadFile(filepath.Join(b.guest, "manifest.json"))
 	if err != nil {
@@ -36,11 +36,11 @@ func (b *bench) cmdline() (string, error) {
 	return m.Cmdline, nil
 }
 
-// memoryMiB is the memory of every guest of this benchmark.
+// memoryMiB is the memory of each guest of this benchmark.
 const memoryMiB = 192
 
-// start measures the start of one guest through the API, by hand and with libvirt, for a direct kernel boot and a BIOS
-// boot.
+// start measures how long one guest takes to start: through the API, as a QEMU process started by hand, and with
+// libvirt, each with a direct kernel boot and with a BIOS boot.
 func start(ctx context.Context, b *bench) (err error) {
 	c, err := newCloud(ctx, b, "start")
 	if err != nil {
@@ -93,7 +93,7 @@ func start(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// starter starts one guest in three ways.
+// starter starts the same guest in three ways: through the API, as a QEMU process, and with libvirt.
 type starter struct {
 	c       *trivet
 	libvirt *libvirt.Daemon
@@ -108,7 +108,8 @@ type starter struct {
 	xml    string
 }
 
-// record holds the fields of an agent's record of a VM that the benchmark reads.
+// record holds the fields that the benchmark reads of record.json, the file in which an agent describes the last start
+// of a VM.
 type record struct {
 	Spec struct{ Machine string }
 	Argv []string
@@ -123,8 +124,8 @@ func (c *trivet) record(id string) (r record, err error) {
 	return r, json.Unmarshal(text, &r)
 }
 
-// prepare creates the VM, copies its disk for the two other ways before anything is written to it, and reads the
-// arguments that the agent starts QEMU with.
+// prepare creates the VM, copies its disk for the two other ways of starting it before the guest writes to that disk,
+// and reads the arguments with which the agent starts QEMU.
 func (s *starter) prepare(ctx context.Context, spec *vmv1.VmSpec) error {
 	s.direct = spec.GetBoot() != nil
 	vm, err := s.c.admin.VMs.CreateVm(ctx, &vmv1.CreateVmRequest{Name: fmt.Sprintf("start-%t", s.direct), OrgId: org, ProjectId: "default", Spec: spec})
@@ -165,8 +166,9 @@ func (s *starter) disk(name string) string {
 
 func (s *starter) file(name string) string { return filepath.Join(s.guest, name) }
 
-// byHand returns the agent's arguments with the paths of this host, and without -S and -preconfig: QEMU then starts the
-// guest without waiting for a monitor command. The agent passes the kernel command line by QMP; here it is an argument.
+// byHand returns the agent's QEMU arguments for use outside of the agent's sandbox: with the host's paths of kernel and
+// initrd, and without -S and -preconfig, so that QEMU starts the guest without waiting for a monitor command. It adds
+// the kernel command line, which the agent passes by QMP, as an argument.
 func (s *starter) byHand(argv []string, cmdline string) []string {
 	out := slices.DeleteFunc(slices.Clone(argv), func(a string) bool { return a == "-S" || a == "-preconfig" })
 	if cmdline != "" {
@@ -183,14 +185,14 @@ func (s *starter) byHand(argv []string, cmdline string) []string {
 	return out
 }
 
-// took holds the times from the request to its response (0 by hand) and to the banner, and the CPU time that QEMU had
-// used by then.
+// took holds the measurements of one start: the time from the request to its response (0 for QEMU started by hand), the
+// time from the request to the guest's banner, and the CPU time that QEMU had used when the banner was seen.
 type took struct{ answer, banner, cpu time.Duration }
 
-// cpuTime returns the CPU time that a process has used.
+// cpuTime returns the CPU time that a process has used, or 0 if there is no such process.
 func cpuTime(pid int) time.Duration { return time.Duration(cpuOf(pid) * float64(time.Second)) }
 
-// ours starts the VM through the API and forces it off after its banner.
+// ours starts the VM through the API, measures the start, and forces the VM off when its banner was seen.
 func (s *starter) ours(ctx context.Context) (took, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
@@ -217,7 +219,8 @@ func (s *starter) ours(ctx context.Context) (took, error) {
 	return t, err
 }
 
-// hand starts QEMU with the same arguments and the same file descriptors as the agent.
+// hand starts QEMU directly, with the arguments that byHand returned and the same file descriptors as the agent. It
+// measures the start and kills QEMU.
 func (s *starter) hand(ctx context.Context) (t took, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
@@ -261,8 +264,8 @@ func (s *starter) hand(ctx context.Context) (t took, err error) {
 }
 
 func listen(path string) (*os.File, error) {
-	_ = os.Remove(path) // of the previous round
-	// A unix socket address holds at most 108 bytes; the path of the directory may be longer.
+	_ = os.Remove(path) // the previous round left a socket there
+	// A unix socket address holds at most 108 bytes, and path may be longer: bind through /proc/self/fd instead.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return nil, err
@@ -277,7 +280,7 @@ func listen(path string) (*os.File, error) {
 	return l.File()
 }
 
-// virsh starts the domain with libvirt.
+// virsh starts the guest with `virsh create`, measures the start, and destroys the domain.
 func (s *starter) virsh(ctx context.Context) (t took, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()
@@ -294,7 +297,8 @@ func (s *starter) virsh(ctx context.Context) (t took, err error) {
 	return t, errors.Join(err, s.libvirt.Destroy(context.WithoutCancel(ctx), s.domain.Name))
 }
 
-// measure runs the rounds, the three ways in rotating order, after one warm-up round that does not count.
+// measure starts the guest in all three ways in each round, in rotating order, and adds rows with the results. A first
+// round, for warm-up, is not counted.
 func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int) error {
 	ways := []func(context.Context) (took, error){s.ours, s.hand, s.virsh}
 	var banners, answers, cpu [3][]time.Duration
@@ -324,7 +328,8 @@ func (s *starter) measure(ctx context.Context, b *bench, name string, rounds int
 	return nil
 }
 
-// compare adds a row with the medians of two series of equal length, and their ratio.
+// compare adds a row with the medians of two series of equal length and the ratio ours/peer. atMost is the target for
+// that ratio; 0 means no target.
 func (b *bench) compare(what string, ours, peer []time.Duration, atMost float64) {
 	b.row(figure.Row{
 		What: what, Ours: ms(median(ours)), Peer: ms(median(peer)), Value: median(ours).Seconds() / median(peer).Seconds(),
@@ -336,7 +341,7 @@ func (b *bench) compare(what string, ours, peer []time.Duration, atMost float64)
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 
-// awaitState waits until a VM of the project default is in a state.
+// awaitState waits until a VM of the project default is in the given state, for at most bootWithin.
 func (c *trivet) awaitState(ctx context.Context, id string, state vmv1.VmState) error {
 	ctx, cancel := context.WithTimeout(ctx, bootWithin)
 	defer cancel()

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-// The kinds of banks.
+// The kinds of banks: one Trivet member, three Trivet members, and PostgreSQL.
 const (
 	ours = "trivet"
 	trio = "trio"
@@ -17,36 +17,38 @@ const (
 
 var kindNames = []string{ours, peer, trio}
 
-// partNames lists the values that -run accepts, in the order in which the parts run.
+// partNames lists the values that the flag -run accepts, in the order in which the parts run.
 var partNames = []string{"pairs", "trio", "verify"}
 
-// Metrics of the rows.
+// Names of the metrics of a row, with the unit of each.
 const (
-	rate = "rate" // successes per second
-	p50  = "p50"  // ms
-	p99  = "p99"  // ms
-	cpu  = "cpu"  // µs of the servers per pair
+	rate = "rate" // successful pairs or verified tokens per second
+	p50  = "p50"  // median latency in ms
+	p99  = "p99"  // 99th percentile of the latency in ms
+	cpu  = "cpu"  // CPU time of the servers in µs per pair
 )
 
-// line is a line of a table: a metric of a row for two kinds, and its target. In a description, … repeats that of the
-// last line without it.
+// line is a line of a printed table: one metric of a row, for the kind and for its peer. A row is a measurement that
+// yields several metrics. The field what is the description of the line; if that begins with "… ", it is printed after
+// the description of the last line without "… ".
 type line struct {
 	part, row, metric, kind, peer, what, unit string
 	target                                    verdict.Target
 }
 
-// table holds the lines that are compared with one peer.
+// table holds the lines of one printed table; peer is the heading of the column with the figures of line.peer.
 type table struct {
 	peer  string
 	lines []line
 }
 
-// least returns a lower bound on our own figure.
+// least returns a target that is a lower bound on our figure, regardless of the peer.
 func least(v float64) verdict.Target {
 	return verdict.Target{Must: v, Aim: v, Least: true, Absolute: true}
 }
 
-// tables has the targets of the design: 2,000 pairs per second on one wallet, 20 ms, 10,000 tokens per second and core.
+// tables holds all lines. The targets are those of the design: 2,000 pairs per second on one wallet, a p99 of 20 ms at
+// 500 pairs per second, and 10,000 tokens per second and core.
 var tables = []table{
 	{"PostgreSQL", slices.Concat(
 		pairs("pairs", "hot", ours, peer, "pairs on one wallet", least(2000)),
@@ -66,7 +68,8 @@ var tables = []table{
 	}},
 }
 
-// pairs returns the lines of a row measured in a closed loop: each caller sends its next request after its response.
+// pairs returns the lines of a row that is measured in a closed loop: each caller makes its next pair when the last one
+// has ended.
 func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
 	return []line{
 		{part, row, rate, kind, peer, what, "/s", target},
@@ -76,7 +79,7 @@ func pairs(part, row, kind, peer, what string, target verdict.Target) []line {
 	}
 }
 
-// open returns the lines of the row measured at a fixed rate of requests.
+// open returns the lines of the row "open", which is measured at a fixed rate of pairs.
 func open(part, kind, peer, what string, target verdict.Target) []line {
 	return []line{
 		{part, "open", p99, kind, peer, what + ": p99", "ms", target},
@@ -85,7 +88,7 @@ func open(part, kind, peer, what string, target verdict.Target) []line {
 	}
 }
 
-// results holds figures by row, metric and kind, one per round.
+// results maps a key made of row, metric and kind (see key) to the figures of the rounds.
 type results map[string][]float64
 
 func key(parts ...string) string { return strings.Join(parts, "\x00") }
@@ -95,8 +98,8 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows returns the lines of the wanted parts that were measured or have a target. The note of a rate is the number of
-// callers.
+// rows returns those lines of a table that belong to the given parts and were measured or have a target. The note of a
+// rate is the number of concurrent callers.
 func (r results) rows(t table, parts []string, callers map[string]int) (rows []verdict.Row) {
 	subject := ""
 	for _, l := range t.lines {

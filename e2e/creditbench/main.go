@@ -1,14 +1,17 @@
-// Command creditbench measures two-phase transfers of credit (reserve, then commit) of one member, compared with the
-// same as transactions of one PostgreSQL on the same disk; of three members, without a comparison; and token
-// verification, compared with other libraries. It prints a table; BENCHMARKS.md holds and explains the results.
+// Command creditbench measures charges in two steps, called pairs here: reserve credit, then commit the reservation. It
+// measures one member, compared with the same steps as transactions of one PostgreSQL on the same disk, and three
+// members without a comparison. It also measures the verification of tokens, compared with other libraries. It prints a
+// table; BENCHMARKS.md holds the results and explains them.
 //
-// In each round the kinds run one after the other, in alternating order and never at the same time; each run starts
-// with empty directories. The number of concurrent callers is chosen in the first round, by one rule for all kinds: of
-// 2, 4, 16, 64 and 256 the smallest with 95 % of the highest rate. After the load each ledger is recomputed, and its
-// sums must equal those of the pairs that succeeded; otherwise the run fails and its figures are discarded.
+// In each round the kinds of servers run one after the other, in alternating order and never at the same time; each
+// starts with empty directories. The number of concurrent callers is chosen in the first round, by one rule for all
+// kinds: of 2, 4, 16, 64 and 256, the smallest that reaches 95 % of the highest rate. After the load, the sums of each
+// ledger are recomputed and must agree with the pairs that succeeded; otherwise the run fails and its figures are
+// discarded.
 //
 // Everything runs as root in its own namespaces (network, mount, IPC, PID), so that all processes end with this
-// program, however it ends. No time is asserted: a figure that misses its target only appears as missed in the table.
+// program, however it ends. The exit code does not depend on times: a figure that misses its target appears as missed
+// in the table.
 package main
 
 import (
@@ -33,24 +36,24 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// runWithin bounds a whole run.
+// runWithin is the timeout of a complete run.
 const runWithin = 30 * time.Minute
 
 // bench holds the options and results of one run.
 type bench struct {
-	bin, postgres, identity string // programs
+	bin, postgres, identity string // the paths that the flags of these names give
 	extra                   []string
 	// dir holds all files of this run and is removed at its end.
 	dir     string
 	parts   []string
-	kinds   []string // of banks
+	kinds   []string // the kinds of banks to measure, of kindNames
 	rounds  int
 	quick   bool
 	calm    *usage.Calm
 	profile string
 
 	size     size
-	callers  map[string]int // by row and kind; see turn.sweep
+	callers  map[string]int // the number of concurrent callers by row and kind, which turn.sweep chooses
 	results  results
 	failures []string
 }
@@ -111,12 +114,12 @@ func (b *bench) check() error {
 	return nil
 }
 
-// enter prepares the new namespaces: private mounts, /proc, /dev/shm and lo.
+// enter prepares the new namespaces: it makes mounts private, mounts a new /proc and /dev/shm, and brings up lo.
 func enter() error {
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
-	// /proc must show this PID namespace; PostgreSQL's shared memory is in /dev/shm.
+	// /proc must show the processes of this PID namespace, and PostgreSQL has its shared memory in /dev/shm.
 	for dir, kind := range map[string]string{"/proc": "proc", "/dev/shm": "tmpfs"} {
 		if err := unix.Mount(kind, dir, kind, 0, ""); err != nil {
 			return fmt.Errorf("mount %s: %w", dir, err)
@@ -174,7 +177,7 @@ func (b *bench) main(work, out string) (err error) {
 	return nil
 }
 
-// unusable returns why the figures of the run must not be used, or "" if they may.
+// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
 func (b *bench) unusable() (string, error) {
 	if b.quick {
 		return "a quick run does a tenth of the work that the lines name", nil
@@ -182,8 +185,8 @@ func (b *bench) unusable() (string, error) {
 	return b.calm.Disturbed()
 }
 
-// text returns the tables, the failures, and the verdicts' summary, or no verdicts if there is a reason that the figures
-// are unusable.
+// text returns the tables, a summary of the verdicts, and the failures. If unusable is not "", it is printed as the
+// reason why there are no verdicts.
 func (b *bench) text(unusable string) string {
 	var all []verdict.Row
 	text := ""
@@ -207,7 +210,7 @@ func (b *bench) text(unusable string) string {
 	return text
 }
 
-// version returns the version of PostgreSQL and its non-default settings.
+// version returns the version of PostgreSQL and its non-default settings, or a text that says why there is none.
 func (b *bench) version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, filepath.Join(b.postgres, "postgres"), "--version").Output()
 	if err != nil {

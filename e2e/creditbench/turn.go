@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// bank is a ledger service to be measured.
+// bank is a running ledger that creditbench measures: Trivet members, or PostgreSQL.
 type bank interface {
-	// Fill creates wallets with a deposit each.
+	// Fill creates wallets, each with a first balance of deposit.
 	Fill(ctx context.Context, wallets []string, deposit int64) error
-	// Connect prepares the bank for a number of concurrent callers.
+	// Connect prepares connections for a number of concurrent callers of Pair.
 	Connect(ctx context.Context, callers int) error
-	// Pair reserves an amount in a wallet and commits all of it.
+	// Pair reserves an amount of credit in a wallet and commits the complete reservation. Callers are numbered from 0.
 	Pair(ctx context.Context, caller int, wallet string, amount int64) error
-	// Books recomputes the ledger.
+	// Books recomputes and returns the sums of the ledger. It returns an error if the ledger contradicts itself.
 	Books(ctx context.Context) (books.Books, error)
 	Usage() (usage.Sample, error)
 	PIDs() ([]int, error)
@@ -37,42 +37,42 @@ type bank interface {
 const (
 	deposit = 1_000_000_000_000
 	amount  = 10
-	// openRate is the pairs per second of the row open, openCallers the number of callers that Connect prepares for;
-	// more pairs in flight wait for one another.
+	// openRate is the number of pairs per second in the row open. openCallers is the number of callers that Connect
+	// prepares for; if more pairs are in flight, they may wait for a connection.
 	openRate, openCallers = 500, 64
 	startWithin           = time.Minute
 	turnWithin            = 5 * time.Minute
 	answerWithin          = 20 * time.Second
-	// trioRounds is the maximum number of rounds with three members, which are not compared with anything.
+	// trioRounds is the maximum number of rounds with three members. A few suffice, as there is no comparison.
 	trioRounds = 3
 )
 
-// size is the amount of work.
+// size is the amount of work of a run: the numbers of wallets and callers, and the durations.
 type size struct {
 	wallets, openWallets  int
-	warm, probe, length   time.Duration // of a row: warm-up, probe of each number of callers, measurement
+	warm, probe, length   time.Duration // of a row: its warm-up, its probe of each number of callers, its measurement
 	openWarm, openMeasure time.Duration
-	callers               []int // the numbers that sweep tries
+	callers               []int // the numbers of callers that sweep tries
 }
 
-// sizes holds the amount of work by whether the run is quick.
+// sizes holds the amounts of work of a normal run (false) and of a run with the flag -quick (true).
 var sizes = map[bool]size{
 	false: {10_000, 1_000, 500 * time.Millisecond, time.Second, 3 * time.Second, time.Second, 5 * time.Second, []int{2, 4, 16, 64, 256}},
 	true:  {1_000, 100, 100 * time.Millisecond, 100 * time.Millisecond, 300 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, []int{16, 64}},
 }
 
-// turn is the run of one kind in one round.
+// turn is the run of one kind of bank in one round.
 type turn struct {
 	*bench
 	kind    string
 	round   int
 	bank    bank
-	wallets []string // the first is the hot one, which only the row hot uses
-	pairs   int64    // successful ones
+	wallets []string // all wallets; only the row hot uses the first, and no other
+	pairs   int64    // the number of successful pairs so far
 }
 
-// run runs all rounds of all parts. It records the failure of a turn and continues; it returns an error only if ctx
-// ended.
+// run runs all rounds of all parts. If a turn fails, run adds the error to b.failures and continues with the next turn.
+// It returns an error only if ctx ends or the wait for an idle machine fails.
 func (b *bench) run(ctx context.Context) error {
 	for _, part := range []struct {
 		name   string
@@ -106,7 +106,8 @@ func (b *bench) run(ctx context.Context) error {
 	return nil
 }
 
-// turn starts an empty bank, measures it, and stops it.
+// turn starts an empty bank of a kind, measures it, and stops it. For the kind verify it measures the verification of
+// tokens.
 func (b *bench) turn(ctx context.Context, kind string, round int) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnWithin)
 	defer cancel()
@@ -138,7 +139,8 @@ func (b *bench) start(ctx context.Context, kind, dir string) (bank, error) {
 	return postgres.Start(ctx, dir, b.postgres)
 }
 
-// measure measures a running bank, and keeps the figures only if the books add up afterwards.
+// measure measures all rows with a running bank. It adds the figures to b.results only if the sums of the ledger agree
+// with the load afterwards.
 func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) error {
 	t := &turn{bench: b, kind: kind, round: round, bank: bank, wallets: []string{"hot"}}
 	for i := range b.size.wallets {
@@ -175,7 +177,8 @@ func (b *bench) measure(ctx context.Context, kind string, round int, bank bank) 
 	return nil
 }
 
-// ask makes pairs in a closed loop for a time. Any failed pair is an error, since the expected books are then unknown.
+// ask makes pairs in a closed loop for a time, each on a random wallet of wallets. It returns an error if any pair
+// fails, because the sums that the ledger must have are then unknown.
 func (t *turn) ask(ctx context.Context, callers int, length time.Duration, wallets []string) (load.Answers, error) {
 	all, err := load.For(ctx, callers, length, func(ctx context.Context, caller int) error {
 		return t.pair(ctx, caller, wallets)
@@ -198,7 +201,8 @@ func (t *turn) count(all load.Answers) error {
 	return nil
 }
 
-// sweep returns the number of callers for a row: the best of those tried in the first round.
+// sweep returns the number of concurrent callers for a row. In the first round it tries all numbers in t.size.callers
+// and chooses one by best; later rounds use the same number.
 func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, error) {
 	if n := t.callers[key(row, t.kind)]; n > 0 {
 		return n, nil
@@ -223,10 +227,12 @@ func (t *turn) sweep(ctx context.Context, row string, wallets []string) (int, er
 	return n, nil
 }
 
-// enough is the share of the highest rate that suffices: with more callers, each would only wait longer.
+// enough is the share of the highest rate that a number of callers must reach. More callers than that would increase
+// the latency and hardly the rate.
 const enough = 0.95
 
-// best returns the smallest number of callers that reaches enough of the highest rate.
+// best returns the smallest number of callers whose rate is at least enough times the highest rate. rates maps numbers
+// of callers to rates.
 func best(rates map[int]float64) int {
 	highest := slices.Max(slices.Collect(maps.Values(rates)))
 	for _, callers := range slices.Sorted(maps.Keys(rates)) {
@@ -237,7 +243,7 @@ func best(rates map[int]float64) int {
 	return 0
 }
 
-// rateOf returns the responses per second, from the first request to the last response.
+// rateOf returns the number of requests per second, over the time from the first request to the last response.
 func rateOf(all load.Answers) float64 {
 	if len(all) == 0 {
 		return 0
@@ -254,7 +260,7 @@ func rateOf(all load.Answers) float64 {
 	return float64(len(all)) / to.Sub(from).Seconds()
 }
 
-// closed measures a row in a closed loop.
+// closed measures a row in a closed loop, with the number of callers that sweep returns.
 func (t *turn) closed(ctx context.Context, row string, wallets []string) error {
 	callers, err := t.sweep(ctx, row, wallets)
 	if err != nil {
@@ -273,7 +279,7 @@ func (t *turn) closed(ctx context.Context, row string, wallets []string) error {
 	})
 }
 
-// open measures pairs at a fixed rate, regardless of the responses.
+// open measures the row "open": openRate pairs per second, regardless of the responses.
 func (t *turn) open(ctx context.Context, wallets []string) error {
 	if err := t.bank.Connect(ctx, openCallers); err != nil {
 		return err
@@ -293,8 +299,8 @@ func (t *turn) open(ctx context.Context, wallets []string) error {
 	})
 }
 
-// used runs f, which returns the results whose latencies count and the total number of pairs. It adds those latencies
-// and the servers' CPU time per pair.
+// used runs f, which returns the results whose latencies are measured and the number of all pairs that it made. used
+// adds p50 and p99 of these latencies, and the servers' CPU time per pair, to the row.
 func (t *turn) used(ctx context.Context, row string, f func() (load.Answers, int, error)) error {
 	stop := t.perf(ctx, row)
 	defer stop()
@@ -326,8 +332,8 @@ func (t *turn) add(row, metric string, v float64) { t.results.add(row, metric, t
 
 func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
-// perf profiles the servers with perf until stop is called, in the first round only. If perf cannot be started, it
-// prints the reason and the measurement continues.
+// perf profiles the servers with `perf record` until stop is called. It does so only with the flag -perf and in the
+// first round. If perf cannot be started, it prints the reason and returns a stop that does nothing.
 func (t *turn) perf(ctx context.Context, row string) (stop func()) {
 	if t.profile == "" || t.round > 0 {
 		return func() {}

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// verify runs identity's own benchmark once, on one core and on two, and adds the tokens per second and core.
+// verify runs BenchmarkVerify of controlplane/accounts/identity once, on one core and on two, and adds the verified
+// tokens per second and core to the results.
 func (b *bench) verify(ctx context.Context) error {
 	length := "500ms"
 	if b.quick {
@@ -35,14 +36,15 @@ func (b *bench) verify(ctx context.Context) error {
 	return nil
 }
 
-// verified is a line of the benchmark: the rate is in tokens per second, of all cores together.
+// verified is a line of the benchmark's output. rate is in tokens per second of all cores together.
 type verified struct {
 	kind  string
 	cores int
 	rate  float64
 }
 
-// verifyLine matches "BenchmarkVerify/go-oidc-2 100 12 ns/op 345 tokens/s"; without a number it is one core.
+// verifyLine matches "BenchmarkVerify/go-oidc-2 100 12 ns/op 345 tokens/s", where -2 is the number of cores. Without
+// it, the line is for one core.
 var verifyLine = regexp.MustCompile(`(?m)^BenchmarkVerify/(seen|new|go-oidc|golang-jwt)(?:-(\d+))?\s.*\s([0-9.e+]+) tokens/s`)
 
 func parseVerify(text string) (found []verified, err error) {

@@ -8,10 +8,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Sweeper is the author (By) of the transactions that expire reservations.
+// Sweeper is the value of Transaction.By for transactions with which the control plane expires reservations.
 const Sweeper = "system:expiry"
 
-// effect is what a call or the sweep changed: it moved the journal from one position (from) to another (to).
+// effect describes the transactions that one call or one expiry appended to the journal: those after position from, up
+// to position to. A position is a number of transactions. at is the time of the transactions in milliseconds.
 type effect struct {
 	kind     Kind
 	name     string
@@ -20,7 +21,8 @@ type effect struct {
 	at       cloud.Time
 }
 
-// fate is the history of a reservation. made and ended are journal positions; ended is 0 if it is pending to the end.
+// fate is the history of a reservation: made and ended are the journal positions after which it exists and is no longer
+// pending; ended is 0 if it stays pending. status is its final status.
 type fate struct {
 	amount, charged int64
 	made, ended     int
@@ -28,7 +30,7 @@ type fate struct {
 	deadline        cloud.Time
 }
 
-// at returns the status at journal position n, or 0 before the reservation was made.
+// at returns the reservation's status at journal position n, or 0 if the reservation does not exist there.
 func (f *fate) at(n int) ledger.ReservationStatus {
 	switch {
 	case f == nil || n < f.made:
@@ -39,15 +41,17 @@ func (f *fate) at(n int) ledger.ReservationStatus {
 	return f.status
 }
 
-// book is a journal that the ledger has reproduced.
+// book holds what follows from a journal after the ledger has reproduced it: the wallet's figures at each position, and
+// the effect of each call.
 type book struct {
-	// after holds the wallet's figures at each journal position.
+	// after holds the wallet's figures at each journal position, that is, after so many transactions.
 	after   []Figures
 	effects map[Kind]map[string]*effect
 	fates   map[string]*fate
 }
 
-// open executes the calls again in the order of the journal, whose first transaction creates the wallet with a balance.
+// open executes the journal's calls again with the ledger, in the order of the journal, and returns an error unless the
+// ledger produces equal transactions. The first transaction must be the one that creates the wallet with a balance.
 func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction, ops []Op) (*book, error) {
 	asked := map[string]*Op{}
 	for i := range ops {
@@ -100,7 +104,8 @@ func open(org cloud.OrgID, project cloud.ProjectID, journal []ledger.Transaction
 	return b, m.Audit()
 }
 
-// again returns the command that produced a transaction, or that one and the next, and the kind of its call.
+// again returns the ledger command that must have produced the transaction tx (and perhaps the next one), and the kind
+// of the call that sent it; the kind is 0 for the first transaction. asked holds the reserve calls by reservation id.
 func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.Command, kind Kind, err error) {
 	c = ledger.Command{
 		At: tx.At, By: tx.By, IDs: [2]string{tx.ID}, Amount: tx.Amount, Description: tx.Description, Reservation: tx.Reservation, ResourceID: tx.ResourceID,
@@ -128,10 +133,11 @@ func again(tx *ledger.Transaction, first bool, asked map[string]*Op) (c ledger.C
 	return c, kind, nil
 }
 
-// take records the effect of a command.
+// take adds the effect of a command to b. The arguments from and to are the journal positions before and after the
+// command's transactions.
 func (b *book) take(kind Kind, c ledger.Command, out *ledger.Outcome, from, to int) error {
 	for i := from + 1; i <= to; i++ {
-		b.after[i].Sequence = uint64(i) // no client sees the wallet between the two transactions of one command
+		b.after[i].Sequence = uint64(i) // only the last has figures: clients see no wallet inside of a command
 	}
 	b.after[to] = figuresOf(&out.Wallet)
 	if kind == 0 {

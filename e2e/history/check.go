@@ -14,40 +14,42 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// Wallet is the history of one wallet.
+// Wallet is the history of one wallet: its journal and all calls of clients that concern it.
 type Wallet struct {
 	Org     cloud.OrgID
 	Project cloud.ProjectID
-	// Journal holds all transactions, read after the last call that may still take effect. Totals are not checked.
+	// Journal holds all transactions in order. It must be read when no call can take effect any more. The field Totals
+	// of the transactions must be zero.
 	Journal []ledger.Transaction
 	Ops     []Op
-	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is how far the time of
-	// a transaction may be outside of its call; 0 skips that check.
+	// Began is the time, by a correct clock, at which the clock of the calls was zero. Tolerance is the time by which a
+	// transaction may be stamped before the start or after the end of its call; 0 skips that check.
 	Began     time.Time
 	Tolerance time.Duration
 }
 
-// Summary holds statistics of a check.
+// Summary holds statistics about a history that Check has checked.
 type Summary struct {
-	// Known and Unknown count the calls with and without a response. Refused counts the known ones that were refused,
-	// Late the unknown ones that took effect.
+	// Known and Unknown count the calls with and without a response. Refused counts the calls whose response is a
+	// refusal. Late counts the effects for which no call had a successful response.
 	Known, Unknown, Refused, Late int
 	Transactions, Expired         int
-	// Off is the largest time by which a transaction's time was outside of its call.
+	// Off is the longest time by which a transaction was stamped before the start or after the end of its call.
 	Off time.Duration
 }
 
-// ErrUndecided is returned when the time ran out before an order was found or proven impossible.
+// ErrUndecided is the error of Check when the time limit ended before an order was found or proven impossible.
 var ErrUndecided = errors.New("no order was found in time, and no proof that there is none")
 
-// Violation is the error for a history that no correct ledger can produce.
+// Violation is the error of Check for a history that no correct ledger can produce. Says describes why.
 type Violation struct{ Says string }
 
 func (v *Violation) Error() string { return v.Says }
 
 func violation(format string, args ...any) error { return &Violation{fmt.Sprintf(format, args...)} }
 
-// Check checks a history and searches for an order for at most limit. Its error is a *Violation, or wraps ErrUndecided.
+// Check returns nil if the history is linearizable: the ledger reproduces the journal, and an order of the calls agrees
+// with all responses. It searches for that order for at most limit. Its error is a *Violation, or wraps ErrUndecided.
 func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	b, err := open(w.Org, w.Project, w.Journal, w.Ops)
 	if err != nil {
@@ -59,7 +61,7 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 		return s, err
 	}
 	model := porcupine.Model{
-		Init:  func() any { return 1 }, // the wallet exists
+		Init:  func() any { return 1 }, // journal position 1: the wallet was created
 		Step:  func(state, input, _ any) (bool, any) { return input.(*call).step(b, state.(int)) },
 		Equal: func(a, b any) bool { return a == b },
 	}
@@ -73,7 +75,7 @@ func (w *Wallet) Check(limit time.Duration) (s Summary, err error) {
 	}
 }
 
-// stuck returns the earliest call that is missing from the longest order that was found.
+// stuck describes the call that ended first among those that are not in the longest partial order that porcupine found.
 func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string {
 	var longest []int
 	for _, partial := range info.PartialLinearizations() {
@@ -99,19 +101,21 @@ func stuck(calls []porcupine.Operation, info porcupine.LinearizationInfo) string
 	return calls[first].Input.(*call).String()
 }
 
-// call is an Op with its effect, or nil if the journal has none.
+// call is an Op with its effect in the journal; did is nil if the journal has no such effect.
 type call struct {
 	Op
 	did *effect
-	// over reports that the deadline of the reservation may have passed by the end of the call.
+	// over is set if the deadline of the call's reservation may have passed when the call ended.
 	over bool
-	// silent marks the effect of a call whose response is checked as a separate call; see apart.
+	// silent is set if this call stands only for the effect of a call whose response is checked as another call; see
+	// apart.
 	silent bool
 }
 
-// apart splits a commit or release whose response shows a later state than its own effect. A member that loses the
-// leader sends such a call again, and the second response shows the wallet at that time. Effect and response are both
-// within the duration of the call, but other calls may take effect between them.
+// apart splits a commit or release whose response shows a later state of the wallet than its own effect into two calls,
+// one for the effect and one for the response. This happens if a member loses its leader and sends the call again: the
+// second response shows the wallet at that later time. Effect and response are both within the duration of the call,
+// but other calls may take effect between them. ok is false if there is nothing to split.
 func (c *call) apart() (effect, answer *call, ok bool) {
 	if c.did == nil || c.Refused != Done || c.Return == Never || c.Kind != Commit && c.Kind != Release || c.Wallet == nil || c.Wallet.Sequence <= uint64(c.did.to) {
 		return nil, nil, false
@@ -120,7 +124,8 @@ func (c *call) apart() (effect, answer *call, ok bool) {
 	return effect, answer, true
 }
 
-// calls returns the calls that took effect or had a response, and the expiries of the sweep.
+// calls returns the operations that porcupine must order: the calls that took effect or had a response, and the
+// expiries. It sets the counts in s, and returns a Violation if no call accounts for an effect.
 func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	var out []porcupine.Operation
 	began := map[string]time.Duration{}
@@ -128,7 +133,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	for _, o := range w.Ops {
 		c := &call{Op: o, did: b.effects[o.Kind][o.Name]}
 		if c.did != nil && c.did.amount != o.Amount && (o.Kind == TopUp || o.Kind == Commit) {
-			c.did = nil // the effect of another call with that name
+			c.did = nil // the effect is that of another call with the same name
 		}
 		if o.Kind == Reserve {
 			if at, ok := began[o.Name]; !ok || o.Call < at {
@@ -138,7 +143,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 		if o.Return == Never {
 			s.Unknown++
 			if c.did == nil {
-				continue // it took no effect and had no response
+				continue // the call had neither an effect nor a response
 			}
 			late[c.did] = true
 		} else {
@@ -175,7 +180,7 @@ func (w *Wallet) calls(b *book, s *Summary) ([]porcupine.Operation, error) {
 	return out, w.stamps(b, s)
 }
 
-// sweeper is the client number of the expiry sweep.
+// sweeper is the client number under which expiries appear among the calls.
 const sweeper = -1
 
 func sorted(effects map[Kind]map[string]*effect) []*effect {
@@ -187,8 +192,8 @@ func sorted(effects map[Kind]map[string]*effect) []*effect {
 	return out
 }
 
-// stamps checks the times in the journal: each must be within the calls that may have made the transaction. It sets
-// s.Off.
+// stamps returns a Violation if a transaction's time in the journal is further than w.Tolerance outside of the calls
+// that may have made the transaction. It sets s.Off.
 func (w *Wallet) stamps(b *book, s *Summary) error {
 	if w.Tolerance == 0 {
 		return nil
@@ -224,13 +229,13 @@ func (w *Wallet) stamps(b *book, s *Summary) error {
 	return nil
 }
 
-// step reports whether a call may come at journal position n, and returns the position after it.
+// step reports whether the call may be executed at journal position n, and returns the position after it.
 func (c *call) step(b *book, n int) (bool, int) {
 	next := n
 	if c.did != nil && c.did.from == n && c.Refused == Done {
 		next = c.did.to
 	}
-	if c.silent { // next is n if another call of the same name took effect instead
+	if c.silent { // it has no response; next is n if another call of the same name made the effect
 		return true, next
 	}
 	if c.Return == Never {
@@ -242,11 +247,11 @@ func (c *call) step(b *book, n int) (bool, int) {
 	return c.true(b, n, next), next
 }
 
-// true reports whether the response is correct if the call leads from position n to next.
+// true reports whether the response is correct for a call that leads from journal position n to next.
 func (c *call) true(b *book, n, next int) bool {
 	f := b.fates[c.Name]
 	switch c.Kind {
-	case TopUp: // a repeat returns the first response
+	case TopUp: // a repeated top-up returns the response of the first one
 		return c.Refused == Done && c.did != nil && next >= c.did.to && c.Wallet != nil && *c.Wallet == b.after[c.did.to]
 	case Reserve:
 		if c.Refused == Insufficient {
@@ -300,8 +305,8 @@ func (c *call) release(f *fate, n, next int) bool {
 	return c.expired(f, n)
 }
 
-// expired reports whether a reservation may be past its deadline: the sweep has expired it, or nothing else will end
-// it.
+// expired reports whether the response "expired" is correct at journal position n: the deadline may have passed, and
+// the reservation is expired there, or is pending and ends in no other way later.
 func (c *call) expired(f *fate, n int) bool {
 	switch f.at(n) {
 	case ledger.Expired:

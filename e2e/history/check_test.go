@@ -18,7 +18,8 @@ import (
 
 const project = cloud.ProjectID("p")
 
-// scribe generates a linearizable history: each call takes effect at one time within its duration.
+// scribe generates a random linearizable history: it executes each call with a ledger in memory, at one time within the
+// call's duration.
 type scribe struct {
 	r     *rand.Rand
 	book  *ledgertest.Memory
@@ -40,7 +41,8 @@ func (s *scribe) id() string {
 	return fmt.Sprintf("00000000-0000-7000-8000-%012d", s.made)
 }
 
-// do executes a command now.
+// do executes a command at the time s.now, appends its transactions to the journal, and returns the reason for a
+// refusal or Done.
 func (s *scribe) do(c ledger.Command) (ledger.Outcome, string) {
 	c.At, c.IDs = s.began.Add(s.now).UnixMilli(), [2]string{s.id(), s.id()}
 	if c.By == "" {
@@ -60,7 +62,8 @@ func (s *scribe) do(c ledger.Command) (ledger.Outcome, string) {
 	return out, Done
 }
 
-// write makes n calls, some of which get no response, and runs the expiry sweep occasionally.
+// write makes n calls, some of which get no response. Now and then it first expires the reservations whose deadline has
+// passed.
 func (s *scribe) write(n int) {
 	var ids []string
 	for range n {
@@ -103,7 +106,7 @@ func (s *scribe) call(ids *[]string) {
 	s.w.Ops = append(s.w.Ops, o)
 }
 
-// answer executes a call and records its response.
+// answer executes a call at the time s.now and stores its response in o.
 func (s *scribe) answer(o *Op) {
 	var out ledger.Outcome
 	ops := map[Kind]ledger.Op{TopUp: ledger.DoTopUp, Reserve: ledger.DoReserve, Commit: ledger.DoCommit, Release: ledger.DoRelease}
@@ -135,7 +138,7 @@ func (s *scribe) answer(o *Op) {
 	}
 }
 
-// find returns a call with a known outcome, in the second half of the history, that satisfies good.
+// find returns the first call in the second half of the history that has a response and satisfies good.
 func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 	t.Helper()
 	for i := len(s.w.Ops) / 2; i < len(s.w.Ops); i++ {
@@ -147,7 +150,7 @@ func (s *scribe) find(t *testing.T, good func(*Op) bool) *Op {
 	return nil
 }
 
-// TestTrueHistories checks that linearizable histories are accepted.
+// TestTrueHistories checks that Check accepts 20 random linearizable histories of 600 calls.
 func TestTrueHistories(t *testing.T) {
 	for seed := range uint64(20) {
 		s := newScribe(seed)
@@ -161,8 +164,9 @@ func TestTrueHistories(t *testing.T) {
 	}
 }
 
-// TestAnswerOfRepeatedRelease covers a member that loses the leader and sends a release again. The release took effect
-// before, other calls took effect meanwhile, and the second response shows their results too.
+// TestAnswerOfRepeatedRelease checks that Check accepts the response of a release that a member sent twice, because it
+// lost its leader: the first attempt took effect, then a top-up did, and the response shows both. Check must reject the
+// same history if a read shows the effect before the release was called.
 func TestAnswerOfRepeatedRelease(t *testing.T) {
 	s := newScribe(1)
 	id := s.id()
@@ -180,19 +184,20 @@ func TestAnswerOfRepeatedRelease(t *testing.T) {
 	require.NoError(t, err)
 
 	late := &s.w.Ops[len(s.w.Ops)-2]
-	late.Call = 6 // the read saw the effect of the release before the release was called
+	late.Call = 6 // the release now begins after the end of the read that shows its effect
 	late.Return = 7
 	_, err = s.w.Check(time.Minute)
 	var v *Violation
 	require.ErrorAs(t, err, &v)
 }
 
-// TestImpossibleHistories checks that each wrong response is detected.
+// TestImpossibleHistories makes a linearizable history wrong in one of several ways, such as a stale read, and checks
+// that Check returns a *Violation for each.
 func TestImpossibleHistories(t *testing.T) {
 	done := func(k Kind) func(*Op) bool { return func(o *Op) bool { return o.Kind == k && o.Refused == Done } }
 	for name, lie := range map[string]func(t *testing.T, s *scribe){
 		"a stale read": func(t *testing.T, s *scribe) {
-			// The result of another read that ended long before, with many changes since.
+			// Give a read the result of an earlier read, with more than 10 transactions between the two.
 			last := s.find(t, func(o *Op) bool { return o.Kind == ReadWallet })
 			for i := range s.w.Ops {
 				if o := &s.w.Ops[i]; o.Kind == ReadWallet && o.Return != Never && o.Wallet.Sequence+10 < last.Wallet.Sequence {
@@ -240,7 +245,7 @@ func TestImpossibleHistories(t *testing.T) {
 			s.w.Journal = append(s.w.Journal, again)
 		},
 		"an expiry before its time": func(_ *testing.T, s *scribe) {
-			// The reservation exists and is released at once.
+			// Reserve with a TTL of 100 s, and append to the journal a release by the expiry sweep at the same time.
 			id := s.id()
 			s.w.Ops = append(s.w.Ops, Op{Kind: Reserve, Name: id, Amount: 1, TTL: 100, Call: s.now, Return: s.now + 1, Status: ledger.Pending})
 			s.do(ledger.Command{Op: ledger.DoTopUp, Amount: 5, Description: "room"})
@@ -268,7 +273,7 @@ func TestImpossibleHistories(t *testing.T) {
 			s.w.Ops = slices.DeleteFunc(s.w.Ops, func(o Op) bool { return o.Name == name })
 		},
 		"an answer before the effect": func(t *testing.T, s *scribe) {
-			// Two consecutive calls of one client that took effect in the reverse order.
+			// Exchange the times of two top-ups of which the second began after the first had ended.
 			o := s.find(t, done(TopUp))
 			after := s.find(t, func(p *Op) bool { return p.Kind == TopUp && p.Refused == Done && p.Call > o.Return+time.Second/2 })
 			o.Call, o.Return, after.Call, after.Return = after.Call, after.Return, o.Call, o.Return

@@ -1,21 +1,22 @@
-// Package history checks what clients observed of one wallet for linearizability: there must be an order of all their
-// calls that the ledger allows and in which no call comes before another that had ended when it began.
+// Package history checks whether the calls of clients on one wallet are linearizable: there must be an order of all
+// calls that agrees with their responses and with the rules of the ledger, and in which a call that ended before
+// another began precedes it.
 //
 // The wallet's own journal makes the check cheap. It numbers every transaction. It therefore gives the order in which
 // calls took effect, and shows which calls took effect although their response was lost. Two conditions remain to be
 // checked:
 //
-//   - The journal must be what the ledger does. The calls are executed again by the pure ledger, in the order and at
-//     the times of the journal; every transaction must be equal to the recorded one (book.go).
-//   - The order must agree with what the clients saw. The state of the model is only a position in the journal. A call
-//     that took effect leads from one position to the next. A read or a refusal must be true at the position where it
-//     is placed. An expiry is a step of the sweep, at any time after its reservation. Porcupine searches for the order
-//     (check.go).
+//   - The journal must follow the rules of the ledger. Package ledger executes the calls again in memory, in the order
+//     and at the times of the journal; it must produce equal transactions (book.go).
+//   - The order must agree with the responses. The state of the model is only a position in the journal. A call that
+//     took effect leads from one position to a later one. A read or a refusal must be correct at the position where it
+//     is placed. An expiry may happen at any time after its reservation was created. The library porcupine searches for
+//     the order (check.go).
 //
 // A call whose outcome is unknown may have taken effect at any time after it began, once or never. Calls that are
 // repeated under the same name (idempotency key or id) took effect at most once, no matter which of them did.
 //
-// The package does not depend on a transport or a cluster: the calls and the journal may come from any source.
+// The calls and the journal may come from any source: the package does not need a cluster.
 package history
 
 import (
@@ -26,7 +27,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/money/credit/ledger"
 )
 
-// Kind is the kind of a call.
+// Kind is the kind of a call on a wallet.
 type Kind uint8
 
 const (
@@ -34,10 +35,10 @@ const (
 	Reserve
 	Commit
 	Release
-	// ReadWallet and ReadReservation change nothing.
+	// ReadWallet and ReadReservation are calls that change nothing.
 	ReadWallet
 	ReadReservation
-	// expire is a step of the expiry sweep, not a call of a client.
+	// expire is not a call of a client: the control plane ends a reservation whose deadline has passed.
 	expire
 )
 
@@ -46,10 +47,10 @@ func (k Kind) String() string {
 	return names[min(int(k), len(names)-1)]
 }
 
-// Never is the Return of a call whose outcome is unknown.
+// Never is the value of Op.Return for a call whose outcome is unknown.
 const Never = time.Duration(math.MaxInt64)
 
-// Reasons for a refusal, with the error codes of the service.
+// Values of Op.Refused: Done for a call that succeeded, or the credit service's error code for a refusal.
 const (
 	Done         = ""
 	Insufficient = "INSUFFICIENT_CREDIT"
@@ -60,27 +61,28 @@ const (
 	TooMuch      = "AMOUNT_EXCEEDS_RESERVATION"
 )
 
-// Op is one call of one client.
+// Op is one call of one client, with its times and its response.
 type Op struct {
 	Client int
 	Kind   Kind
-	// Name is the description of a top-up, unique in the wallet except for repeats of the call; otherwise the id of the
-	// reservation.
+	// Name is the id of the reservation or, for a top-up, its description, which must be unique in the wallet except
+	// for repetitions of the same call.
 	Name string
-	// Amount is that of a top-up, reservation or commit; that of a commit is never 0 here.
+	// Amount is the amount of a top-up, reservation or commit. A commit must name an amount other than 0.
 	Amount int64
-	// TTL is the lifetime of a reservation in seconds.
+	// TTL is the time in seconds after which the reservation expires, for the kind Reserve.
 	TTL int64
-	// Call and Return are the start and end times on one monotonic clock. Return is Never when the outcome is unknown;
-	// the fields below are then meaningless.
+	// Call and Return are the times, by one monotonic clock, when the call began and when its response arrived. Return
+	// is Never if the outcome is unknown; the fields below then have no meaning.
 	Call, Return time.Duration
-	// Refused is one of the reasons above, or Done for a call that succeeded.
+	// Refused is the reason for a refusal, such as Insufficient, or Done for a call that succeeded.
 	Refused string
-	// Available is the available amount that an Insufficient refusal reports.
+	// Available is the available amount in the response, if Refused is Insufficient.
 	Available int64
-	// Wallet holds the wallet in the response, or nil.
+	// Wallet holds the wallet's figures in the response; it is nil if the response has none.
 	Wallet *Figures
-	// Status and Charged are those of the reservation in the response; Released is the result of a release.
+	// Status and Charged are those of the reservation in the response. Released is the response's field of that name
+	// to a release: whether the reservation is released.
 	Status   ledger.ReservationStatus
 	Charged  int64
 	Released bool
@@ -100,13 +102,12 @@ func (o *Op) String() string {
 	return fmt.Sprintf("client %d, %s %s of %d, from %s %s", o.Client, o.Kind, o.Name, o.Amount, o.Call.Round(time.Millisecond), end)
 }
 
-// Figures holds the numbers of a wallet that clients see.
+// Figures holds the numbers of a wallet that responses contain.
 type Figures struct {
 	Sequence                                          uint64
 	Balance, Reserved, Available, Deposited, Consumed int64
 }
 
-// figuresOf returns the figures of a wallet.
 func figuresOf(w *ledger.Wallet) Figures {
 	return Figures{w.Sequence, w.Balance(), w.Reserved(), w.Available(), w.Deposited(), w.Consumed()}
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/load"
 )
 
-// compaction loads 2 GB, writing each key twice, and measures the latency of puts while the older half is compacted and
-// while members defragment, each with the few seconds that follow.
+// compaction loads 2 GB, writing each key twice, and measures the longest put before Compact, while Compact removes the
+// older half of the revisions, and while the members defragment. The last two each include the 3 seconds that follow.
 func compaction(ctx context.Context, t *turn) error {
 	const (
 		big       = 4 << 10
-		puts      = 100             // per second, in an open loop, to the members in rotation
-		calm      = 3 * time.Second // before and after each step
+		puts      = 100             // the number of puts per second, in an open loop, sent to the members in rotation
+		calm      = 3 * time.Second // the time with puts before the first step and after each step
 		patience  = 5 * time.Minute
 		fillBytes = 2 << 30
 	)
@@ -27,7 +27,7 @@ func compaction(ctx context.Context, t *turn) error {
 	defer cancel()
 	count := t.scale(fillBytes / big / 2)
 	for range 2 {
-		// Few puts per entry: etcd keeps its last 10,000 entries in memory.
+		// Few puts per transaction, because etcd keeps its last 10,000 log entries in memory.
 		fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 8, Workers: loaders, ValueBytes: big}
 		if err := fill.Run(ctx); err != nil {
 			return err
@@ -65,7 +65,8 @@ func compaction(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// compact waits, compacts, and defragments all members one by one. It returns the boundaries of these three steps.
+// compact does three steps, with a pause of calm after each: it does nothing, compacts at revision, and defragments the
+// members one by one. moments holds the start of the first step and the end of each step with its pause.
 func (t *turn) compact(ctx context.Context, revision int64, calm, patience time.Duration) (moments [4]time.Time, err error) {
 	acts := []struct {
 		name string

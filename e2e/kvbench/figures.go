@@ -7,24 +7,25 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/kvbench/verdict"
 )
 
-// Metrics that most rows have.
+// Names of the metrics that most rows have, with the unit of each.
 const (
 	rate  = "rate"  // successful requests per second
-	p50   = "p50"   // ms
-	p99   = "p99"   // ms
-	cpu   = "cpu"   // µs of the three servers per request
-	bytes = "bytes" // written by the servers per request; only shown where many requests average out late writes
+	p50   = "p50"   // median latency in ms
+	p99   = "p99"   // 99th percentile of the latency in ms
+	cpu   = "cpu"   // CPU time of the three servers together, in µs per request
+	bytes = "bytes" // bytes that the three servers write to disk, per request; shown only for rows with many requests
 )
 
-// line is a line of the table: a metric of a row, and its target.
+// line is a line of the printed table: one metric of a row, with its description, its unit and perhaps its target. A
+// row is a measurement, such as put, that yields several metrics.
 type line struct {
 	row, metric, what, unit string
 	target                  verdict.Target
 }
 
-// table lists all measurements in the order of printing. In a description, … repeats the part before the colon of the
-// last description without it. The targets come from the design of the key-value store, part "Proof": the value that
-// must be reached and the value that is aimed at.
+// table lists all lines in the order of printing. A description that begins with "… " continues the last one that does
+// not: it is printed with that one's part before the colon. Each target has two bounds, from the design of the
+// key-value store, part "Proof": one that must be reached and one that is aimed at.
 var table = []line{
 	{"put", rate, "put, 1000 clients, 200k keys, values of 256 bytes", "/s", verdict.AtLeast(1.15, 1.4)},
 	{"put", p50, "… p50", "ms", verdict.Target{}},
@@ -122,7 +123,7 @@ var table = []line{
 	{"watchers", "event p50", "… p50 from the put's sending to its event", "ms", verdict.Target{}},
 }
 
-// rowNames returns the values that -run accepts.
+// rowNames returns the names of the rows, which are the values that the flag -run accepts.
 func rowNames() (names []string) {
 	for _, l := range table {
 		if !slices.Contains(names, l.row) {
@@ -132,7 +133,7 @@ func rowNames() (names []string) {
 	return names
 }
 
-// results holds figures by row, metric and kind, one per round.
+// results maps a key made of row, metric and kind of servers (see key) to the figures of the rounds.
 type results map[string][]float64
 
 func key(parts ...string) string { return strings.Join(parts, "\x00") }
@@ -142,9 +143,10 @@ func (r results) add(row, metric, kind string, v float64) {
 	r[k] = append(r[k], v)
 }
 
-// rows returns the measured lines of the wanted rows, and their lines with a target even if those were not measured.
+// rows returns the lines of the wanted rows that were measured or have a target; one that was not measured has no
+// figures.
 func (r results) rows(wanted []string) (rows []verdict.Row) {
-	subject := "" // replaces …
+	subject := "" // the text that replaces "… "
 	for _, l := range table {
 		what, more := strings.CutPrefix(l.what, "… ")
 		if more {

@@ -14,24 +14,25 @@ import (
 )
 
 const (
-	// keyCount is the number of keys in the store when the rows of the group "keys" are measured.
+	// keyCount is the number of keys in the store while the rows of the group "keys" are measured.
 	keyCount = 200_000
-	// putCount is the number of measured puts of many clients. The store writes them to disk in batches, each after
-	// some ten thousand puts; this number is large enough that the bytes written per put are representative.
+	// putCount is the number of puts in a measurement with many clients. Trivet's store writes puts to its files in
+	// batches of some ten thousand; putCount is large enough that the bytes written per put are representative.
 	putCount = 250_000
-	// valueBytes is the size of values, unless a row differs.
+	// valueBytes is the size of values in bytes, unless a measurement says otherwise.
 	valueBytes = 256
-	// loaders is the number of concurrent transactions of a fill.
+	// loaders is the number of concurrent transactions with which a load.Fill writes keys.
 	loaders = 32
-	// manyConns and manyCallers are the connections and clients of every row with 1000 clients.
+	// manyConns and manyCallers are the numbers of connections and of clients of every row with 1000 clients.
 	manyConns, manyCallers = 100, 1000
-	// aKey is the key that ranges of one key read. The tool's own keys hold bytes that cannot be passed as an argument.
+	// aKey is the key that ranges of one key read. It is none of the keys that `benchmark put` writes, because those
+	// contain bytes that cannot be passed as an argument.
 	aKey = "a-key"
-	// answerWithin is the timeout of a request of our own load generators.
+	// answerWithin is the timeout of a request that kvbench itself sends.
 	answerWithin = 10 * time.Second
 )
 
-// keys measures puts, ranges and watches among 200k keys.
+// keys measures puts, ranges and watches in a store of 200,000 keys.
 func keys(ctx context.Context, t *turn) error {
 	fill := load.Fill{Clients: t.clients, Key: load.ToolKey, To: keyCount, PerTxn: 128, Workers: loaders, ValueBytes: valueBytes}
 	if err := fill.Run(ctx); err != nil {
@@ -51,8 +52,8 @@ func keys(ctx context.Context, t *turn) error {
 		run func() error
 	}{
 		{"put", func() error {
-			// A warm-up that is not counted: it absorbs the pending writes of the fill and brings the store to a steady
-			// state.
+			// A warm-up that is not counted: it lets the servers finish the background writes of the fill and brings
+			// the store to a steady state.
 			if _, err := t.many().Run(ctx, 1, put(t.scale(100_000))...); err != nil {
 				return err
 			}
@@ -77,11 +78,11 @@ func keys(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// dial opens n connections, to the members in rotation.
+// dial returns n clients with one connection each, to the members in rotation. hangUp closes them.
 func (t *turn) dial(n int) (clients []*clientv3.Client, hangUp func(), err error) {
 	hangUp = func() {
 		for _, c := range clients {
-			_ = c.Close() // returns at most the error of its own context
+			_ = c.Close() // its only error is that of the client's own context
 		}
 	}
 	endpoints := t.trio.Endpoints(t.leader)
@@ -96,7 +97,8 @@ func (t *turn) dial(n int) (clients []*clientv3.Client, hangUp func(), err error
 	return clients, hangUp, nil
 }
 
-// putRandom does the tool's put with a new value each time: the tool repeats one value, which compresses well.
+// putRandom measures the same load as `benchmark put`, but each put has a different random value. `benchmark` repeats
+// one value, which compresses well.
 func (t *turn) putRandom(ctx context.Context, total int) error {
 	clients, hangUp, err := t.dial(manyConns)
 	if err != nil {
@@ -120,7 +122,8 @@ func (t *turn) putRandom(ctx context.Context, total int) error {
 	})
 }
 
-// limit reads the first 10 of all keys. The tool cannot express a range over all of its own keys.
+// limit measures a range that returns the first 10 of all keys. `benchmark` cannot express a range over all of the keys
+// that it writes.
 func (t *turn) limit(ctx context.Context) error {
 	read := func(ctx context.Context, _, _ int) error {
 		ctx, cancel := context.WithTimeout(ctx, answerWithin)
@@ -131,7 +134,7 @@ func (t *turn) limit(ctx context.Context) error {
 		}
 		return err
 	}
-	// Choose a number that takes some seconds: one kind serves hundreds of these while the other serves one.
+	// Choose a number of requests that takes about 5 seconds: Trivet and etcd differ by a factor of hundreds here.
 	few, err := load.Closed(ctx, 1, 10, read)
 	if err != nil {
 		return err
@@ -147,7 +150,8 @@ func (t *turn) limit(ctx context.Context) error {
 	})
 }
 
-// watchLatency runs the tool's watch-latency, with 10 streams of 10 watchers on one key.
+// watchLatency measures with `benchmark watch-latency`, with 10 streams of 10 watchers on one key and 500 puts per
+// second.
 func (t *turn) watchLatency(ctx context.Context, puts int) error {
 	return t.measure(ctx, "watch", func() (int, error) {
 		got, err := load.Tool{Binary: t.many().Binary, Endpoints: t.trio.Endpoints(t.leader)}.Run(ctx, 2, "watch-latency", "--key-size", "8",
@@ -162,8 +166,8 @@ func (t *turn) watchLatency(ctx context.Context, puts int) error {
 	})
 }
 
-// watchSent measures events from the time their put was sent. The tool measures from the put's response, which favors
-// slow responses.
+// watchSent measures the time from when a put was sent until a watcher receives its event. `benchmark` measures from
+// the put's response instead, which favors servers with slow responses.
 func (t *turn) watchSent(ctx context.Context, puts int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -191,7 +195,8 @@ func (t *turn) watchSent(ctx context.Context, puts int) error {
 	return nil
 }
 
-// transactions runs the tool's txn-mixed: half of the transactions read 10 of 10k keys, half put one key.
+// transactions measures with `benchmark txn-mixed`: half of the transactions read 10 of 10,000 keys, the other half put
+// one key.
 func transactions(ctx context.Context, t *turn) error {
 	const count = 10_000
 	fill := load.Fill{Clients: t.clients, Key: load.ToolKey, To: count, PerTxn: 128, Workers: loaders, ValueBytes: valueBytes}
@@ -206,7 +211,7 @@ func transactions(ctx context.Context, t *turn) error {
 		}
 		t.summary("txn-mixed", "read ", got[0])
 		t.summary("txn-mixed", "write ", got[1])
-		// Reads and writes ran concurrently.
+		// Reads and writes ran concurrently, so the rate of both together is over the longer of their times.
 		n := got[0].Count() + got[1].Count()
 		t.add("txn-mixed", rate, float64(n)/max(got[0].Took, got[1].Took).Seconds())
 		return n, nil

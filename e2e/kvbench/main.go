@@ -1,13 +1,13 @@
-// Command kvbench measures the key-value store of three members and of three etcd servers in one run, and prints a
-// table that compares them. BENCHMARKS.md holds the results and explains them.
+// Command kvbench measures, in one run, the key-value store of three Trivet members and that of three etcd servers, and
+// prints a table that compares them. BENCHMARKS.md holds the results and explains them.
 //
-// The measurements are in the table in figures.go. Each group of rows starts the servers once per round, with empty
-// directories. In each round the two kinds run one after the other, in alternating order and never at the same time, so
-// that background work of one does not slow down the other. The load comes from etcd's own program `benchmark` where
-// that has the case.
+// figures.go lists the measurements. They are made in groups; for each group, the servers are started once per round,
+// with empty directories. In each round, Trivet and etcd run one after the other, in alternating order and never at the
+// same time, so that background work of one does not slow down the other. The load comes from etcd's own program
+// `benchmark` where that can express the measurement.
 //
-// Everything runs as root in its own network and mount namespaces, on 127.0.0.1 to .3; nothing is left behind. No time
-// is asserted: a figure that misses its target only appears as missed in the table.
+// Everything runs as root in its own network and mount namespaces, on 127.0.0.1 to .3, and leaves nothing behind. The
+// exit code does not depend on times: a figure that misses its target appears as missed in the table.
 package main
 
 import (
@@ -31,10 +31,10 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// runWithin bounds a whole run.
+// runWithin is the timeout of a complete run.
 const runWithin = 4 * time.Hour
 
-// The two kinds of servers.
+// The two kinds of servers that are compared, as named by the flag -only and in the results.
 const (
 	ours = "trivet"
 	etcd = "etcd"
@@ -42,11 +42,11 @@ const (
 
 // bench holds the options and results of one run.
 type bench struct {
-	bin, etcd string // directories of programs
+	bin, etcd string // the directories of Trivet's and of etcd's programs
 	extra     []string
 	// dir holds all files of this run and is removed at its end.
 	dir     string
-	wanted  []string // rows; see figures
+	wanted  []string // the names of the rows to measure, of those that rowNames returns
 	kinds   []string
 	rounds  int
 	quick   bool
@@ -119,7 +119,7 @@ func (b *bench) main(work, out string) (err error) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, runWithin)
 	defer cancel()
-	// Keep later mounts inside this namespace.
+	// Keep later mounts from propagating to other mount namespaces.
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -178,7 +178,7 @@ func (b *bench) main(work, out string) (err error) {
 	return nil
 }
 
-// unusable returns why the figures of the run must not be used, or "" if they may.
+// unusable returns the reason why the figures of the run must not be used, or "" if there is none.
 func (b *bench) unusable() (string, error) {
 	if b.quick {
 		return "a quick run does a tenth of the work that the lines name", nil
@@ -186,7 +186,7 @@ func (b *bench) unusable() (string, error) {
 	return b.calm.Disturbed()
 }
 
-// version returns the first line of `etcd --version`.
+// version returns the first line of the output of `etcd --version`, or a text that says why there is none.
 func (b *bench) version(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, filepath.Join(b.etcd, "etcd"), "--version").Output()
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// memory adds the resident and the anonymous memory of the three members; prefix and suffix enclose the metric's name.
+// memory adds the resident and the anonymous memory of the three members in MB to a row, as the metrics
+// prefix+"rss"+suffix and prefix+"anon"+suffix.
 func (t *turn) memory(row, prefix, suffix string) error {
 	pids, err := t.trio.PIDs()
 	if err != nil {
@@ -28,8 +29,8 @@ func (t *turn) memory(row, prefix, suffix string) error {
 	return nil
 }
 
-// restart stops all members and starts them, and returns the time from the start until all serve. Their files are then
-// in the page cache, as after a deployment but not as after a power cut.
+// restart stops all members, starts them again, and returns the time from the start until all serve. Their files are
+// still in the page cache, unlike after a power cut.
 func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	if err := errors.Join(t.hangUp(), t.trio.Stop()); err != nil {
 		return 0, err
@@ -37,14 +38,16 @@ func (t *turn) restart(ctx context.Context) (time.Duration, error) {
 	return t.start(ctx)
 }
 
-// size measures loading of large values, memory, disk space and a restart.
+// size loads total bytes of values of 64 KiB, and measures the time of the load and of a restart, and the members'
+// memory and disk space.
 func size(ctx context.Context, t *turn, row string, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Minute)
 	defer cancel()
 	const big = 64 << 10
 	count := t.scale(total / big)
 	began := time.Now()
-	// One put per entry: etcd keeps its last 10,000 entries in memory, which would not fit with megabytes in each.
+	// One put per transaction, because etcd keeps its last 10,000 log entries in memory: with megabytes in each, they
+	// would not fit.
 	fill := load.Fill{Clients: t.clients, Key: load.Key, To: count, PerTxn: 1, Workers: loaders, ValueBytes: big}
 	if err := fill.Run(ctx); err != nil {
 		return err
@@ -86,7 +89,8 @@ func (t *turn) holds(ctx context.Context, key string, valueBytes int) error {
 	return nil
 }
 
-// puts1 returns the median latency of a single client's puts to existing keys at the leader.
+// puts1 returns the median latency of total puts that a single client sends to the leader one after the other, each to
+// a random one of the first among keys.
 func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, error) {
 	random := rand.New(rand.NewPCG(uint64(among), 3))
 	all, err := load.Closed(ctx, 1, total, func(ctx context.Context, _, _ int) error {
@@ -105,7 +109,7 @@ func (t *turn) puts1(ctx context.Context, total, among int) (time.Duration, erro
 func growth(ctx context.Context, t *turn) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Hour)
 	defer cancel()
-	const small = 64 // bytes of a value
+	const small = 64 // the size of a value in bytes
 	loaded := 0
 	for _, step := range []struct {
 		name string
@@ -119,7 +123,7 @@ func growth(ctx context.Context, t *turn) error {
 		}
 		loaded = to
 		t.add("growth", step.name+" load", time.Since(began).Seconds())
-		// Let the background work of the load finish first.
+		// Wait, so that the servers can finish the background work of the load.
 		if err := sleep(ctx, 5*time.Second); err != nil {
 			return err
 		}
@@ -142,7 +146,8 @@ func growth(ctx context.Context, t *turn) error {
 	return nil
 }
 
-// watchers measures puts with many watches open.
+// watchers measures the latency of puts before and while there are 10,000 watchers, one on each key, and also the delay
+// of their events and the memory that they use.
 func watchers(ctx context.Context, t *turn) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()

@@ -20,24 +20,25 @@ import (
 )
 
 const (
-	// stallFor is how long writes to the leader's disk are blocked.
+	// stallFor is the time for which writes to the leader's file system are blocked.
 	stallFor = 2 * time.Second
-	// imageBytes is the size of each member's own file system.
+	// imageBytes is the size of the file system that holds a member's data.
 	imageBytes = 1 << 30
-	leaseTTL   = 5 // seconds
+	leaseTTL   = 5 // TTL of each lease in seconds
 	leases     = 60
 )
 
-// mountImages gives each member's directory its own file system, a loop-mounted image, which can be frozen.
+// mountImages mounts a file system of its own, from an image file, over each member's data directory, so that freeze
+// can block the writes of one member. undo unmounts them.
 func mountImages(ctx context.Context, t *turn) (undo func() error, err error) {
 	var mounted []string
 	undo = func() error {
-		// Not the caller's context, which may have ended.
+		// The caller's context may have ended: use a new one.
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		var errs []error
 		for _, dir := range mounted {
-			// The last threads of a killed server may still be exiting in the kernel.
+			// Try repeatedly, because the last threads of a killed server may still be exiting in the kernel.
 			errs = append(errs, lab.Until(ctx, dir+" is unmounted", func(ctx context.Context) error { return command(ctx, "umount", dir) }))
 		}
 		return errors.Join(errs...)
@@ -57,7 +58,8 @@ func mountImages(ctx context.Context, t *turn) (undo func() error, err error) {
 	return undo, nil
 }
 
-// mountImage creates a file system and mounts it over a directory, keeping that directory's owner and mode.
+// mountImage creates an ext4 file system in the file image and mounts it over a directory. The root of the file system
+// gets the owner and mode of that directory.
 func mountImage(ctx context.Context, image, dir string) error {
 	was, err := os.Stat(dir)
 	if err != nil {
@@ -79,7 +81,7 @@ func mountImage(ctx context.Context, image, dir string) error {
 	if !ok {
 		return errors.New("a directory without an owner")
 	}
-	// The servers require an empty directory.
+	// The servers require that their data directory is empty.
 	if err := os.Remove(filepath.Join(dir, "lost+found")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -93,12 +95,12 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// freezer freezes a file system, thaws it after a time, and prints a line after each. It ignores HUP, INT and TERM and
-// has its own session, so that it thaws the file system even if kvbench dies.
+// freezer is a shell script that freezes the file system $1, prints "frozen", thaws it after $2 seconds, and prints
+// "thawed". It ignores HUP, INT and TERM, so that it thaws the file system even if kvbench dies.
 const freezer = `trap '' HUP INT TERM; fsfreeze -f "$1" || exit 1; echo frozen; sleep "$2"; fsfreeze -u "$1" || exit 1; echo thawed`
 
-// freeze blocks writes to a directory's file system for a time, and returns when they are possible again. began is
-// called when they are blocked.
+// freeze blocks all writes to the file system of a directory for the time length, and returns when writes are possible
+// again. It calls began when writes are blocked.
 func freeze(dir string, length time.Duration, began func()) (err error) {
 	cmd := exec.Command("sh", "-c", freezer, "freezer", dir, fmt.Sprintf("%g", length.Seconds()))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -109,7 +111,7 @@ func freeze(dir string, length time.Duration, began func()) (err error) {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("freeze: %w", err)
 	}
-	// Thaw in case the freezer was killed; it fails if nothing is frozen, which does not matter.
+	// Thaw in case the script was killed. The error is ignored, because fsfreeze fails if nothing is frozen.
 	defer func() { _ = exec.Command("fsfreeze", "-u", dir).Run() }()
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if lines.Text() == "frozen" {
@@ -122,13 +124,13 @@ func freeze(dir string, length time.Duration, began func()) (err error) {
 	return nil
 }
 
-// stall freezes the leader's file system and measures the longest time without an acknowledged put, and the lost
-// leases.
+// stall blocks writes to the leader's file system for stallFor, and measures the longest time in which no put succeeded
+// and the number of leases that were lost although clients kept them alive.
 func stall(ctx context.Context, t *turn) error {
 	const (
-		puts = 50              // per second, to the members in rotation
-		calm = 2 * time.Second // before
-		// after is long enough for a lost lease to expire.
+		puts = 50              // the number of puts per second, sent to the members in rotation
+		calm = 2 * time.Second // the time with puts but without a stall at the beginning
+		// after is the time with puts after the stall, long enough for leases that are not kept alive to expire.
 		after = (leaseTTL + 3) * time.Second
 	)
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
@@ -181,7 +183,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// keepLeases grants leases and keeps them alive until ctx ends, a third of them through each member.
+// keepLeases grants leases, attaches a key to each, and keeps them alive until ctx ends, a third of them through each
+// member.
 func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err error) {
 	for i := range leases {
 		c := t.clients[i%len(t.clients)]
@@ -197,7 +200,7 @@ func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err erro
 			return nil, fmt.Errorf("keep a lease alive: %w", err)
 		}
 		go func() {
-			for range kept { // closed when ctx or the lease ends
+			for range kept { // the channel is closed when ctx ends or the lease is lost
 			}
 		}()
 		ids = append(ids, granted.ID)
@@ -205,7 +208,7 @@ func (t *turn) keepLeases(ctx context.Context) (ids []clientv3.LeaseID, err erro
 	return ids, nil
 }
 
-// lostLeases counts leases that no longer hold their key.
+// lostLeases returns the number of leases whose key does not exist any more or is not attached to them.
 func (t *turn) lostLeases(ctx context.Context, ids []clientv3.LeaseID) (lost int, err error) {
 	for i, id := range ids {
 		r, err := t.clients[i%len(t.clients)].Get(ctx, fmt.Sprintf("leased-%d", i))

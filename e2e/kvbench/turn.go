@@ -18,17 +18,18 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/usage"
 )
 
-// serveWithin bounds a start of three servers, however much data they have.
+// serveWithin is the timeout within which three started servers, with however much data, must serve reads.
 const serveWithin = 5 * time.Minute
 
-// group is a set of rows that are measured on the same servers, which are started empty once per round.
+// group is a set of rows of the table that are measured on the same servers. In each round, the servers of a group are
+// started with empty directories.
 type group struct {
 	name string
 	rows []string
-	// rounds is the maximum number of rounds; 0 is the number of the flag -rounds.
+	// rounds is the maximum number of rounds for this group, besides that of the flag -rounds; 0 means no other limit.
 	rounds int
-	// prepare, if set, is called when the servers' directories exist and before a server starts; undo is called after
-	// all were killed.
+	// prepare, if set, is called after the servers' directories were created and before any server starts. The function
+	// undo that it returns is called after all servers were killed.
 	prepare func(ctx context.Context, t *turn) (undo func() error, err error)
 	run     func(ctx context.Context, t *turn) error
 }
@@ -49,18 +50,18 @@ func (g group) wanted(b *bench) bool {
 	return slices.ContainsFunc(g.rows, func(row string) bool { return slices.Contains(b.wanted, row) })
 }
 
-// turn is the run of one kind in one round of a group.
+// turn is the run of one kind of servers, Trivet or etcd, in one round of a group.
 type turn struct {
 	*bench
 	kind    string
 	round   int
 	trio    *subject.Trio
 	leader  int
-	clients []*clientv3.Client // one per member, the leader's first
+	clients []*clientv3.Client // one client per member; the first is that of the leader
 }
 
-// runGroup runs all rounds. It records the failure of a turn and continues with the next; it returns an error only if
-// ctx ended.
+// runGroup runs all rounds of a group. If a turn fails, runGroup adds the error to b.failures and continues with the
+// next turn. It returns an error only if ctx ends or the wait for an idle machine fails.
 func (b *bench) runGroup(ctx context.Context, g group) error {
 	rounds := b.rounds
 	if g.rounds > 0 {
@@ -89,7 +90,7 @@ func (b *bench) runGroup(ctx context.Context, g group) error {
 	return nil
 }
 
-// run starts empty servers, measures the group's rows, and kills the servers.
+// run starts servers with empty directories, measures the group's rows, kills the servers and removes their files.
 func (t *turn) run(ctx context.Context, g group) (err error) {
 	dir := filepath.Join(t.dir, t.kind)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
@@ -118,7 +119,8 @@ func (t *turn) run(ctx context.Context, g group) (err error) {
 	return g.run(ctx, t)
 }
 
-// start starts the servers, connects clients, and returns the time until all servers served.
+// start starts the servers, fills t.leader and t.clients, and returns the time from the start until all servers served
+// a linearizable read.
 func (t *turn) start(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, serveWithin)
 	defer cancel()
@@ -144,7 +146,7 @@ func (t *turn) start(ctx context.Context) (time.Duration, error) {
 	return took, nil
 }
 
-// hangUp closes the clients.
+// hangUp closes t.clients.
 func (t *turn) hangUp() error {
 	var errs []error
 	for _, c := range t.clients {
@@ -154,10 +156,10 @@ func (t *turn) hangUp() error {
 	return errors.Join(errs...)
 }
 
-// wants reports whether a row is to be measured.
+// wants reports whether the flag -run names a row.
 func (t *turn) wants(row string) bool { return slices.Contains(t.wanted, row) }
 
-// scale returns n, or a tenth of n in a quick run.
+// scale returns n, or in a quick run a tenth of n but at least 1.
 func (t *turn) scale(n int) int {
 	if t.quick {
 		return max(n/10, 1)
@@ -167,7 +169,8 @@ func (t *turn) scale(n int) int {
 
 func (t *turn) add(row, metric string, v float64) { t.results.add(row, metric, t.kind, v) }
 
-// measure runs f, which returns its number of requests, and adds the servers' CPU time and bytes written per request.
+// measure runs f, which returns its number of successful requests, and adds to the row the CPU time that the three
+// servers used and the bytes that they wrote, both per request.
 func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) error {
 	pids, err := t.trio.PIDs()
 	if err != nil {
@@ -198,7 +201,8 @@ func (t *turn) measure(ctx context.Context, row string, f func() (int, error)) e
 	return nil
 }
 
-// many returns 1000 clients on 100 connections to all members; one returns a single client at the leader.
+// many returns a load generator with 1000 clients on 100 connections to all members. The generator that one returns has
+// a single client, connected to the leader.
 func (t *turn) many() load.Tool {
 	return load.Tool{Binary: filepath.Join(t.etcd, "benchmark"), Endpoints: t.trio.Endpoints(t.leader), Conns: 100, Clients: 1000}
 }
@@ -207,7 +211,7 @@ func (t *turn) one() load.Tool {
 	return load.Tool{Binary: filepath.Join(t.etcd, "benchmark"), Endpoints: []string{t.trio.Endpoint(t.leader)}}
 }
 
-// tool measures a row with a command of etcd's benchmark that prints one report.
+// tool measures a row with a command of etcd's program `benchmark`; args is a command that prints one report.
 func (t *turn) tool(ctx context.Context, row string, tool load.Tool, args ...string) error {
 	return t.measure(ctx, row, func() (int, error) {
 		got, err := tool.Run(ctx, 1, args...)
@@ -220,7 +224,8 @@ func (t *turn) tool(ctx context.Context, row string, tool load.Tool, args ...str
 	})
 }
 
-// summary adds the latencies of a report, and records a failure if requests failed.
+// summary adds the p50 and p99 of a report to a row, as the metrics prefix+"p50" and prefix+"p99". If requests failed,
+// it adds a line to t.failures.
 func (t *turn) summary(row, prefix string, s load.Summary) {
 	t.add(row, prefix+p50, ms(s.Quantile(50)))
 	t.add(row, prefix+p99, ms(s.Quantile(99)))
@@ -230,7 +235,8 @@ func (t *turn) summary(row, prefix string, s load.Summary) {
 	}
 }
 
-// answers adds the results of one of our own generators, and returns the number of successful requests.
+// answers adds rate, p50 and p99 of requests that kvbench itself sent during took to a row, and returns the number of
+// successful ones. If requests failed, it adds a line to t.failures.
 func (t *turn) answers(row string, all load.Answers, took time.Duration) int {
 	latencies := all.Latencies()
 	t.add(row, rate, float64(len(latencies))/took.Seconds())
@@ -247,8 +253,8 @@ func ms(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// perf profiles the servers with perf until stop is called, in the first round only. If perf cannot be started, it
-// prints the reason and the measurement continues.
+// perf profiles the servers with `perf record` until stop is called. It does so only with the flag -perf and in the
+// first round. If perf cannot be started, it prints the reason and returns a stop that does nothing.
 func (t *turn) perf(ctx context.Context, row string, pids []int) (stop func()) {
 	if t.profile == "" || t.round > 0 {
 		return func() {}

@@ -15,30 +15,33 @@ import (
 	"github.com/trivet-cloud/trivet/nodeagent/cgroup"
 )
 
-// Agent is a node agent on this host.
+// Agent describes a node agent that lab runs on this host.
 type Agent struct {
 	Dir Dir
 	Bin Binaries
-	// Name is the name of the host, and the base name of the agent's files.
+	// Name is the host name that the agent reports, and the base name of the agent's files and data directory.
 	Name string
-	// Members holds the addresses of the control plane.
+	// Members holds the addresses of the control-plane members, without ports or with them.
 	Members []string
-	// Cgroup is the name of the guests' cgroup tree. No two agents may share a tree or a range of uids.
+	// Cgroup is the name of the cgroup beneath which the agent's guests run. UIDRange, such as 650000-659999, holds the
+	// uids of its guests. Agents on one host must have different cgroups and disjoint ranges.
 	Cgroup   string
 	UIDRange string
-	// Metrics is the address that serves /metrics and /health.
+	// Metrics is the host:port on which the agent serves /metrics and /health.
 	Metrics string
-	// Leave is the id of the cluster that the agent leaves in order to join that of its token. Optional.
+	// Leave, unless "", is the id of the agent's present cluster, which it leaves to join the cluster of its token.
 	Leave string
 }
 
-// DataDir returns the directory that holds the agent's disks.
+// DataDir returns the agent's data directory, which holds its certificate and its VMs' disks.
 func (a *Agent) DataDir() string { return a.Dir.Path(a.Name) }
 
-// overcommit is the overcommit configuration of every agent of a lab: tests run many small guests.
+// overcommit is the setting `overcommit` of every lab agent: the factors by which placement may exceed the host's
+// resources. Those of vcpus and storage are high because tests run many small guests.
 var overcommit = map[string]int{"vcpus": 64, "memory": 1, "storage": 20}
 
-// Start starts the agent. The join token is needed only the first time.
+// Start writes the agent's configuration and starts the agent. The first start needs a join token; later ones may pass
+// "".
 func (a *Agent) Start(token string) error {
 	if err := os.MkdirAll(a.DataDir(), 0o755); err != nil {
 		return err
@@ -67,14 +70,14 @@ func (a *Agent) Start(token string) error {
 	return a.Dir.Start(Program{Name: a.Name, Binary: binary, Args: []string{"--config", file}, Work: string(a.Dir)})
 }
 
-// Joined reports whether the agent already has a certificate.
+// Joined reports whether the agent has joined a cluster, that is, has a certificate in its data directory.
 func (a *Agent) Joined() bool {
 	_, err := os.Stat(filepath.Join(a.DataDir(), "identity", "credential.pb"))
 	return err == nil
 }
 
 // EndGuests kills every guest in the agent's cgroup tree, removes the guests' cgroups and returns the number of guests.
-// Call it after the agent has stopped. The disks are kept.
+// The agent must have stopped. The guests' disks are not deleted.
 func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	tree, err := cgroup.Open(a.Cgroup)
 	if err != nil {
@@ -92,7 +95,7 @@ func (a *Agent) EndGuests(ctx context.Context) (int, error) {
 	return len(names), errors.Join(errs...)
 }
 
-// Healthy waits until the agent's /health returns 200.
+// Healthy waits until the agent's /health returns 200. It returns an error if ctx ends first.
 func (a *Agent) Healthy(ctx context.Context) error {
 	return Until(ctx, "the agent serves", func(ctx context.Context) error {
 		if a.Dir.Running(a.Name) == 0 {
@@ -102,7 +105,7 @@ func (a *Agent) Healthy(ctx context.Context) error {
 	})
 }
 
-// get sends a GET request, with a timeout of two seconds, and returns nil for status 200.
+// get sends a GET request with a timeout of two seconds. It returns an error unless the status is 200.
 func get(ctx context.Context, client *http.Client, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -20,21 +20,21 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// REST is an HTTP client of one member.
+// REST sends REST requests to one member.
 type REST struct {
 	Host  string
 	Token string
 	HTTP  *http.Client
-	// Secure selects https; HTTP must then be configured for TLS.
+	// Secure makes requests use https. HTTP must then be a client that is configured for TLS, such as HTTPS returns.
 	Secure bool
 }
 
-// HTTPS returns a client for members that use TLS. The caller must close its idle connections.
+// HTTPS returns an HTTP client for members that use TLS. The caller must call its CloseIdleConnections.
 func HTTPS(config *tls.Config) *http.Client {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: config.Clone(), ForceAttemptHTTP2: true}}
 }
 
-// Answer is a response, decoded from the envelope that every REST response has.
+// Answer is a REST response, decoded from the JSON envelope that all of the API's responses have.
 type Answer struct {
 	Status int
 	Header http.Header
@@ -47,11 +47,12 @@ type Answer struct {
 		RequestID string `json:"request_id"`
 		Timestamp string `json:"timestamp"`
 	}
-	// Raw is the undecoded body.
+	// Raw is the complete body as it was received.
 	Raw string
 }
 
-// Do sends a request. body is marshalled to JSON unless it is a string; header holds names and values in turn.
+// Do sends a request to a port of the member and decodes the response, whatever its status. It marshals body to JSON
+// unless body is a string, which is sent as it is. header lists names and values alternately.
 func (c *REST) Do(ctx context.Context, port int, method, path string, body any, header ...string) (*Answer, error) {
 	var content io.Reader
 	switch b := body.(type) {
@@ -102,7 +103,7 @@ func (c *REST) Do(ctx context.Context, port int, method, path string, body any, 
 	return a, nil
 }
 
-// VM holds the fields of the API's VmResponse that the lab reads.
+// VM holds those fields of a VM in REST responses that tests and benchmarks read.
 type VM struct {
 	ID, Name, State string
 	NodeID          string `json:"node_id"`
@@ -110,7 +111,8 @@ type VM struct {
 	MemoryMB        uint64 `json:"memory_mb"`
 }
 
-// Call sends a request to the VM controller and decodes the data of a successful response into out, unless out is nil.
+// Call sends a request to the VM controller (port 8084). It returns an error for a status of 300 or more, and otherwise
+// decodes the response's data into out, unless out is nil.
 func (c *REST) Call(ctx context.Context, method, path string, body, out any, header ...string) error {
 	a, err := c.Do(ctx, 8084, method, path, body, header...)
 	if err != nil {
@@ -125,7 +127,8 @@ func (c *REST) Call(ctx context.Context, method, path string, body, out any, hea
 	return json.Unmarshal(a.Data, out)
 }
 
-// IssueToken requests a token from the identity service over REST; more holds further fields of the request.
+// IssueToken requests an access token for a user from the identity service (port 8083) over REST. more holds additional
+// fields of the request.
 func (c *REST) IssueToken(ctx context.Context, user, password string, more map[string]any) (string, error) {
 	body := map[string]any{"username": user, "password": password}
 	for k, v := range more {
@@ -142,7 +145,7 @@ func (c *REST) IssueToken(ctx context.Context, user, password string, more map[s
 	return out.Token, nil
 }
 
-// GRPC holds gRPC clients that use one connection to a member and one caller's token.
+// GRPC holds clients of a member's gRPC services. They share one connection and authenticate with the same token.
 type GRPC struct {
 	conn     *grpc.ClientConn
 	VMs      vmv1.VmServiceClient
@@ -164,10 +167,10 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// Dial connects to a member in plaintext.
+// Dial returns clients that connect to a member in plaintext and authenticate with token, unless it is "".
 func Dial(host, token string) (*GRPC, error) { return DialTLS(host, token, nil) }
 
-// DialTLS connects to a member over TLS, or in plaintext if config is nil.
+// DialTLS is like Dial, but its clients use TLS unless config is nil.
 func DialTLS(host, token string, config *tls.Config) (*GRPC, error) {
 	secure := insecure.NewCredentials()
 	if config != nil {
@@ -184,12 +187,12 @@ func DialTLS(host, token string, config *tls.Config) (*GRPC, error) {
 	}, nil
 }
 
-// Conn returns the connection, for calls by method name.
+// Conn returns the connection that the clients share, for use with Invoke or with clients of other services.
 func (g *GRPC) Conn() *grpc.ClientConn { return g.conn }
 
 func (g *GRPC) Close() error { return g.conn.Close() }
 
-// WithKey returns a context that adds an idempotency key to its calls.
+// WithKey returns a context with which every gRPC call sends an idempotency key as metadata.
 func WithKey(ctx context.Context, key string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "idempotency-key", key)
 }

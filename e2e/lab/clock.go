@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// ClockEnv returns the environment variable that makes a member use the clock that SetClock sets. It has an effect only
-// in a program built with the tag mutant.
+// ClockEnv returns the environment variable, as NAME=VALUE, that makes a member add to its clock the offset that
+// SetClock sets. It has an effect only in a program built with the tag mutant; see Faulty.
 func ClockEnv(id int) string { return "TRIVET_CLOCK=" + clockFile(id) }
 
 func clockFile(id int) string { return fmt.Sprintf("clock-%d", id) }
 
-// SetClock sets a member's clock ahead of this host's, at once and after every restart.
+// SetClock sets how far a member's clock is ahead of this host's. A running member adopts it at once, and every later
+// start of that member uses it too. The member must have been started with ClockEnv.
 func (t *Trio) SetClock(id int, ahead time.Duration) error {
 	path := t.Dir.Path(clockFile(id))
 	if err := os.WriteFile(path+".new", []byte(ahead.String()+"\n"), 0o644); err != nil {
@@ -25,7 +26,8 @@ func (t *Trio) SetClock(id int, ahead time.Duration) error {
 	return nil
 }
 
-// Faulty returns b with the control plane that was built with the tag mutant, in a directory beside the others.
+// Faulty returns b with the path of the control plane that was built with the tag mutant: mutant/trivet-controlplane in
+// the directory of b.ControlPlane.
 func (b Binaries) Faulty() Binaries {
 	b.ControlPlane = strings.TrimSuffix(b.ControlPlane, "trivet-controlplane") + "mutant/trivet-controlplane"
 	return b

@@ -14,14 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk is a small ext4 file system, mounted over a directory, that can be filled up and made to fail. The caller runs
-// in its own mount namespace (PrivateMounts), so that remaining mounts vanish with the namespace.
+// Disk is a small ext4 file system in a file, mounted over a directory, that a test can fill up and make fail. The
+// calling process must run in its own mount namespace and must have called PrivateMounts, so that a mount that is not
+// removed ends with the namespace.
 type Disk struct {
-	// At is the mount point, Image the file that holds the file system.
+	// At is the mount point; Image is the path of the file that holds the file system.
 	At, Image string
 }
 
-// PrivateMounts keeps later mounts from propagating to other mount namespaces.
+// PrivateMounts makes all mounts of this process's mount namespace private, so that later mounts and unmounts do not
+// propagate to other namespaces.
 func PrivateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -29,7 +31,8 @@ func PrivateMounts() error {
 	return nil
 }
 
-// NewDisk creates a file system of mib MiB and mounts it over a directory, keeping that directory's owner and mode.
+// NewDisk creates the file image with a file system of mib MiB and mounts it over the directory at. The root of the
+// file system gets the owner and mode of that directory.
 func NewDisk(at, image string, mib int) (d *Disk, err error) {
 	info, err := os.Stat(at)
 	if err != nil {
@@ -60,7 +63,7 @@ func NewDisk(at, image string, mib int) (d *Disk, err error) {
 
 func (d *Disk) mount() error { return tool("mount", "-o", "loop", d.Image, d.At) }
 
-// Free returns the free space in bytes.
+// Free returns the free space of the file system in bytes.
 func (d *Disk) Free() (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(d.At, &s); err != nil {
@@ -69,7 +72,7 @@ func (d *Disk) Free() (int64, error) {
 	return int64(s.Bavail) * s.Bsize, nil
 }
 
-// Fill appends to a file until the file system is full.
+// Fill appends zeros to a file, which must be on the disk, until the file system has less than 512 bytes left.
 func (d *Disk) Fill(file string) error {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -87,14 +90,15 @@ func (d *Disk) Fill(file string) error {
 	return nil
 }
 
-// The ioctl that shuts an ext4 down at once (linux/fs/ext4/ext4.h), and its mode that first completes the writes in
-// flight: in the other modes an fdatasync in flight may succeed (Linux 6.18) although its data is lost.
+// The ioctl that shuts down an ext4 file system at once (linux/fs/ext4/ext4.h), and the mode of it that completes the
+// writes in flight first. In the other modes, an fdatasync that is in flight may return success although its data is
+// lost (seen with Linux 6.18).
 const (
-	ext4Shutdown     = 0x8004587d // EXT4_IOC_SHUTDOWN
-	ext4GoingDefault = 0          // EXT4_GOING_FLAGS_DEFAULT
+	ext4Shutdown     = 0x8004587d // the kernel's EXT4_IOC_SHUTDOWN
+	ext4GoingDefault = 0          // the kernel's EXT4_GOING_FLAGS_DEFAULT
 )
 
-// Fail makes all I/O on the disk fail with EIO until Repair.
+// Fail makes all I/O on the disk fail with EIO until Repair is called.
 func (d *Disk) Fail() error {
 	f, err := os.Open(d.At)
 	if err != nil {
@@ -107,7 +111,7 @@ func (d *Disk) Fail() error {
 	return nil
 }
 
-// Repair remounts the disk after Fail. No process may have a file open on it.
+// Repair unmounts and mounts the disk, so that it works again after Fail. No process may have a file open on it.
 func (d *Disk) Repair() error { return errors.Join(d.unmount(), d.mount()) }
 
 // Grow enlarges the file system to mib MiB. No process may have a file open on it.
@@ -118,7 +122,7 @@ func (d *Disk) Grow(mib int) error {
 	if err := os.Truncate(d.Image, int64(mib)<<20); err != nil {
 		return err
 	}
-	// e2fsck exits with 1 after it has corrected something, which is no error here.
+	// Exit code 1 of e2fsck means that it has corrected an inconsistency, which is no error here.
 	err := tool("e2fsck", "-f", "-p", d.Image)
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
 		err = nil
@@ -129,22 +133,22 @@ func (d *Disk) Grow(mib int) error {
 	return d.mount()
 }
 
-// Remove unmounts the file system and deletes its image.
+// Remove unmounts the file system and deletes the file Image.
 func (d *Disk) Remove() error { return errors.Join(d.unmount(), os.Remove(d.Image)) }
 
 func (d *Disk) unmount() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	// The last threads of a killed program may still be exiting in the kernel.
+	// Try repeatedly, because the last threads of a killed program may still be exiting in the kernel.
 	return Until(ctx, d.At+" is unmounted", func(context.Context) error {
-		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is not mounted
+		if err := unix.Unmount(d.At, 0); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL means that nothing is mounted
 			return err
 		}
 		return nil
 	})
 }
 
-// tool runs a program of the host, for at most 20 seconds.
+// tool runs a program from PATH, for at most 20 seconds. Its error contains the program's output.
 func tool(name string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -155,7 +159,7 @@ func tool(name string, args ...string) error {
 	return nil
 }
 
-// Flip inverts the lowest bit of the byte at offset of a file.
+// Flip inverts the lowest bit of the byte at an offset in a file, to simulate corruption.
 func Flip(path string, offset int64) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

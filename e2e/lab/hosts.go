@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hosts is a set of network namespaces, one per member, each with its own link. Traffic between two members is
-// forwarded by the namespace of the process that called NewHosts, where Cut can drop it. The namespaces vanish with
-// that one.
+// Hosts is a set of network namespaces, one per member, each connected by its own veth pair to the network namespace of
+// the process that called NewHosts. That namespace forwards the traffic between members, so Cut can drop it there. When
+// it ends, the members' namespaces end too.
 type Hosts struct{ ids []int }
 
-// NewHosts creates the namespaces. The caller must be in its own network and mount namespaces (Again).
+// NewHosts creates one network namespace per member id. The calling process must be in its own network and mount
+// namespaces; see Again.
 func NewHosts(ids ...int) (*Hosts, error) {
-	// The directory in which ip keeps the names of namespaces.
+	// `ip netns` mounts each namespace on a file in this directory.
 	if err := os.MkdirAll(netns, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", netns, err)
 	}
@@ -49,24 +50,25 @@ func NewHosts(ids ...int) (*Hosts, error) {
 
 const netns = "/run/netns"
 
-// Address returns the address of a host.
+// Address returns the IPv4 address of a member in its namespace.
 func (h *Hosts) Address(id int) string { return fmt.Sprintf("10.94.%d.2", id) }
 
-// Net returns the path of a host's network namespace.
+// Net returns the path of a member's network namespace, for Program.Net.
 func (h *Hosts) Net(id int) string { return fmt.Sprintf("%s/m%d", netns, id) }
 
-// Cut drops the packets from one host to another, in this direction only.
+// Cut drops all packets that one member sends to another. Packets in the other direction still arrive.
 func (h *Hosts) Cut(from, to int) error {
 	return tool("iptables", "-w", "-I", "FORWARD", "-s", h.Address(from), "-d", h.Address(to), "-j", "DROP")
 }
 
-// Heal undoes all cuts.
+// Heal undoes every Cut.
 func (h *Hosts) Heal() error { return tool("iptables", "-w", "-F", "FORWARD") }
 
-// Close removes the namespaces. The programs in them must have ended.
+// Close removes the namespaces and their links. The programs in them must have ended.
 func (h *Hosts) Close() error {
 	for _, id := range h.ids {
-		// Some may never have been created; the rest vanishes with the creator's namespace.
+		// Errors are ignored: NewHosts may have failed before it created them, and whatever remains is removed by the
+		// kernel when the caller's own namespaces end.
 		_ = tool("ip", "link", "del", fmt.Sprintf("v%d", id))
 		_ = tool("ip", "netns", "del", fmt.Sprintf("m%d", id))
 	}

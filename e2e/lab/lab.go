@@ -1,9 +1,10 @@
-// Package lab runs a whole cloud of the real programs on one host: three control-plane members, node agents and
-// clients. `make up`, the end-to-end tests and the benchmarks are built on it.
+// Package lab runs a complete cloud of the real programs on one host: three control-plane members, node agents and
+// clients. `make up`, the end-to-end tests and the benchmarks use it.
 //
-// Every process that lab starts has its own session and a pid file, so that a later run finds the process. All files
-// are beneath one directory. The control plane runs under an unprivileged uid with that directory as its working
-// directory, and uses relative paths, so that it needs no access to the directories above.
+// Every process that lab starts has its own session and a pid file, so that it survives the program that started it and
+// a later program finds it. All files are beneath one directory. The control plane runs under an unprivileged uid with
+// that directory as its working directory, and uses relative paths, so that it needs no access to the directories
+// above.
 package lab
 
 import (
@@ -22,10 +23,10 @@ import (
 	"time"
 )
 
-// UID is the uid of the control plane: just below the uid range of the guests.
+// UID is the uid and gid under which members of the control plane run. It lies just below the uids of the guests.
 const UID = 599_999
 
-// Dir is the directory that holds all files of a cloud.
+// Dir is the path of the directory that holds all files of a cloud.
 type Dir string
 
 // Path returns the path of a file or directory beneath d.
@@ -33,31 +34,33 @@ func (d Dir) Path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
 
-// Program describes one process of the cloud.
+// Program describes one process of the cloud, for Dir.Start.
 type Program struct {
-	// Name is the base name of its pid file and log file.
+	// Name identifies the program within a Dir, and is the base name of its pid file and log file.
 	Name string
-	// Binary is the path of the executable, Args its arguments.
+	// Binary is the path of the executable; Args holds its arguments.
 	Binary string
 	Args   []string
-	// Work is the working directory.
+	// Work is the working directory of the process.
 	Work string
-	// UID is the uid and gid of the process; 0 keeps those of the starter.
+	// UID is the uid and gid of the process; with 0, it has those of the process that calls Start.
 	UID int
-	// Net is the path of the network namespace that the process joins; empty keeps the starter's.
+	// Net is the path of the network namespace that the process joins; if it is empty, the process has that of the
+	// process that calls Start.
 	Net string
-	// Env is added to an environment of PATH and GOTRACEBACK.
+	// Env holds environment variables, as NAME=VALUE, that the process gets besides PATH and GOTRACEBACK.
 	Env []string
-	// Ended, if not nil, is called with the exit code (-1 after a signal) if the starter is still running by then.
+	// Ended, if not nil, is called with the exit code (-1 after a signal) when the process has ended. It is not called
+	// if the process that called Start has ended before.
 	Ended func(code int)
 }
 
 func (d Dir) pidFile(name string) string { return d.Path("pid", name) }
 
-// LogFile returns the path of the file that a program's output goes to.
+// LogFile returns the path of the file to which the standard output and error of a program are written.
 func (d Dir) LogFile(name string) string { return d.Path("log", name) }
 
-// Running returns the pid of a program that Start started, or 0 if the program does not run any more.
+// Running returns the pid of the program that Start started under name, or 0 if that process does not run.
 func (d Dir) Running(name string) int {
 	text, err := os.ReadFile(d.pidFile(name))
 	if err != nil {
@@ -68,14 +71,15 @@ func (d Dir) Running(name string) int {
 	if err != nil || pid <= 1 {
 		return 0
 	}
-	// The pid may have been reused by another process.
+	// Compare the start times too, because another process may have the same pid by now.
 	if now, state := startTime(pid); now == "" || now != start || state == "Z" {
 		return 0
 	}
 	return pid
 }
 
-// startTime returns the start time of a process in clock ticks since boot, and its state; both are "" if there is none.
+// startTime returns the start time of a process, in clock ticks since boot, and its state letter as in /proc/PID/stat.
+// Both are "" if there is no such process.
 func startTime(pid int) (start, state string) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -89,7 +93,7 @@ func startTime(pid int) (start, state string) {
 	return fields[19], fields[0]
 }
 
-// Start starts a program that keeps running when its starter exits, and writes its pid file.
+// Start starts p and writes its pid file. The program continues to run when the process that called Start exits.
 func (d Dir) Start(p Program) error {
 	for _, dir := range []string{"pid", "log"} {
 		if err := os.MkdirAll(d.Path(dir), 0o755); err != nil {
@@ -103,12 +107,14 @@ func (d Dir) Start(p Program) error {
 	defer log.Close()
 	cmd := exec.Command(p.Binary, p.Args...)
 	if p.UID != 0 {
-		// Go would change the uid before the working directory, which that uid may not be able to reach by its path.
+		// setpriv, because os/exec would change the uid before the working directory, and that uid may not be able to
+		// reach the directory by its path.
 		drop := []string{"--reuid", strconv.Itoa(p.UID), "--regid", strconv.Itoa(p.UID), "--clear-groups", "--no-new-privs", "--", p.Binary}
 		cmd = exec.Command("setpriv", append(drop, p.Args...)...)
 	}
 	if p.Net != "" {
-		// nsenter, like setpriv, executes the program in its own process, and keeps our mount namespace.
+		// nsenter, like setpriv, replaces itself with the program, so that the pid is the program's. It does not change
+		// the mount namespace.
 		cmd = exec.Command("nsenter", append([]string{"--net=" + p.Net, "--"}, cmd.Args...)...)
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.Work, log, log
@@ -118,7 +124,7 @@ func (d Dir) Start(p Program) error {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
 	go func() {
-		cmd.Wait() // we are its parent until we exit; then init is
+		cmd.Wait() // reaps the process if it ends before this program does; otherwise init reaps it
 		if p.Ended != nil {
 			p.Ended(cmd.ProcessState.ExitCode())
 		}
@@ -127,14 +133,15 @@ func (d Dir) Start(p Program) error {
 	return os.WriteFile(d.pidFile(p.Name), fmt.Appendf(nil, "%d %s\n", cmd.Process.Pid, start), 0o644)
 }
 
-// Signal sends a signal to a program, if the program runs.
+// Signal sends a signal to the program that Start started under name. It does nothing if that program does not run.
 func (d Dir) Signal(name string, sig syscall.Signal) {
 	if pid := d.Running(name); pid != 0 {
 		syscall.Kill(pid, sig)
 	}
 }
 
-// Stop sends SIGTERM to a program and waits up to grace; a program that still runs then is killed, which is an error.
+// Stop sends SIGTERM and SIGCONT to a program and waits until it ends. If it still runs after grace, Stop kills it and
+// returns an error.
 func (d Dir) Stop(name string, grace time.Duration) error {
 	d.Signal(name, syscall.SIGTERM)
 	d.Signal(name, syscall.SIGCONT)
@@ -144,7 +151,7 @@ func (d Dir) Stop(name string, grace time.Duration) error {
 	return errors.Join(fmt.Errorf("%s did not stop in %s and was killed; see %s", name, grace, d.LogFile(name)), d.Kill(name))
 }
 
-// Kill sends SIGKILL to a program and waits until the process is gone.
+// Kill sends SIGKILL to a program and waits until its process has ended, for at most 10 seconds.
 func (d Dir) Kill(name string) error {
 	d.Signal(name, syscall.SIGKILL)
 	if !d.gone(name, 10*time.Second) {
@@ -171,7 +178,8 @@ func (d Dir) gone(name string, wait time.Duration) bool {
 	}
 }
 
-// Stale reports whether the executable of a running process differs from the file, or either cannot be read.
+// Stale reports whether a running process executes other content than the file binary has now. It also reports true if
+// either cannot be read.
 func Stale(pid int, binary string) bool {
 	a, errA := sum(fmt.Sprintf("/proc/%d/exe", pid))
 	b, errB := sum(binary)
@@ -191,7 +199,8 @@ func sum(path string) (out [32]byte, err error) {
 	return [32]byte(h.Sum(nil)), nil
 }
 
-// Until calls try until it returns nil. If ctx ends first, Until returns the last error of try.
+// Until calls try again and again, with pauses of 20 to 500 ms, until it returns nil. If ctx ends first, Until returns
+// the last error of try, wrapped with what.
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := try(ctx)

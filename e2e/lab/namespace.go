@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is the environment variable that marks a process started by Again.
+// inside is the environment variable that Again sets in the process that it starts.
 const inside = "TRIVET_LAB_INSIDE"
 
 // Inside reports whether this process was started by Again.
 func Inside() bool { return os.Getenv(inside) != "" }
 
-// Again runs this program once more, in a new network namespace and in the other new namespaces that flags (CLONE_NEW…)
-// name, and returns its exit code. The inner process must call Loopback first and must clean up on SIGTERM. It receives
-// SIGTERM, perhaps twice, when the outer process receives SIGINT or SIGTERM, or dies.
+// Again runs this program with the same arguments in a child process, and returns the child's exit code. The child is
+// in a new network namespace and in a new namespace of each kind in flags (CLONE_NEW…); there, Inside reports true. The
+// child must call Loopback first and must clean up on SIGTERM. It receives SIGTERM, perhaps twice, when this process
+// receives SIGINT or SIGTERM, or dies.
 func Again(flags uintptr) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -41,7 +42,7 @@ func Again(flags uintptr) int {
 	return 0
 }
 
-// Loopback brings lo up, which is down in a new network namespace.
+// Loopback brings up the interface lo of this process's network namespace; in a new namespace, lo is down.
 func Loopback() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 	vmv1 "github.com/trivet-cloud/trivet/protos/vmcontroller/v1"
 )
 
-// NodeToken creates a join token for a node agent.
+// NodeToken creates a token with which one node agent can join the cluster.
 func (g *GRPC) NodeToken(ctx context.Context) (string, error) {
 	t, err := g.Operator.CreateNodeToken(ctx, &operatorv1.CreateNodeTokenRequest{})
 	return t.GetToken(), err
 }
 
-// AwaitNode waits until a host is READY, and returns it.
+// AwaitNode waits until the host with that name is READY, and returns it. It returns an error if ctx ends first.
 func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err error) {
 	err = Until(ctx, "host "+name+" is READY", func(ctx context.Context) error {
 		list, err := g.Nodes.ListNodes(ctx, &vmv1.ListNodesRequest{})
@@ -42,7 +42,7 @@ func (g *GRPC) AwaitNode(ctx context.Context, name string) (node *vmv1.Node, err
 	return node, err
 }
 
-// EnsureProject creates an org and a project unless they exist; an empty name is skipped.
+// EnsureProject creates the org and, in it, the project, unless they exist. An argument that is "" is not created.
 func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	if org != "" {
 		if _, err := g.Identity.CreateOrg(ctx, &identityv1.CreateOrgRequest{Id: org}); err != nil && status.Code(err) != codes.AlreadyExists {
@@ -58,8 +58,8 @@ func (g *GRPC) EnsureProject(ctx context.Context, org, project string) error {
 	return nil
 }
 
-// EnsureUser creates a user unless it exists, sets its password and binds a role to it. It also creates the binding's
-// org and project.
+// EnsureUser creates a user unless it exists, sets its password and grants it the role in binding. It also creates the
+// binding's org and project unless they exist.
 func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *identityv1.Binding) error {
 	if err := g.EnsureProject(ctx, binding.GetOrgId(), binding.GetProjectId()); err != nil {
 		return err
@@ -74,11 +74,11 @@ func (g *GRPC) EnsureUser(ctx context.Context, id, password string, binding *ide
 	return err
 }
 
-// GuestImages holds the image ids of the small guest.
+// GuestImages holds the ids of the three images from which the tests' small guest is booted.
 type GuestImages struct{ Disk, Kernel, Initrd string }
 
-// ImportGuest copies the small guest's files into the import directory and creates PUBLIC images of them. An image that
-// exists with the same name and checksum is used as it is.
+// ImportGuest creates PUBLIC images from the small guest's files in the directory guest, and returns their ids. It
+// reuses an AVAILABLE image of the same name and checksum; the other files it copies to the import directory first.
 func ImportGuest(ctx context.Context, t *Trio, g *GRPC, guest string) (out GuestImages, err error) {
 	for _, i := range []struct {
 		file, name string
@@ -138,8 +138,8 @@ func importFile(ctx context.Context, t *Trio, g *GRPC, from, name string, format
 	})
 }
 
-// ImportURL creates an image, waits until it is AVAILABLE, and returns its id. If the image becomes ERROR, it returns
-// the recorded reason as an error.
+// ImportURL creates an image, waits until its status is AVAILABLE, and returns its id. If the status becomes ERROR,
+// ImportURL returns an error with the reason from the image's metadata.
 func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string, error) {
 	made, err := g.Images.CreateImage(ctx, r)
 	if err != nil {
@@ -162,7 +162,8 @@ func ImportURL(ctx context.Context, g *GRPC, r *vmv1.CreateImageRequest) (string
 	return made.GetId(), errors.Join(err, failed)
 }
 
-// Console follows a VM's console log until the nth line that contains text, and returns that line.
+// Console follows the console log of a VM of the project default until nth lines (from 1) have contained text, and
+// returns the last of them. It returns an error if ctx ends first.
 func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, error) {
 	r := &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm, Follow: true}
 	var line string
@@ -204,7 +205,7 @@ func (g *GRPC) Console(ctx context.Context, vm, text string, nth int) (string, e
 	return line, err
 }
 
-// ReadConsole returns the present content of a VM's console log.
+// ReadConsole returns the current content of the console log of a VM of the project default.
 func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	s, err := g.Operator.ReadConsoleLog(ctx, &operatorv1.ReadConsoleLogRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {
@@ -223,7 +224,7 @@ func (g *GRPC) ReadConsole(ctx context.Context, vm string) (string, error) {
 	}
 }
 
-// Alive returns an error unless the process recorded for a VM runs on this host.
+// Alive returns an error unless the process whose pid the API reports for a VM exists on this host and is no zombie.
 func (g *GRPC) Alive(ctx context.Context, vm string) error {
 	v, err := g.VMs.GetVm(ctx, &vmv1.GetVmRequest{OrgId: "default", ProjectId: "default", VmId: vm})
 	if err != nil {

@@ -16,51 +16,54 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/clusterkey"
 )
 
-// Binaries holds the paths of the programs.
+// Binaries holds the paths of Trivet's three programs.
 type Binaries struct{ ControlPlane, NodeAgent, CLI string }
 
-// In returns the paths of the programs in a directory.
+// In returns the paths of Trivet's programs under their usual names in a directory.
 func In(dir string) Binaries {
 	return Binaries{filepath.Join(dir, "trivet-controlplane"), filepath.Join(dir, "trivet-nodeagent"), filepath.Join(dir, "trivet")}
 }
 
-// Trio is a control plane of three members: ids 1 to 3 on 127.0.0.1 to .3, in the network namespace of the caller.
+// Trio is a control plane of three members. By default, members 1 to 3 have the addresses 127.0.0.1 to 127.0.0.3 and
+// run in the network namespace of the process that starts them.
 type Trio struct {
 	Dir Dir
 	Bin Binaries
-	// Members holds the member addresses by id.
+	// Members maps each member's id to its IP address.
 	Members map[int]string
-	// Extra holds further flags for every member.
+	// Extra holds command-line flags that Start appends to those of every member.
 	Extra []string
-	// TLS is the configuration for clients of the members; nil for plaintext.
+	// TLS is the TLS configuration for clients of the members; nil if the members serve plaintext.
 	TLS *tls.Config
-	// Net returns the path of a member's network namespace; when nil, members run in the starter's. See Hosts.
+	// Net, if not nil, returns the path of the network namespace in which a member runs, as Hosts.Net does. Otherwise
+	// members run in the network namespace of the process that starts them.
 	Net func(id int) string
-	// Env returns what is added to a member's environment. Optional.
+	// Env, if not nil, returns the environment variables that a member gets besides PATH and GOTRACEBACK.
 	Env func(id int) []string
-	// Ended is called with the exit code of a member: see Program. Optional.
+	// Ended, if not nil, is called with a member's exit code when its process has ended, like Program.Ended.
 	Ended func(id, code int)
 }
 
-// Unlimited holds the flags that turn off the rate limits on tenants' calls and bytes: for measurements, and for
-// end-to-end tests that need thousands of changes in one project.
+// Unlimited holds the member flags that turn off the rate limits on tenants' calls and bytes, for measurements and for
+// end-to-end tests that make thousands of changes in one project.
 var Unlimited = []string{"--limits-calls-per-second=0", "--limits-bytes-per-second=0"}
 
-// NewTrio returns three members whose files are beneath dir. It starts nothing.
+// NewTrio returns a Trio of three members whose files are beneath dir. It creates no file and starts no process.
 func NewTrio(dir Dir, bin Binaries) *Trio {
 	return &Trio{Dir: dir, Bin: bin, Members: map[int]string{1: "127.0.0.1", 2: "127.0.0.2", 3: "127.0.0.3"}}
 }
 
-// Name returns the program name of a member.
+// Name returns the name of a member's process, which is also the name of its data directory beneath t.Dir.
 func (t *Trio) Name(id int) string { return fmt.Sprintf("controlplane-%d", id) }
 
-// KeyFile returns the path of the cluster key.
+// KeyFile returns the path of the cluster key, which all members share.
 func (t *Trio) KeyFile() string { return t.Dir.Path("cluster.key") }
 
-// ImportDir returns the directory that every member imports images from.
+// ImportDir returns the directory from which every member may import image files.
 func (t *Trio) ImportDir() string { return t.Dir.Path("import") }
 
-// Prepare creates the directories and the cluster key that must exist before a member starts.
+// Prepare creates what must exist before a member starts: the cluster key, the import directory and the members' data
+// directories.
 func (t *Trio) Prepare() error {
 	if err := os.MkdirAll(string(t.Dir), 0o755); err != nil {
 		return err
@@ -90,7 +93,7 @@ func (t *Trio) data(id int) string { return t.Dir.Path(t.Name(id)) }
 // DataDir returns the data directory of a member.
 func (t *Trio) DataDir(id int) string { return t.data(id) }
 
-// Start starts a member.
+// Start starts a member's process and returns without waiting until the member serves.
 func (t *Trio) Start(id int) error {
 	var cluster []string
 	for _, member := range slices.Sorted(maps.Keys(t.Members)) {
@@ -100,7 +103,7 @@ func (t *Trio) Start(id int) error {
 	if err != nil {
 		return err
 	}
-	// The unprivileged member may not be able to reach the binary by its path: run a copy beneath the working
+	// The member's unprivileged uid may not be able to reach the binary by its path. Run a copy beneath the working
 	// directory.
 	local := t.Dir.Path("bin", filepath.Base(binary))
 	if err := place(binary, local); err != nil {
@@ -123,7 +126,8 @@ func (t *Trio) Start(id int) error {
 	return t.Dir.Start(p)
 }
 
-// place copies a file unless an equal copy exists. A new copy gets a new inode, so a running process keeps the old one.
+// place copies a file unless to already has the same content. It replaces to by a rename, so a process that runs the
+// old copy is not affected.
 func place(from, to string) error {
 	a, err := sum(from)
 	if err != nil {
@@ -145,7 +149,7 @@ func place(from, to string) error {
 	return os.Rename(to+".new", to)
 }
 
-// StartAll starts every member that does not run.
+// StartAll starts every member that does not run, and returns without waiting until they serve; see Ready.
 func (t *Trio) StartAll() error {
 	for id := range t.Members {
 		if t.Dir.Running(t.Name(id)) == 0 {
@@ -157,7 +161,8 @@ func (t *Trio) StartAll() error {
 	return nil
 }
 
-// Ready waits until every running member knows a leader.
+// Ready waits until /ready of every running member returns 200, which means that the cluster has a leader. It returns
+// an error if ctx ends first.
 func (t *Trio) Ready(ctx context.Context) error {
 	for id, host := range t.Members {
 		if t.Dir.Running(t.Name(id)) == 0 {
@@ -176,7 +181,8 @@ func (t *Trio) Ready(ctx context.Context) error {
 	return nil
 }
 
-// ask sends a GET request and returns nil for status 200.
+// ask sends a GET request over HTTPS if t.TLS is set, or else over HTTP; url has no scheme. It returns an error unless
+// the status is 200.
 func (t *Trio) ask(ctx context.Context, url string) error {
 	if t.TLS == nil {
 		return get(ctx, http.DefaultClient, "http://"+url)
@@ -186,7 +192,7 @@ func (t *Trio) ask(ctx context.Context, url string) error {
 	return get(ctx, client, "https://"+url)
 }
 
-// tail returns the last five lines of a file.
+// tail returns the last five lines of a file, or the text of the error if the file cannot be read.
 func tail(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -196,7 +202,8 @@ func tail(path string) string {
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
 }
 
-// StopAll stops every member that runs.
+// StopAll stops every running member with SIGTERM. A member that still runs after 12 seconds is killed, which is an
+// error.
 func (t *Trio) StopAll() error {
 	var errs []error
 	for id := range t.Members {
@@ -207,7 +214,8 @@ func (t *Trio) StopAll() error {
 	return errors.Join(errs...)
 }
 
-// AdminToken returns the administrator's token, which one of the members writes to its data directory.
+// AdminToken returns the administrator's token, which one of the members writes to its data directory when a new
+// cluster starts. It returns an error if no member has written it yet.
 func (t *Trio) AdminToken() (string, error) {
 	for id := range t.Members {
 		if text, err := os.ReadFile(filepath.Join(t.data(id), "admin.token")); err == nil {

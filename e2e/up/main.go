@@ -1,12 +1,13 @@
-// Command up runs a whole cloud on this host beneath one directory: three control-plane members, one node agent, the
-// small guest image, a tenant, and a VM that has booted. It does only what is missing, and restarts programs that were
-// rebuilt; guests keep running.
+// Command up runs a complete cloud on this host, with all files beneath one directory: three control-plane members, one
+// node agent, the small guest image, a user, and a VM that has booted. If parts of the cloud exist, it starts or
+// creates only those that are missing, and restarts programs that were rebuilt. Guests continue to run meanwhile.
 //
-//	up [FLAG...] DIR BIN GUEST    start or repair it
-//	up -down [FLAG...] DIR        end guests and processes
+//	up [FLAG...] DIR BIN GUEST    start or repair the cloud in DIR
+//	up -down [FLAG...] DIR        end its guests and processes
 //
-// Two clouds on one host need different directories, cgroups and uid ranges, and each its own network namespace: the
-// addresses and ports are fixed.
+// BIN is the directory of the programs, GUEST that of the small guest's files. Several clouds on one host need
+// different directories, cgroups and uid ranges, and each its own network namespace, because addresses and ports are
+// fixed.
 package main
 
 import (
@@ -71,7 +72,7 @@ func run(ctx context.Context, c *cloud, down bool, args []string) error {
 
 type cloud struct {
 	dir lab.Dir
-	// cgroup and uids are the cgroup tree and the uid range of the guests.
+	// cgroup and uids are the name of the guests' cgroup tree and the guests' range of uids.
 	cgroup, uids string
 	began        time.Time
 	trio         *lab.Trio
@@ -90,7 +91,7 @@ func (c *cloud) describe(bin lab.Binaries) {
 	}
 }
 
-// up does what is missing, step by step.
+// up starts and creates those parts of the cloud that are missing, and waits until the VM has booted.
 func (c *cloud) up(ctx context.Context, bin lab.Binaries, guest string) error {
 	c.describe(bin)
 	if err := c.startTrio(ctx); err != nil {
@@ -148,7 +149,7 @@ func (c *cloud) startTrio(ctx context.Context) error {
 			if err := c.trio.Start(id + 1); err != nil {
 				return err
 			}
-			// Restart one member at a time where there is a quorum to keep.
+			// Wait before the next member is restarted, so that a quorum always runs.
 			if err := c.settle(ctx); err != nil {
 				return err
 			}
@@ -161,7 +162,8 @@ func (c *cloud) startTrio(ctx context.Context) error {
 	return nil
 }
 
-// settle waits until the running members are ready, but only if all run; before that a new cluster has no leader.
+// settle waits until all members are ready. It returns at once if a member does not run, because a new cluster of which
+// only one member runs has no leader.
 func (c *cloud) settle(ctx context.Context) error {
 	for id := range c.trio.Members {
 		if c.dir.Running(c.trio.Name(id)) == 0 {
@@ -171,7 +173,8 @@ func (c *cloud) settle(ctx context.Context) error {
 	return c.trio.Ready(ctx)
 }
 
-// adminToken waits for the administrator's token, copies it to admin.token in the cloud's directory, and returns it.
+// adminToken waits until a member has written the administrator's token, copies the token to admin.token in the cloud's
+// directory, and returns it.
 func (c *cloud) adminToken(ctx context.Context) (token string, err error) {
 	err = lab.Until(ctx, "there is an admin token", func(context.Context) error {
 		token, err = c.trio.AdminToken()
@@ -220,7 +223,8 @@ func (c *cloud) startAgent(ctx context.Context, g *lab.GRPC) error {
 
 const user = "demo"
 
-// tenant creates the user, and gets a token with the user's password, as a tenant would.
+// tenant creates the user demo unless it exists, requests a token with the user's password, and returns it. It writes
+// the password and the token to files in the cloud's directory.
 func (c *cloud) tenant(ctx context.Context, g *lab.GRPC) (string, error) {
 	password, err := os.ReadFile(c.dir.Path("demo.password"))
 	made := errors.Is(err, os.ErrNotExist)
@@ -262,7 +266,8 @@ const (
 	banner = "TRIVET GUEST READY"
 )
 
-// boot creates and starts the VM through REST as the tenant, and returns the number of the boot to wait for.
+// boot creates the VM and starts it, unless it runs, through REST with the user's token. It returns the VM and the
+// number of banners that its console log contains when that start has succeeded.
 func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*lab.VM, int, error) {
 	rest := &lab.REST{Host: c.trio.Members[2], Token: token}
 	var list struct{ VMs []lab.VM }
@@ -286,7 +291,8 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 		c.say("VM %s is created (%s)", vm.Name, vm.ID)
 	}
 	if vm.State == "Running" {
-		// After `make down` the node agent may not have reported yet that the VM ended.
+		// After `make down`, the API reports the VM as running until the node agent has reported that it ended. Wait
+		// until the API reports another state or the VM's process exists.
 		if err := lab.Until(ctx, "VM "+vmName+" is as recorded", func(ctx context.Context) error {
 			if err := rest.Call(ctx, "GET", "/api/v1/vms/"+vm.ID, nil, vm); err != nil || vm.State != "Running" {
 				return err
@@ -298,7 +304,7 @@ func (c *cloud) boot(ctx context.Context, g *lab.GRPC, token, image string) (*la
 	}
 	boots := 1
 	if vm.State != "Running" {
-		// A VM that never ran has no console log.
+		// An error means that the VM never ran and so has no console log.
 		if log, err := g.ReadConsole(ctx, vm.ID); err == nil {
 			boots += strings.Count(log, banner)
 		}
@@ -338,7 +344,7 @@ Try:
 `, time.Since(c.began).Seconds(), relative(c.dir.Path("log")), token, vm.Name, relative(c.dir.Path("pid", "controlplane-1")))
 }
 
-// down stops the node agent, the guests and the control plane.
+// down stops the node agent, kills the guests, and stops the members.
 func (c *cloud) down(ctx context.Context) error {
 	c.describe(lab.Binaries{})
 	var errs []error

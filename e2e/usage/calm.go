@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-// calm is the largest share of one CPU that other processes may use before a round and, on average, during a run;
-// calmFor is the time over which it is measured before a round.
+// calm is the share of one CPU that the machine must not reach before a round, and other processes must not reach on
+// average during a run. calmFor is the time over which the share is measured before a round.
 const calm, calmFor = 0.25, 500 * time.Millisecond
 
-// Calm waits for an idle machine before each round of a benchmark and finds out whether other processes disturbed the
-// run. A benchmark gives no verdict on a disturbed run.
+// Calm waits until the machine is idle before each round of a benchmark (Await), and determines whether other processes
+// disturbed the run (Disturbed). A benchmark must not use the figures of a disturbed run.
 //
-// The other processes are those that existed when the Calm was made, without this process and the kernel's threads.
-// What their children use is counted when they wait for them, except for PID 1, which also waits for orphans of the
-// benchmark.
+// Other processes are those that existed when the Calm was created, except this process and kernel threads. The CPU
+// time of a child counts for its parent when the parent has waited for it. For PID 1 it is not counted, because PID 1
+// also waits for orphans of the benchmark.
 type Calm struct {
 	patience time.Duration
-	waited   bool // patience was used up
+	waited   bool // set when Await gave up because patience was used up
 	proc     fs.FS
 	others   map[int]process
 	began    time.Time
@@ -31,12 +31,12 @@ type Calm struct {
 
 // process identifies a process and holds the CPU time that it has used.
 type process struct {
-	started uint64 // ticks after the kernel's start; tells a process from a later one with the same PID
+	started uint64 // start time in ticks since boot; differs from that of a later process with the same PID
 	cpu     time.Duration
 }
 
-// NewCalm returns a Calm that waits no longer than patience, summed over all rounds. It reads /proc as mounted at the
-// time of the call, also if another /proc is mounted later.
+// NewCalm returns a Calm whose calls of Await together wait no longer than patience. It opens /proc now, so that it
+// sees the same processes even if the program mounts another /proc later.
 func NewCalm(patience time.Duration) (*Calm, error) {
 	proc, err := os.OpenRoot("/proc")
 	if err != nil {
@@ -55,7 +55,8 @@ func NewCalm(patience time.Duration) (*Calm, error) {
 	return c, err
 }
 
-// Await returns when the machine is idle, at once if no patience is left, or with an error when ctx ends.
+// Await waits until the machine is idle, before a round. It returns nil without waiting if the patience is used up;
+// Disturbed then reports that. It returns an error if ctx ends.
 func (c *Calm) Await(ctx context.Context) error {
 	for c.patience > 0 {
 		began := time.Now()
@@ -81,7 +82,7 @@ func (c *Calm) Await(ctx context.Context) error {
 	return nil
 }
 
-// Disturbed returns why the figures of the run so far must not be used, or "" if they may.
+// Disturbed returns the reason why the figures of the run so far must not be used, or "" if there is none.
 func (c *Calm) Disturbed() (string, error) {
 	now, err := processes(c.proc)
 	if err != nil {
@@ -96,7 +97,8 @@ func (c *Calm) Disturbed() (string, error) {
 	return "", nil
 }
 
-// used returns the CPU time that the processes of before have used until now. A process that ended is not counted.
+// used returns the CPU time that the processes in before have used between the two samples before and now. Processes
+// that have ended meanwhile are not counted.
 func used(before, now map[int]process) (sum time.Duration) {
 	for pid, p := range before {
 		if q, ok := now[pid]; ok && q.started == p.started {
@@ -106,7 +108,7 @@ func used(before, now map[int]process) (sum time.Duration) {
 	return sum
 }
 
-// processes returns all processes but kernel threads.
+// processes returns all processes in proc by PID, except kernel threads.
 func processes(proc fs.FS) (map[int]process, error) {
 	entries, err := fs.ReadDir(proc, ".")
 	if err != nil {
@@ -133,10 +135,10 @@ func processes(proc fs.FS) (map[int]process, error) {
 	return found, nil
 }
 
-// kernelThread is PF_KTHREAD of the kernel's include/linux/sched.h.
+// kernelThread is the flag PF_KTHREAD of the kernel's include/linux/sched.h, which marks kernel threads.
 const kernelThread = 0x200000
 
-// parseProcess parses /proc/PID/stat, and reports whether it is a kernel thread's.
+// parseProcess parses text, the content of /proc/PID/stat. thread is true if it is that of a kernel thread.
 func parseProcess(pid int, text string) (p process, thread bool, err error) {
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
@@ -147,7 +149,7 @@ func parseProcess(pid int, text string) (p process, thread bool, err error) {
 		err = errors.Join(err, failed)
 		return n
 	}
-	// Positions after the name: flags 6, utime 11, stime 12, cutime 13, cstime 14, starttime 19.
+	// Indexes of the fields after the name: flags 6, utime 11, stime 12, cutime 13, cstime 14, starttime 19.
 	ticks := number(11) + number(12)
 	if pid != 1 {
 		ticks += number(13) + number(14)

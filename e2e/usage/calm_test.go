@@ -28,14 +28,14 @@ func TestProcesses(t *testing.T) {
 	before, err := processes(proc)
 	require.NoError(t, err)
 	require.Equal(t, map[int]process{
-		1:  {1, 15 * tick}, // without what its children used
+		1:  {1, 15 * tick}, // for PID 1, the 1000 ticks of its children are not counted
 		30: {50, 125 * tick},
 		31: {60, 25 * tick},
 	}, before)
 
-	proc["30/stat"] = stat(64, 25, 5, 150, 50) // used 55 ticks more
-	proc["31/stat"] = stat(64, 9000, 0, 0, 99) // another process with the PID of one that ended
-	proc["32/stat"] = stat(64, 9000, 0, 0, 99) // started later
+	proc["30/stat"] = stat(64, 25, 5, 150, 50) // the process has used 55 more ticks, with its children
+	proc["31/stat"] = stat(64, 9000, 0, 0, 99) // a new process with the PID of one that has ended
+	proc["32/stat"] = stat(64, 9000, 0, 0, 99) // a process that did not exist before
 	now, err := processes(proc)
 	require.NoError(t, err)
 	require.Equal(t, 55*tick, used(before, now))
@@ -45,7 +45,8 @@ func TestProcesses(t *testing.T) {
 	require.EqualError(t, err, "process 33: 2 fields after the name in stat")
 }
 
-// TestDisturbed runs a busy process that existed before the run, and one that the run has started itself.
+// TestDisturbed checks that a busy process makes a run disturbed if it existed before the run, but not if it was
+// started during the run, and that a run is disturbed if Await used up its patience.
 func TestDisturbed(t *testing.T) {
 	busy := func(t *testing.T) {
 		cmd := exec.Command("sh", "-c", "while :; do :; done")
@@ -65,7 +66,7 @@ func TestDisturbed(t *testing.T) {
 
 	own, err := NewCalm(time.Nanosecond)
 	require.NoError(t, err)
-	own.others = nil // the other tests of this machine
+	own.others = nil // ignore processes that run on this machine beside the test
 	busy(t)
 	require.Empty(t, disturbed(own))
 	require.NoError(t, own.Await(context.Background()))

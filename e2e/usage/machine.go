@@ -31,7 +31,8 @@ func blocksOf(e fs.DirEntry) (uint64, bool) {
 	return uint64(st.Blocks), true
 }
 
-// Commit returns the commit that this program was built from, with a remark if files were changed after it.
+// Commit returns the text "commit" with the hash of the commit that this program was built from, or "unknown", and a
+// remark if there were uncommitted changes.
 func Commit() string {
 	revision, changed := "unknown", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -47,8 +48,8 @@ func Commit() string {
 	return "commit " + revision + changed
 }
 
-// Machine describes in one line what the results of a benchmark depend on: the commit, processor, memory, kernel, the
-// given versions of the measured programs, the disk of dir, and the load.
+// Machine returns one line of text with everything on which the results of a benchmark depend: the commit, processor,
+// memory, kernel, the given versions of the measured programs, the file system and fsync time of dir, and the load.
 func Machine(dir string, versions ...string) string {
 	model := "unknown processor"
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -66,7 +67,7 @@ func Machine(dir string, versions ...string) string {
 		unix.ByteSliceToString(u.Release[:]), strings.Join(what, "; "), filesystem(dir), fsync(dir), Load())
 }
 
-// Load returns the load averages over 1, 5 and 15 minutes.
+// Load returns the load averages over 1, 5 and 15 minutes as text, or "unknown".
 func Load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -86,7 +87,7 @@ func filesystem(dir string) string {
 	return fmt.Sprintf("file system 0x%x", s.Type)
 }
 
-// fsync returns the median time of 21 appends of 4 KiB, each followed by an fsync.
+// fsync returns, as text, the median time of 21 appends of 4 KiB to a file in dir, each followed by an fsync.
 func fsync(dir string) string {
 	f, err := os.Create(filepath.Join(dir, "fsync"))
 	if err != nil {
@@ -108,8 +109,8 @@ func fsync(dir string) string {
 	return figure.Median(took).Round(10 * time.Microsecond).String()
 }
 
-// Busy returns the CPU time that the whole machine has used: all but idle and iowait. The kernel counts it by ticks, so
-// that it may be some percent less than the exact sum over processes.
+// Busy returns the CPU time that the whole machine has used since boot, without idle and iowait. The kernel counts it
+// in ticks, so it may be some percent less than the sum over all processes, which is exact.
 func Busy() (time.Duration, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -125,7 +126,7 @@ func parseBusy(text string) (time.Duration, error) {
 		return 0, errors.New("no line cpu in /proc/stat")
 	}
 	var ticks uint64
-	// Fields: user nice system idle iowait irq softirq steal. The guest times after them are already included in user.
+	// The fields are user nice system idle iowait irq softirq steal. The guest times that follow are included in user.
 	for i, f := range fields[1:9] {
 		if i == 3 || i == 4 {
 			continue

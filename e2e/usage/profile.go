@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// Profile starts perf, which records into a file where processes spend CPU time until stop is called. It returns an
-// error if perf is not installed.
+// Profile starts `perf record`, which writes CPU profiles of the processes pids to a file until stop is called. It
+// returns an error if perf cannot be started.
 func Profile(ctx context.Context, file string, pids ...int) (stop func(), err error) {
 	var list []string
 	for _, pid := range pids {
@@ -24,6 +24,6 @@ func Profile(ctx context.Context, file string, pids ...int) (stop func(), err er
 	}
 	return func() {
 		_ = cmd.Process.Signal(syscall.SIGINT)
-		_ = cmd.Wait() // perf ends by the signal
+		_ = cmd.Wait() // its error only reports the SIGINT
 	}, nil
 }

@@ -1,9 +1,8 @@
-// Package usage measures what processes use of a machine (CPU, bytes written, memory), and describes the machine. All
-// data comes from /proc. The package does not depend on what the processes do.
+// Package usage measures the CPU time, bytes written and memory of processes, from /proc, and describes the machine.
 //
-// Bytes written are write_bytes of /proc/PID/io: what the process caused to be sent to the disk, counted when a page
-// becomes dirty. A page that is written again before it reaches the disk counts once; file system metadata is not
-// counted. Reading the value of another user's process requires root.
+// Bytes written are the field write_bytes of /proc/PID/io: the bytes of pages that the process made dirty and that are
+// therefore sent to the disk. A page that is written again before it reaches the disk counts once; file system metadata
+// is not counted. Reading the field of another user's process requires root.
 package usage
 
 import (
@@ -17,21 +16,22 @@ import (
 	"time"
 )
 
-// tick is the unit of times in /proc (USER_HZ, 100 on every Linux of this architecture).
+// tick is the unit of times in /proc: USER_HZ is 100 per second on x86-64 Linux.
 const tick = 10 * time.Millisecond
 
-// Sample holds what processes have used since they started.
+// Sample holds the CPU time and bytes written of processes since they started.
 type Sample struct {
-	CPU     time.Duration // user and system, all threads
-	Written uint64        // bytes
+	CPU     time.Duration // user and system time of all threads
+	Written uint64        // bytes sent to the disk
 }
 
-// Since returns what was used between an earlier sample and s.
+// Since returns the CPU time and bytes that were used between the sample earlier and the sample s.
 func (s Sample) Since(earlier Sample) Sample {
 	return Sample{CPU: s.CPU - earlier.CPU, Written: s.Written - earlier.Written}
 }
 
-// Of returns the sum over processes. A process that is gone is an error: its usage would be missing from a difference.
+// Of returns the sum of the usage of processes. It returns an error if one of them has ended, because the difference to
+// an earlier sample would then be too small.
 func Of(pids ...int) (sum Sample, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -56,10 +56,11 @@ func Of(pids ...int) (sum Sample, err error) {
 	return sum, nil
 }
 
-// Tree returns the usage of a process and its children, including children that have ended: for a server that forks a
-// process per connection. Of grandchildren it includes only those that a child has waited for.
+// Tree returns the usage of a process and its children, including children that have ended. It is for a server that
+// forks a process per connection. Grandchildren are included only after a child has waited for them.
 func Tree(pid int) (sum Sample, err error) {
-	// A child that ends between two readings is counted twice or not at all: repeat until the children did not change.
+	// A child that ends between two readings would be counted twice or not at all: repeat until the set of children is
+	// the same before and after the readings.
 	for range 10 {
 		before, err := Children(pid)
 		if err != nil {
@@ -83,7 +84,7 @@ func Tree(pid int) (sum Sample, err error) {
 	return Sample{}, fmt.Errorf("process %d starts and ends children all the time", pid)
 }
 
-// Children returns the processes that a process has started and not waited for.
+// Children returns the pids of a process's children that it has not waited for.
 func Children(pid int) (pids []int, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
@@ -99,8 +100,8 @@ func Children(pid int) (pids []int, err error) {
 	return pids, nil
 }
 
-// reapedBy returns the CPU time of the children that pids have waited for. The kernel already includes their written
-// bytes.
+// reapedBy returns the sum of the CPU time of those children that the processes pids have waited for. The bytes that
+// these children wrote are already included in their parent's write_bytes.
 func reapedBy(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -116,13 +117,13 @@ func reapedBy(pids ...int) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// Memory is the resident memory of processes in bytes, summed: a page shared by two counts twice.
+// Memory is the sum of the resident memory of processes in bytes. A page that two of them share counts twice.
 type Memory struct {
 	Resident  uint64
-	Anonymous uint64 // without file pages, which the kernel can reclaim
+	Anonymous uint64 // the part of Resident without file pages, which the kernel can reclaim
 }
 
-// MemoryOf returns the sum over processes.
+// MemoryOf returns the sum of the memory of processes. It returns an error if one of them has ended.
 func MemoryOf(pids ...int) (sum Memory, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -140,10 +141,12 @@ func MemoryOf(pids ...int) (sum Memory, err error) {
 	return sum, nil
 }
 
-// parseStat returns the user plus system time in /proc/PID/stat. The name in parentheses may contain any character.
+// parseStat returns the user plus system time in text, the content of /proc/PID/stat. The process name in it, in
+// parentheses, may contain any character, even a parenthesis.
 func parseStat(text []byte) (time.Duration, error) { return parseTimes(text, 11) }
 
-// parseTimes returns the sum of two consecutive fields, counted from 0 after the name in parentheses.
+// parseTimes returns the sum of two consecutive times in the content of /proc/PID/stat: the fields from and from+1,
+// counted from 0 after the name in parentheses.
 func parseTimes(text []byte, from int) (time.Duration, error) {
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < from+2 {
@@ -160,7 +163,7 @@ func parseTimes(text []byte, from int) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// parseField returns the number in a line "name: number unit".
+// parseField returns the number in the line of text that has the form "name: number unit".
 func parseField(text []byte, name string) (uint64, error) {
 	for line := range strings.Lines(string(text)) {
 		key, value, ok := strings.Cut(line, ":")
@@ -176,8 +179,8 @@ func parseField(text []byte, name string) (uint64, error) {
 	return 0, fmt.Errorf("no %s", name)
 }
 
-// DiskOf returns the disk space allocated to the files beneath a directory, in bytes. A file that vanishes meanwhile is
-// not counted.
+// DiskOf returns the disk space that is allocated to the files beneath a directory, in bytes. Files that are removed
+// meanwhile are not counted.
 func DiskOf(dir string) (uint64, error) {
 	var sum uint64
 	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {

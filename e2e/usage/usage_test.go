@@ -12,7 +12,7 @@ import (
 )
 
 func TestStat(t *testing.T) {
-	// The name contains text that a careless parser would take for fields.
+	// The process name, in parentheses, contains a parenthesis and text that looks like fields.
 	got, err := parseStat([]byte("4242 (a ) b 1 2) S 1 4242 4242 0 -1 4194560 1 2 3 4 150 50 9 9 20 0 12 0 100 1 1\n"))
 	require.NoError(t, err)
 	require.Equal(t, 2*time.Second, got)
@@ -53,7 +53,7 @@ func TestUsageOfThisProcess(t *testing.T) {
 	m, err := MemoryOf(os.Getpid())
 	require.NoError(t, err)
 	require.Greater(t, m.Resident, m.Anonymous)
-	_, err = Of(os.Getpid(), 1<<22+1) // above the kernel's highest pid
+	_, err = Of(os.Getpid(), 1<<22+1) // higher than the kernel's highest possible pid
 	require.ErrorContains(t, err, "read CPU time")
 }
 
@@ -61,7 +61,7 @@ func TestTreeIncludesRunningAndEndedChildren(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	require.NoError(t, err)
 	defer reader.Close()
-	// A shell whose children work: one ends, one waits until the shell's input ends.
+	// A shell with two children that use CPU: the first ends, the second then waits until the shell's input ends.
 	cmd := exec.Command("sh", "-c", `i=0; (while [ $i -lt 60000 ]; do i=$((i+1)); done); (while [ $i -lt 60000 ]; do i=$((i+1)); done; echo; read x) & echo; read x`)
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestTreeIncludesRunningAndEndedChildren(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, all.CPU, alone.CPU)
 	require.NoError(t, in.Close())
-	_ = cmd.Wait() // read found the end of its input
+	_ = cmd.Wait() // the exit code is 1, because the shell's read found the end of its input
 	_, err = Tree(cmd.Process.Pid)
 	require.ErrorContains(t, err, "read children")
 }

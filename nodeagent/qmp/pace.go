@@ -36,7 +36,7 @@ func newPacedReader(nc net.Conn, closing <-chan struct{}) *pacedReader {
 	}
 }
 
-// Read reads from the connection, and then pauses if more than byteRate was read.
+// Read reads from the connection. It then pauses as long as needed to keep the average at byteRate bytes per second.
 func (r *pacedReader) Read(p []byte) (int, error) {
 	n, err := r.nc.Read(p)
 	if n > 0 {

@@ -195,8 +195,8 @@ func (v *vm) sleep(m Reconciled, pause time.Duration) bool {
 	return true
 }
 
-// removeIfGone removes the VM from the Loop, unless the VM has a desired state and is not released, or its desired
-// state has changed. It reports whether it removed the VM.
+// removeIfGone removes the VM from the Loop if the VM has no desired state or is released. It does nothing if the desired
+// state has changed since change. It reports whether it removed the VM.
 func (v *vm) removeIfGone(change uint64) bool {
 	v.loop.mu.Lock()
 	defer v.loop.mu.Unlock()

@@ -112,7 +112,7 @@ type Security struct {
 	TPM        bool
 }
 
-// Normalize sets fields that are not set to the defaults of the wire contract. It changes no other field.
+// Normalize gives each unset field its default in the wire contract. It changes no other field.
 func (s *Spec) Normalize() {
 	if s.CPU == nil {
 		s.CPU = &CPU{VCPUs: 1}

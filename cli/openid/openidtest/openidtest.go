@@ -1,5 +1,5 @@
 // Package openidtest is a small OpenID provider over HTTP for tests. It serves the authorization code flow for public
-// clients and verifies PKCE. Every request is logged in as Provider.Subject, without a prompt.
+// clients and verifies PKCE. It redirects every valid authorization request at once, with Provider.Subject as the user.
 package openidtest
 
 import (
@@ -23,15 +23,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Provider serves at Issuer. The hooks are optional; set them before the first request.
+// Provider is a running OpenID provider with the URL Issuer. Its function fields are optional; a test sets them before
+// the first request.
 type Provider struct {
 	Issuer, ClientID, Subject string
 	Now                       time.Time
-	// Configuration, Redirect and Claims change the responses.
+	// Configuration changes the discovery document, Redirect the parameters of the redirect, and Claims those of the ID
+	// token, before they are sent.
 	Configuration func(map[string]any)
 	Redirect      func(url.Values)
 	Claims        func(map[string]any)
-	// Token replaces the handler of the token endpoint.
+	// Token, if set, serves requests to the token endpoint instead of the provider.
 	Token http.HandlerFunc
 
 	key *ecdsa.PrivateKey
@@ -42,7 +44,7 @@ type Provider struct {
 	last   url.Values
 }
 
-// New serves until the test ends.
+// New starts a provider that serves until the test ends. now is the time at which its ID tokens are issued.
 func New(t *testing.T, now time.Time) *Provider {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -58,14 +60,14 @@ func New(t *testing.T, now time.Time) *Provider {
 	return p
 }
 
-// Issued returns all ID tokens issued so far.
+// Issued returns all ID tokens that the provider has issued.
 func (p *Provider) Issued() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]string(nil), p.issued...)
 }
 
-// Asked returns the query of the last authorization request.
+// Asked returns the query parameters of the last valid authorization request.
 func (p *Provider) Asked() url.Values {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,5 +162,5 @@ func answer(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client may have disconnected
+	_ = json.NewEncoder(w).Encode(v) // fails if the client has disconnected, which does not matter
 }

@@ -58,8 +58,8 @@ type tokenAnswer struct {
 	ExpiresAt string `json:"expires_at"`
 }
 
-// postToken issues a token to any caller, as the wire contract requires. Without the right password the token is
-// unauthenticated.
+// postToken issues a token to any caller, as the wire contract requires. With a wrong or missing password the token is
+// marked as unauthenticated and grants no rights.
 func (s *Service) postToken(w *rest.Response, r *http.Request) (any, error) {
 	w.Failure = "TOKEN_ISSUE_FAILED"
 	var in tokenBody

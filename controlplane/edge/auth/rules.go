@@ -16,7 +16,7 @@ type Method string
 // verb returns the method's name without its service, such as GetVm, for messages.
 func (m Method) verb() string { return string(m[strings.LastIndexByte(string(m), '/')+1:]) }
 
-// Scope is the kind of tenant that a method acts on, and how a call chooses it.
+// Scope states on which kind of tenant (the cloud, an org or a project) a method acts, and how a call names the tenant.
 type Scope uint8
 
 const (

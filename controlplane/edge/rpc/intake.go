@@ -55,8 +55,8 @@ const (
 // Limits of one server. Calls beyond them get ResourceExhausted. The first five count calls whose message is
 // incomplete:
 const (
-	// maxUnproven is the most calls of unauthenticated callers. Each uses at most MaxHeaders and window bytes, in
-	// buffers up to 1.5 times as large: 112 KiB each, 224 MiB in total.
+	// maxUnproven is the maximum number of concurrent calls of unauthenticated callers. A call holds at most MaxHeaders
+	// plus window bytes. Its buffers are up to 1.5 times as large: 112 KiB per call, 224 MiB in total.
 	maxUnproven = 2048
 	// maxUnprovenOf is the most calls of unauthenticated callers from one address.
 	maxUnprovenOf = 512
@@ -315,9 +315,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the next message can be read, and returns an error when the time limit has passed. The time limit
-// starts with the headers of the call or, in a client stream, with the first byte of the message. Before that byte the
-// stream is idle and counts against no budget.
+// wait waits until the next message can be read, and returns the result of poll. It returns an error when the time limit
+// has passed. many is true for a client stream. The time limit starts with the headers of the call or, in a client
+// stream, with the first byte of the message. Before that byte the stream is idle and counts against no budget.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {

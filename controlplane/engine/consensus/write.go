@@ -25,8 +25,8 @@ type write struct {
 	cuts  bool   // whether the batch truncates a log
 }
 
-// after has the actions of a group that must wait until a write is durable: responses are delivered, then the function
-// then is called.
+// after holds what a group does once a write is durable. First the responses are delivered, afterwards the function in
+// the field then is called.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message

@@ -12,8 +12,8 @@ import (
 // command is applied again: it must be the same on all members.
 const MaxProposals = 100_000
 
-// sweepInterval is the number of new proposal IDs after which the stored entries that have only forgotten IDs are
-// deleted.
+// sweepInterval is the number of new proposal IDs between two sweeps. A sweep deletes the stored entries that contain only
+// IDs older than the last MaxProposals.
 const sweepInterval = 8192
 
 // proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in

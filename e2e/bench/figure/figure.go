@@ -1,5 +1,5 @@
-// Package figure computes quantiles of samples and prints a Markdown table of figures: what was measured, for Trivet
-// and for a peer in the same run, a value, and its target. It does not depend on what is measured.
+// Package figure computes quantiles of samples and formats figures as a Markdown table. Each row shows what was
+// measured, the results of Trivet and of a peer in the same run, a value, and the target for that value.
 //
 // Quantiles are nearest-rank: always one of the samples, never an interpolated value.
 package figure
@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Quantile returns the smallest sample that at least q (0 to 1) of all samples do not exceed; the zero value if there
-// are no samples.
+// Quantile returns the smallest sample such that a fraction of at least q (0 to 1) of all samples do not exceed it. It
+// returns the zero value if there are no samples.
 func Quantile[T cmp.Ordered](samples []T, q float64) T {
 	var none T
 	if len(samples) == 0 {
@@ -24,21 +24,22 @@ func Quantile[T cmp.Ordered](samples []T, q float64) T {
 	return sorted[min(max(rank, 0), len(sorted)-1)]
 }
 
-// Median returns the Quantile at one half.
+// Median returns Quantile(samples, 0.5).
 func Median[T cmp.Ordered](samples []T) T { return Quantile(samples, 0.5) }
 
-// Row is one line of a table. It may have a target, which is an upper bound of Value.
+// Row is one line of a table. What describes the measurement; Ours and Peer are the formatted results of Trivet and of
+// the system that it is compared with.
 type Row struct {
 	What, Ours, Peer string
-	// Value is compared with AtMost; an AtMost of 0 means that there is no target.
+	// Value is the figure with a target, and AtMost its target, an upper bound; 0 means no target.
 	Value, AtMost float64
 	// Unit is the unit of Value and AtMost, such as "×", "ms", "MB".
 	Unit string
-	// Note holds remarks for the reader, such as spread and rounds.
+	// Note is text for the last column, such as the number of rounds and the spread of the results.
 	Note string
 }
 
-// Met reports whether the target is met; it is true for a row without target.
+// Met reports whether Value is at most AtMost. It reports true for a row without a target.
 func (r Row) Met() bool { return r.AtMost == 0 || r.Value <= r.AtMost }
 
 func (r Row) cells() []string {
@@ -57,7 +58,7 @@ func (r Row) cells() []string {
 
 var heads = []string{"what", "ours", "peer", "figure", "target", "", "note"}
 
-// WithoutTargets returns the rows without their targets, so that a table of them has no verdicts.
+// WithoutTargets returns a copy of the rows without their targets, so that Markdown prints no verdicts for them.
 func WithoutTargets(rows []Row) []Row {
 	rows = slices.Clone(rows)
 	for i := range rows {
@@ -66,7 +67,7 @@ func WithoutTargets(rows []Row) []Row {
 	return rows
 }
 
-// Markdown returns a table of the rows.
+// Markdown returns the rows as a Markdown table with a heading.
 func Markdown(rows []Row) string {
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }

@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// Domain describes a guest that is equal for both sides of the comparison: q35 of a given version, emulated (TCG), one
-// virtio disk, perhaps over a backing file, a serial port into a file, virtio-rng, a balloon, a panic device and a
-// generation id.
+// Domain describes a libvirt guest with the same devices as the Trivet guest that it is compared with: a q35 machine
+// that is emulated (TCG), one virtio disk, perhaps with a backing file, a serial port that writes to a file,
+// virtio-rng, a balloon, a panic device and a generation id.
 type Domain struct {
 	Name, UUID string
-	Machine    string // such as pc-q35-7.2
-	CPUMaximum bool   // QEMU's "max"; otherwise qemu64
+	Machine    string // QEMU's machine type, such as pc-q35-7.2
+	CPUMaximum bool   // selects QEMU's CPU model max, otherwise qemu64
 	VCPUs      int
 	MemoryMiB  uint64
-	// Kernel, Initrd and Cmdline are for a direct boot; without Kernel the guest boots from the disk.
+	// Kernel, Initrd and Cmdline are for a direct kernel boot. If Kernel is "", the guest boots from its disk.
 	Kernel, Initrd, Cmdline string
-	// Disk is the path of a QCOW2 file, Base that of its backing file ("" for none).
+	// Disk is the path of the disk's QCOW2 file, Base that of its backing file ("" for none).
 	Disk, Base string
 	// Serial is the file that receives the output of the serial port.
 	Serial string
-	// Ports is the number of PCIe root ports.
+	// Ports is the number of PCIe root ports, to which the devices are attached.
 	Ports int
-	// TBSizeMiB bounds the cache of translated code.
+	// TBSizeMiB is the size limit of TCG's cache of translated code (translation blocks).
 	TBSizeMiB int
 }
 
@@ -35,7 +35,7 @@ func (d Domain) Write(dir string) (string, error) {
 	return path, os.WriteFile(path, []byte(d.XML()), 0o644)
 }
 
-// XML returns the domain in libvirt's format.
+// XML returns the domain as libvirt's domain XML.
 func (d Domain) XML() string {
 	var b strings.Builder
 	add := func(format string, args ...any) {
@@ -86,6 +86,6 @@ func (d Domain) XML() string {
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a Builder returns no error
+	_ = xml.EscapeText(&b, []byte(s)) // its only error would be that of the Builder, which returns none
 	return b.String()
 }

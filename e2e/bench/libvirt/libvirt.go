@@ -1,10 +1,11 @@
-// Package libvirt runs a private libvirt beside any libvirt of the host, for a comparison: its configuration, state and
-// sockets are in memory in the mount namespace of the caller, and vanish with it.
+// Package libvirt runs a second libvirt beside any libvirt of the host, to compare Trivet with it. Its configuration,
+// state and sockets are on tmpfs in the mount namespace of the caller, and end with that namespace.
 //
-// It is libvirt as in Debian, except for what a host without systemd and without a security module requires: QEMU runs
-// as root, with no security driver. That reduces libvirt's work and so does not favour Trivet.
+// It is Debian's libvirt with the default configuration, except that QEMU runs as root and without a security driver,
+// because the host may have no systemd and no security module. That reduces libvirt's work, so it does not favour
+// Trivet.
 //
-// The caller must run as root in its own mount namespace; see [Mount].
+// The caller must run as root in its own mount namespace and call [Mount] before [Start].
 package libvirt
 
 import (
@@ -24,16 +25,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dirs lists the directories that libvirt uses.
+// dirs lists the directories that libvirt uses; Mount mounts a tmpfs over each.
 var dirs = []string{"/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/cache/libvirt", "/var/log/libvirt"}
 
-// Prepare creates the missing directories, so that Mount can mount over them, and returns a function that removes the
-// ones that it created. Call it outside of the mount namespace.
+// Prepare creates the missing ones of libvirt's directories, so that Mount can mount over them, and returns undo, which
+// removes those that it created. Prepare must be called in the host's mount namespace, not in that of Mount.
 func Prepare() (undo func(), err error) {
 	var made []string
 	undo = func() {
 		for _, dir := range made {
-			_ = os.Remove(dir) // fails, as it should, if it is not empty any more
+			_ = os.Remove(dir) // the error, if it has content from others, is ignored
 		}
 	}
 	for _, dir := range dirs {
@@ -45,7 +46,8 @@ func Prepare() (undo func(), err error) {
 			return nil, err
 		}
 	}
-	// libvirt creates a cgroup of this name for all of its machines, and leaves it behind.
+	// libvirt creates a cgroup `machine` for all of its guests and does not remove it. Let undo remove it, unless it
+	// exists already.
 	groups, err := filepath.Glob("/sys/fs/cgroup/*")
 	if err != nil {
 		return nil, err
@@ -58,7 +60,7 @@ func Prepare() (undo func(), err error) {
 	return undo, nil
 }
 
-// Mount mounts tmpfs over libvirt's directories, in this mount namespace only.
+// Mount mounts a tmpfs over each of libvirt's directories, in this process's mount namespace only.
 func Mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -68,7 +70,7 @@ func Mount() error {
 			return fmt.Errorf("mount %s: %w", dir, err)
 		}
 	}
-	// libvirt requires its user to exist even if QEMU does not run as that user.
+	// libvirt requires the user and group libvirt-qemu even if QEMU runs as root: add them if the host has none.
 	for path, line := range map[string]string{
 		"/etc/passwd": "libvirt-qemu:x:65533:65533::/:/usr/sbin/nologin\n", "/etc/group": "libvirt-qemu:x:65533:\n",
 	} {
@@ -90,7 +92,7 @@ func Mount() error {
 	return nil
 }
 
-// Daemon is a running libvirt.
+// Daemon is a running virtlogd and libvirtd.
 type Daemon struct {
 	dir   string
 	procs []*exec.Cmd
@@ -102,10 +104,10 @@ group = "root"
 security_driver = "none"
 `
 
-// startWithin bounds the start, during which libvirt queries QEMU's capabilities.
+// startWithin is the timeout of Start. libvirtd runs QEMU to query its capabilities before it serves.
 const startWithin = time.Minute
 
-// Start starts virtlogd and libvirtd and waits until virsh can connect. dir receives their logs and the domains' files.
+// Start starts virtlogd and libvirtd and waits until virsh can connect. Their logs are written to dir.
 func Start(ctx context.Context, dir string) (*Daemon, error) {
 	if err := os.WriteFile("/etc/libvirt/qemu.conf", []byte(settings), 0o644); err != nil {
 		return nil, err
@@ -131,7 +133,7 @@ func Start(ctx context.Context, dir string) (*Daemon, error) {
 	}
 }
 
-// said returns the end of libvirtd's log.
+// said returns the last 1000 bytes of libvirtd's log.
 func (d *Daemon) said() []byte {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "libvirtd.log"))
 	return text[max(0, len(text)-1000):]
@@ -161,10 +163,10 @@ func (d *Daemon) virsh(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Create runs `virsh create`, which defines and starts a transient domain from an XML file.
+// Create starts a transient domain (guest) from an XML file with `virsh create`.
 func (d *Daemon) Create(ctx context.Context, file string) error { return d.virsh(ctx, "create", file) }
 
-// PID returns the pid of a domain's QEMU, or 0 if the domain does not run.
+// PID returns the pid of the QEMU process of the domain with that name, or 0 if the domain does not run.
 func (d *Daemon) PID(name string) int {
 	text, err := os.ReadFile(filepath.Join("/run/libvirt/qemu", name+".pid"))
 	if err != nil {
@@ -174,19 +176,19 @@ func (d *Daemon) PID(name string) int {
 	return pid
 }
 
-// Destroy forces a domain off.
+// Destroy forces the domain with that name off, with `virsh destroy`.
 func (d *Daemon) Destroy(ctx context.Context, name string) error {
 	return d.virsh(ctx, "destroy", name)
 }
 
-// Close stops both daemons. Domains must have been destroyed.
+// Close stops libvirtd and virtlogd. All domains must have been destroyed before.
 func (d *Daemon) Close() error {
 	var errs []error
 	for i := len(d.procs) - 1; i >= 0; i-- {
 		p := d.procs[i]
 		_ = p.Process.Signal(syscall.SIGTERM)
 		cut := time.AfterFunc(10*time.Second, func() { _ = p.Process.Kill() })
-		_ = p.Wait() // it ends by the signal
+		_ = p.Wait() // its error, if any, only reports the signal
 		if !cut.Stop() {
 			errs = append(errs, fmt.Errorf("%s did not end and was killed", p.Path))
 		}

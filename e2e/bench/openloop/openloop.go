@@ -1,13 +1,12 @@
-// Package openloop sends HTTP requests at a fixed rate, regardless of the responses, and measures each latency from
-// when the request was due: if the server stalls, the requests that were due meanwhile count too (no coordinated
-// omission).
+// Package openloop sends HTTP requests at a fixed rate, regardless of the responses. It measures each latency from the
+// time when the request was due, not from when it was sent. So if the server stalls, the requests that become due
+// meanwhile are measured as slow too (no coordinated omission).
 //
-// It is made to use little CPU beside a server on the same machine: requests are bytes that were built in advance,
-// connections are kept open, and one goroutine serves one connection. It knows HTTP/1.1 and does not interpret
-// contents.
+// The package uses little CPU, because the server is on the same machine: requests are bytes that were built in
+// advance, connections are reused, and each connection has one goroutine. It sends HTTP/1.1 and does not decode bodies.
 //
-// Each target has a bounded number of connections. A request that is due while all of them are busy is sent by the next
-// free one, and its latency includes the wait.
+// Each target has a fixed number of connections. A request that is due while all of them are busy waits for the next
+// free one, and its latency includes that wait.
 package openloop
 
 import (
@@ -23,39 +22,42 @@ import (
 	"time"
 )
 
-// answerWithin is the timeout for dialing, and for a request and its response including the body.
+// answerWithin is the timeout for dialing a connection, and that for one request and its response with the body.
 const answerWithin = 10 * time.Second
 
-// Call is one request.
+// Call is one HTTP request that Run sends.
 type Call struct {
-	// Kind groups latencies.
+	// Kind is the name under which Result collects the latencies and failures of similar requests.
 	Kind string
-	// Target is an index into Options.Targets.
+	// Target is the index in Options.Targets of the server that receives the request.
 	Target int
-	// Request is the complete request in wire format.
+	// Request is the complete HTTP/1.1 request, with head and body, as it is sent.
 	Request []byte
-	// Want is the status of a successful response.
+	// Want is the only HTTP status that counts as success.
 	Want int
 }
 
 // Options configures a run; all fields are required.
 type Options struct {
-	Targets []string // host:port
-	// Conns is the number of connections per target.
+	Targets []string // the host:port of each server
+	// Conns is the number of connections to each target.
 	Conns int
-	// Rate is in requests per second; Calls are sent in order, Calls[i] at i/Rate after the start.
+	// Rate is the number of requests per second to all targets together. Calls are sent in order: Calls[i] is due
+	// i/Rate seconds after the start.
 	Rate  float64
 	Calls []Call
 }
 
 // Result holds the measurements of a run.
 type Result struct {
-	// Latencies holds the latencies of the successes by kind, from when each request was due.
+	// Latencies holds, by Call.Kind, the times from when a request was due until its response, of successful requests.
 	Latencies map[string][]time.Duration
-	// Failed counts, by kind, the requests with another status or no response. First is the error of one of them.
+	// Failed counts, by Call.Kind, the requests with no response or with a status other than Call.Want. First is the
+	// error of one of them.
 	Failed map[string]int
 	First  error
-	// Late holds how long after its due time each request was sent: the delay by the generator and by busy connections.
+	// Late holds, for each request, how long after its due time it was sent, because the generator was late or all
+	// connections were busy.
 	Late []time.Duration
 }
 
@@ -89,14 +91,15 @@ type job struct {
 	due  time.Time
 }
 
-// Run sends all calls and returns when each has succeeded or failed. The error is that of the options or of ctx.
+// Run sends all calls and returns when each has succeeded or failed. A failed call is part of the result. Run returns
+// an error only if the options are invalid or ctx ends.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if len(o.Targets) == 0 || o.Conns < 1 || o.Rate <= 0 {
 		return Result{}, errors.New("an open loop needs targets, connections and a rate")
 	}
 	queues := make([]chan job, len(o.Targets))
 	for i := range queues {
-		queues[i] = make(chan job, len(o.Calls)) // so that sending never blocks
+		queues[i] = make(chan job, len(o.Calls)) // has room for all calls, so send never blocks
 	}
 	results := make([]Result, len(o.Targets)*o.Conns)
 	var workers sync.WaitGroup
@@ -141,7 +144,7 @@ func send(ctx context.Context, o Options, queues []chan job) error {
 	return nil
 }
 
-// conn is a connection that is dialed when needed.
+// conn is a connection to one target. It is dialed before the first request, and again after it was closed.
 type conn struct {
 	addr string
 	c    net.Conn
@@ -182,7 +185,8 @@ func (c *conn) do(call *Call) error {
 	return nil
 }
 
-// exchange sends a request and reads the response. It closes the connection unless it can be reused.
+// exchange sends a request and reads the response. It closes the connection after an error, and if the server will not
+// reuse it.
 func (c *conn) exchange(call *Call) (err error) {
 	again := false
 	defer func() {

@@ -30,7 +30,7 @@ func TestCallsReuseConnections(t *testing.T) {
 	addr := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		conns.Store(r.RemoteAddr, true)
 		asked.Add(1)
-		fmt.Fprint(w, strings.Repeat("x", 5000)) // chunked
+		fmt.Fprint(w, strings.Repeat("x", 5000)) // so long that the response is chunked
 	})
 	var calls []Call
 	for i := range 100 {
@@ -61,7 +61,8 @@ func TestUnexpectedStatusFailsOneCall(t *testing.T) {
 	require.Len(t, r.Latencies["/good"], 1)
 }
 
-// TestLatencyCountsFromDueTime checks that a server which stalls is charged for the requests that became due meanwhile.
+// TestLatencyCountsFromDueTime stalls the server during the first of two requests, and checks that the second request,
+// which becomes due meanwhile, is measured from when it was due.
 func TestLatencyCountsFromDueTime(t *testing.T) {
 	gate := make(chan struct{})
 	came := make(chan struct{}, 1)
@@ -70,7 +71,8 @@ func TestLatencyCountsFromDueTime(t *testing.T) {
 	r, err := Run(t.Context(), Options{Targets: []string{addr}, Conns: 1, Rate: 1e6, Calls: []Call{get("/", 0, 200), get("/", 0, 200)}})
 	require.NoError(t, err)
 	require.Len(t, r.Latencies["/"], 2)
-	// The second request was due at once but could be sent only after the first response.
+	// The second request was due at once but had to wait for the first response, since there is one connection. The
+	// millisecond is for the time between the two due times.
 	require.Greater(t, r.Late[1], r.Latencies["/"][0]-time.Millisecond)
 }
 

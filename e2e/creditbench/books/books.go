@@ -1,5 +1,5 @@
-// Package books computes the sums that a ledger must hold after a known load, and compares them with those that the
-// ledger reports. It is pure arithmetic, and independent of the ledger and of the load.
+// Package books computes the sums that a ledger must have after a known load, and compares them with the sums that the
+// ledger reports.
 package books
 
 import "fmt"
@@ -7,12 +7,13 @@ import "fmt"
 // Books holds the sums over all wallets of a ledger.
 type Books struct {
 	Wallets, Transactions, Reservations int64
-	// Deposited, Consumed and Reserved are in units of credit; Balance is Deposited minus Consumed.
+	// Deposited, Consumed, Reserved and Balance are in units of credit. Balance is Deposited minus Consumed.
 	Deposited, Consumed, Reserved, Balance int64
 }
 
-// After returns the sums of wallets that began with a deposit each, after pairs of a reservation and a commit of all of
-// it. A deposit is one transaction, a pair two.
+// After returns the sums that a ledger must have after a number of wallets were created with a deposit each, and after
+// a number of pairs: a pair reserves an amount and commits the complete reservation. A deposit makes one transaction,
+// a pair makes two.
 func After(wallets, deposit, pairs, amount int64) Books {
 	return Books{
 		Wallets: wallets, Transactions: wallets + 2*pairs, Reservations: pairs,
@@ -20,7 +21,7 @@ func After(wallets, deposit, pairs, amount int64) Books {
 	}
 }
 
-// Compare returns an error that names the first sum that differs from must.
+// Compare returns an error that names the first sum of b that differs from the one in must, or nil if all are equal.
 func (b Books) Compare(must Books) error {
 	for _, sum := range []struct {
 		name      string

@@ -1,7 +1,7 @@
-// Package members runs Trivet as a bank to be measured: one member or three of the normal program, called over gRPC.
+// Package members runs Trivet as a ledger that creditbench measures: one or three members, called over gRPC.
 //
-// The package does not depend on what is measured. Calls are made as the administrator, who has access to every
-// project. With three members calls go to them in rotation, so that two of three are forwarded to the leader.
+// Calls are made as the administrator, who has access to every project. With three members, callers are distributed
+// among them in rotation, so two of three calls are forwarded to the leader.
 package members
 
 import (
@@ -23,21 +23,22 @@ import (
 )
 
 const (
-	// connections is the number of connections to each member, which callers share.
+	// connections is the number of gRPC connections to each member, which the callers share.
 	connections = 4
-	// fillers is the number of concurrent callers of Fill.
+	// fillers is the number of wallets that Fill creates concurrently.
 	fillers = 64
 	org     = "bench"
 )
 
-// Bank is a set of running members.
+// Bank is a cluster of running members, with connections to all of them.
 type Bank struct {
 	trio  *lab.Trio
 	conns []*lab.GRPC
-	asks  []creditv1.CreditServiceClient // one per connection
+	asks  []creditv1.CreditServiceClient // one client per connection
 }
 
-// Start starts n members (1 or 3) beneath dir and waits until they serve. After an error none runs.
+// Start starts n members (1 or 3) with their files beneath dir and the programs in bin, and waits until they serve.
+// extra holds additional flags for every member. If Start returns an error, it has stopped all members.
 func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Bank, err error) {
 	b := &Bank{trio: lab.NewTrio(lab.Dir(dir), lab.In(bin))}
 	b.trio.Extra = slices.Concat(lab.Unlimited, extra)
@@ -50,7 +51,7 @@ func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Ban
 	if err := b.trio.Prepare(); err != nil {
 		return nil, err
 	}
-	// The members run under an unprivileged uid, which must be able to reach its directory from here.
+	// The members run under an unprivileged uid, which must be able to open files beneath dir.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -82,10 +83,10 @@ func Start(ctx context.Context, dir, bin string, n int, extra ...string) (_ *Ban
 
 func (b *Bank) ids() []int { return slices.Sorted(maps.Keys(b.trio.Members)) }
 
-// Connect does nothing: callers share connections.
+// Connect does nothing, because callers share the connections that Start made.
 func (b *Bank) Connect(context.Context, int) error { return nil }
 
-// Fill creates projects, and their wallets with a deposit each.
+// Fill creates a project for each name in wallets, and in it a wallet with a first balance of deposit.
 func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error {
 	if err := b.conns[0].EnsureProject(ctx, org, ""); err != nil {
 		return fmt.Errorf("make org: %w", err)
@@ -114,7 +115,7 @@ func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error 
 
 func (b *Bank) ask(caller int) creditv1.CreditServiceClient { return b.asks[caller%len(b.asks)] }
 
-// Pair reserves an amount and commits all of it.
+// Pair reserves an amount in the wallet of a project and commits the complete reservation.
 func (b *Bank) Pair(ctx context.Context, caller int, wallet string, amount int64) error {
 	ask := b.ask(caller)
 	r, err := ask.CreateReservation(ctx, &creditv1.CreateReservationRequest{
@@ -129,7 +130,8 @@ func (b *Bank) Pair(ctx context.Context, caller int, wallet string, amount int64
 	return nil
 }
 
-// Books makes the ledger recompute everything, and returns the sums. A wallet that does not add up is an error.
+// Books returns the sums over all wallets. It first lets the control plane audit the ledger, that is, recompute each
+// wallet from its journal, and returns an error if a wallet has a problem.
 func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	audit, err := b.ask(0).AuditLedger(ctx, &creditv1.AuditLedgerRequest{})
 	if err != nil {
@@ -167,7 +169,7 @@ func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	}
 }
 
-// PIDs returns the pids of the members. A member that has stopped is an error.
+// PIDs returns the pids of all members. It returns an error if a member has stopped.
 func (b *Bank) PIDs() (pids []int, err error) {
 	for _, id := range b.ids() {
 		pid := b.trio.Dir.Running(b.trio.Name(id))
@@ -179,7 +181,7 @@ func (b *Bank) PIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// Usage returns what the members have used.
+// Usage returns the sum of the CPU time and bytes written of all members.
 func (b *Bank) Usage() (usage.Sample, error) {
 	pids, err := b.PIDs()
 	if err != nil {
@@ -188,7 +190,7 @@ func (b *Bank) Usage() (usage.Sample, error) {
 	return usage.Of(pids...)
 }
 
-// Close kills the members: their data is not needed any more.
+// Close closes the connections and kills the members, whose data is not needed any more.
 func (b *Bank) Close() error {
 	var errs []error
 	for _, c := range b.conns {

@@ -1,9 +1,10 @@
-// Package postgres runs PostgreSQL as a bank to be measured: a private cluster of Debian's package, reachable only by a
-// unix socket, that stores what Trivet's ledger stores (schema.sql) and does each step in its own transaction.
+// Package postgres runs PostgreSQL as the ledger that creditbench compares Trivet with: a new database cluster of
+// Debian's package, reachable only over a unix socket. It stores the same data as Trivet's ledger (schema.sql) and
+// executes each step, reserve or commit, in its own transaction.
 //
-// The package does not depend on what is measured. Settings are the defaults, with fsync and synchronous_commit on,
-// except those that an administrator would raise: shared_buffers, max_wal_size, max_connections. The locale is C. In
-// PostgreSQL's favour, it has no idempotency keys, no audit log, and no running sum of each type in each transaction.
+// The settings are PostgreSQL's defaults, with fsync and synchronous_commit on, except those that an administrator
+// would raise: shared_buffers, max_wal_size, max_connections. The locale is C. Unlike Trivet, the schema has no
+// idempotency keys, no audit log, and no running sum of each type in each transaction, which favours PostgreSQL.
 package postgres
 
 import (
@@ -35,7 +36,8 @@ var (
 	sums string
 )
 
-// owner is the user that the server runs as; Debian's package creates it.
+// owner is the name of the operating system's user that the server runs as, which Debian's package creates, and of the
+// database's superuser.
 const owner = "postgres"
 
 const (
@@ -48,17 +50,18 @@ var settings = []string{
 	"listen_addresses=", "fsync=on", "synchronous_commit=on", "shared_buffers=256MB", "max_wal_size=4GB", "max_connections=300",
 }
 
-// Settings returns the settings that differ from those of initdb.
+// Settings returns the server's settings, other than the addresses that it listens on, as text for the report.
 func Settings() string { return strings.Join(settings[1:], ", ") }
 
-// Bank is a running cluster.
+// Bank is a running PostgreSQL server with a ledger.
 type Bank struct {
 	dir  lab.Dir
 	pool *pgxpool.Pool // nil until Connect succeeds
 }
 
-// Start creates a cluster beneath dir with the programs in bin, and waits until it serves. Other users must be able to
-// reach dir. After an error nothing runs.
+// Start creates a database cluster beneath dir with PostgreSQL's programs in bin, starts the server, waits until it
+// serves, and creates the tables. The directories above dir must be accessible to all users. If Start returns an error,
+// it has stopped the server.
 func Start(ctx context.Context, dir, bin string) (_ *Bank, err error) {
 	b := &Bank{dir: lab.Dir(dir)}
 	defer func() {
@@ -101,7 +104,7 @@ func Start(ctx context.Context, dir, bin string) (_ *Bank, err error) {
 func (b *Bank) data() string   { return b.dir.Path("data") }
 func (b *Bank) socket() string { return b.dir.Path("socket") }
 
-// prepare creates the directories of the server, which only its user can access.
+// prepare creates the server's directories, which only its user can access, and returns the uid of that user.
 func (b *Bank) prepare() (uid int, err error) {
 	u, err := user.Lookup(owner)
 	if err != nil {
@@ -118,11 +121,11 @@ func (b *Bank) prepare() (uid int, err error) {
 			return 0, err
 		}
 	}
-	// The server changes to its directory by the full path.
+	// The server opens its data directory by the full path, so its user must be able to search dir.
 	return uid, os.Chmod(string(b.dir), 0o755)
 }
 
-// Connect opens a pool with at most one connection per caller.
+// Connect replaces the connection pool by one with a connection per caller, but at most maxCallers connections.
 func (b *Bank) Connect(ctx context.Context, callers int) error {
 	config, err := pgxpool.ParseConfig(fmt.Sprintf("host='%s' user=%s database=postgres pool_max_conns=%d", b.socket(), owner, min(callers, maxCallers)))
 	if err != nil {
@@ -148,7 +151,7 @@ func (b *Bank) hangUp() {
 	b.pool = nil
 }
 
-// Fill creates wallets with a deposit each, and updates the planner's statistics.
+// Fill creates wallets, each with a first balance of deposit, updates the planner's statistics and makes a checkpoint.
 func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error {
 	const wallet = `insert into wallet select unnest($1::text[]), 'bench', 1, $2::bigint, 0, $2::bigint, 0, 0, 1, now_ms(), now_ms()`
 	const top = `insert into journal select unnest($1::text[]), 1, gen_random_uuid(), 1, $2::bigint, $2::bigint, 'initial balance', '', null, now_ms(), 'bench'`
@@ -165,9 +168,10 @@ func (b *Bank) Fill(ctx context.Context, wallets []string, deposit int64) error 
 	return nil
 }
 
-// Pair reserves an amount and commits all of it: two transactions, each one round trip of a prepared statement.
+// Pair reserves an amount and commits the complete reservation, in two transactions. Each is one call of a prepared
+// statement, in one round trip.
 func (b *Bank) Pair(ctx context.Context, _ int, wallet string, amount int64) error {
-	// Ids in the order of time, as in Trivet: new ones fall on the same pages of the index.
+	// UUIDs of version 7 increase with time, as in Trivet, so that new ones are inserted into the same index pages.
 	var ids [4][16]byte
 	for i := range ids {
 		id, err := uuid.NewV7()
@@ -186,7 +190,8 @@ func (b *Bank) Pair(ctx context.Context, _ int, wallet string, amount int64) err
 	return nil
 }
 
-// Books recomputes the sums from the journal and the reservations. A wallet that does not add up is an error.
+// Books returns the sums, recomputed from the journal and the reservations. It returns an error if a wallet's row
+// differs from its recomputed sums.
 func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	var bad int64
 	err = b.pool.QueryRow(ctx, sums).Scan(&sum.Wallets, &sum.Transactions, &sum.Reservations, &sum.Deposited, &sum.Consumed, &sum.Reserved, &sum.Balance, &bad)
@@ -196,7 +201,7 @@ func (b *Bank) Books(ctx context.Context) (sum books.Books, err error) {
 	return sum, err
 }
 
-// PIDs returns the pids of the server and of its children.
+// PIDs returns the pids of the server and of its child processes, which serve the connections.
 func (b *Bank) PIDs() ([]int, error) {
 	pid := b.dir.Running(name)
 	if pid == 0 {
@@ -206,7 +211,7 @@ func (b *Bank) PIDs() ([]int, error) {
 	return append(children, pid), err
 }
 
-// Usage returns what the server and its backends have used.
+// Usage returns the CPU time and bytes written of the server and of its child processes, including ended ones.
 func (b *Bank) Usage() (usage.Sample, error) {
 	pid := b.dir.Running(name)
 	if pid == 0 {
@@ -215,7 +220,7 @@ func (b *Bank) Usage() (usage.Sample, error) {
 	return usage.Tree(pid)
 }
 
-// Close stops the server with its fast shutdown (SIGINT), which disconnects clients.
+// Close stops the server with PostgreSQL's fast shutdown (SIGINT), which does not wait for clients to disconnect.
 func (b *Bank) Close() error {
 	b.hangUp()
 	if b.dir.Running(name) == 0 {

@@ -9,19 +9,20 @@ import (
 	"time"
 )
 
-// Answer is the result of one request: when it was due, when its response came, and its error.
+// Answer is the result of one request: the time when it was due, the time when it had succeeded or failed, and its
+// error.
 type Answer struct {
 	Due, Done time.Time
 	Err       error
 }
 
-// Took returns the time from when the request was due until its response.
+// Took returns the request's latency: the time from when it was due until it had succeeded or failed.
 func (a Answer) Took() time.Duration { return a.Done.Sub(a.Due) }
 
-// Answers holds the results of a run.
+// Answers holds the results of the requests of a run.
 type Answers []Answer
 
-// Latencies returns the times that successful requests took.
+// Latencies returns the latencies of the successful requests.
 func (all Answers) Latencies() (took []time.Duration) {
 	for _, a := range all {
 		if a.Err == nil {
@@ -31,7 +32,7 @@ func (all Answers) Latencies() (took []time.Duration) {
 	return took
 }
 
-// Failed returns the number of failed requests, and the first error.
+// Failed returns the number of failed requests and the error of the first of them in all, or nil if none failed.
 func (all Answers) Failed() (n int, first error) {
 	for _, a := range all {
 		if a.Err != nil {
@@ -54,7 +55,7 @@ func (all Answers) Within(from, until time.Time) (some Answers) {
 	return some
 }
 
-// LongestGap returns the longest time between from and until in which no request succeeded.
+// LongestGap returns the longest time, within the time between from and until, in which no request succeeded.
 func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	moments := []time.Time{from, until}
 	for _, a := range all {
@@ -70,8 +71,9 @@ func (all Answers) LongestGap(from, until time.Time) time.Duration {
 	return longest
 }
 
-// Closed makes n requests in all from concurrent callers, numbered from 0, in a closed loop: each caller sends its next
-// request when it has its response. A failed request is a result; the returned error is that of ctx.
+// Closed makes n requests in a closed loop: each of the concurrent callers sends its next request when the last one has
+// ended. It calls ask for each request with the number of the caller and of the request, both from 0. If ask fails,
+// that is part of the results; the returned error is that of ctx.
 func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, caller, i int) error) (Answers, error) {
 	all := make(Answers, n)
 	var next atomic.Int64
@@ -93,9 +95,9 @@ func Closed(ctx context.Context, callers, n int, ask func(ctx context.Context, c
 	return all, ctx.Err()
 }
 
-// For makes requests from concurrent callers in a closed loop for a time, at least one per caller. It waits for
-// requests that are in flight at the end, so ask must give its context a deadline. A failed request is a result; the
-// returned error is that of ctx. The results are in no particular order.
+// For makes requests in a closed loop, as Closed does, but for a time instead of a number of requests, and at least one
+// per caller. It waits for the requests that are in flight at the end, so ask must set a deadline for its request. If
+// ask fails, that is part of the results; the returned error is that of ctx. The results are not in order of time.
 func For(ctx context.Context, callers int, length time.Duration, ask func(ctx context.Context, caller int) error) (Answers, error) {
 	each := make([]Answers, callers)
 	until := time.Now().Add(length)
@@ -112,10 +114,10 @@ func For(ctx context.Context, callers int, length time.Duration, ask func(ctx co
 	return slices.Concat(each...), ctx.Err()
 }
 
-// mostOpen bounds the requests in flight of an open loop.
+// mostOpen is the maximum number of requests in flight of an Open; with more, it stops with an error.
 const mostOpen = 10_000
 
-// Open makes requests at a fixed rate, regardless of the responses, until it is stopped.
+// Open makes requests in an open loop, that is, at a fixed rate regardless of the responses, until Stop is called.
 type Open struct {
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -123,7 +125,8 @@ type Open struct {
 	err    error
 }
 
-// StartOpen makes rate requests per second. ask must give its context a deadline, so that each request ends.
+// StartOpen starts to make rate requests per second and returns at once. It calls ask for each request with the number
+// of the request, from 0. ask must set a deadline for its request, because Stop waits for all requests.
 func StartOpen(ctx context.Context, rate float64, ask func(ctx context.Context, i int) error) *Open {
 	stopping, cancel := context.WithCancel(ctx)
 	o := &Open{cancel: cancel, done: make(chan struct{})}
@@ -165,7 +168,8 @@ func (o *Open) run(ctx, stopping context.Context, rate float64, ask func(ctx con
 	}
 }
 
-// Stop sends no more requests, waits for those in flight, and returns all results.
+// Stop ends the loop, waits for the requests in flight, and returns the results of all requests. It returns an error if
+// there were too many requests in flight at any time.
 func (o *Open) Stop() (Answers, error) {
 	o.cancel()
 	<-o.done

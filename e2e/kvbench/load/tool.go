@@ -1,5 +1,5 @@
-// Package load sends requests to servers of etcd's API and measures the latency of each: with etcd's own program
-// `benchmark` where that has the case, otherwise with generators of its own. It is the same for both kinds of servers.
+// Package load sends requests to servers of etcd's API and measures the latency of each. It runs etcd's own program
+// `benchmark`, and has load generators for what that program cannot express. The load is the same for Trivet and etcd.
 package load
 
 import (
@@ -13,15 +13,16 @@ import (
 	"time"
 )
 
-// Tool runs etcd's program `benchmark`.
+// Tool runs etcd's program `benchmark`. Binary is its path.
 type Tool struct {
 	Binary    string
-	Endpoints []string // host:port; connections go to them in rotation
-	// Conns is the number of connections, Clients the number of callers that share them.
+	Endpoints []string // the servers, as host:port; the tool distributes its connections among them
+	// Conns is the number of connections; Clients is the number of concurrent callers that share them. 0 means 1.
 	Conns, Clients int
 }
 
-// Run runs one command of the tool and parses the summaries that it prints; a number other than wanted is an error.
+// Run runs a command of the tool, such as "put" with its flags, and returns the summaries that it prints. It returns an
+// error if their number is not wanted.
 func (t Tool) Run(ctx context.Context, wanted int, args ...string) ([]Summary, error) {
 	flags := []string{
 		"--precise", "--endpoints", strings.Join(t.Endpoints, ","), "--conns", strconv.Itoa(max(t.Conns, 1)), "--clients", strconv.Itoa(max(t.Clients, 1)),
@@ -42,7 +43,8 @@ func (t Tool) Run(ctx context.Context, wanted int, args ...string) ([]Summary, e
 	return got, nil
 }
 
-// last keeps the last 1024 bytes written to it: a progress bar is long.
+// last is a writer that discards all but the last 1024 bytes written to it, because the tool prints a long progress bar
+// before its error.
 type last struct{ to *bytes.Buffer }
 
 func (l *last) Write(p []byte) (int, error) {
@@ -53,23 +55,24 @@ func (l *last) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Summary is one report of the tool.
+// Summary is one report of the tool on a group of requests.
 type Summary struct {
 	Took    time.Duration
-	Rate    float64 // successes per second
+	Rate    float64 // successful requests per second
 	Slowest time.Duration
-	// quantiles is keyed by percent; see Quantile.
+	// quantiles maps a percentage, such as 99, to the latency; see Quantile.
 	quantiles map[float64]time.Duration
-	// Failed is the number of failed requests, which the other figures exclude.
+	// Failed is the number of failed requests. The other fields are about the successful ones only.
 	Failed int
 }
 
 // Count returns the number of successful requests.
 func (s Summary) Count() int { return int(s.Rate*s.Took.Seconds() + 0.5) }
 
-// Quantile returns a latency; percent must be 10, 25, 50, 75, 90, 95, 99 or 99.9. The tool omits quantiles that are 0,
-// as its watch latencies are when an event came before the response of its put: Quantile then returns 0. It also omits
-// those that it has too few samples for: Quantile then returns the slowest.
+// Quantile returns the latency that percent of the requests did not exceed; percent must be 10, 25, 50, 75, 90, 95, 99
+// or 99.9. The tool does not print quantiles that are 0, such as watch latencies when events arrive before the response
+// of their put: Quantile then returns 0. It also does not print quantiles for which it has too few samples: Quantile
+// then returns the slowest latency.
 func (s Summary) Quantile(percent float64) time.Duration {
 	if q, ok := s.quantiles[percent]; ok {
 		return q
@@ -80,11 +83,12 @@ func (s Summary) Quantile(percent float64) time.Duration {
 	return 0
 }
 
-// Parse parses the whole output of the tool. It returns an error with the first failure if all requests failed.
+// Parse returns the summaries in the complete output of the tool. It returns an error if all requests of a report
+// failed, because the tool then prints no summary; the error contains the first failure.
 func Parse(text string) (all []Summary, err error) {
 	var now *Summary
 	failing, first := false, ""
-	orphans := 0 // failures in reports without a success, which have no summary
+	orphans := 0 // the number of failed requests in reports in which none succeeded; these have no summary
 	for number, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
 		switch {
@@ -121,7 +125,7 @@ func Parse(text string) (all []Summary, err error) {
 	return all, nil
 }
 
-// parseFailed returns the count in "[12] the error".
+// parseFailed returns the count of failed requests in a line of the form "[12] the error".
 func parseFailed(line string) (int, error) {
 	count, _, ok := strings.Cut(strings.TrimPrefix(line, "["), "]")
 	if !ok {
@@ -130,7 +134,7 @@ func parseFailed(line string) (int, error) {
 	return strconv.Atoi(count)
 }
 
-// parse reads a line of a report; it ignores lines that hold no figure.
+// parse adds the figure in a line of a report to s. It ignores lines without a known figure.
 func (s *Summary) parse(line string) error {
 	if percent, value, ok := strings.Cut(line, "% in "); ok {
 		p, err := strconv.ParseFloat(percent, 64)
@@ -156,7 +160,7 @@ func (s *Summary) parse(line string) error {
 	return err
 }
 
-// seconds parses "0.25 secs.".
+// seconds parses a duration as the tool prints it, such as "0.25 secs.".
 func seconds(text string) (time.Duration, error) {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, " secs."), 64)
 	return time.Duration(v * float64(time.Second)), err

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestParse parses real output of the tool and small parts of it.
+// TestParse checks that Parse returns the figures of real output of the tool, and of shortened and faulty output.
 func TestParse(t *testing.T) {
 	datadriven.RunTest(t, "testdata/parse", func(t *testing.T, d *datadriven.TestData) string {
 		text := d.Input

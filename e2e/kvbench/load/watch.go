@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Watchers is a set of watches, with goroutines that read their events.
+// Watchers is a set of etcd watches. Goroutines read their events and measure the delay of each.
 type Watchers struct {
 	cancel  context.CancelFunc
 	streams []clientv3.Watcher
@@ -22,8 +22,9 @@ type Watchers struct {
 	first  error           // guarded by mu
 }
 
-// StartWatchers begins perStream watches on each of several streams, the i-th of all on key(i), and returns when the
-// server has confirmed that each was created. An event whose value was made by Stamp yields a delay.
+// StartWatchers creates perStream watches on each of several gRPC streams, and returns when the servers have confirmed
+// all of them. The watch with the number i, from 0 over all streams, watches key(i). Events are measured only if their
+// value was made by Stamp.
 func StartWatchers(ctx context.Context, clients []*clientv3.Client, streams, perStream int, key func(i int) string) (*Watchers, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	w := &Watchers{cancel: cancel}
@@ -68,7 +69,7 @@ func (w *Watchers) read(events clientv3.WatchChan, begun chan<- error) {
 	}
 }
 
-// Await waits until n events have arrived, and returns the delay of each from its Stamp.
+// Await waits until n events have arrived in all, and returns their delays: the times from Stamp's sent to the arrival.
 func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	for {
 		w.mu.Lock()
@@ -88,7 +89,7 @@ func (w *Watchers) Await(ctx context.Context, n int) ([]time.Duration, error) {
 	}
 }
 
-// Close ends the watches and waits for the readers.
+// Close cancels the watches and waits until the goroutines that read their events have ended.
 func (w *Watchers) Close() error {
 	w.cancel()
 	var errs []error
@@ -101,7 +102,8 @@ func (w *Watchers) Close() error {
 	return errors.Join(errs...)
 }
 
-// Stamp returns a value that begins with the time when it was sent, padded to n bytes.
+// Stamp returns a value of at least n bytes that contains the time when it was sent, from which Watchers computes the
+// delay of an event.
 func Stamp(sent time.Time, n int) string {
 	text := strconv.FormatInt(sent.UnixNano(), 10) + " "
 	for len(text) < n {

@@ -18,14 +18,14 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/lab"
 )
 
-// Ports of etcd: its usual one for clients, and one for peers that no member of ours uses.
+// Ports of the etcd servers: the standard port for clients, and for peers one that no Trivet member uses.
 const (
 	etcdClients = 2379
 	etcdPeers   = 2390
 )
 
-// Etcd returns three servers of the program bin/etcd beneath dir, with default settings except the quota and mutual TLS
-// between members.
+// Etcd returns three etcd servers that run the program etcd in the directory bin, with their files beneath dir. Their
+// settings are etcd's defaults, except for the quota and mutual TLS between the servers. It starts no server.
 func Etcd(dir, bin string) (*Trio, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {
@@ -66,7 +66,8 @@ func etcdFlags(name func(int) string, id int) []string {
 	}
 }
 
-// writeCertificates writes an authority and one certificate for all three addresses, valid for a day.
+// writeCertificates creates a certificate authority and one certificate, for the addresses of all three servers, and
+// writes them with the certificate's key to dir. They are valid for a day.
 func writeCertificates(dir string, now time.Time) error {
 	template := x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kvbench"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),

@@ -1,8 +1,8 @@
-// Package subject runs the servers to be measured: three of ours or of etcd, on 127.0.0.1 to .3, with the same
-// durability and both with mutual TLS between members. For a client they differ only in the port.
+// Package subject runs the servers that kvbench measures: three Trivet members or three etcd servers, on 127.0.0.1 to
+// .3. Both kinds give the same durability and use mutual TLS between members. For a client they differ only in the
+// port.
 //
-// The package does not depend on what is measured. All files of the servers are beneath one directory, which the caller
-// removes.
+// All files of the servers are beneath one directory, which the caller must remove.
 package subject
 
 import (
@@ -25,13 +25,13 @@ import (
 // Members is the number of servers in every Trio.
 const Members = 3
 
-// quota is the quota of the key space in bytes, for both kinds: more than any measurement loads.
+// quota is the quota in bytes of the key space of both kinds of servers. No measurement loads that much.
 const quota = 16 << 30
 
-// stopWithin is how long a server may take to stop after SIGTERM.
+// stopWithin is the time that a server has to stop after SIGTERM; after that it is killed.
 const stopWithin = time.Minute
 
-// Trio is a cluster of three servers of one kind.
+// Trio is a cluster of three servers, all Trivet members or all etcd servers. Members have the ids 1 to 3.
 type Trio struct {
 	dir  lab.Dir
 	port int
@@ -39,21 +39,22 @@ type Trio struct {
 	run  func(id int) error
 }
 
-// Dir returns the directory of all files of the cluster.
+// Dir returns the directory that holds all files of the cluster.
 func (t *Trio) Dir() string { return string(t.dir) }
 
-// DataDir returns the directory of a member's data.
+// DataDir returns the data directory of a member.
 func (t *Trio) DataDir(id int) string { return t.dir.Path(t.name(id)) }
 
-// LogFile returns the path of a member's output.
+// LogFile returns the path of the file with a member's output.
 func (t *Trio) LogFile(id int) string { return t.dir.LogFile(t.name(id)) }
 
 func host(id int) string { return fmt.Sprintf("127.0.0.%d", id) }
 
-// Endpoint returns the address of a member for clients, without TLS.
+// Endpoint returns the host:port at which a member accepts clients without TLS.
 func (t *Trio) Endpoint(id int) string { return fmt.Sprintf("%s:%d", host(id), t.port) }
 
-// Endpoints returns the addresses of all members, in rotation from member first.
+// Endpoints returns the endpoints of all members in order of id, rotated so that the one of the member with the id
+// first is at the beginning.
 func (t *Trio) Endpoints(first int) (all []string) {
 	for i := range Members {
 		all = append(all, t.Endpoint((first-1+i)%Members+1))
@@ -61,7 +62,7 @@ func (t *Trio) Endpoints(first int) (all []string) {
 	return all
 }
 
-// PIDs returns the pids of the members; if a member has stopped, it returns an error with the end of its output.
+// PIDs returns the pids of all members. If a member does not run, PIDs returns an error with the end of its output.
 func (t *Trio) PIDs() (pids []int, err error) {
 	for id := 1; id <= Members; id++ {
 		pid := t.dir.Running(t.name(id))
@@ -73,7 +74,7 @@ func (t *Trio) PIDs() (pids []int, err error) {
 	return pids, nil
 }
 
-// tail returns the last 2 KiB of a member's output.
+// tail returns the last 2 KiB of a member's output, or the text of the error if it cannot be read.
 func (t *Trio) tail(id int) string {
 	f, err := os.Open(t.LogFile(id))
 	if err != nil {
@@ -91,7 +92,7 @@ func (t *Trio) tail(id int) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Start starts all members.
+// Start starts all members and returns without waiting until they serve; see Await.
 func (t *Trio) Start() error {
 	for id := 1; id <= Members; id++ {
 		if err := t.run(id); err != nil {
@@ -101,7 +102,7 @@ func (t *Trio) Start() error {
 	return nil
 }
 
-// Await waits until every member serves a linearizable read.
+// Await waits until every member has served a linearizable read. It returns an error if a member stops or ctx ends.
 func (t *Trio) Await(ctx context.Context) error {
 	for id := 1; id <= Members; id++ {
 		c, err := Dial(t.Endpoint(id))
@@ -135,7 +136,7 @@ func (t *Trio) await(ctx context.Context, id int, c *clientv3.Client) error {
 	}
 }
 
-// Leader returns the member that reports itself as leader.
+// Leader returns the id of the member whose Status names itself as the leader.
 func (t *Trio) Leader(ctx context.Context) (int, error) {
 	var last error
 	for id := 1; id <= Members; id++ {
@@ -157,7 +158,7 @@ func (t *Trio) Leader(ctx context.Context) (int, error) {
 	return 0, errors.Join(errors.New("no member says that it leads"), last)
 }
 
-// Stop stops all members with SIGTERM, concurrently, so that none waits for another.
+// Stop stops all running members with SIGTERM at the same time, and waits until they have ended.
 func (t *Trio) Stop() error {
 	ended := make(chan error, Members)
 	for id := 1; id <= Members; id++ {
@@ -177,7 +178,7 @@ func (t *Trio) stop(id int) error {
 	return t.dir.Stop(t.name(id), stopWithin)
 }
 
-// Kill sends SIGKILL to all running members: for data that is not needed any more.
+// Kill ends all running members with SIGKILL, when their data is not needed any more.
 func (t *Trio) Kill() error {
 	var errs []error
 	for id := 1; id <= Members; id++ {
@@ -188,7 +189,8 @@ func (t *Trio) Kill() error {
 	return errors.Join(errs...)
 }
 
-// Dial returns a client that reconnects at once, so that a wait measures the server and not the client's backoff.
+// Dial returns an etcd client that tries to reconnect every 5 ms, so that a wait for a server does not include the
+// client's backoff.
 func Dial(endpoints ...string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
 		Endpoints: endpoints,

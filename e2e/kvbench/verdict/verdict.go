@@ -1,8 +1,8 @@
-// Package verdict compares the figures of our store and of a peer, round by round: medians, spread, ratio, and whether
-// the target is met. It does not depend on how or on what was measured.
+// Package verdict compares the figures of Trivet's store with those of a peer, such as etcd, each measured in several
+// rounds. It formats medians, spread and ratio as a Markdown table, with a verdict that says whether a target is met.
 //
-// A target has two bounds: one that must be reached and one that is aimed at. A missed target is reported, not an
-// error.
+// A target has two bounds: one that must be reached and one that is aimed at. A missed target appears in the table and
+// is not an error.
 package verdict
 
 import (
@@ -13,22 +13,23 @@ import (
 	"github.com/trivet-cloud/trivet/e2e/bench/figure"
 )
 
-// Target holds the bounds for a figure. The zero value means that there is no target.
+// Target holds two bounds for a figure: Must has to be reached, and Aim is the stricter one that is aimed at. The zero
+// value means that there is no target.
 type Target struct {
 	Must, Aim float64
-	// Least makes the bounds lower bounds: more is better.
+	// Least makes both bounds lower bounds (more is better) instead of upper bounds.
 	Least bool
-	// Absolute applies the bounds to our median, in the row's unit, instead of its ratio to the peer's.
+	// Absolute applies the bounds to the median of Ours, in the row's unit, instead of to its ratio to that of Peer.
 	Absolute bool
 }
 
-// AtLeast returns lower bounds on the ratio.
+// AtLeast returns a target with lower bounds on the ratio of our median to the peer's.
 func AtLeast(must, aim float64) Target { return Target{Must: must, Aim: aim, Least: true} }
 
-// AtMost returns upper bounds on the ratio.
+// AtMost returns a target with upper bounds on the ratio of our median to the peer's.
 func AtMost(must, aim float64) Target { return Target{Must: must, Aim: aim} }
 
-// Within returns upper bounds on our own median.
+// Within returns a target with upper bounds on our median, in the row's unit, regardless of the peer.
 func Within(must, aim float64) Target { return Target{Must: must, Aim: aim, Absolute: true} }
 
 func (t Target) reached(value, bound float64) bool {
@@ -52,19 +53,20 @@ func (t Target) String() string {
 	return fmt.Sprintf("%s %g / %g", sign, t.Must, t.Aim)
 }
 
-// Row holds one figure of both systems.
+// Row is one line of the table: a figure of both systems in all rounds, and its target.
 type Row struct {
 	What string
-	// Unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or empty for a count.
+	// Unit is the unit of the figures: "/s", "µs", "ms", "s", "B", "MB", or "" for a count.
 	Unit string
-	// Ours and Peer hold one figure per round. If the systems alternate, equal indexes belong to the same round.
+	// Ours and Peer hold one figure per round. If both have the same length, equal indexes are of the same round.
 	Ours, Peer []float64
 	Target     Target
-	// Note is printed in the last column, after the spread.
+	// Note is text that is printed in the last column, after the spread.
 	Note string
 }
 
-// Ratio returns our median divided by the peer's. It reports false if either is missing or the peer's is 0.
+// Ratio returns the median of Ours divided by that of Peer. It returns false if either has no figures or the median of
+// Peer is 0.
 func (r Row) Ratio() (float64, bool) {
 	if len(r.Ours) == 0 || len(r.Peer) == 0 || figure.Median(r.Peer) == 0 {
 		return 0, false
@@ -72,7 +74,8 @@ func (r Row) Ratio() (float64, bool) {
 	return figure.Median(r.Ours) / figure.Median(r.Peer), true
 }
 
-// Verdict returns "aim met", "met", "**missed**", "not measured", or "" for a row without target.
+// Verdict compares the row with its target. It returns "aim met", "met" if only the bound Must is reached,
+// "**missed**", "not measured" if there is no figure to compare, or "" for a row without target.
 func (r Row) Verdict() string {
 	if r.Target == (Target{}) {
 		return ""
@@ -130,7 +133,8 @@ func spread(whose string, series []float64) string {
 	return fmt.Sprintf("%s %s to %s", whose, Number(slices.Min(series)), Number(slices.Max(series)))
 }
 
-// pairs returns the spread of the per-round ratios, which shows how much conditions varied between rounds.
+// pairs returns the lowest and the highest of the rounds' ratios, formatted for the column of notes. It returns "" if
+// Ours and Peer have different numbers of rounds.
 func (r Row) pairs() string {
 	if len(r.Ours) != len(r.Peer) || len(r.Ours) == 0 || slices.Min(r.Peer) == 0 {
 		return ""
@@ -153,7 +157,7 @@ func Number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// WithoutTargets returns the rows without their targets, so that a table of them has no verdicts.
+// WithoutTargets returns a copy of the rows without their targets, so that Markdown prints no verdicts for them.
 func WithoutTargets(rows []Row) []Row {
 	rows = slices.Clone(rows)
 	for i := range rows {
@@ -162,7 +166,7 @@ func WithoutTargets(rows []Row) []Row {
 	return rows
 }
 
-// Markdown returns a table of the rows, with the peer's name as the heading of its column.
+// Markdown returns the rows as a Markdown table. peer is the heading of the column with the peer's figures.
 func Markdown(peer string, rows []Row) string {
 	heads := []string{"what", "ours", peer, "ratio", "must / aim", "", "note"}
 	var b strings.Builder

@@ -18,7 +18,8 @@ type Directory struct {
 	Members []uint64 // the first configuration; empty if the member joins an existing cluster
 }
 
-// Directory returns the Directory that PutDirectory stored. In a new data directory found is false.
+// Directory returns the identity of the data directory that PutDirectory stored; found is false if nothing was stored
+// yet.
 func (e *Engine) Directory() (d Directory, found bool, err error) {
 	v, err := e.get([]byte(keyDirectory))
 	if v == nil || err != nil {
