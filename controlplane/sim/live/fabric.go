@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// endpoint is the name of a network endpoint: "m1" to "m3" are the members, "h1" and following the hosts.
+// endpoint is the network name of a member ("m1" to "m3") or of a host ("h1", "h2" and so on).
 type endpoint string
 
-// Errors of the simulated network. If a call fails with errLost, the message may have arrived; with errNoRoute, it has
-// not.
+// Errors of the simulated network. After errLost it is unknown whether the message arrived. After errNoRoute it has
+// certainly not arrived.
 var (
 	errLost    = errors.New("the connection broke")
 	errNoRoute = errors.New("cannot be reached")
@@ -21,8 +21,8 @@ var (
 // retransmitTime is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
 const retransmitTime = 3 * time.Second
 
-// fabric is the network between members and hosts. It delays messages, and the connection between two endpoints can be
-// cut in either direction.
+// fabric simulates the network between members and hosts. It delays messages. Each of the two directions between two
+// endpoints can be cut separately.
 type fabric struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -42,7 +42,7 @@ func (n *fabric) cut(a, b endpoint) {
 	n.announce()
 }
 
-// healNetwork ends all cuts, so that messages arrive again.
+// healNetwork ends all cuts of the network.
 func (n *fabric) healNetwork() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -55,7 +55,8 @@ func (n *fabric) announce() {
 	n.changed = make(chan struct{})
 }
 
-// open reports whether messages from a to b arrive, and returns a channel that is closed when that may have changed.
+// open reports whether messages from endpoint a to endpoint b arrive now. The returned channel is closed when any cut
+// begins or ends.
 func (n *fabric) open(a, b endpoint) (bool, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -72,8 +73,8 @@ func (n *fabric) delay() time.Duration {
 	return time.Duration(100+n.rng.IntN(2000)) * time.Microsecond
 }
 
-// pass waits for the network delay of a message from a to b. If the direction is cut, it waits up to retransmitTime
-// longer and then returns errLost.
+// pass simulates the way of one message from endpoint a to endpoint b: it waits for the network delay. If this
+// direction is cut, it then waits up to retransmitTime for the end of the cut, and otherwise returns errLost.
 func (n *fabric) pass(ctx context.Context, a, b endpoint) error {
 	if err := sleep(ctx, n.delay()); err != nil {
 		return err
@@ -81,7 +82,8 @@ func (n *fabric) pass(ctx context.Context, a, b endpoint) error {
 	return n.until(ctx, a, b, retransmitTime)
 }
 
-// until waits until messages from a to b arrive. It returns errLost after the duration most.
+// until waits until the direction from endpoint a to endpoint b is not cut. It returns errLost if that takes longer
+// than the duration given as most.
 func (n *fabric) until(ctx context.Context, a, b endpoint, most time.Duration) error {
 	late := time.NewTimer(most)
 	defer late.Stop()

@@ -179,8 +179,8 @@ func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	}
 }
 
-// enter begins a call from outside the process. The returned context ends with the process. The caller must call leave
-// at the end of the call. If the process is dead already, leave is nil.
+// enter is called at the begin of a call from outside the process. The context inside is cancelled when the process
+// ends. The caller must call leave at the end of the call. If the process has already ended, leave is nil.
 func (p *process) enter(ctx context.Context) (inside context.Context, leave func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,13 +203,15 @@ func (p *process) gone() bool {
 	return p.dead
 }
 
-// take acquires the semaphore that a goroutine needs to start or end a process of the slot. release returns it.
+// take acquires the lock of the member, so that only one goroutine at a time starts or ends its process. The caller
+// must call release.
 func (s *memberSlot) take() (release func()) {
 	s.turn <- struct{}{}
 	return func() { <-s.turn }
 }
 
-// kill ends the process. If, at random, the power is lost, the disk then has only the synced data, otherwise all data.
+// kill ends the member's process. At random, it also simulates a power loss. After a power loss the member's disk
+// contains only the data that was synced; otherwise it contains all written data.
 func (s *memberSlot) kill(rng *rand.Rand) error {
 	defer s.take()()
 	p := s.current()
@@ -233,7 +235,8 @@ func (s *memberSlot) kill(rng *rand.Rand) error {
 	return err
 }
 
-// end closes everything in the same order as the run function of trivet-controlplane, but does not transfer leadership.
+// end closes the parts of the process in the same order as the run function of trivet-controlplane. Unlike that
+// function, it does not transfer leadership first.
 func (p *process) end() error {
 	p.mu.Lock()
 	p.dead = true
