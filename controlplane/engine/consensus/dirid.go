@@ -47,15 +47,16 @@ type dirIDs struct {
 	nextAsk  uint64          // the tick at which the requests are sent again
 }
 
-// DirID returns the random ID of this host's data directory. Other members accept envelopes of this member only with
-// it.
+// DirID returns the random ID of this host's data directory. Other members drop this member's envelopes if they come
+// from a data directory with another ID.
 func (h *Host) DirID() uint64 { return h.dirIDs.own }
 
 // Joined reports whether the data directory was created with Options.Join.
 func (h *Host) Joined() bool { return h.dirIDs.joined }
 
-// openDirIDs reads the directory IDs that this data directory stores. For a new directory it generates and stores a
-// random ID. It returns an error if the directory was created for another member or another list of members.
+// openDirIDs reads the directory IDs that are stored in the data directory: its own and those of other members. In a
+// new directory it first generates and stores a random ID. It returns an error if the directory was created for another
+// member ID or another list of members.
 func (h *Host) openDirIDs() error {
 	h.dirIDs = dirIDs{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
 	d, found, err := h.engine.Directory()
@@ -90,7 +91,8 @@ func (h *Host) writeDirectory() error {
 	})
 }
 
-// recordDirID durably stores the ID of the only data directory from which messages of a member are accepted.
+// recordDirID durably stores the data-directory ID of another member. From then on, this member accepts messages of
+// that member only from that directory.
 func (h *Host) recordDirID(member, dirID uint64) error {
 	if err := h.engine.PutPeerDirID(member, dirID); err != nil {
 		return err
@@ -99,8 +101,8 @@ func (h *Host) recordDirID(member, dirID uint64) error {
 	return nil
 }
 
-// dirIDOf returns the ID of the member's data directory to which the group addresses its envelopes; 0 if it is not
-// known.
+// dirIDOf returns the data-directory ID of the member to which the group addresses its envelopes. It returns 0 if the
+// ID is not known.
 func (g *Group) dirIDOf(member uint64) uint64 {
 	if dirID, added := g.storage.Members().DirIDs[member]; added {
 		return dirID
@@ -111,8 +113,8 @@ func (g *Group) dirIDOf(member uint64) uint64 {
 	return g.host.dirIDs.known[member]
 }
 
-// requestDirIDs sends a directory-ID request to each member that has not responded in this step, once per
-// ElectionTicks.
+// requestDirIDs sends a request about data-directory IDs to each member that has not yet responded in the current step.
+// It sends them again every ElectionTicks.
 func (h *Host) requestDirIDs() {
 	if h.now < h.dirIDs.nextAsk {
 		return
@@ -127,8 +129,9 @@ func (h *Host) requestDirIDs() {
 	}
 }
 
-// answerDirIDRequest responds with the directory ID that is recorded for the sender. If none is recorded and the
-// request is of the second step (Envelope.Claim), it durably stores the sender's ID first.
+// answerDirIDRequest responds to another member's request with the data-directory ID that is recorded here for the
+// sender. If none is recorded, and the request is to record one (Envelope.Claim), it durably records the sender's ID
+// before it responds.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -150,9 +153,10 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	return nil
 }
 
-// handleDirIDResponse counts a response and begins the next step when all members have responded. It stops the host
-// with a WipedError if the sender has recorded a different directory for this member. It ignores responses to an
-// earlier directory of this member, of another step, or from a directory that is not accepted.
+// handleDirIDResponse counts a response, and begins the next step when all members have responded. If the sender has
+// recorded a different directory for this member, it stops the host with a WipedError. It ignores a response that is
+// addressed to an earlier directory of this member, that belongs to another step, or whose sender has another directory
+// than the one recorded here.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	d := &h.dirIDs
 	known, foreign := d.known[e.From]
@@ -183,10 +187,12 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	return nil
 }
 
-// accepts reports whether the group may process an envelope, which depends on the sender's data-directory ID. For a
-// member that was added, the ID must be that of the membership change. For a member of the first configuration, it must
-// be that of the first envelope from the member, which is stored then. Envelopes from a member that is not in the group
-// are accepted unless it was removed: this member may not have applied its addition yet.
+// accepts reports whether the group may process an envelope. This depends on the data-directory ID of the sender.
+//
+// If a membership change added the sender, the ID must be the one that the change named. If the sender belongs to the
+// first configuration, the ID must be that of the sender's first envelope, which accepts records durably. If the sender
+// is not in the group, the envelope is accepted, because this member may not have applied the sender's addition yet. If
+// the sender was removed, the envelope is dropped.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetDirIDs) {
