@@ -22,8 +22,8 @@ type Entry struct {
 	// Wanted reports whether a caller on this member waits for the result of this entry. Wanted differs between
 	// members, so the new state must not depend on it.
 	Wanted bool
-	// Data is the encoded proposal. Its memory belongs to the log: StateMachine.Apply must not change it, and must not
-	// keep a reference to it after returning.
+	// Data is the proposal. Its memory belongs to the log: StateMachine.Apply must not change it, and must not keep a
+	// reference to it after returning.
 	Data []byte
 }
 

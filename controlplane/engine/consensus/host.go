@@ -13,7 +13,7 @@ import (
 )
 
 // Transport sends envelopes to other members. It may drop, reorder and repeat envelopes. The goroutine that drives the
-// host calls its methods. So a method must not block, and must not call the host before it has returned.
+// host calls its methods. A method must not block, and must not call the host on that goroutine.
 type Transport interface {
 	Send(message.Envelope)
 	// SendSnapshot delivers the envelope together with the files in dir. When the transport no longer needs dir, after
