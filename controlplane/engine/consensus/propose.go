@@ -52,8 +52,8 @@ func (p *proposal) reply(reply func(callback, Result, error), r Result, err erro
 //
 //   - without an error when the entry is committed and applied on this member;
 //   - with ErrUncertain when it is unknown whether the proposal was or will be applied;
-//   - with another error when the proposal will not be applied: ErrOverloaded, ErrTooLarge, a *NotLeaderError (ErrNoLeader
-//     in a group with GroupOptions.Forward), or the error that stopped the host.
+//   - with another error when the proposal will not be applied: ErrOverloaded, ErrTooLarge, a *NotLeaderError or, in a
+//     group with GroupOptions.Forward, ErrNoLeader, or the error that stopped the host.
 //
 // done is called before Propose returns, or during Process or Tick. done may call Propose and ReadIndex, but not Step
 // or Process.
