@@ -1,17 +1,19 @@
-// Package backup writes and reads backup archives. An archive contains a checkpoint of the state machine of each raft
-// group, and is encrypted with a key that is derived from the cluster key. The checkpoints of different groups need not
-// be of the same moment.
+// Package backup writes and reads backup archives. An archive contains one checkpoint of the state machine of each raft
+// group. It is encrypted with a key that is derived from the cluster key. The checkpoints of different groups may be of
+// different times.
 //
-// An archive is a tar stream in an age file (age-encryption.org/v1). The tar has a manifest and then the files of each
-// group's checkpoint below the group's name.
+// An archive is a tar stream in an age file (age-encryption.org/v1). The tar contains a manifest, and then the files of
+// each group's checkpoint in a directory with the group's name.
 //
 // # Decisions
 //
-//   - age authenticates the stream in pieces of 64 KiB with their order and end. So Extract uses no byte that was
-//     changed, and detects a truncated archive.
-//   - The recipient of the age file is a passphrase (scrypt) that is derived from the given key. As with the key itself,
-//     only its holder can write an archive that Extract accepts. A public key as recipient would not give that.
-//   - Archives of earlier versions, in a container of Trivet's own (oldformat.go), are read but not written.
+//   - age authenticates the stream in pieces of 64 KiB, including their order and the end of the stream. So Extract
+//     uses no byte that was changed, and detects a truncated archive.
+//   - The age file is encrypted for a passphrase (scrypt) that is derived from the given key. So only a holder of the
+//     key can write an archive that Extract accepts. With a public key as recipient, anyone who knows it could write
+//     one.
+//   - Earlier versions wrote archives in another format (oldformat.go). These can be read, but are not written any
+//     more.
 //
 // # The four files of a state
 //

@@ -11,13 +11,14 @@ import (
 	"io"
 )
 
-// The container that earlier versions wrote has these fields, with their sizes in bytes:
+// The archive format of earlier versions has these fields, with their sizes in bytes:
 //
 //	magic, 10 bytes | key ID, 8 | salt, 16 | pieces: length of the ciphertext, 4, big endian; ciphertext, AES-256-GCM
 //
-// Each archive has its own key, derived from the given key and the salt. The nonce of a piece is its number, and the
-// additional data says whether the piece is the last one. So a changed, moved, dropped or added piece and a truncated
-// archive are detected. The key ID reveals nothing about the key. It distinguishes a wrong key from damage.
+// Each archive has its own key, which is derived from the given key and the salt. The nonce of a piece is the number of
+// the piece. The additional data says whether the piece is the last one. So any piece that was changed, moved, dropped
+// or added is detected, and so is a truncated archive. The key ID serves to distinguish a wrong key from a damaged
+// archive; it reveals nothing about the key.
 const (
 	magic    = "TRIVETBK1\n"
 	idLen    = 8

@@ -1,18 +1,18 @@
-// Package certfile loads a TLS certificate and its key from two files that an external tool renews. A [Pair] always
-// serves the current content of the files, without a restart.
+// Package certfile loads a TLS certificate and its key from two files that an external tool renews. Servers that use a
+// [Pair] get the renewed certificate without a restart.
 //
 // Decisions:
 //
-//   - The files are polled every few seconds, and read at once on a signal. Their content counts, not their
-//     modification time: a tool may write them in place, rename them or move a symbolic link.
-//   - Two files cannot be replaced atomically. A new pair is used when key and certificate match, the certificate is
-//     valid now and for servers, and only its owner can read the key file. Until then the old pair is used. An error is
-//     logged once, not at every poll.
-//   - A program starts even with an expired pair, and logs an error, because its other functions may matter more than
-//     the certificate. An expired pair never replaces a pair in use.
-//   - Open connections keep the certificate with which they were established.
+//   - The files are polled every few seconds, and read at once on a signal. A change is recognized by the content and
+//     not by the modification time, because tools may write in place, rename files or move a symbolic link.
+//   - Two files cannot be replaced atomically. So a new pair is used only when key and certificate match, the
+//     certificate is valid now and for servers, and only the owner of the key file can read it. Until then the old pair
+//     is used. An error is logged once, not at every poll.
+//   - A program starts even with an expired certificate, and logs an error, because its other functions may matter more
+//     than the certificate. An expired certificate never replaces the one in use.
+//   - A connection keeps the certificate with which it was established.
 //
-// The package uses TLS and files. It must not depend on listeners or the issuer of the certificates.
+// The package uses TLS and files. It must not depend on listeners or on the issuer of the certificates.
 package certfile
 
 import (

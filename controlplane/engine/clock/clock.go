@@ -1,28 +1,29 @@
-// Package clock provides a member's current time. A Clock compares the wall clock of its host with those of the other
-// members, and corrects it if it is wrong.
+// Package clock provides the current time of a control-plane member. A Clock compares the wall clock of its host with
+// those of the other members, and corrects the time if the wall clock is wrong.
 //
 // Every few seconds a member requests the time of every other member. It stores the responses relative to a monotonic
-// clock (Elapsed). After each round it knows the difference between its wall clock and the median of all members'
-// clocks, its own included. Skew returns this difference, and remains correct when the wall clock is set between two
-// rounds. One wrong clock is found as long as a majority of the clocks is right. Of two clocks that differ by more than
-// Bound, it is unknown which one is wrong; then there is no known skew.
+// clock (Elapsed), so that they stay correct when the wall clock is set. After each round it knows the difference
+// between its wall clock and the median of all members' clocks, its own included. Skew returns this difference. One
+// wrong clock is found as long as a majority of the clocks is right. If only two clocks are known and they differ by
+// more than Bound, it is unknown which one is wrong, and the skew is unknown.
 //
-// Now returns the time for records and for the verification of certificates and tokens: the wall clock while it was
-// within Tolerance of the median in the last round, otherwise the median. A wall clock that is set between two rounds
-// has no effect before the next round.
+// Now returns the time for records and for the verification of certificates and tokens. It returns the wall clock if
+// that was within Tolerance of the median in the last round, and otherwise the median. If the wall clock is set between
+// two rounds, Now ignores that until the next round.
 //
 // Decisions:
 //
-//   - The time is corrected, because the store's time never goes back: a leader whose clock is ten minutes ahead would
-//     move the time of all members ahead for ten minutes. Reservations and tokens would end early, and those made in
-//     that time late. CockroachDB stops a member with a wrong clock, etcd warns; with a correction neither is needed.
-//   - A wrong clock is logged, as a warning, beyond Bound as an error, and exported as the gauge
-//     trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
-//   - A member that has not received the time of a majority since its start uses its wall clock as of the start. The
+//   - The time is corrected because the time in the store never goes back. A leader whose clock is ten minutes ahead
+//     would move the time of all members ahead by ten minutes. Reservations and tokens that exist would end early, and
+//     those created in that time would end late. For a wrong clock, CockroachDB stops the member and etcd warns; with a
+//     correction, the member need not stop.
+//   - A wrong clock is logged as a warning, or as an error if it is wrong by more than Bound. It is also exported as
+//     the gauge trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
+//   - A member that has not yet received the time of a majority uses its wall clock as of its start plus Elapsed. The
 //     only member of a cluster uses its wall clock. Consensus does not depend on any clock.
 //
 // In a build with the tag mutant, a test can set the wall clock of a program: see wall_mutant.go. The package must not
-// know records or a transport.
+// depend on records or on a transport.
 package clock
 
 import (
@@ -65,9 +66,9 @@ const (
 	logEvery = time.Minute
 )
 
-// Peers sends commands to the other members of the cluster.
+// Peers is how a Clock sends commands to the other members of the cluster.
 type Peers interface {
-	// Members returns the addresses of the other members, by member ID.
+	// Members returns the address of each other member, by member ID.
 	Members() map[uint64]string
 	// Direct executes a command on a member and returns its response.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)

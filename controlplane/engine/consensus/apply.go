@@ -21,7 +21,7 @@ type job struct {
 	// run or then, the function then of later jobs is not called.
 	then func() error
 
-	// The following fields are set only in a job that applies entries.
+	// The following fields are set only if the job applies entries.
 	entries *entries
 	last    raftconf.Position
 	reply   func(callback, Result, error) // set before run

@@ -10,31 +10,35 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// dirIDs holds the ID of this host's data directory and the IDs that it has stored ("recorded") for the other members'.
+// dirIDs holds the random ID of this host's data directory. It also holds the IDs that this host has recorded for the
+// data directories of other members.
 //
-// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two
-// leaders of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member
-// accepts messages of another member from one directory only, forever.
+// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, one term could have two
+// leaders, or an acknowledged write could be lost. So each data directory has a random ID, and each member accepts
+// messages of another member only from one data directory, forever.
 //
-// A new directory starts in two steps before the member takes part. Until then the member's raft groups get no tick and
-// no message.
+// A member with a new directory takes part only after two steps. Before that, its raft groups get no ticks and no
+// messages.
 //
-//  1. It requests from every other member the ID that is recorded there for it. All must respond that none is.
-//  2. It requests every other member to record its directory's ID. All must respond that they have done so.
+//  1. It requests from every other member the directory ID that is recorded there for it. Each must respond that none
+//     is.
+//  2. It requests every other member to record its directory's ID. Each must respond that it has done so.
 //
-// A record is durable before the response is sent and is never replaced. If a response names another directory, the
-// host stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before
-// the others run, is not recorded by some of them.
+// A member stores the ID durably before it responds, and never replaces it. If a response contains the ID of another
+// directory, the host stops with a WipedError. With only the second step, some members could record a directory that
+// others refuse, if a member is started with a wrong directory, or before the others run.
 //
 // Guarantees:
-//   - After a crash between the steps the directory has the same ID, and the same requests get the same responses.
-//   - Every other member has recorded the directory before its first message counts. So one member with an intact disk
-//     suffices to refuse a wiped one. Of two wiped members neither gets back in, though each would accept the other.
-//     Delayed messages of the old directory never count together with those of a new one.
-//   - A member responds before it takes part itself, because at the first start no member takes part yet.
+//
+//   - After a crash between the steps, the directory still has the same ID, and the same requests get the same
+//     responses.
+//   - Every other member has recorded the directory before the first message from it counts. So one member with an
+//     intact disk suffices to refuse a wiped member. If two members were wiped, neither can take part again, though
+//     each would accept the other. Delayed messages of an old directory never count together with those of a new one.
+//   - A member responds to these requests before it takes part itself. Otherwise a new cluster could never start.
 //
 // Limits: if every member is wiped, the result is a new, empty cluster. The same holds for a cluster of one member. A
-// member that was wiped between the steps may have to be replaced although it had not voted.
+// member that was wiped between the two steps may have to be replaced although it had not voted.
 type dirIDs struct {
 	own     uint64
 	vouched bool              // both steps are done: this member takes part
@@ -83,8 +87,8 @@ func (h *Host) openDirIDs() error {
 	return err
 }
 
-// writeDirectory durably stores this data directory's ID, whether the two steps of its start are done, and the members
-// for which it was created.
+// writeDirectory durably stores the identity of this data directory: its ID, whether this member may take part in its
+// groups, and the member ID and list of members for which the directory was created.
 func (h *Host) writeDirectory() error {
 	return h.engine.PutDirectory(raftlog.Directory{
 		ID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Member: h.opts.ID, Members: h.opts.Members,

@@ -17,8 +17,8 @@ var (
 	ErrOverloaded = errors.New("too much work is queued on this member")
 	// ErrTooLarge means that a proposal has more than Limits.ProposalBytes. Nothing was done.
 	ErrTooLarge = message.ErrTooLarge
-	// ErrNoLeader means that no leader responded to a read within Limits.ReadTicks, or that no leader accepted a
-	// proposal within Limits.ProposalTicks. The proposal was not applied and will not be.
+	// ErrNoLeader means that no leader responded to a read within Limits.ReadTicks, or that a proposal waited for a
+	// leader for Limits.ProposalTicks. The proposal was not applied and will not be.
 	ErrNoLeader = errors.New("no leader answered in time")
 	// ErrTransferFailed means that a leadership transfer has failed, for example because the target did not become the
 	// leader within two election timeouts.

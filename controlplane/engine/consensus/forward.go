@@ -204,8 +204,8 @@ type arrival struct {
 	seen         uint64
 }
 
-// maxLives is the maximum length of arrivals.lives. When it is reached, the process run whose last envelope is oldest is
-// forgotten. That takes about maxLives restarts of members, which is longer than the network delays an envelope.
+// maxLives is the maximum length of arrivals.lives. When it is reached, the process run whose last envelope is oldest
+// is forgotten. That takes about maxLives restarts of members, which is longer than the network delays an envelope.
 const maxLives = 32
 
 // first records the arrival of an envelope. It returns true if the envelope arrives for the first time. It returns

@@ -55,8 +55,7 @@ type StateMachine interface {
 	Restore(dir string) error
 }
 
-// Result holds the index and term at which a proposal was applied, and the value that StateMachine.Apply returned for
-// it.
+// Result is the result of a proposal: the index and term of its entry, and the value that StateMachine.Apply returned.
 type Result struct {
 	Index, Term uint64
 	Answer      any

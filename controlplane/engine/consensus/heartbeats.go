@@ -58,7 +58,7 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 		switch {
 		case g == nil:
 		case b.Answer && !g.hasAskedFor(b):
-			// raft panics on a response that confirms a read request that this leader did not send.
+			// Drop the response: it confirms a read request that this leader did not send, and raft would panic.
 			h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", fmt.Sprintf("it confirms read %d", b.Reads))
 		default:
 			g.step(part)

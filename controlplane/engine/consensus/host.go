@@ -27,7 +27,7 @@ type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Host runs all groups of one member. It is not safe for concurrent use. A Runner wraps it for concurrent use.
+// Host runs all groups of one member. It is not safe for concurrent use; use a Runner for that.
 type Host struct {
 	opts   Options
 	engine *raftlog.Engine

@@ -12,20 +12,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// A membership change is an entry of the group's log. One change at a time is under way; a change of several members
-// uses a joint configuration, which raft leaves by itself.
+// A membership change is an entry of the group's log. Only one change can be under way at a time. A change of several
+// members uses a joint configuration, which raft leaves automatically.
 //
-// The membership is a function of the log: the membership at the log's begin plus the changes up to the entry in
-// question. So when a change is applied, only its commit is stored. A member that starts computes the membership as of
-// the entry that its state machine has applied, and applies later changes before anything else. A change takes effect
-// when it is applied, in order with all other entries.
+// The membership is not stored separately, because it follows from the log: it is the membership where the log begins,
+// changed by the membership changes in the log. So when a change is applied, only its commit index is made durable. A
+// member that starts computes the membership as of the last entry that its state machine has applied. It then applies
+// the later entries again. A change takes effect when its entry is applied.
 //
-// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore
-// logs begin after entry 1: the new member needs a snapshot, which contains the membership.
+// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore no
+// log has entry 1. So the new member needs a snapshot, and the snapshot contains the membership.
 //
-// A change that adds a member names its data-directory ID. From then on the group accepts and sends messages of that
-// member ID only with this directory (dirid.go). A member that lost its disk comes back by removal and addition, as a
-// learner with another directory, so its old acknowledgements never count together with new ones.
+// A change that adds a member names the ID of the member's data directory. From then on, the group exchanges messages
+// with this member only if it has this directory (dirid.go). A member that lost its disk must be removed and added
+// again, as a learner with a new directory. So its old acknowledgements never count together with new ones.
 
 // ChangeKind says whether a Change adds, promotes or removes a member.
 type ChangeKind uint8
@@ -40,7 +40,7 @@ const (
 	Remove ChangeKind = 3
 )
 
-// Change is one change of a group's members.
+// Change is one change of a group's membership: one member is added, promoted or removed.
 type Change struct {
 	Kind   ChangeKind
 	Member uint64
@@ -74,7 +74,7 @@ func refuse(reason MembersReason, format string, args ...any) error {
 	return &MembersError{reason, fmt.Sprintf(format, args...)}
 }
 
-// RemovedError stops a host whose member was removed from all groups.
+// RemovedError is the error with which a host stops when its member was removed from all groups.
 type RemovedError struct{ Member uint64 }
 
 func (e *RemovedError) Error() string {

@@ -62,7 +62,7 @@ func (h *Host) callBack() {
 	}
 }
 
-// Idle reports whether Process has nothing to do.
+// Idle reports whether a call of Process would do nothing.
 func (h *Host) Idle() bool { return h.err != nil || len(h.work) == 0 }
 
 // Process does the queued work of all groups, in rounds. Each round sends raft's messages, writes entries and votes to

@@ -36,9 +36,9 @@ type reads struct {
 // the state machine from then on are linearizable. index is the index of the last applied entry. ReadIndex can be
 // called on every member.
 //
-// done is called once: before ReadIndex returns, or during Process or Tick. Its error is ErrNoLeader if no leader
-// responds within Limits.ReadTicks, ErrOverloaded if too many reads are pending, or the error that stopped the host.
-// done may call Propose and ReadIndex, but not Step or Process.
+// Unless the Read is cancelled, done is called once: before ReadIndex returns, or during Process or Tick. Its error is
+// ErrNoLeader if no leader responds within Limits.ReadTicks, ErrOverloaded if too many reads are pending, or the error
+// that stopped the host. done may call Propose and ReadIndex, but not Step or Process.
 func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	r := &Read{done: done, deadline: g.host.now + g.host.opts.Limits.ReadTicks}
 	switch {

@@ -9,14 +9,14 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// The data of a raft entry is a version byte, an ID of 16 bytes and a body. The version determines the format of the
-// body.
+// The data of a raft entry is a version byte, an ID of 16 bytes and a body. The version byte says which format the body
+// has.
 const (
 	singleVersion     = 1 // the body is one proposal
 	batchVersion      = 2 // the body is, for each proposal, its length (uvarint) and its bytes
 	compressedVersion = 3 // the body of batchVersion, compressed as an S2 block
 
-	// EntryHeaderBytes is the size of the version byte and the ID.
+	// EntryHeaderBytes is the size in bytes of what precedes the body: the version byte and the ID.
 	EntryHeaderBytes = 1 + 16
 )
 

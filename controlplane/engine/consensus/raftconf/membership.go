@@ -115,7 +115,7 @@ func (m Membership) AppendTo(b []byte) ([]byte, error) {
 	return proto.MarshalOptions{}.MarshalAppend(b, m.Conf)
 }
 
-// ParseMembership decodes a Membership that AppendTo encoded.
+// ParseMembership decodes a Membership that AppendTo has encoded.
 func ParseMembership(b []byte) (m Membership, err error) {
 	r := codec.Reader{Rest: b}
 	m.DirIDs, m.Removed = ReadDirIDs(&r), ReadDirIDs(&r)
