@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// agent is one run of a host's agent process. For each VM it executes the actions that lead to the desired state, and
-// it reports the observed state to a member.
+// agent is one run of the agent process on a simulated host. It brings each VM to its desired state and reports the
+// observed state to a member.
 type agent struct {
 	host   *host
 	ctx    context.Context
@@ -60,7 +60,7 @@ func (a *agent) start() {
 	a.work.Go(a.useStored)
 }
 
-// stop ends the agent and waits for its goroutines.
+// stop ends the agent, and waits until all its goroutines have ended.
 func (a *agent) stop() {
 	a.mu.Lock()
 	a.ended = true

@@ -74,7 +74,7 @@ func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t.started[id][start] = true
 }
 
-// destroyed records that a host has destroyed a VM, which must not run again.
+// destroyed records that a host has destroyed a VM. If the VM is launched afterwards, that is a violation.
 func (a *witness) destroyed(_ *host, id cloud.VMID) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
@@ -377,7 +377,7 @@ func (a *witness) overdue(now cloud.Time) string {
 	return ""
 }
 
-// final checks that hosts have destroyed no VM that still has a record.
+// final reports a violation if a host has destroyed a VM that still has a record.
 func (a *witness) final() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

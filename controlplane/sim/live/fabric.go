@@ -18,7 +18,8 @@ var (
 	errNoRoute = errors.New("cannot be reached")
 )
 
-// retransmitTime is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
+// retransmitTime is the time after which the connection counts as broken if a message could not be delivered, like
+// TCP_USER_TIMEOUT.
 const retransmitTime = 3 * time.Second
 
 // fabric simulates the network between members and hosts. It delays messages. Each of the two directions between two
@@ -34,7 +35,8 @@ func newFabric(rng *rand.Rand) *fabric {
 	return &fabric{rng: rng, cuts: map[[2]endpoint]bool{}, changed: make(chan struct{})}
 }
 
-// cut blocks messages from a to b until healNetwork is called.
+// cut blocks messages from endpoint a to endpoint b until healNetwork is called. The opposite direction is not
+// affected.
 func (n *fabric) cut(a, b endpoint) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -63,7 +65,7 @@ func (n *fabric) open(a, b endpoint) (bool, <-chan struct{}) {
 	return !n.cuts[[2]endpoint{a, b}], n.changed
 }
 
-// delay returns a random network delay: usually 0.1 to 2.1 ms, once in 50 messages up to 200 ms.
+// delay returns a random network delay: usually 0.1 to 2.1 ms, and for one message in 50 up to 200 ms.
 func (n *fabric) delay() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,7 +104,7 @@ func (n *fabric) until(ctx context.Context, a, b endpoint, most time.Duration) e
 	}
 }
 
-// sleep waits for the duration d of virtual time. If ctx ends earlier, it returns the error of ctx.
+// sleep waits for the duration d of virtual time. If ctx ends before, it returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

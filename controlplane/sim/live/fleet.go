@@ -1,37 +1,40 @@
-// Package live is ring (b) of the simulation: the services of three members (store, leader, identity, image, node, vm)
-// over consensus with its real Runner, two to four hosts with simulated agents, and three tenants, on the virtual time
-// of testing/synctest. The package must not import package nodeagent: its agents implement the agent protocol and the
-// VM's life cycle separately, so that both do not have the same bugs. See package sim for both rings.
+// Package live is ring (b), one of the two parts of the simulation; see package sim. It runs on the virtual time of
+// testing/synctest. It consists of three members with their services (store, leader, identity, image, node, vm) on top
+// of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package must not
+// import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so that a bug
+// of the real agent is not repeated here.
 //
 // # What is real and what is simulated
 //
 // Members are built as the program builds them, except for listeners and TLS. Agents call the handlers of port 7443
-// directly, with a certificate that a member has signed for them. Commands between members are carried by type mesh
-// instead of the program's transport. A simulated network delays and cuts all of this. The disk of a member is a memory
-// file system that simulates crashes; image files are real files. A QEMU process is a record with a process ID, which
-// can be launched, run, ignore the power button, power off, crash and be killed. The VM records of a host survive its
-// agent and the host's restart. Its processes survive the agent, but not a restart of the host.
+// directly, with a certificate that a member has signed for them. Type mesh carries commands between members, instead
+// of the program's transport. A simulated network delays these calls and messages, and can be cut. The disk of a member
+// is a file system in memory that simulates crashes; image files are real files. A QEMU process is a data structure
+// with a process ID. It can be launched, run, ignore the power button, power off, crash and be killed. What a host has
+// stored about its VMs survives restarts of the agent and of the host. Its QEMU processes survive restarts of the agent
+// only.
 //
 // # Faults
 //
-// Members are killed, one or all, and restarted. Members and hosts are isolated from the network. Agents and hosts
-// restart. Guests power off and crash. Reports of agents are repeated, up to a minute later. All tenants create VMs at
-// the same time. A host stays down until deadlines have passed. Tenants create, start, stop, reboot, reset, delete and
-// list VMs. They repeat each call, under one idempotency key, until they get a response.
+// One member or all members are killed and restarted. Members and hosts are isolated from the network. Agents and hosts
+// restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
+// VMs at the same time. A host stays down until deadlines have passed. Meanwhile tenants create, start, stop, reboot,
+// reset, delete and list VMs. They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
-//   - After every commit, in the records: the allocation of a host is the sum of its placed VMs and of the VMs that it
-//     has to destroy and has not yet destroyed, and does not exceed its capacity. Every VM has one name, one placement,
-//     and one usage record per image. An idempotency key creates at most one VM. Generations and the counters of the
-//     desired state never decrease, and a changed desired state has a new generation. A VM recorded as STOPPED does not
-//     run.
-//   - On the hosts: a VM has at most one process, on one host. Each start is executed once. Running VMs do not exceed
-//     the host's capacity. No VM that has a record is destroyed.
-//   - For tenants: every member shows at once a created VM after its creation was acknowledged, and does not show a
-//     deleted VM after its deletion was acknowledged.
-//   - After the end of faults: no VM stays in a state beyond its deadline, the records agree with the hosts, every call
-//     succeeds at the first attempt, and after all VMs are deleted nothing is left of them on members and hosts.
+//   - In the records, after every commit: the allocated capacity of a host is the sum of two parts, the VMs placed on
+//     it and the VMs that it must destroy and has not destroyed yet. It does not exceed the host's capacity. Every VM
+//     has one name, one placement, and one usage record per image. An idempotency key creates at most one VM.
+//     Generations and the counters of the desired state never decrease, and a changed desired state has a new
+//     generation. A VM whose recorded state is STOPPED has no process.
+//   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
+//     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
+//   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
+//     has acknowledged the deletion of a VM, no member lists it.
+//   - After the end of the faults: no VM stays in a transient state beyond its deadline, the records agree with the
+//     hosts, and every call succeeds at the first attempt. After all VMs are deleted, nothing is left of them on
+//     members and hosts.
 package live
 
 import (

@@ -44,7 +44,7 @@ type host struct {
 	agent   *agent
 }
 
-// guest is the state of one VM on a host: the record on disk and, if the VM runs, its process.
+// guest is the state of one VM on a host: what is stored on disk, and the process if the VM runs.
 type guest struct {
 	record
 	refused bool // whether creating the disks fails
@@ -204,7 +204,7 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 }
 
-// letRun starts the CPUs of a VM's process, so that the guest runs.
+// letRun starts the virtual CPUs of a VM that was launched, so that the guest runs.
 func (h *host) letRun(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -237,7 +237,7 @@ func (h *host) off(id cloud.VMID, p *proc) {
 	}
 }
 
-// cut kills the process of a VM.
+// cut kills the process of a VM without giving the guest time to shut down.
 func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -333,5 +333,5 @@ func (h *host) crash() {
 	}
 }
 
-// short returns the last six characters of a VM ID, for the trace.
+// short returns the last six characters of a VM ID. The trace uses this short form.
 func short(id cloud.VMID) string { return fmt.Sprint(id)[max(len(id)-6, 0):] }

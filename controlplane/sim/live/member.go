@@ -29,7 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// memberSlot is one of the three members: its ID, its disk, and the process that currently runs.
+// memberSlot is one of the three members: its ID, its disk and its current process. It exists for the whole simulation,
+// while each start of the member creates a new process.
 type memberSlot struct {
 	f    *fleet
 	id   uint64
@@ -43,7 +44,8 @@ type memberSlot struct {
 	now  *process // the running process; nil while the member is down
 }
 
-// process is one run of a member's process. It has what the program creates at its start, except the listeners.
+// process is one run of a member's process. It contains what the real program creates at its start, except the
+// listeners.
 type process struct {
 	s      *memberSlot
 	ctx    context.Context
@@ -72,7 +74,7 @@ type process struct {
 	calls sync.WaitGroup // calls from other members, hosts and tenants; no new one is accepted when dead is set
 }
 
-// start starts a process on the member's disk, and the witness's watch of its records.
+// start starts a process on the member's disk. It also makes the witness watch the records of this process.
 func (s *memberSlot) start() error {
 	s.f.trace.Add("%s starts", s.name)
 	p := &process{s: s}
@@ -88,7 +90,7 @@ func (s *memberSlot) start() error {
 	return nil
 }
 
-// current returns the running process, nil if the member is down.
+// current returns the running process. It returns nil if the member is down.
 func (s *memberSlot) current() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +130,7 @@ func (p *process) build() (err error) {
 	return nil
 }
 
-// serve creates the services and starts the tasks that run on the leader only.
+// serve creates the services of the process. It also starts the background tasks that are active only on the leader.
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
 	p.commands = leader.NewCommands(s.id, p.system, p.mesh)

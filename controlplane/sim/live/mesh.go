@@ -23,7 +23,7 @@ const (
 	// reachTime is the maximum time that a call waits for a connection to another member.
 	reachTime = time.Second
 	// maxCall is the maximum duration of a command on the called member. A caller that gives up while the network is
-	// cut cannot cancel the command, so it would otherwise never end.
+	// cut cannot cancel the command, so without a limit the command could wait forever.
 	maxCall = time.Minute
 )
 
@@ -93,7 +93,8 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	return p.runner.DeliverSnapshot(copied, into)
 }
 
-// Call implements leader.Caller: it executes a command on another member, after the network delay.
+// Call implements leader.Caller. It executes a command on another member after the network delay, and returns its
+// response.
 func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(member)

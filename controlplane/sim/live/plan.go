@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// plan is the next action of a simulated agent for one VM, and the state that the agent reports.
+// plan says what a simulated agent will do next for one VM, and which state it reports for the VM.
 type plan struct {
 	seen  cloud.Observed
 	exit  cloud.Exit
@@ -179,7 +179,7 @@ func (d *driven) relaunch(want *agentv1.AssignedVm) {
 	d.host.launch(want, start, true)
 }
 
-// recordExit stores in the VM's record how its process ended.
+// recordExit stores in the VM's record on disk how the VM's process ended.
 func (d *driven) recordExit(g *guest) {
 	d.host.change(d.id, func(r *record) { r.live, r.end, r.exitError = false, g.exit, g.exitError })
 }

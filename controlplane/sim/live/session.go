@@ -261,7 +261,7 @@ func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 	})
 }
 
-// sendHeartbeats sends a heartbeat to the member every heartbeatEvery until one fails.
+// sendHeartbeats sends a heartbeat to the member at the interval heartbeatEvery. It returns when one fails.
 func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	h := a.host
 	every := time.NewTicker(heartbeatEvery)

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tenantClient is one tenant with its own VMs. It repeats each call, under one idempotency key, until it gets a
-// response.
+// tenantClient simulates one tenant with its own VMs. It repeats each call, under one idempotency key, until it gets a
+// final response.
 type tenantClient struct {
 	f    *fleet
 	name string
