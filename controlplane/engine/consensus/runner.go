@@ -238,7 +238,8 @@ func (r *Runner) DeliverSnapshot(e message.Envelope, dir string) error {
 	return r.call(func() { _ = r.host.StepSnapshot(e, dir) }, true)
 }
 
-// SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives.
+// SnapshotDir is Host.SnapshotDir: the directory in which the transport creates a directory for each snapshot that it
+// receives.
 func (r *Runner) SnapshotDir() string { return r.host.SnapshotDir() }
 
 // ReportSnapshot is called by the transport when a SendSnapshot has ended; see Host.ReportSnapshot.

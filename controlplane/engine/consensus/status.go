@@ -83,7 +83,7 @@ func (g *Group) Status() GroupStatus {
 	return s
 }
 
-// transfer is a leadership transfer that is under way.
+// transfer is a leadership transfer that this leader has begun and that has not ended.
 type transfer struct {
 	to       uint64
 	anyone   bool   // whether another voter is tried if the target cannot be reached

@@ -15,7 +15,7 @@ import (
 // and the membership. During the installation of a snapshot, it describes how the log will begin afterwards.
 type LogStart struct {
 	At      Position
-	State   Position // the state machine has reached it at least; At, or before At if no entry between was for it
+	State   Position // a position that the state machine has reached; it is before At only if no entry between was for it
 	Members Membership
 }
 

@@ -99,7 +99,7 @@ func (m *Membership) RecordDirIDs(dirIDs, peerDirIDs map[uint64]uint64, before M
 }
 
 // Refuses reports whether messages of a member with the data-directory ID dirID must be dropped. That is so if the
-// member was removed with this data directory.
+// member was removed with this data directory, or with an unknown one.
 func (m Membership) Refuses(member, dirID uint64) bool {
 	if m.Has(member) {
 		return false

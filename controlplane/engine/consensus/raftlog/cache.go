@@ -61,7 +61,7 @@ func (c *entryCache) drop() {
 	c.ents = c.ents[1:]
 }
 
-// truncateTo removes the entries up to index from the cache.
+// truncateTo removes all cached entries whose index is at most index.
 func (c *entryCache) truncateTo(index uint64) {
 	for len(c.ents) > 0 && c.first() <= index {
 		c.drop()
@@ -81,7 +81,7 @@ type sizeMarks struct {
 	marks []sizeMark
 }
 
-// sizeMark records the value that sizeMarks.total had after the entry at index was added.
+// sizeMark records how many bytes of entries had been added to the log (sizeMarks.total) after the entry at index.
 type sizeMark struct{ index, bytes uint64 }
 
 func (s *sizeMarks) add(index uint64, bytes int) {

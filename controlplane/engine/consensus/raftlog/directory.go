@@ -74,7 +74,7 @@ func (e *Engine) PutPeerDirID(member, id uint64) error {
 	return e.put(peerKey(member), binary.LittleEndian.AppendUint64(nil, id))
 }
 
-// put durably stores value under key.
+// put durably stores a value under the given key.
 func (e *Engine) put(key, value []byte) error {
 	b := e.NewBatch()
 	defer b.Close()

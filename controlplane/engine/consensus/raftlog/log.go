@@ -239,7 +239,7 @@ func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftcon
 	return l.putBegin(b)
 }
 
-// putBegin adds the encoding of p to the batch, as the value of key.
+// putBegin adds p to the batch, encoded, as the value of the given key.
 func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	v, err := p.AppendTo(nil)
 	if err != nil {
