@@ -4,8 +4,8 @@
 // Every few seconds a member requests the time of every other member. It stores the responses relative to a monotonic
 // clock (Elapsed), so that they stay correct when the wall clock is set. After each round it knows the difference
 // between its wall clock and the median of all members' clocks, its own included. Skew returns this difference. One
-// wrong clock is found as long as a majority of the clocks is right. If only two clocks are known and they differ by
-// more than Bound, it is unknown which one is wrong, and the skew is unknown.
+// wrong clock is found as long as a majority of the clocks is right. With an even number of clocks, the two in the
+// middle can differ by more than Bound. Then it is unknown which of the two is wrong, and the skew is unknown.
 //
 // Now returns the time for records and for the verification of certificates and tokens. It returns the wall clock if
 // that was within Tolerance of the median in the last round, and otherwise the median. If the wall clock is set between

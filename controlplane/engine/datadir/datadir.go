@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// Lock creates the data directory if needed and locks it until unlock is called. It removes temporary files that a crash
-// left there. It returns an error if another process holds the lock.
+// Lock locks the data directory dir until the caller calls unlock. It creates the directory if needed, and removes
+// temporary files that a crash has left in it. It returns an error if another process holds the lock.
 func Lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)

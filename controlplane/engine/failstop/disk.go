@@ -1,14 +1,14 @@
-// Package failstop provides a file system that stops after the first I/O error. The raft log and the state machines of
-// a member use it.
+// Package failstop provides a file system that blocks all writes after the first I/O error. The raft log and the state
+// machines of a member use it.
 //
-// After a failed write the content of the disk is unknown, so nothing that depends on it may be acknowledged. A failed
-// fsync cannot be repeated, because the kernel drops the pages that it could not write. Pebble would panic with locks
-// held, or retry forever while all callers wait. Therefore Pebble does not get the error: the failed call, and all
-// later calls that write, block. FS.Failed notifies the owner of the process, which transfers leadership and exits.
-// Synced data is there at the next start.
+// After a failed write the content of the disk is unknown, so nothing that depends on the write may be acknowledged. A
+// failed fsync cannot be repeated, because the kernel drops the pages that it could not write. If Pebble got the error,
+// it would panic with locks held, or retry forever while all callers wait. Therefore the failed call, and all later
+// calls that write, block instead of returning the error. FS.Failed notifies the owner of the process, which transfers
+// leadership and exits. At the next start, all data that was synced is still there.
 //
-// The package does not interpret files. It is only for data that must not be lost: for a backup or an image, a full
-// disk makes the operation fail, and the member continues.
+// The package does not interpret files. It is only for data that must not be lost. Backups and images do not use it: if
+// the disk is full, the operation fails and the member continues.
 package failstop
 
 import (
@@ -80,7 +80,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.File, e.Err)
 }
 
-// Unwrap returns Err, for errors.Is and errors.As.
+// Unwrap returns the underlying error, for errors.Is and errors.As.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Full reports whether the failure was a full disk or an exceeded quota.
@@ -120,8 +120,9 @@ func (d *FS) enter() error {
 	}
 }
 
-// change calls the function do, which creates, renames or removes a file. If do returns one of the errors in broken,
-// that is a failure, and change blocks. Other errors, such as that the file does not exist, are returned to the caller.
+// change calls the function do, which creates, renames or removes a file. If the file is in a watched directory and do
+// returns one of the errors in broken, that is a failure, and change blocks. Other errors, such as that the file does
+// not exist, are returned to the caller.
 func (d *FS) change(file string, do func() error) error {
 	if !d.watches(file) {
 		return do()
@@ -151,8 +152,9 @@ func (d *FS) write(file string, do func() error) error {
 	return d.enter()
 }
 
-// read is called with the error of a call that reads a file, and returns this error. If the error is in broken, read
-// registers it as a failure, so that writes block; the reading caller is not blocked.
+// read is called with the error of a call that reads a file, and returns this error. If the error is in broken and the
+// file is in a watched directory, read registers it as a failure, so that writes block. The reading caller is not
+// blocked.
 func (d *FS) read(file string, err error) error {
 	if err != nil && isBroken(err) && d.watches(file) {
 		d.fail(file, err)

@@ -1,8 +1,9 @@
-// Package layout holds the IDs of a member's raft groups and the names of the files in its data directory. The values
-// are part of the format on disk and on the wire: a changed value makes members unable to read their own data.
+// Package layout defines the IDs and names of a member's raft groups, and the names of the files in its data directory.
+// The values are part of the format on disk and on the wire. If a value changed, members could not read their existing
+// data.
 //
-// Every program and test that opens a data directory uses these constants. The package must not import others of the
-// module.
+// Every program and test that opens a data directory uses these constants. The package must not import other packages
+// of the module.
 package layout
 
 // The IDs of a member's raft groups. Every member has both groups.
@@ -43,14 +44,14 @@ func Names() map[uint64]string {
 const (
 	// LockFile is a file that the process using the data directory holds locked.
 	LockFile = "lock"
-	// ClusterFile holds the ID of the cluster that the data belongs to.
+	// ClusterFile contains the ID of the cluster that the data in the directory belongs to.
 	ClusterFile = "cluster"
 	// ClusterKeyFile contains the cluster key. In a cluster with a single member, the member generates it. A joining
 	// member gets it with the join token.
 	ClusterKeyFile = "cluster.key"
 	// NodeIDFile contains the member ID that the cluster assigned to a member that joined without an ID of its own.
 	NodeIDFile = "node-id"
-	// AdminTokenFile holds an access token of the administrator.
+	// AdminTokenFile contains an access token of the cluster's administrator.
 	AdminTokenFile = "admin.token"
 
 	// RaftDir is the directory in which package consensus stores the raft log. Commands that replace it while the
