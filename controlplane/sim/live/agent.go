@@ -27,8 +27,8 @@ type agent struct {
 	ended    bool
 }
 
-// driven is the agent's state for one VM. The goroutine drive of the VM owns all fields except those that the agent's
-// mutex guards.
+// driven is the agent's state for one VM. Two fields are guarded by the agent's mutex; the others are used only by the
+// VM's goroutine, which executes the method drive.
 type driven struct {
 	host *host
 	id   cloud.VMID
@@ -131,8 +131,9 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.assign(vms, released)
 }
 
-// assign sets the desired state of each VM from the map vms. VMs listed in released are to be destroyed. A VM in
-// neither has no desired state afterwards. The caller must hold a.mu.
+// assign sets the desired state of each VM from the map vms. VMs listed in released are to be destroyed. All other VMs
+// have no desired state afterwards, except those that were released before and are still being destroyed. The caller
+// must hold a.mu.
 func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	for id, want := range vms {
 		if d := a.get(id); d != nil {
