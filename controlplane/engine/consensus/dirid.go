@@ -194,9 +194,9 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 // accepts reports whether the group may process an envelope. This depends on the data-directory ID of the sender.
 //
 // If a membership change added the sender, the ID must be the one that the change named. If the sender belongs to the
-// first configuration, the ID must be that of the sender's first envelope, which accepts records durably. If the sender
-// is not in the group, the envelope is accepted, because this member may not have applied the sender's addition yet. If
-// the sender was removed, the envelope is dropped.
+// first configuration, the ID must be that of the sender's first envelope; this ID is recorded durably. If the sender
+// was removed with this data directory, the envelope is dropped. Envelopes of other senders that are not in the group
+// are accepted, because this member may not have applied the addition of the sender yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetDirIDs) {

@@ -44,7 +44,7 @@ type Envelope struct {
 	FromDirID, ToDirID uint64
 	Kind               Kind
 
-	// Group is the ID of the raft group. It is set unless Kind is KindDirIDRequest, KindDirIDResponse or
+	// Group is the ID of the raft group. It is not set if Kind is KindDirIDRequest, KindDirIDResponse or
 	// KindHeartbeats.
 	Group uint64
 

@@ -15,7 +15,7 @@ import (
 // and the membership. During the installation of a snapshot, it describes how the log will begin afterwards.
 type LogStart struct {
 	At      Position
-	State   Position // a position that the state machine has reached; it is before At only if no entry between was for it
+	State   Position // a position that the state machine has reached: At, or before it if no entry in between was for it
 	Members Membership
 }
 

@@ -330,8 +330,8 @@ func (l *Log) Bytes() uint64 { return l.sizes.bytes() }
 // than that.
 func (l *Log) Tail(size uint64) uint64 { return l.sizes.tail(size) }
 
-// MembersAt returns the membership as of the entry at index. index must be at least that of Begin and at most that of
-// the last applied entry.
+// MembersAt returns the membership as of the entry at index. index must not be lower than the index of Begin, and not
+// higher than that of the last applied entry.
 func (l *Log) MembersAt(index uint64) raftconf.Membership { return l.past.At(index) }
 
 // Begin returns the position before the first entry of the log.
