@@ -1,17 +1,19 @@
-// Package backup writes and reads backup archives. An archive contains a checkpoint of the state machine of each raft
-// group, and is encrypted with a key that is derived from the cluster key. The checkpoints of different groups need not
-// be of the same moment.
+// Package backup writes and reads backup archives. An archive contains one checkpoint of the state machine of each raft
+// group. It is encrypted with a key that is derived from the cluster key. The checkpoints of different groups may be of
+// different times.
 //
-// An archive is a tar stream in an age file (age-encryption.org/v1). The tar has a manifest and then the files of each
-// group's checkpoint below the group's name.
+// An archive is a tar stream in an age file (age-encryption.org/v1). The tar contains a manifest, and then the files of
+// each group's checkpoint in a directory with the group's name.
 //
 // # Decisions
 //
-//   - age authenticates the stream in pieces of 64 KiB with their order and end. So Extract uses no byte that was
-//     changed, and detects a truncated archive.
-//   - The recipient of the age file is a passphrase (scrypt) that is derived from the given key. As with the key itself,
-//     only its holder can write an archive that Extract accepts. A public key as recipient would not give that.
-//   - Archives of earlier versions, in a container of Trivet's own (oldformat.go), are read but not written.
+//   - age authenticates the stream in pieces of 64 KiB, including their order and the end of the stream. So Extract
+//     uses no byte that was changed, and detects a truncated archive.
+//   - The age file is encrypted for a passphrase (scrypt) that is derived from the given key. So only a holder of the
+//     key can write an archive that Extract accepts. With a public key as recipient, anyone who knows it could write
+//     one.
+//   - Earlier versions wrote archives in another format (oldformat.go). These can be read, but are not written any
+//     more.
 //
 // # The four files of a state
 //
@@ -43,11 +45,12 @@ import (
 	"time"
 )
 
-// KeyPurpose is the purpose with which the key of archives is derived from the cluster key (clusterkey.Key.Derive). The
-// derived key is the same for all generations of a cluster key, so that a restored cluster can read older archives.
+// KeyPurpose is the argument of clusterkey.Key.Derive for the key that encrypts archives. The derived key does not
+// depend on the generation of the cluster key, so a restored cluster can read archives of the old cluster.
 const KeyPurpose = "backup"
 
-// Manifest describes the cluster and the groups in an archive. It is the archive's first file, in JSON.
+// Manifest describes the cluster and the raft groups in an archive. It is stored as JSON in the first file of the
+// archive.
 type Manifest struct {
 	Version int `json:"version"`
 	// Cluster is the ID of the cluster that was backed up.
@@ -62,25 +65,26 @@ type Manifest struct {
 type Group struct {
 	ID   uint64 `json:"id"`
 	Name string `json:"name"`
-	// Index and Term are the position of the checkpoint in the group's raft log.
+	// Index and Term are those of the last raft log entry that the checkpoint contains.
 	Index uint64 `json:"index"`
 	Term  uint64 `json:"term"`
-	// Revision is the newest revision of the group's keyspace.
+	// Revision is the newest MVCC revision in the checkpoint.
 	Revision int64 `json:"revision"`
 }
 
 const (
-	// Version is the version of the manifest and the file names in an archive. Extract refuses other versions.
+	// Version is the version of the archive format: the manifest and the names of the files. Extract refuses other
+	// versions.
 	Version = 1
 
 	manifestName = "manifest.json"
-	// maxManifest limits the size of a manifest in bytes. maxGroups limits the number of groups in it.
+	// maxManifest is the maximum size of a manifest in bytes. maxGroups is the maximum number of groups in a manifest.
 	maxManifest = 1 << 20
 	maxGroups   = 10_000
 )
 
-// Write writes an encrypted archive of the manifest's groups to w. dirs has the directory of each group's checkpoint,
-// by the group's name. key has 32 bytes.
+// Write writes an encrypted archive of the groups in m to w. The map dirs has the directory with each group's
+// checkpoint, by the name of the group. key has 32 bytes.
 func Write(w io.Writer, key []byte, m Manifest, dirs map[string]string) error {
 	m.Version = Version
 	sealed, err := encrypt(w, key)
@@ -136,8 +140,8 @@ func addDir(out *tar.Writer, dir, name string) error {
 	})
 }
 
-// Extract decrypts an archive up to its end and writes each group's checkpoint to a directory of the group's name in
-// dir, which must be empty. The files are synced. After an error the written files must not be used.
+// Extract decrypts an archive completely and writes the checkpoint of each group to dir/NAME, where NAME is the group's
+// name. dir must be empty. Extract syncs the files. If it returns an error, the written files must not be used.
 func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 	opened, err := decrypt(r, key)
 	if err != nil {
@@ -176,15 +180,16 @@ func Extract(r io.Reader, key []byte, dir string) (m Manifest, err error) {
 			return m, decryptError(opened, err)
 		}
 	}
-	// tar.Reader stops at the end mark of the tar. The rest is read, too, to verify that the archive's last piece is
-	// there.
+	// tar.Reader stops at the end mark of the tar. Read the rest as well: only then is it certain that the encrypted
+	// file is not truncated.
 	if _, err := io.Copy(io.Discard, opened); err != nil {
 		return m, decryptError(opened, err)
 	}
 	return m, syncTree(dir)
 }
 
-// decryptError returns the error of the decryption if there is one, otherwise err, the error of reading the tar.
+// decryptError returns the error with which decryption failed, if it failed. Otherwise it returns err, the error of
+// reading the tar. A failed decryption also makes the tar unreadable, so its error is the cause.
 func decryptError(p *plainReader, err error) error {
 	if p.err != nil {
 		return p.err
@@ -210,7 +215,7 @@ func extractFile(in *tar.Reader, h *tar.Header, m Manifest, dir string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// syncTree syncs dir and all directories below it, so that the names of the files are durable.
+// syncTree syncs dir and all directories below it, so that the directory entries of the files are durable.
 func syncTree(dir string) error {
 	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {

@@ -22,7 +22,7 @@ const workFactor = 10
 
 var errNotArchive = errors.New("this is not an archive that `trivet cluster backup` wrote")
 
-// passphrase derives the passphrase of the age file from key, which must have 32 bytes.
+// passphrase derives the passphrase of the age file from key. It returns an error if key does not have 32 bytes.
 func passphrase(key []byte) (string, error) {
 	if len(key) != sha256.Size {
 		return "", fmt.Errorf("the key of archives has %d bytes, want %d", len(key), sha256.Size)
@@ -48,7 +48,7 @@ func encrypt(w io.Writer, key []byte) (io.WriteCloser, error) {
 // plainReader reads the decrypted content of an archive. Each byte that it returns is authenticated.
 type plainReader struct {
 	r io.Reader
-	// err is the first error of r other than io.EOF. All later reads return it.
+	// err is the first error of r other than io.EOF. After it, every read returns err.
 	err error
 }
 
@@ -63,7 +63,8 @@ func (p *plainReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// decrypt returns a reader of the content of an archive, which is an age file or an old container (oldformat.go).
+// decrypt returns a reader of the decrypted content of an archive. The archive is an age file, or has the format of
+// earlier versions (oldformat.go).
 func decrypt(r io.Reader, key []byte) (*plainReader, error) {
 	in := bufio.NewReader(r)
 	head, err := in.Peek(max(len(ageMagic), len(magic)))
@@ -96,8 +97,8 @@ func decrypt(r io.Reader, key []byte) (*plainReader, error) {
 	return &plainReader{r: opened}, opened.describe(err)
 }
 
-// ageReader reads the content of an age file. It returns errors that say whether the file could not be read or is
-// damaged.
+// ageReader reads the decrypted content of an age file. Its errors say whether the file could not be read or its
+// content is damaged.
 type ageReader struct {
 	plain  io.Reader
 	source *plainReader

@@ -11,13 +11,14 @@ import (
 	"io"
 )
 
-// The container that earlier versions wrote has these fields, with their sizes in bytes:
+// The archive format of earlier versions has these fields, with their sizes in bytes:
 //
 //	magic, 10 bytes | key ID, 8 | salt, 16 | pieces: length of the ciphertext, 4, big endian; ciphertext, AES-256-GCM
 //
-// Each archive has its own key, derived from the given key and the salt. The nonce of a piece is its number, and the
-// additional data says whether the piece is the last one. So a changed, moved, dropped or added piece and a truncated
-// archive are detected. The key ID reveals nothing about the key. It distinguishes a wrong key from damage.
+// Each archive has its own key, which is derived from the given key and the salt. The nonce of a piece is the number of
+// the piece. The additional data says whether the piece is the last one. So any piece that was changed, moved, dropped
+// or added is detected, and so is a truncated archive. The key ID serves to distinguish a wrong key from a damaged
+// archive; it reveals nothing about the key.
 const (
 	magic    = "TRIVETBK1\n"
 	idLen    = 8
@@ -25,13 +26,13 @@ const (
 	pieceLen = 64 << 10
 )
 
-// The additional data with which a piece is authenticated: whether it is the last one.
+// The additional data (AEAD) of a piece. It says whether the piece is the last one of the archive.
 var (
 	notLast = []byte{0}
 	isLast  = []byte{1}
 )
 
-// keys derives the key ID from key, and the cipher of one archive from key and the archive's salt.
+// keys derives two values: the key ID from key alone, and the cipher of one archive from key and the archive's salt.
 func keys(key, salt []byte) (id []byte, aead cipher.AEAD, err error) {
 	if len(key) != sha256.Size {
 		return nil, nil, fmt.Errorf("the key of archives has %d bytes, want %d", len(key), sha256.Size)
@@ -55,7 +56,7 @@ func nonce(number uint64) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), number)
 }
 
-// opener decrypts an archive in the old container, piece by piece.
+// opener decrypts an archive in the format of earlier versions. It is an io.Reader that decrypts one piece at a time.
 type opener struct {
 	r      io.Reader
 	aead   cipher.AEAD
@@ -95,7 +96,7 @@ func (o *opener) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// piece reads and decrypts the next piece into o.plain. It returns io.EOF after the last piece.
+// piece reads the next piece and decrypts it into the field plain. It returns io.EOF after the last piece.
 func (o *opener) piece() error {
 	var length [4]byte
 	switch n, err := io.ReadFull(o.r, length[:]); {

@@ -1,18 +1,18 @@
-// Package certfile loads a TLS certificate and its key from two files that an external tool renews. A [Pair] always
-// serves the current content of the files, without a restart.
+// Package certfile loads a TLS certificate and its key from two files that an external tool renews. Servers that use a
+// [Pair] get the renewed certificate without a restart.
 //
 // Decisions:
 //
-//   - The files are polled every few seconds, and read at once on a signal. Their content counts, not their
-//     modification time: a tool may write them in place, rename them or move a symbolic link.
-//   - Two files cannot be replaced atomically. A new pair is used when key and certificate match, the certificate is
-//     valid now and for servers, and only its owner can read the key file. Until then the old pair is used. An error is
-//     logged once, not at every poll.
-//   - A program starts even with an expired pair, and logs an error, because its other functions may matter more than
-//     the certificate. An expired pair never replaces a pair in use.
-//   - Open connections keep the certificate with which they were established.
+//   - The files are polled every few seconds, and read at once on a signal. A change is recognized by the content and
+//     not by the modification time, because tools may write in place, rename files or move a symbolic link.
+//   - Two files cannot be replaced atomically. So a new pair is used only when key and certificate match, the
+//     certificate is valid now and for servers, and only the owner of the key file can read it. Until then the old pair
+//     is used. An error is logged once, not at every poll.
+//   - A program starts even with an expired certificate, and logs an error, because its other functions may matter more
+//     than the certificate. An expired certificate never replaces the one in use.
+//   - A connection keeps the certificate with which it was established.
 //
-// The package uses TLS and files. It must not depend on listeners or the issuer of the certificates.
+// The package uses TLS and files. It must not depend on listeners or on the issuer of the certificates.
 package certfile
 
 import (
@@ -30,7 +30,7 @@ import (
 	"time"
 )
 
-// maxFile limits the size of either file in bytes. A certificate chain has a few KiB.
+// maxFile is the maximum size in bytes of the certificate file and of the key file. A certificate chain has a few KiB.
 const maxFile = 1 << 20
 
 // Options has the arguments of Open. Cert, Key and Log are required.
@@ -43,18 +43,18 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Pair holds the certificate and key that servers use now, as last loaded from the two files.
+// Pair holds the certificate and its key that TLS servers use now. They were last loaded from the two files.
 type Pair struct {
 	opts    Options
 	current atomic.Pointer[tls.Certificate]
-	// seen and warned are used by Open and then only by Run. seen is the hash of the files when they were last read.
-	// warned is the time of the last warning about expiry.
+	// seen and warned need no lock, because only Open and then only Run use them. seen is the hash of the files when
+	// they were last read. warned is the time of the last warning about expiry.
 	seen   [sha256.Size]byte
 	warned time.Time
 }
 
-// Open loads a certificate and its key. An expired or not yet valid certificate is only logged; any other defect is an
-// error.
+// Open loads a certificate and its key. If the certificate is expired or not yet valid, Open logs that and still
+// returns the pair. For any other defect it returns an error.
 func Open(opts Options) (*Pair, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -74,8 +74,8 @@ func Open(opts Options) (*Pair, error) {
 	return p, nil
 }
 
-// Config returns a TLS configuration, for TLS 1.2 and later, of a server that uses the current certificate. protocols
-// are offered by ALPN; pass none for gRPC, which adds its own.
+// Config returns the TLS configuration of a server that always uses the newest loaded certificate. It allows TLS 1.2
+// and later, and offers the given protocols by ALPN. For gRPC pass no protocols, because gRPC adds its own.
 func (p *Pair) Config(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: protocols,
@@ -86,7 +86,7 @@ func (p *Pair) Config(protocols ...string) *tls.Config {
 // Leaf returns the certificate that servers use now, without its intermediates.
 func (p *Pair) Leaf() *x509.Certificate { return p.current.Load().Leaf }
 
-// withPaths adds the paths of the certificate and the key file to an error.
+// withPaths wraps err so that its message names the certificate file and the key file.
 func (p *Pair) withPaths(err error) error {
 	return fmt.Errorf("%s, %s: %w", p.opts.Cert, p.opts.Key, err)
 }
@@ -102,9 +102,9 @@ func (p *Pair) read() (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// readFile reads a regular file of at most maxFile bytes. If secret is set, it returns an error if the group or others
-// have any permission. It checks the mode on the open descriptor, so that the file cannot be replaced between check and
-// read.
+// readFile reads a regular file of at most maxFile bytes. If secret is true, it returns an error if the file's group or
+// others have any permission. The check uses the open file descriptor, so the file cannot be replaced between the check
+// and the reading.
 func readFile(path string, secret bool) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -128,7 +128,8 @@ func readFile(path string, secret bool) ([]byte, error) {
 	return text, err
 }
 
-// sum returns a hash of the content of both files and of the error of reading them. A different hash means a change.
+// sum returns a hash of the content of both files and of the error of reading them. If the hash differs from the
+// previous one, a file has changed.
 func sum(cert, key []byte, err error) [sha256.Size]byte {
 	text := ""
 	if err != nil {
@@ -138,8 +139,8 @@ func sum(cert, key []byte, err error) [sha256.Size]byte {
 	return sha256.Sum256(slices.Concat(a[:], b[:], []byte(text)))
 }
 
-// parse checks everything except the validity period: key and certificate match, and the certificate names a host and
-// may be used by servers.
+// parse checks that the key belongs to the certificate, that the certificate names a host, and that servers may use it.
+// It does not check the validity period.
 func parse(cert, key []byte) (*tls.Certificate, error) {
 	if bytes.Contains(cert, []byte("PRIVATE KEY")) {
 		return nil, errors.New("the certificate's file holds a private key, which belongs into the other")

@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// Every is the interval at which Run reads the certificate and the key file.
+	// Every is the interval at which Run reads the certificate file and the key file.
 	Every = 5 * time.Second
-	// warnBefore is the time before the certificate's expiry from which on a warning is logged. Certificates of 90 days
-	// are usually renewed 30 days before their expiry, so a renewal has failed by then. For a certificate that is valid
-	// for a shorter time, the warning starts in the last fifth of that time.
+	// warnBefore is how long before the certificate's expiry warnings begin. Certificates of 90 days are usually
+	// renewed 30 days before they expire, so 14 days before expiry a renewal has already failed. If a fifth of the
+	// certificate's validity period is shorter than warnBefore, warnings begin in the last fifth.
 	warnBefore = 14 * 24 * time.Hour
 	// warnEvery is the interval between two warnings about expiry.
 	warnEvery = 12 * time.Hour
 )
 
-// Run reads the files every Every, and at once for each signal on hurry, until ctx ends. It uses a new valid pair and
-// logs an invalid one.
+// Run reads the two files at the interval Every, and also at each signal on the channel hurry, until ctx ends. If they
+// contain a new valid certificate and key, servers use these from then on. An invalid pair is logged and not used.
 func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	tick := time.NewTicker(Every)
 	defer tick.Stop()
@@ -38,8 +38,8 @@ func (p *Pair) Run(ctx context.Context, hurry <-chan os.Signal) {
 	}
 }
 
-// look reads the files. If they have changed, it uses the new pair if that is valid, and otherwise logs the error and
-// does not replace the previous pair.
+// look reads the files. If they have changed and are valid, servers use the new certificate and key from then on. If
+// they have changed and are not valid, look logs the error, and the previous pair stays in use.
 func (p *Pair) look() {
 	defer p.warn()
 	cert, key, err := p.read()
@@ -72,7 +72,7 @@ func (p *Pair) take(cert, key []byte) error {
 	return nil
 }
 
-// warn logs, at most once per warnEvery, that the certificate expires soon or is not valid now.
+// warn logs that the certificate in use expires soon or is not valid now. It does so at most once per warnEvery.
 func (p *Pair) warn() {
 	leaf, now := p.Leaf(), p.opts.Now()
 	left := leaf.NotAfter.Sub(now)

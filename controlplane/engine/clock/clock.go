@@ -1,28 +1,29 @@
-// Package clock provides a member's current time. A Clock compares the wall clock of its host with those of the other
-// members, and corrects it if it is wrong.
+// Package clock provides the current time of a control-plane member. A Clock compares the wall clock of its host with
+// those of the other members, and corrects the time if the wall clock is wrong.
 //
 // Every few seconds a member requests the time of every other member. It stores the responses relative to a monotonic
-// clock (Elapsed). After each round it knows the difference between its wall clock and the median of all members'
-// clocks, its own included. Skew returns this difference, and remains correct when the wall clock is set between two
-// rounds. One wrong clock is found as long as a majority of the clocks is right. Of two clocks that differ by more than
-// Bound, it is unknown which one is wrong; then there is no known skew.
+// clock (Elapsed), so that they stay correct when the wall clock is set. After each round it knows the difference
+// between its wall clock and the median of all members' clocks, its own included. Skew returns this difference. One
+// wrong clock is found as long as a majority of the clocks is right. With an even number of clocks, the two in the
+// middle can differ by more than Bound. Then it is unknown which of the two is wrong, and the skew is unknown.
 //
-// Now returns the time for records and for the verification of certificates and tokens: the wall clock while it was
-// within Tolerance of the median in the last round, otherwise the median. A wall clock that is set between two rounds
-// has no effect before the next round.
+// Now returns the time for records and for the verification of certificates and tokens. It returns the wall clock if
+// that was within Tolerance of the median in the last round, and otherwise the median. If the wall clock is set between
+// two rounds, Now ignores that until the next round.
 //
 // Decisions:
 //
-//   - The time is corrected, because the store's time never goes back: a leader whose clock is ten minutes ahead would
-//     move the time of all members ahead for ten minutes. Reservations and tokens would end early, and those made in
-//     that time late. CockroachDB stops a member with a wrong clock, etcd warns; with a correction neither is needed.
-//   - A wrong clock is logged, as a warning, beyond Bound as an error, and exported as the gauge
-//     trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
-//   - A member that has not received the time of a majority since its start uses its wall clock as of the start. The
+//   - The time is corrected because the time in the store never goes back. A leader whose clock is ten minutes ahead
+//     would move the time of all members ahead by ten minutes. Reservations and tokens that exist would end early, and
+//     those created in that time would end late. For a wrong clock, CockroachDB stops the member and etcd warns; with a
+//     correction, the member need not stop.
+//   - A wrong clock is logged as a warning, or as an error if it is wrong by more than Bound. It is also exported as
+//     the gauge trivet_clock_skew_seconds. A caller that must not continue with a wrong clock checks Skew.
+//   - A member that has not yet received the time of a majority uses its wall clock as of its start plus Elapsed. The
 //     only member of a cluster uses its wall clock. Consensus does not depend on any clock.
 //
 // In a build with the tag mutant, a test can set the wall clock of a program: see wall_mutant.go. The package must not
-// know records or a transport.
+// depend on records or on a transport.
 package clock
 
 import (
@@ -40,30 +41,34 @@ import (
 )
 
 const (
-	// Tolerance is the largest skew that is not corrected. Bound is the largest skew that is not logged as an error.
+	// Tolerance is the maximum skew for which Now returns the uncorrected wall clock. A skew above Tolerance is logged
+	// as a warning, a skew above Bound as an error.
 	Tolerance = time.Second
 	Bound     = time.Minute
 
-	// Command is the name of the command that returns a member's wall clock; see Answer.
+	// Command is the name of the command by which members request each other's wall clock. The method Answer executes
+	// it.
 	Command = "clock.read"
 
-	// askEvery is the pause between two rounds of requests. While the skew is unknown, the pause starts at askAtFirst
-	// and doubles.
+	// askEvery is the pause between two rounds of requests. While the skew is unknown, the pause is askAtFirst at first
+	// and doubles after each round, up to askEvery.
 	askEvery, askAtFirst = 2 * time.Second, 100 * time.Millisecond
-	// mostTrip is the longest round trip of a response that is used. The error of a response is at most half of its
-	// round trip.
+	// mostTrip is the maximum round-trip time of a request. A response that takes longer is ignored, because a response
+	// may be wrong by half of its round-trip time.
 	mostTrip = time.Second
-	// keepFor is how long a response with a short round trip is preferred to later ones with longer round trips.
+	// keepFor is the maximum time for which a response is kept in preference to later ones that had a longer round-trip
+	// time.
 	keepFor = time.Minute
-	// lately is how long a response is used. In that time two clocks drift apart by less than a tenth of a second.
+	// lately is the maximum age of a response that is used. Within it, two clocks drift apart by less than a tenth of a
+	// second.
 	lately = 10 * time.Minute
-	// logEvery is the pause between two equal log messages.
+	// logEvery is the minimum time between two equal log messages.
 	logEvery = time.Minute
 )
 
-// Peers sends commands to the other members of the cluster.
+// Peers is how a Clock sends commands to the other members of the cluster.
 type Peers interface {
-	// Members returns the addresses of the other members, by member ID.
+	// Members returns the address of each other member, by member ID.
 	Members() map[uint64]string
 	// Direct executes a command on a member and returns its response.
 	Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error)
@@ -71,9 +76,9 @@ type Peers interface {
 
 // Options configures a Clock.
 type Options struct {
-	// Log receives the warnings about skew; required.
+	// Log receives the messages about the skew; required.
 	Log *slog.Logger
-	// Wall returns the wall clock of this host; default: the function Wall.
+	// Wall returns the wall clock of this host. The default is this package's function Wall.
 	Wall func() time.Time
 	// Elapsed returns a monotonic time, which does not change when Wall is set; default: the time since New.
 	Elapsed func() time.Duration
@@ -88,9 +93,9 @@ type Clock struct {
 
 	mu    sync.RWMutex
 	peers Peers
-	// The following fields are the result of the last round. right is the accepted time minus Elapsed. median is the
-	// median of all clocks minus Elapsed, valid if known is set. apart is the difference between two clocks if it is
-	// unknown which of them is wrong, otherwise 0.
+	// The following fields are the result of the last round. right is the time that Now considers correct, minus
+	// Elapsed. median is the median of all members' clocks, minus Elapsed; it is valid only if known is true. apart is
+	// above 0 if two clocks differ so much that one is wrong and it is unknown which; apart is their difference.
 	right, median time.Duration
 	known         bool
 	apart         time.Duration
@@ -99,18 +104,18 @@ type Clock struct {
 	readings map[uint64]reading
 }
 
-// reading is the time that another member's clock showed, as computed from one response.
+// reading is what one response says about another member's clock.
 type reading struct {
-	// ahead is the other member's clock, in Unix time, minus Elapsed of this member.
+	// ahead is the other member's clock in Unix time, minus the Elapsed time of this member at the same moment.
 	ahead time.Duration
-	// at is the Elapsed time when the response arrived.
+	// at is the Elapsed time of this member when the response arrived.
 	at time.Duration
-	// trip is the round-trip time. The error of ahead is at most half of it.
+	// trip is the round-trip time of the request. ahead may be wrong by at most half of trip.
 	trip time.Duration
 }
 
-// better reports whether a replaces the reading before of the same member. A reading with a shorter round trip is not
-// replaced while it is younger than keepFor and does not contradict a.
+// better reports whether the new reading a replaces the older reading before, of the same member. An older reading with
+// a shorter round-trip time is kept until it is older than keepFor, unless the two readings contradict each other.
 func (a reading) better(before reading) bool {
 	if before.trip >= a.trip || a.at-before.at > keepFor {
 		return true
@@ -118,7 +123,8 @@ func (a reading) better(before reading) bool {
 	return (a.ahead - before.ahead).Abs() > (a.trip+before.trip)/2
 }
 
-// New returns a clock that shows the wall clock until Attach has set the peers and Run compares the clocks.
+// New returns a Clock whose time is the wall clock. It is corrected only after Attach has set the peers and Run
+// compares the clocks.
 func New(opts Options) *Clock {
 	if opts.Wall == nil {
 		opts.Wall = Wall
@@ -141,8 +147,8 @@ func (c *Clock) Attach(p Peers) {
 	c.peers = p
 }
 
-// Now returns the current time: the wall clock, corrected by the result of the last round. It may jump in both
-// directions.
+// Now returns the current time: the wall clock, corrected by the result of the last round. The returned time may jump
+// forward and back.
 func (c *Clock) Now() time.Time {
 	wall := c.opts.Wall()
 	if mutant.On(mutant.OwnClock) {
@@ -156,21 +162,22 @@ func (c *Clock) Now() time.Time {
 	return wall
 }
 
-// own converts wall, a time of the wall clock, to Unix time minus the current Elapsed.
+// own converts wall, the current time of the wall clock, to Unix time minus the current Elapsed, so that it can be
+// compared with reading.ahead.
 func (c *Clock) own(wall time.Time) time.Duration {
 	return time.Duration(wall.UnixNano()) - c.opts.Elapsed()
 }
 
-// Steady returns the wall clock's time at the start of the member plus Elapsed. It is monotonic. Use it for times that
-// are not needed beyond the life of the process.
+// Steady returns the wall clock's time at the start of the member plus Elapsed. It never goes back. Use it for times
+// that are needed only while the process runs.
 func (c *Clock) Steady() time.Time { return c.started.Add(c.opts.Elapsed()) }
 
 // Elapsed returns a monotonic time, which does not change when the wall clock is set.
 func (c *Clock) Elapsed() time.Duration { return c.opts.Elapsed() }
 
-// Skew returns how far the wall clock is ahead of the median of the members' clocks; negative if it is behind. known is
-// false if there are no other members, if the clocks of a majority (this member included) are not known, or if the
-// clocks differ by more than Bound and it is unknown which is wrong.
+// Skew returns how far the wall clock is ahead of the median of the members' clocks; the offset is negative if it is
+// behind. known is false in three cases: there are no other members; fewer than a majority of the clocks, this member's
+// included, are known; or two clocks differ by more than Bound and it is unknown which one is wrong.
 func (c *Clock) Skew() (offset time.Duration, known bool) {
 	own := c.own(c.opts.Wall())
 	c.mu.RLock()
@@ -181,7 +188,7 @@ func (c *Clock) Skew() (offset time.Duration, known bool) {
 	return own - c.median, true
 }
 
-// updateOffset computes the result of a round from the readings that are at most lately old, and stores it.
+// updateOffset computes and stores the result of a round. It uses the readings that are not older than lately.
 func (c *Clock) updateOffset() {
 	own, now := c.own(c.opts.Wall()), c.opts.Elapsed()
 	c.mu.Lock()
@@ -211,7 +218,8 @@ func (c *Clock) Answer(context.Context, uint64, []byte) ([]byte, error) {
 
 var errTooSlow = errors.New("the response took too long to contain a usable time")
 
-// ask requests the time of one member and stores the reading, unless a stored reading is better.
+// ask requests the time of one member and stores the resulting reading, unless the stored reading of that member is
+// better.
 func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, mostTrip)
 	defer cancel()
@@ -236,8 +244,8 @@ func (c *Clock) ask(ctx context.Context, peers Peers, member uint64) error {
 	return nil
 }
 
-// round requests the time of all other members concurrently, removes the readings of removed members, and stores the
-// result.
+// round requests the time of all other members concurrently, deletes the readings of members that were removed, and
+// computes the new result.
 func (c *Clock) round(ctx context.Context) {
 	c.mu.Lock()
 	peers := c.peers
@@ -251,7 +259,8 @@ func (c *Clock) round(ctx context.Context) {
 	c.mu.Unlock()
 	var work sync.WaitGroup
 	for id := range members {
-		// A member is ignored if it cannot be reached or if its version is too old for the command.
+		// Ignore the error: the member may be unreachable, or its version may not have the command. The result is then
+		// computed without a new reading of that member.
 		work.Go(func() { _ = c.ask(ctx, peers, id) })
 	}
 	work.Wait()
@@ -273,7 +282,8 @@ func (c *Clock) Run(ctx context.Context) {
 	}
 }
 
-// logResult logs the skew that the last round has found, or that it is unknown which clock is wrong.
+// logResult logs the skew after a round. If two clocks differ by more than Bound and it is unknown which is wrong, it
+// logs that instead.
 func (c *Clock) logResult() {
 	skew, known := c.Skew()
 	c.mu.RLock()

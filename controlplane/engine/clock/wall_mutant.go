@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// fromEnvironment returns the environment variable TRIVET_CLOCK: the path of a file with the offset of this program's
-// clock from the host's, as a Go duration ("10m", "-1m0s"). The file may change at any time, preferably by renaming. A
-// missing or empty file means 0. Without the build tag mutant, TRIVET_CLOCK has no effect.
+// fromEnvironment returns the value of the environment variable TRIVET_CLOCK, which is the path of a file. The file
+// contains how far this program's clock is ahead of the host's, as a Go duration ("10m", "-1m0s"). Tests may replace
+// the file at any time, preferably by renaming. A missing or empty file means 0. Programs built without the tag mutant
+// ignore TRIVET_CLOCK.
 var fromEnvironment = sync.OnceValue(func() string { return os.Getenv("TRIVET_CLOCK") })
 
-// Wall returns this host's wall clock plus the offset in the file TRIVET_CLOCK. With an offset the result has no
-// monotonic clock reading, because that does not change when a clock is set.
+// Wall returns this host's wall clock plus the offset in the file that TRIVET_CLOCK names. If TRIVET_CLOCK is set, the
+// result has no monotonic clock reading: a monotonic reading would hide a change of the offset from time.Since.
 func Wall() time.Time {
 	path := fromEnvironment()
 	if path == "" {
@@ -32,7 +33,7 @@ func ahead(path string) time.Duration {
 	}
 	d, err := time.ParseDuration(strings.TrimSpace(string(text)))
 	if err != nil {
-		// Panic, because a test whose clock setting is ignored would pass without testing anything.
+		// Panic here: if an invalid setting were ignored, a test of a wrong clock would pass without testing anything.
 		panic(fmt.Sprintf("TRIVET_CLOCK %s: %v", path, err))
 	}
 	return d

@@ -1,13 +1,13 @@
-// Package clusterkey holds the cluster key, the secret that the members of a control plane share, and derives from it
-// the certificate authority, the cluster's ID, the key that encrypts secrets at rest, and other keys such as that of
-// page tokens.
+// Package clusterkey holds the cluster key: the secret that all members of a control plane share. From it the package
+// derives the certificate authority, the cluster's ID, the key that encrypts secrets at rest, and other keys, such as
+// the one for page tokens.
 //
 // Agents and clients never have the cluster key. A process that has it can act as a member.
 //
-// A cluster that was restored from a backup, or from a surviving member, must not be confused with the old cluster by
-// members or hosts of the old one. Therefore the key file can contain a generation besides the secret. Data that was
-// encrypted under one generation can be decrypted under all of them. The cluster's ID, the certificate authority, and
-// so all certificates and tokens, differ between generations.
+// Besides the secret, the key file can contain a generation. A cluster that is restored from a backup or from a
+// surviving member gets a new generation, so that members and hosts of the old cluster cannot mistake it for the old
+// one. The cluster's ID and the certificate authority, and so all certificates and tokens, differ between generations.
+// The keys that encrypt data do not: data that was encrypted under one generation can be decrypted under all of them.
 package clusterkey
 
 import (
@@ -32,7 +32,7 @@ import (
 // Size is the size of the secret in bytes.
 const Size = 32
 
-// Key is the secret that the members of a control plane share, with its generation.
+// Key is the secret that the members of a control plane share, together with its generation.
 type Key struct {
 	secret     []byte
 	generation uint64 // 0 for a new key, random after Renewed
@@ -45,15 +45,15 @@ func Generate() *Key {
 	return &Key{secret: secret}
 }
 
-// Renewed returns a key for a restored cluster: with the same secret and a new random generation.
+// Renewed returns the key for a restored cluster. It has the same secret and a new random generation.
 func (k *Key) Renewed() *Key {
 	var b [8]byte
 	rand.Read(b[:])
 	return &Key{secret: k.secret, generation: max(binary.BigEndian.Uint64(b[:]), 1)}
 }
 
-// Encode returns k in the format of key files: the secret in base64, then, unless the generation is 0, a space and the
-// generation in hex, and a newline.
+// Encode returns k in the format of key files: the secret in base64 and a newline. If the generation is not 0, a space
+// and the generation in hex precede the newline.
 func (k *Key) Encode() string {
 	text := base64.StdEncoding.EncodeToString(k.secret)
 	if k.generation != 0 {
@@ -96,8 +96,8 @@ func Load(path string) (*Key, error) {
 	return k, nil
 }
 
-// LoadOrMake loads the key in the file path. If the file does not exist, it generates a key and writes the file. Only
-// the single member of a cluster may call it.
+// LoadOrMake loads the key from the file path. If the file does not exist, it generates a key and writes it to the
+// file. Only a cluster with a single member may call it, because several members would generate different keys.
 func LoadOrMake(path string) (*Key, error) {
 	k, err := Load(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +110,8 @@ func LoadOrMake(path string) (*Key, error) {
 	return k, nil
 }
 
-// Derive returns a key of 32 bytes for one purpose (HKDF-SHA256, RFC 5869). It is the same in all generations.
+// Derive derives from the secret a key of 32 bytes for the given purpose (HKDF-SHA256, RFC 5869). The result is the
+// same in all generations.
 func (k *Key) Derive(purpose string) []byte {
 	out, err := hkdf.Key(sha256.New, k.secret, nil, "trivet/"+purpose, 32)
 	if err != nil {
@@ -119,7 +120,8 @@ func (k *Key) Derive(purpose string) []byte {
 	return out
 }
 
-// ofGeneration returns purpose with the generation, for keys that must differ between generations.
+// ofGeneration returns the argument of Derive for a key that must differ between generations: the purpose and the
+// generation.
 func (k *Key) ofGeneration(purpose string) string {
 	if k.generation == 0 {
 		return purpose
@@ -127,13 +129,13 @@ func (k *Key) ofGeneration(purpose string) string {
 	return purpose + "/" + strconv.FormatUint(k.generation, 16)
 }
 
-// ClusterID returns the cluster's ID, a number from 1 to 2^53−1, so that every JSON parser represents it exactly.
+// ClusterID returns the cluster's ID, a number from 1 to 2^53−1. Every JSON parser represents such a number exactly.
 func (k *Key) ClusterID() uint64 {
 	id := binary.BigEndian.Uint64(k.Derive(k.ofGeneration("cluster-id"))) & (1<<53 - 1)
 	return max(id, 1)
 }
 
-// Cluster returns the name of the cluster in certificates, which is its ID in decimal.
+// Cluster returns the cluster's name as it appears in certificates: the cluster's ID in decimal.
 func (k *Key) Cluster() string { return strconv.FormatUint(k.ClusterID(), 10) }
 
 // Authority returns the cluster's certificate authority, whose key is derived from the secret and the generation.
@@ -141,7 +143,8 @@ func (k *Key) Authority() (*mtls.Authority, error) {
 	return mtls.NewAuthority(k.Cluster(), k.Derive(k.ofGeneration("authority")))
 }
 
-// Seal encrypts a secret for storage (AES-256-GCM). Open decrypts it only under the same name.
+// Seal encrypts plain, a secret that is to be stored, with AES-256-GCM. Open decrypts the result only if it gets the
+// same name.
 func (k *Key) Seal(name string, plain []byte) []byte {
 	aead := k.aead()
 	nonce := make([]byte, aead.NonceSize())
@@ -149,7 +152,8 @@ func (k *Key) Seal(name string, plain []byte) []byte {
 	return aead.Seal(nonce, nonce, plain, []byte(name))
 }
 
-// Open decrypts the result of Seal. It returns an error for another key or name, or if the data was changed.
+// Open decrypts a result of Seal. It returns an error if the key or the name is a different one, or if the data was
+// changed.
 func (k *Key) Open(name string, sealed []byte) ([]byte, error) {
 	aead := k.aead()
 	if len(sealed) < aead.NonceSize() {

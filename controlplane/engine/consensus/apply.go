@@ -9,41 +9,42 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// The work for a group's state machine is a list of jobs, which run in order. Without a Runner, Process runs them. A
-// Runner has one goroutine per group that runs them, so that raft continues meanwhile.
+// All work for a group's state machine is a list of jobs, which run one after another. Under a Runner, one goroutine
+// per group runs the jobs, so that raft continues meanwhile. Without a Runner, Process runs the jobs itself.
 
-// job is one piece of work for a state machine: to apply entries, to flush, or to write or install a snapshot.
+// job is one piece of work for a state machine: apply entries, flush, write or install a snapshot, or remove the files
+// of a snapshot.
 type job struct {
-	// run does the work, on the state machine's goroutine. It must not access the Group.
+	// run does the work. It is called on the state machine's goroutine, so it must not access the Group.
 	run func() error
-	// then, which is called on the Host's goroutine in the order of the jobs, handles the result of run. After an error
-	// of run or then, no further then is called.
+	// then handles the result of run. It is called on the Host's goroutine, in the order of the jobs. After an error of
+	// run or then, the function then of later jobs is not called.
 	then func() error
 
-	// The following fields are set only in a job that applies entries.
+	// The following fields are set only if the job applies entries.
 	entries *entries
 	last    raftconf.Position
 	reply   func(callback, Result, error) // set before run
 }
 
-// entries holds the entries that a job applies, and the proposals that wait for them.
+// entries holds the raft entries that one job applies, and the proposals of this member that wait for them.
 type entries struct {
 	raw       []*raftpb.Entry
 	claimed   []*proposal       // the proposal of each element of raw; nil if it was not made on this member
 	changes   []*raftpb.Entry   // entries that are membership changes, which the state machine does not get
 	responses []*raftpb.Message // raft's responses, delivered after the job
 
-	// list has the entries of one call of StateMachine.Apply. asks has the callback of each of them, nil if no caller
-	// on this member waits for the entry.
+	// list has the decoded entries for one call of StateMachine.Apply. asks has one callback per element of list, which
+	// is nil if no caller on this member waits for that entry.
 	list []Entry
 	asks []callback
 }
 
-// enqueue appends j to the jobs of the group's state machine.
+// enqueue adds j at the end of the list of jobs for the group's state machine.
 func (g *Group) enqueue(j *job) { g.jobs = append(g.jobs, j) }
 
-// apply queues a job that applies the committed entries of m, or adds them to the last queued job if that applies
-// entries, too.
+// apply makes the state machine apply the committed entries of m. If the last queued job applies entries, it adds the
+// entries of m to that job. Otherwise it queues a new job.
 func (g *Group) apply(m *raftpb.Message) error {
 	var j *job
 	if n := len(g.jobs); n > 0 && g.jobs[n-1].entries != nil {
@@ -80,8 +81,9 @@ func (g *Group) apply(m *raftpb.Message) error {
 	return nil
 }
 
-// apply passes the entries to the state machine and calls the callbacks of their proposals. Each call of
-// StateMachine.Apply gets as many raft entries as are needed to reach limit bytes (uncompressed), and at least one.
+// apply passes the entries to the state machine and calls the callbacks of their proposals. One call of
+// StateMachine.Apply gets raft entries until their data, uncompressed, has at least limit bytes. It gets at least one
+// raft entry.
 func (j *job) apply(machine StateMachine, limit uint64) error {
 	e := j.entries
 	for first := 0; first < len(e.raw); {
@@ -110,9 +112,8 @@ func (j *job) apply(machine StateMachine, limit uint64) error {
 	return nil
 }
 
-// open decodes the proposals of e.raw from element first on, and appends them to e.list and their callbacks to e.asks.
-// It stops when the decoded proposals have limit bytes. It returns the index of the first element that it did not
-// decode.
+// open decodes the raft entries in e.raw, beginning with element first, and appends the result to e.list and e.asks. It
+// stops when the decoded data has at least limit bytes. last is the index of the first element that was not decoded.
 func (e *entries) open(first int, limit uint64) (last int, err error) {
 	size := uint64(0)
 	for last = first; last < len(e.raw) && (last == first || size < limit); last++ {
@@ -140,7 +141,8 @@ func (e *entries) open(first int, limit uint64) (last int, err error) {
 	return last, nil
 }
 
-// abandon calls the callbacks of a job's proposals with err. It is used for a job that has failed or will not run.
+// abandon calls the callbacks of the job's proposals with err. It is called for a job that has failed, and for a job
+// that will not run because the host stops.
 func (j *job) abandon(reply func(callback, Result, error), err error) {
 	if j.entries == nil {
 		return
@@ -176,10 +178,11 @@ func (g *Group) finishApply(j *job) error {
 	return nil
 }
 
-// maxSpare limits the capacity, in entries, of the slices that finishApply saves for the next job.
+// maxSpare limits the memory that is kept for reuse. finishApply keeps the slices of a job for the next job only if
+// their capacity is at most maxSpare elements.
 const maxSpare = 16 << 10
 
-// work runs a group's jobs on the caller's goroutine.
+// work runs the group's jobs on the goroutine that calls Process. It is used only without a Runner.
 func (g *Group) work() error {
 	for len(g.jobs) > 0 {
 		j := g.jobs[0]

@@ -9,14 +9,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// A batch is one raft entry with several proposals. In a group with GroupOptions.Forward, proposals without an ID that
-// are queued in the same tick form a batch, so that the cost of an entry in raft, in the log and on the wire is paid
-// once for all of them. All proposals of a batch are committed, lost, forwarded and retried together, under an ID that
-// the group generates. The state machine gets the proposals one by one, in order, all with the index of the entry.
-// Package message defines the format.
+// A batch is one raft entry that contains several proposals. In a group with GroupOptions.Forward, proposals without an
+// ID that are queued in the same tick form a batch. The cost of an entry in raft, in the log and on the wire is then
+// paid only once for all of them.
+//
+// All proposals of a batch are committed, lost, forwarded and retried together, under an ID that the group generates.
+// The state machine gets the proposals one by one, in order, all with the index of the entry. Package message defines
+// the format.
 
-// addToBatch adds a proposal to the newest queued batch. It begins a new batch if that one is closed, is full, or has
-// another deadline.
+// addToBatch adds a proposal to the newest batch in the queue. If that batch is closed, is full, or has another
+// deadline, or if the newest queued proposal is not a batch, it begins a new batch.
 func (g *Group) addToBatch(data []byte, done func(Result, error)) {
 	deadline := g.host.now + g.host.opts.Limits.ProposalTicks
 	var p *proposal
@@ -37,7 +39,7 @@ func (g *Group) addToBatch(data []byte, done func(Result, error)) {
 	g.host.schedule(g)
 }
 
-// newBatch returns an empty batch with capacity for a first proposal of room bytes and with an ID that is unique to it.
+// newBatch returns an empty batch with a new unique ID. It has capacity for a first proposal of room bytes.
 func (g *Group) newBatch(deadline uint64, room int) *proposal {
 	g.batches++
 	p := &proposal{deadline: deadline}
@@ -47,7 +49,8 @@ func (g *Group) newBatch(deadline uint64, room int) *proposal {
 	return p
 }
 
-// closeBatch closes a batch, so that no further proposal can be added. It does nothing for a single proposal.
+// closeBatch closes a batch: no proposal can be added to it any more, and its data is compressed if that saves space.
+// If p is not a batch, closeBatch does nothing.
 func (p *proposal) closeBatch() {
 	if p.parts == nil || p.closed {
 		return
@@ -56,8 +59,8 @@ func (p *proposal) closeBatch() {
 	p.data = message.CloseBatch(p.data)
 }
 
-// decodeEntries appends the proposals of a raft entry to list, one Entry per proposal, in the form that the state
-// machine gets them.
+// decodeEntries decodes a raft entry into one Entry per proposal, as the state machine gets them, and appends these to
+// list.
 func decodeEntries(list []Entry, ent *raftpb.Entry) ([]Entry, error) {
 	first := len(list)
 	err := message.DecodeEntry(ent.Data, message.MaxBytes, func(b []byte) {

@@ -10,31 +10,35 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// dirIDs holds the ID of this host's data directory and the IDs that it has stored ("recorded") for the other members'.
+// dirIDs holds the random ID of this host's data directory. It also holds the IDs that this host has recorded for the
+// data directories of other members.
 //
-// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, there could be two
-// leaders of one term, or an acknowledged write could be lost. So each data directory has a random ID, and each member
-// accepts messages of another member from one directory only, forever.
+// A member that lost its disk has forgotten its votes and acknowledgements. If it voted again, one term could have two
+// leaders, or an acknowledged write could be lost. So each data directory has a random ID, and each member accepts
+// messages of another member only from one data directory, forever.
 //
-// A new directory starts in two steps before the member takes part. Until then the member's raft groups get no tick and
-// no message.
+// A member with a new directory takes part only after two steps. Before that, its raft groups get no ticks and no
+// messages.
 //
-//  1. It requests from every other member the ID that is recorded there for it. All must respond that none is.
-//  2. It requests every other member to record its directory's ID. All must respond that they have done so.
+//  1. It requests from every other member the directory ID that is recorded there for it. Each must respond that none
+//     is.
+//  2. It requests every other member to record its directory's ID. Each must respond that it has done so.
 //
-// A record is durable before the response is sent and is never replaced. If a response names another directory, the
-// host stops with a WipedError. Two steps are needed so that a member that is started with a wrong directory, or before
-// the others run, is not recorded by some of them.
+// A member stores the ID durably before it responds, and never replaces it. If a response contains the ID of another
+// directory, the host stops with a WipedError. With only the second step, some members could record a directory that
+// others refuse, if a member is started with a wrong directory, or before the others run.
 //
 // Guarantees:
-//   - After a crash between the steps the directory has the same ID, and the same requests get the same responses.
-//   - Every other member has recorded the directory before its first message counts. So one member with an intact disk
-//     suffices to refuse a wiped one. Of two wiped members neither gets back in, though each would accept the other.
-//     Delayed messages of the old directory never count together with those of a new one.
-//   - A member responds before it takes part itself, because at the first start no member takes part yet.
+//
+//   - After a crash between the steps, the directory still has the same ID, and the same requests get the same
+//     responses.
+//   - Every other member has recorded the directory before the first message from it counts. So one member with an
+//     intact disk suffices to refuse a wiped member. If two members were wiped, neither can take part again, though
+//     each would accept the other. Delayed messages of an old directory never count together with those of a new one.
+//   - A member responds to these requests before it takes part itself. Otherwise a new cluster could never start.
 //
 // Limits: if every member is wiped, the result is a new, empty cluster. The same holds for a cluster of one member. A
-// member that was wiped between the steps may have to be replaced although it had not voted.
+// member that was wiped between the two steps may have to be replaced although it had not voted.
 type dirIDs struct {
 	own     uint64
 	vouched bool              // both steps are done: this member takes part
@@ -47,15 +51,16 @@ type dirIDs struct {
 	nextAsk  uint64          // the tick at which the requests are sent again
 }
 
-// DirID returns the random ID of this host's data directory. Other members accept envelopes of this member only with
-// it.
+// DirID returns the random ID of this host's data directory. Other members drop this member's envelopes if they come
+// from a data directory with another ID.
 func (h *Host) DirID() uint64 { return h.dirIDs.own }
 
 // Joined reports whether the data directory was created with Options.Join.
 func (h *Host) Joined() bool { return h.dirIDs.joined }
 
-// openDirIDs reads the directory IDs that this data directory stores. For a new directory it generates and stores a
-// random ID. It returns an error if the directory was created for another member or another list of members.
+// openDirIDs reads the directory IDs that are stored in the data directory: its own and those of other members. In a
+// new directory it first generates and stores a random ID. It returns an error if the directory was created for another
+// member ID or another list of members.
 func (h *Host) openDirIDs() error {
 	h.dirIDs = dirIDs{known: map[uint64]uint64{}, warned: map[uint64]uint64{}, answered: map[uint64]bool{}}
 	d, found, err := h.engine.Directory()
@@ -82,15 +87,16 @@ func (h *Host) openDirIDs() error {
 	return err
 }
 
-// writeDirectory durably stores this data directory's ID, whether the two steps of its start are done, and the members
-// for which it was created.
+// writeDirectory durably stores the identity of this data directory: its ID, whether this member may take part in its
+// groups, and the member ID and list of members for which the directory was created.
 func (h *Host) writeDirectory() error {
 	return h.engine.PutDirectory(raftlog.Directory{
 		ID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Member: h.opts.ID, Members: h.opts.Members,
 	})
 }
 
-// recordDirID durably stores the ID of the only data directory from which messages of a member are accepted.
+// recordDirID durably stores the data-directory ID of another member. From then on, this member accepts messages of
+// that member only from that directory.
 func (h *Host) recordDirID(member, dirID uint64) error {
 	if err := h.engine.PutPeerDirID(member, dirID); err != nil {
 		return err
@@ -99,8 +105,8 @@ func (h *Host) recordDirID(member, dirID uint64) error {
 	return nil
 }
 
-// dirIDOf returns the ID of the member's data directory to which the group addresses its envelopes; 0 if it is not
-// known.
+// dirIDOf returns the data-directory ID of the member to which the group addresses its envelopes. It returns 0 if the
+// ID is not known.
 func (g *Group) dirIDOf(member uint64) uint64 {
 	if dirID, added := g.storage.Members().DirIDs[member]; added {
 		return dirID
@@ -111,8 +117,8 @@ func (g *Group) dirIDOf(member uint64) uint64 {
 	return g.host.dirIDs.known[member]
 }
 
-// requestDirIDs sends a directory-ID request to each member that has not responded in this step, once per
-// ElectionTicks.
+// requestDirIDs sends a request about data-directory IDs to each member that has not yet responded in the current step.
+// It sends them again every ElectionTicks.
 func (h *Host) requestDirIDs() {
 	if h.now < h.dirIDs.nextAsk {
 		return
@@ -127,8 +133,9 @@ func (h *Host) requestDirIDs() {
 	}
 }
 
-// answerDirIDRequest responds with the directory ID that is recorded for the sender. If none is recorded and the
-// request is of the second step (Envelope.Claim), it durably stores the sender's ID first.
+// answerDirIDRequest responds to another member's request with the data-directory ID that is recorded here for the
+// sender. If none is recorded, and the request is to record one (Envelope.Claim), it durably records the sender's ID
+// before it responds.
 func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	known := h.dirIDs.known[e.From]
 	switch {
@@ -150,9 +157,10 @@ func (h *Host) answerDirIDRequest(e message.Envelope) error {
 	return nil
 }
 
-// handleDirIDResponse counts a response and begins the next step when all members have responded. It stops the host
-// with a WipedError if the sender has recorded a different directory for this member. It ignores responses to an
-// earlier directory of this member, of another step, or from a directory that is not accepted.
+// handleDirIDResponse counts a response, and begins the next step when all members have responded. If the sender has
+// recorded a different directory for this member, it stops the host with a WipedError. It ignores a response that is
+// addressed to an earlier directory of this member, that belongs to another step, or whose sender has another directory
+// than the one recorded here.
 func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	d := &h.dirIDs
 	known, foreign := d.known[e.From]
@@ -183,10 +191,12 @@ func (h *Host) handleDirIDResponse(e message.Envelope) error {
 	return nil
 }
 
-// accepts reports whether the group may process an envelope, which depends on the sender's data-directory ID. For a
-// member that was added, the ID must be that of the membership change. For a member of the first configuration, it must
-// be that of the first envelope from the member, which is stored then. Envelopes from a member that is not in the group
-// are accepted unless it was removed: this member may not have applied its addition yet.
+// accepts reports whether the group may process an envelope. This depends on the data-directory ID of the sender.
+//
+// If a membership change added the sender, the ID must be the one that the change named. If the sender belongs to the
+// first configuration, the ID must be that of the sender's first envelope; this ID is recorded durably. If the sender
+// was removed with this data directory, the envelope is dropped. Envelopes of other senders that are not in the group
+// are accepted, because this member may not have applied the addition of the sender yet.
 func (g *Group) accepts(e message.Envelope) (bool, error) {
 	h, d := g.host, &g.host.dirIDs
 	if mutant.On(mutant.ForgetDirIDs) {

@@ -10,7 +10,7 @@
 //
 // A Group (group.go) is one raft group on this member: a raft.RawNode, its log and its state machine. A Host (host.go)
 // is the member: its ID is the raft ID in every group. Host and Group have no goroutine, no clock and no random source
-// of their own. Tick, Step, Propose and ReadIndex put work in; Process (process.go) does the work and calls the
+// of their own. Tick, Step, Propose and ReadIndex queue work. Process (process.go) does the work and calls the
 // callbacks. So a simulation drives several hosts from one goroutine and replays them exactly. raft draws its election
 // timeouts from crypto/rand.Reader, which the simulation replaces.
 //

@@ -7,16 +7,19 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// With GroupOptions.Forward, a member that does not lead sends its proposals to the leader. It calls the callback of a
-// proposal when it applies the entry itself; it recognizes the entry by the proposal's ID.
+// With GroupOptions.Forward, a member that does not lead forwards its proposals to the leader. The member calls the
+// callback of a proposal when it applies the entry itself. It recognizes the entry by the proposal's ID.
 //
-// Forwarding never applies a proposal twice. The envelope names a term. The leader appends the proposals in that term
-// or not at all, and once, even if the network repeats the envelope. It refuses an envelope only if it certainly has
-// not appended it. So a proposal may be sent again when the leader has refused it, or when an entry of a later term was
-// applied, because terms never decrease along a log. Until then, or until Limits.ProposalTicks have passed, its outcome
-// is unknown.
+// Forwarding never applies a proposal twice. Each envelope of proposals names a term. The leader appends the proposals
+// only in that term and only once, even if the network repeats the envelope. It refuses an envelope only if it
+// certainly has not appended it.
+//
+// So a member may send a proposal again in two cases: the leader has refused it, or the member has applied an entry of
+// a later term. In the second case the proposal can no longer be committed, because terms never decrease along a log.
+// In all other cases the outcome of the proposal is unknown, and after Limits.ProposalTicks it fails with ErrUncertain.
 
-// sentProposals holds the forwarded proposals that a leader may have appended to its log, in the order of sending.
+// sentProposals holds the forwarded proposals whose outcome is not known yet, because the leader may have appended them
+// to its log. They are in the order in which they were sent.
 type sentProposals struct {
 	count int    // number of elements of list that still wait for their entry
 	term  uint64 // term of the last applied entry
@@ -42,8 +45,8 @@ func (s *sentProposals) add(p *proposal) {
 	first.twin = p
 }
 
-// take returns the first waiting proposal with the id, and marks it as no longer waiting. It returns nil if there is
-// none.
+// take returns the first proposal with the given ID that still waits for its entry, and marks it as no longer waiting.
+// If there is none, it returns nil.
 func (s *sentProposals) take(id [16]byte) *proposal {
 	p := s.byID[id]
 	if p == nil {
@@ -56,7 +59,7 @@ func (s *sentProposals) take(id [16]byte) *proposal {
 	return p
 }
 
-// remove removes p from byID and marks it as no longer waiting. p stays in the list until drain removes it.
+// remove marks p as no longer waiting and removes it from the map byID. p stays in the slice list until the next drain.
 func (s *sentProposals) remove(p *proposal) {
 	switch first := s.byID[p.id]; {
 	case first != p:
@@ -73,7 +76,8 @@ func (s *sentProposals) remove(p *proposal) {
 	s.count--
 }
 
-// drain removes the proposals for which match returns true, and returns them in the order of sending.
+// drain removes the waiting proposals for which match returns true, and returns them in the order in which they were
+// sent.
 func (s *sentProposals) drain(match func(*proposal) bool) []*proposal {
 	var out []*proposal
 	keep := s.list[:0]
@@ -92,7 +96,8 @@ func (s *sentProposals) drain(match func(*proposal) bool) []*proposal {
 	return out
 }
 
-// sendTo forwards the proposals ps to the leader in one envelope, and adds them to g.sent.
+// sendTo sends the proposals ps to the leader in one envelope, and adds them to g.sent, where they wait for their
+// entries.
 func (g *Group) sendTo(leader uint64, ps []*proposal) {
 	g.forwarded++
 	payloads := make([][]byte, len(ps))
@@ -107,7 +112,8 @@ func (g *Group) sendTo(leader uint64, ps []*proposal) {
 }
 
 // handleForward queues an envelope of forwarded proposals for proposeForwarded. It drops the envelope if the sender is
-// not a member, the envelope's term is not the last that this member led, or the envelope is a repetition.
+// not a member of the group, if the envelope was received before, or if the envelope names another term than the last
+// one in which this member led.
 func (g *Group) handleForward(e message.Envelope) {
 	if !g.storage.Members().Has(e.From) {
 		return
@@ -122,8 +128,9 @@ func (g *Group) handleForward(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// proposeForwarded appends the proposals that other members have forwarded, those of several envelopes in one call of
-// raft. It refuses an envelope unless this member leads in the envelope's term and raft accepts the proposals.
+// proposeForwarded passes the queued proposals of other members to raft, several envelopes in one message. If this
+// member does not lead in the term that an envelope names, is transferring leadership, or raft refuses the proposals,
+// proposeForwarded refuses the envelope.
 func (g *Group) proposeForwarded(s *raft.BasicStatus) {
 	mail := g.forwardQueue
 	g.forwardQueue = nil
@@ -151,15 +158,15 @@ func (g *Group) proposeForwarded(s *raft.BasicStatus) {
 	}
 }
 
-// refuse informs the sender of a forwarded envelope that none of its proposals was appended.
+// refuse sends a refusal to the sender of a forwarded envelope: none of its proposals was appended to the log.
 func (g *Group) refuse(e message.Envelope, why message.Refusal) {
 	answer := g.envelope(e.From, message.KindRefuse)
 	answer.Term, answer.Life, answer.Number, answer.Refusal = e.Term, e.Life, e.Number, why
 	g.host.opts.Transport.Send(answer)
 }
 
-// handleRefusal queues the proposals of a refused envelope again. It fails them with ErrOverloaded if that was the
-// reason.
+// handleRefusal handles the leader's refusal of an envelope. If the leader was overloaded, the envelope's proposals
+// fail with ErrOverloaded. Otherwise they are queued and will be forwarded again.
 func (g *Group) handleRefusal(e message.Envelope) {
 	if e.Life != g.host.nonce {
 		return
@@ -182,27 +189,28 @@ func (g *Group) handleRefusal(e message.Envelope) {
 	g.host.schedule(g)
 }
 
-// arrivals lists the forwarded envelopes that this member has accepted in the last term that it led, so that a repeated
-// envelope can be recognized.
+// arrivals lists the envelopes of forwarded proposals that this member has accepted in the last term that it led. With
+// it, an envelope that the network repeats is recognized.
 type arrivals struct {
 	term  uint64
 	lives []arrival // ordered by the time of the last envelope, oldest first
 }
 
-// arrival lists the accepted envelopes of one run (life) of a member: bit i of seen is set if envelope newest-i was
-// accepted.
+// arrival lists the accepted envelopes from one run of a member's process; life is the random number of that run. Bit i
+// of seen is set if the envelope with number newest-i was accepted.
 type arrival struct {
 	member, life uint64
 	newest       uint64
 	seen         uint64
 }
 
-// maxLives is the largest length of arrivals.lives. No repeated envelope is delayed for as long as this many restarts
-// of members take.
+// maxLives is the maximum length of arrivals.lives. When it is reached, the process run whose last envelope is oldest
+// is forgotten. That takes about maxLives restarts of members, which is longer than the network delays an envelope.
 const maxLives = 32
 
-// first returns true for an envelope that has not arrived before, and marks it as seen. It returns false for a
-// repetition; an envelope whose number is 64 or more below the newest counts as one.
+// first records the arrival of an envelope. It returns true if the envelope arrives for the first time. It returns
+// false for a repetition, and also for an envelope whose number is 64 or more below the newest one of the same run, for
+// which nothing is recorded.
 func (a *arrivals) first(e *message.Envelope) bool {
 	for i, l := range a.lives {
 		if l.member != e.From || l.life != e.Life {

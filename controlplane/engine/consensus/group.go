@@ -13,44 +13,49 @@ import (
 
 // Entry is one committed proposal.
 type Entry struct {
-	// Index is the index in the raft log. It never decreases from one Entry to the next. There are gaps, because raft's
-	// own entries have indexes, too. Proposals without an id may share an index; they are applied together.
+	// Index is the index in the raft log. It never decreases from one Entry to the next. It has gaps, because the
+	// entries that raft adds itself have indexes, too. Proposals without an ID may share an index; then they are
+	// applied together.
 	Index uint64
 	Term  uint64
 	ID    [16]byte
-	// Wanted reports whether a caller on this member waits for the result of this entry. It differs between members, so
-	// the state must not depend on it.
+	// Wanted reports whether a caller on this member waits for the result of this entry. Wanted differs between
+	// members, so the new state must not depend on it.
 	Wanted bool
-	// Data is part of the log's memory. StateMachine.Apply must neither change it nor refer to it after returning.
+	// Data is the proposal. Its memory belongs to the log: StateMachine.Apply must not change it, and must not keep a
+	// reference to it after returning.
 	Data []byte
 }
 
-// StateMachine is the replicated state machine of a group. Its methods are called by one goroutine at a time. A Runner
-// has one goroutine per group for them, so a slow state machine delays only its own group. A state machine need not
-// sync what it applies: after a crash it may be at any index from the last one that Flush returned.
+// StateMachine is the replicated state machine of a group. Its methods are not called concurrently. Under a Runner each
+// group has a goroutine that calls them, so a slow state machine delays only its own group. A state machine need not
+// sync what it applies. After a crash its state may be as of any index that is not below the last one that Flush
+// returned.
 type StateMachine interface {
-	// Apply applies the entries to the state, in order, and returns one result per entry, which is used only where
-	// Entry.Wanted is set. The state contains the index and term of the last entry and changes atomically with them;
-	// all entries of one index are applied atomically. Apply must depend only on the state and the entries. A refusal
-	// is a result; an error means that the state cannot be written, and stops the host.
+	// Apply applies the entries to the state, in order, and returns one result per entry. A result is used only if
+	// Entry.Wanted is set. The state contains the index and term of the last applied entry and changes atomically with
+	// them; all entries of one index are applied atomically. Apply must depend only on the state and the entries. If
+	// the state machine refuses a request, that is a result. An error means that the state cannot be written, and stops
+	// the host.
 	Apply([]Entry) ([]any, error)
-	// Applied returns the index and term of the last applied entry, zeros if no entry was applied.
+	// Applied returns the index and term of the last applied entry. Both are zero if no entry was applied.
 	Applied() (index, term uint64)
-	// Flush returns the index up to which the state survives a crash. It may sync first, but must not take long: a
-	// state machine with much to write flushes in the background and returns the index of the last finished flush. An
-	// error stops the host.
+	// Flush returns the index up to which the state would survive a crash now. It is called when the log has become
+	// long, so that the log can be truncated. Flush may sync first, but must not take long: a state machine that has
+	// much to write starts to write it in the background, and returns the index of the last completed write. An error
+	// stops the host.
 	Flush() (index uint64, err error)
 	// Checkpoint writes the state to files in or below dir, which exists and is empty, and returns the index and term
-	// of the state. The files need not be synced. Checkpoint should be quick (hard links), because no entry is applied
-	// meanwhile. After an error raft tries again.
+	// of the state. The files need not be synced. Checkpoint should be quick, for example by hard links, because no
+	// entry is applied meanwhile. If it fails, raft requests another one later.
 	Checkpoint(dir string) (index, term uint64, err error)
-	// Restore replaces the state by that of a checkpoint's files in dir, which it may move. Restore is atomic and
-	// durable: after a crash at any moment the state machine has the old or the new state and does not need dir.
+	// Restore replaces the state by the checkpoint whose files are in dir. It may move the files. Restore is atomic and
+	// durable: after a crash at any moment, the state machine has either the old or the new state, and does not need
+	// dir.
 	Restore(dir string) error
 }
 
-// Result holds the index and term at which a proposal was applied, and the value that StateMachine.Apply returned for
-// it.
+// Result is the result of a proposal: the index and term of its entry, and the value that StateMachine.Apply returned.
 type Result struct {
 	Index, Term uint64
 	Answer      any
@@ -61,9 +66,9 @@ type GroupOptions struct {
 	ID      uint64 // above 0, the same on all members
 	Name    string // for logs
 	Machine StateMachine
-	// Forward makes members that do not lead forward proposals to the leader and complete them when they apply the
-	// entry themselves. It must be the same on all members. Concurrent proposals with the same id are allowed only if
-	// the state machine applies each id once; proposals without an id are exempt.
+	// Forward makes a member that does not lead forward its proposals to the leader, and complete each proposal when it
+	// applies the entry itself. It must be the same on all members. Two concurrent proposals may have the same ID only
+	// if the state machine applies each ID once. This does not concern proposals without an ID.
 	Forward bool
 }
 
@@ -77,7 +82,7 @@ type Group struct {
 	node    *raft.RawNode
 	queued  bool // whether the group is in host.work
 
-	// role, leader, term and commit are raft's values as of the last Ready.
+	// role, leader, term and commit are the values of raft's last Ready.
 	role   raft.StateType
 	leader uint64
 	term   uint64
@@ -118,7 +123,7 @@ type Group struct {
 	spare   *entries // a finished job's entries, reused for the next job
 }
 
-// open opens the group's log, checks it against the state machine and starts raft.
+// open opens the group's log, checks that the log and the state machine fit together, and creates the raft node.
 func (g *Group) open() error {
 	h := g.host
 	var err error
@@ -157,7 +162,8 @@ func (g *Group) open() error {
 	return nil
 }
 
-// start makes the only voter of a group a candidate at once, without waiting for an election timeout.
+// start is called when this member may take part in the group. If this member is the only voter, it becomes a candidate
+// at once, without waiting for an election timeout.
 func (g *Group) start() {
 	if voters := g.storage.Members().Conf.GetVoters(); len(voters) == 1 && voters[0] == g.host.opts.ID {
 		if err := g.node.Campaign(); err != nil {

@@ -9,15 +9,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// heartbeats collects the heartbeats, and the responses to heartbeats, of all groups for one member. Process sends them
-// as one envelope per round.
+// heartbeats collects raft heartbeats, and responses to heartbeats, of all groups for one receiving member. Process
+// sends them as one envelope per round.
 type heartbeats struct {
 	to, dirID uint64
 	list      []message.Heartbeat
 }
 
-// addHeartbeat adds a heartbeat of raft, or a response to one, to the next envelope for the member that it is addressed
-// to.
+// addHeartbeat adds a raft heartbeat, or a response to one, to the next heartbeat envelope for its receiver.
 func (g *Group) addHeartbeat(m *raftpb.Message) {
 	b := message.HeartbeatOf(g.id, m)
 	if !b.Answer {
@@ -36,7 +35,7 @@ func (g *Group) addHeartbeat(m *raftpb.Message) {
 	h.heartbeats = append(h.heartbeats, heartbeats{m.GetTo(), dirID, []message.Heartbeat{b}})
 }
 
-// sendHeartbeats sends the collected heartbeats, one envelope per member, and removes them.
+// sendHeartbeats sends the collected heartbeats, in one envelope per member, and empties the collection.
 func (h *Host) sendHeartbeats() {
 	for _, b := range h.heartbeats {
 		h.opts.Transport.Send(message.Envelope{
@@ -59,7 +58,7 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 		switch {
 		case g == nil:
 		case b.Answer && !g.hasAskedFor(b):
-			// raft panics on a response that confirms a read request that this leader did not send.
+			// Drop the response: it confirms a read request that this leader did not send, and raft would panic.
 			h.opts.Log.Warn("dropped a malformed message", "from", e.From, "err", fmt.Sprintf("it confirms read %d", b.Reads))
 		default:
 			g.step(part)
@@ -68,8 +67,9 @@ func (h *Host) stepHeartbeats(e message.Envelope) error {
 	return nil
 }
 
-// hasAskedFor reports whether raft may process the response b: it confirms no read request, or one that this leader has
-// sent, or it is of another term, which raft ignores.
+// hasAskedFor reports whether it is safe to pass the heartbeat response b to raft. It is safe if b confirms no read
+// request, confirms one that this leader has sent, or is of another term, because raft ignores responses of other
+// terms.
 func (g *Group) hasAskedFor(b message.Heartbeat) bool {
 	return b.Reads == 0 || b.Term != g.term || b.Term == g.asked.Term && b.Reads <= g.asked.Index
 }

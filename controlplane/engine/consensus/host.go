@@ -12,22 +12,22 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// Transport sends envelopes to other members. Its methods must not block. It may drop, reorder and repeat envelopes.
-// The goroutine that drives the host calls it, and it must not call the host from that goroutine.
+// Transport sends envelopes to other members. It may drop, reorder and repeat envelopes. The goroutine that drives the
+// host calls its methods. A method must not block, and must not call the host on that goroutine.
 type Transport interface {
 	Send(message.Envelope)
-	// SendSnapshot delivers the files in dir together with the envelope. When the transport no longer needs dir,
-	// whether the delivery succeeded or not, it must call ReportSnapshot once. It must eventually end a transfer that
-	// makes no progress.
+	// SendSnapshot delivers the envelope together with the files in dir. When the transport no longer needs dir, after
+	// success or failure, it must call ReportSnapshot once. The transport must abort a transfer that makes no progress.
 	SendSnapshot(e message.Envelope, dir string)
 }
 
-// Leadership names the current leader of a group as far as this member knows. Leader is 0 if no leader is known.
+// Leadership is the current leader of a group and its term, as far as this member knows. Leader is 0 if no leader is
+// known.
 type Leadership struct {
 	Group, Leader, Term uint64
 }
 
-// Host runs all groups of one member. It is not safe for concurrent use. A Runner wraps it for concurrent use.
+// Host runs all groups of one member. It is not safe for concurrent use; use a Runner for that.
 type Host struct {
 	opts   Options
 	engine *raftlog.Engine
@@ -54,8 +54,8 @@ type Host struct {
 	spare         []completion
 }
 
-// Open opens the data directory of a member, or creates it. The caller adds all groups before the first call of Tick,
-// Step or Process.
+// Open opens the data directory of a member. It creates the directory if it does not exist. The caller must add all
+// groups before it calls Tick, Step or Process.
 func Open(opts Options) (*Host, error) {
 	if err := opts.ensureDefaults(); err != nil {
 		return nil, fmt.Errorf("open consensus: %w", err)
@@ -84,7 +84,8 @@ func (h *Host) open() (err error) {
 	if err := h.openDirIDs(); err != nil {
 		return err
 	}
-	// The snapshot files that an earlier run was sending or receiving cannot be used any more.
+	// Remove the files of snapshots that an earlier run was sending or receiving. They are useless, because their
+	// transfers have ended.
 	if err := fs.RemoveAll(h.SnapshotDir()); err != nil {
 		return fmt.Errorf("clear old snapshots: %w", err)
 	}
@@ -94,7 +95,7 @@ func (h *Host) open() (err error) {
 	return nil
 }
 
-// random returns a random number above 0, read from r.
+// random reads a random number from r. The number is never 0.
 func random(r io.Reader) (uint64, error) {
 	var b [8]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -103,8 +104,9 @@ func random(r io.Reader) (uint64, error) {
 	return max(binary.LittleEndian.Uint64(b[:]), 1), nil
 }
 
-// AddGroup opens a group. A new group is created with Options.Members. AddGroup returns an error if the log and the
-// state machine do not belong together, for example after one of them was restored.
+// AddGroup opens a group. If the group is new on this host, its first members are Options.Members. AddGroup returns an
+// error if the log and the state machine do not fit together, for example because only one of them was restored from a
+// backup.
 func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	if h.err != nil {
 		return nil, h.err
@@ -136,7 +138,7 @@ func (h *Host) AddGroup(o GroupOptions) (g *Group, err error) {
 	return g, nil
 }
 
-// Group returns the group with an id, nil if it was not added.
+// Group returns the group with the given ID. It returns nil if the group was not added.
 func (h *Host) Group(id uint64) *Group {
 	for _, g := range h.groups {
 		if g.id == id {
@@ -146,8 +148,8 @@ func (h *Host) Group(id uint64) *Group {
 	return nil
 }
 
-// Tick advances the host's time by one tick, on which elections, heartbeats and the timeouts of proposals and reads
-// depend.
+// Tick advances the host's time by one tick. All timeouts are measured in ticks: those of elections, heartbeats,
+// proposals and reads.
 func (h *Host) Tick() (err error) {
 	if h.err != nil {
 		return h.err
@@ -177,8 +179,8 @@ func (h *Host) Tick() (err error) {
 	return nil
 }
 
-// Step processes an envelope from another member. Malformed envelopes and those of unknown members are dropped and
-// logged. An error means that this host has stopped.
+// Step processes an envelope from another member. It drops a malformed envelope and one from an unknown member. If it
+// returns an error, this host has stopped.
 func (h *Host) Step(e message.Envelope) (err error) {
 	if h.err != nil {
 		return h.err
@@ -223,8 +225,8 @@ func (h *Host) Step(e message.Envelope) (err error) {
 	return nil
 }
 
-// admit checks the sender and the content of an envelope and returns the envelope's group. It returns nil if the
-// envelope must be dropped.
+// admit checks the sender and the content of an envelope, and returns the group that the envelope is for. If the
+// envelope must be dropped, admit returns nil.
 func (h *Host) admit(e message.Envelope) (*Group, error) {
 	g := h.Group(e.Group)
 	if g == nil {
@@ -243,17 +245,18 @@ func (h *Host) admit(e message.Envelope) (*Group, error) {
 	return g, nil
 }
 
-// reportLeadership calls Options.OnLeader and the Runner's callback with a group's new leader or term.
+// reportLeadership calls Options.OnLeader, and the Runner's callback if there is one, because the leader or the term of
+// a group has changed.
 func (h *Host) reportLeadership(l Leadership) {
 	h.opts.OnLeader(l)
 	h.onLeader(l)
 }
 
-// queueCallback queues f for the next callBack.
+// queueCallback makes the next callBack call f.
 func (h *Host) queueCallback(f func()) { h.completions = append(h.completions, completion{other: f}) }
 
-// guard must be deferred. It stops the host and sets err when raft panics because of a failed read of the log or a
-// violated invariant. Other panics continue.
+// guard recovers a panic of raft that was caused by a failed read of the log or by a violated invariant. It then stops
+// the host and sets *err. Other panics continue. guard must be called by a defer statement.
 func (h *Host) guard(err *error) {
 	switch r := recover().(type) {
 	case nil:
@@ -266,7 +269,8 @@ func (h *Host) guard(err *error) {
 	}
 }
 
-// fail stops the host for good and calls the callbacks of all waiting proposals and reads with an error.
+// fail stops the host for good because of err. The callbacks of all pending proposals and reads are called with an
+// error.
 func (h *Host) fail(err error) error {
 	if h.err == nil {
 		h.err = err
@@ -284,8 +288,8 @@ func (h *Host) fail(err error) error {
 // Err returns the error that stopped the host, nil while the host runs.
 func (h *Host) Err() error { return h.err }
 
-// Close fails waiting proposals and reads with ErrStopped and closes the log. The caller closes the state machines
-// afterwards.
+// Close stops the host. Pending proposals and reads fail with ErrStopped, and the log is closed. The caller must close
+// the state machines afterwards.
 func (h *Host) Close() error {
 	if h.engine == nil {
 		return nil

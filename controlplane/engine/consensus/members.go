@@ -12,20 +12,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// A membership change is an entry of the group's log. One change at a time is under way; a change of several members
-// uses a joint configuration, which raft leaves by itself.
+// A membership change is an entry of the group's log. Only one change can be under way at a time. A change of several
+// members uses a joint configuration, which raft leaves automatically.
 //
-// The membership is a function of the log: the membership at the log's begin plus the changes up to the entry in
-// question. So when a change is applied, only its commit is stored. A member that starts computes the membership as of
-// the entry that its state machine has applied, and applies later changes before anything else. A change takes effect
-// when it is applied, in order with all other entries.
+// The membership is not stored separately, because it follows from the log: it is the membership where the log begins,
+// changed by the membership changes in the log. So when a change is applied, only its commit index is made durable. A
+// member that starts computes the membership as of the last entry that its state machine has applied. It then applies
+// the later entries again. A change takes effect when its entry is applied.
 //
-// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore
-// logs begin after entry 1: the new member needs a snapshot, which contains the membership.
+// A member that joins starts with an empty log (Options.Join) and must not assume the first configuration. Therefore no
+// log has entry 1. So the new member needs a snapshot, and the snapshot contains the membership.
 //
-// A change that adds a member names its data-directory ID. From then on the group accepts and sends messages of that
-// member ID only with this directory (dirid.go). A member that lost its disk comes back by removal and addition, as a
-// learner with another directory, so its old acknowledgements never count together with new ones.
+// A change that adds a member names the ID of the member's data directory. From then on, the group exchanges messages
+// with this member only if it has this directory (dirid.go). A member that lost its disk must be removed and added
+// again, as a learner with a new directory. So its old acknowledgements never count together with new ones.
 
 // ChangeKind says whether a Change adds, promotes or removes a member.
 type ChangeKind uint8
@@ -40,15 +40,15 @@ const (
 	Remove ChangeKind = 3
 )
 
-// Change is one change of a group's members.
+// Change is one change of a group's membership: one member is added, promoted or removed.
 type Change struct {
 	Kind   ChangeKind
 	Member uint64
-	// DirID is the ID of the data directory of the member. Required with AddLearner, ignored otherwise.
+	// DirID is the ID of the member's data directory. It is required if Kind is AddLearner, and otherwise ignored.
 	DirID uint64
 }
 
-// MembersReason is the reason for which a membership change is refused.
+// MembersReason says why a membership change was refused.
 type MembersReason uint8
 
 // Values of MembersError.Reason.
@@ -62,7 +62,7 @@ const (
 	ReasonMalformed   MembersReason = 7 // the changes are not valid
 )
 
-// MembersError is returned for a refused membership change. Nothing was changed.
+// MembersError is returned for a membership change that was refused. The membership was not changed.
 type MembersError struct {
 	Reason MembersReason
 	Text   string
@@ -74,18 +74,19 @@ func refuse(reason MembersReason, format string, args ...any) error {
 	return &MembersError{reason, fmt.Sprintf(format, args...)}
 }
 
-// RemovedError stops a host whose member was removed from all groups.
+// RemovedError is the error with which a host stops when its member was removed from all groups.
 type RemovedError struct{ Member uint64 }
 
 func (e *RemovedError) Error() string {
 	return fmt.Sprintf("member %d was removed from the cluster", e.Member)
 }
 
-// caughtUp is the share of the leader's log that a learner must have to be promoted, in percent, as in etcd.
+// caughtUp is the part of the leader's log that a learner must have before it can be promoted to a voter, in percent.
+// The value is that of etcd.
 const caughtUp = 90
 
-// VerifyMembers returns the error with which ChangeMembers would refuse the changes now, nil if ChangeMembers would
-// propose them.
+// VerifyMembers checks whether ChangeMembers would propose the changes now. If it would not, VerifyMembers returns the
+// error. It changes nothing.
 func (g *Group) VerifyMembers(changes []Change, force bool) error {
 	switch {
 	case g.host.err != nil:
@@ -97,10 +98,14 @@ func (g *Group) VerifyMembers(changes []Change, force bool) error {
 	return err
 }
 
-// ChangeMembers proposes changes of the group's members, to be applied together. done is called once: with nil when the
-// change is applied here or nothing had to be changed; with a *NotLeaderError, a *MembersError or ErrStopped when
-// nothing was changed; with ErrUncertain when the change may still be applied. Removing the last voter but one requires
-// force. The last voter cannot be removed.
+// ChangeMembers proposes changes of the group's members, which take effect together. done is called once, with one of
+// these errors:
+//
+//   - nil: this member has applied the changes, or nothing had to be changed.
+//   - *NotLeaderError, *MembersError, ErrOverloaded or ErrStopped: nothing was changed.
+//   - ErrUncertain: the changes may still be applied.
+//
+// The parameter force is required for a change that leaves a single voter. The last voter cannot be removed.
 func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	if err := g.VerifyMembers(changes, force); err != nil {
 		done(err)
@@ -148,7 +153,7 @@ func (g *Group) ChangeMembers(changes []Change, force bool, done func(error)) {
 	g.host.schedule(g)
 }
 
-// stepChange passes an encoded change to raft as a proposal.
+// stepChange passes data, an encoded membership change, to raft as a proposal.
 func (g *Group) stepChange(data []byte) (err error) {
 	defer g.host.guard(&err)
 	err = g.node.Step(&raftpb.Message{Type: raftpb.MsgProp.Enum(), From: &g.host.opts.ID, Entries: []*raftpb.Entry{
@@ -160,8 +165,8 @@ func (g *Group) stepChange(data []byte) (err error) {
 	return nil
 }
 
-// memberChange is a membership change that this member has proposed.
-// token is a random number in the proposed entry, by which this member recognizes it.
+// memberChange is a membership change that this member has proposed and that has not ended. token is a random number in
+// the proposed entry; by it this member recognizes the entry.
 type memberChange struct {
 	token    uint64
 	deadline uint64 // in ticks
@@ -170,8 +175,8 @@ type memberChange struct {
 	done     func(error)
 }
 
-// endChange ends the change that is under way, if there is one: it queues the callback with err. An error after the
-// change was applied is wrapped in ErrUncertain.
+// endChange ends the pending membership change, if there is one, by queuing its callback with err. If the change was
+// applied already and err is not nil, the callback gets ErrUncertain, which wraps err.
 func (g *Group) endChange(err error) {
 	if c := g.change; c != nil {
 		g.change = nil
@@ -182,16 +187,16 @@ func (g *Group) endChange(err error) {
 	}
 }
 
-// checkChange ends an unapplied change with ErrUncertain at its deadline or when this member no longer leads in the
-// change's term.
+// checkChange ends the pending membership change with ErrUncertain if it is not applied yet and either its deadline has
+// passed or this member no longer leads in the term of the proposal.
 func (g *Group) checkChange(now uint64) {
 	if c := g.change; c != nil && !c.applied && (c.deadline <= now || g.role != raft.StateLeader || g.term != c.term) {
 		g.endChange(ErrUncertain)
 	}
 }
 
-// applyMembers applies a committed membership change to raft and to the stored membership, and makes its commit
-// durable.
+// applyMembers applies a committed membership change: it updates raft's configuration and the stored membership, and
+// makes the commit index durable.
 func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	cc, token, dirIDs, err := raftconf.ParseChange(ent)
 	if err != nil {
@@ -221,9 +226,10 @@ func (g *Group) applyMembers(ent *raftpb.Entry) error {
 	})
 }
 
-// persistCommit durably stores that the entry at index is committed; then is called after the fsync. Other entries need
-// no stored commit index, because a quorum of the members can establish it again after a restart. A membership change
-// determines who forms the quorum, and removed members may not run any more.
+// persistCommit durably stores that the entry at the given index is committed, and calls the function then after the
+// fsync. It is used for membership changes. The commit of other entries need not be stored, because after a restart a
+// quorum of the members can establish it again. A membership change determines which members form the quorum, and the
+// members that it removed may no longer run.
 func (g *Group) persistCommit(index uint64, then func() error) error {
 	h, l := g.host, g.storage
 	if g.installing == nil {
@@ -236,7 +242,7 @@ func (g *Group) persistCommit(index uint64, then func() error) error {
 	return nil
 }
 
-// checkRemoved sets h.removed if this member was removed from all groups of the host.
+// checkRemoved sets h.removed if this member has been removed from every group of the host.
 func (h *Host) checkRemoved() {
 	if len(h.groups) == 0 {
 		return
@@ -249,16 +255,16 @@ func (h *Host) checkRemoved() {
 	h.removed = true
 }
 
-// sendRemoved informs the sender of e that the group has removed it, because the sender may not have received the entry
-// that removed it.
+// sendRemoved notifies the sender of envelope e that it was removed from the group. The sender may not know, because a
+// removed member need not receive the entry that removed it.
 func (g *Group) sendRemoved(e message.Envelope) {
 	answer := g.envelope(e.From, message.KindRemoved)
 	answer.ToDirID = e.FromDirID
 	g.host.opts.Transport.Send(answer)
 }
 
-// handleRemoved marks this member as removed from the group. The sender has applied the removal, so the removal is
-// committed.
+// handleRemoved handles another member's notification that this member was removed from the group. It marks this member
+// as removed. This is safe because the other member has applied the removal, so the removal is committed.
 func (g *Group) handleRemoved(e message.Envelope) {
 	if e.ToDirID == g.host.dirIDs.own {
 		g.removed = true
@@ -266,22 +272,23 @@ func (g *Group) handleRemoved(e message.Envelope) {
 	}
 }
 
-// VerifyMembers returns the error with which ChangeMembers would refuse the changes; see Group.VerifyMembers.
+// VerifyMembers is the blocking form of Group.VerifyMembers.
 func (r *Runner) VerifyMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
 	return r.ask(ctx, group, func(g *Group, done func(error)) { done(g.VerifyMembers(changes, force)) })
 }
 
-// ChangeMembers returns when the change is applied on this member, which must lead the group; see Group.ChangeMembers.
+// ChangeMembers is the blocking form of Group.ChangeMembers. This member must lead the group. ChangeMembers returns nil
+// when the change is applied on this member.
 func (r *Runner) ChangeMembers(ctx context.Context, group uint64, changes []Change, force bool) error {
 	return r.ask(ctx, group, func(g *Group, done func(error)) { g.ChangeMembers(changes, force, done) })
 }
 
-// Removed marks this member as removed, because another member reported it. The next tick stops the host with a
-// RemovedError.
+// Removed marks this member as removed from the cluster. It is called when another member has reported that. At the
+// next tick the host stops with a RemovedError.
 func (r *Runner) Removed() { _ = r.call(func() { r.host.removed = true }, true) }
 
-// ask calls f with the group on the Runner's goroutine and returns the error that f passes to done. It returns
-// ErrNoGroup if the host has no such group, and ErrUncertain if ctx ends first.
+// ask calls f with the group on the Host's goroutine, and waits until f calls its argument done. It returns the error
+// that done got, ErrNoGroup if the host does not have the group, or ErrUncertain if ctx ends first.
 func (r *Runner) ask(ctx context.Context, group uint64, f func(g *Group, done func(error))) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {

@@ -22,31 +22,32 @@ type Options struct {
 	Dir       string    // the data directory, in which the host makes log/ and snap/; required
 	Transport Transport // required
 
-	// Join creates the data directory of a member that is added to an existing cluster. The member starts without a
-	// configuration, accepts only envelopes that name its data-directory ID, and gets its state by snapshots. Members is
-	// ignored then. Join has no effect on a directory that exists.
+	// Join is set for a member that is added to an existing cluster. It is used only when the data directory is
+	// created. Members is then ignored: the member starts without a configuration and gets its state by snapshots. It
+	// accepts only envelopes that name the ID of its data directory.
 	Join bool
 
 	FS   vfs.FS       // default: the operating system's
 	Rand io.Reader    // source of random IDs of directories, requests and batches; default: crypto/rand.Reader
 	Log  *slog.Logger // default: slog.Default()
 
-	// ElectionTicks is the election timeout: a follower without messages from the leader starts an election after
-	// ElectionTicks to 2 × ElectionTicks. The default is 10. A leader sends heartbeats every HeartbeatTicks. The
-	// default is 1.
+	// ElectionTicks is the election timeout: a follower that gets no message from the leader starts an election after a
+	// random time between ElectionTicks and 2 × ElectionTicks. The default is 10 ticks. HeartbeatTicks is the interval
+	// at which a leader sends heartbeats. The default is 1 tick.
 	ElectionTicks, HeartbeatTicks int
-	// StallTicks is how long a write of the log may take before a leader transfers leadership. Default: half of
-	// ElectionTicks, at least 2. It has an effect only with a Runner, which writes the log on its own goroutine.
+	// StallTicks is the duration of a log write, in ticks, after which a leader transfers leadership to another member.
+	// The default is half of ElectionTicks, at least 2. It is used only under a Runner, where another goroutine writes
+	// the log.
 	StallTicks int
 
 	OnLeader func(Leadership) // called during Process when this member learns of a new leader or term; optional
 	Limits   Limits
 
-	// QuietLog turns off the log engine's background compactions, so that a simulation is reproducible.
+	// QuietLog turns off background compactions in the store of the log, so that a simulation is reproducible.
 	QuietLog bool
 }
 
-// Limits limits what a host stores in memory and in its logs. A field that is 0 means its default.
+// Limits has the limits of what a host keeps in memory and in its logs. A field that is 0 has its default value.
 type Limits struct {
 	ProposalBytes    int    // size of one proposal; default 8 MiB, at most 16 MiB
 	UncommittedBytes uint64 // size of the pending proposals of one group; default 64 MiB
@@ -114,7 +115,7 @@ func (o *Options) ensureDefaults() error {
 	return nil
 }
 
-// readRetryTicks returns the number of ticks after which a ReadIndex request without a response is sent again.
+// readRetryTicks returns the time, in ticks, after which a ReadIndex request that got no response is sent again.
 func (o *Options) readRetryTicks() uint64 {
 	return max(2*uint64(o.HeartbeatTicks), uint64(o.ElectionTicks)/2)
 }

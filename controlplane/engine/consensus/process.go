@@ -13,7 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// completion is a queued callback with its arguments. One of proposal, read and other is set.
+// completion is a queued call of a callback, with its arguments. Exactly one of the fields proposal, read and other is
+// set.
 type completion struct {
 	proposal callback
 	read     *Read
@@ -22,7 +23,7 @@ type completion struct {
 	err      error
 }
 
-// schedule adds the group to h.work, the groups that the next Process handles.
+// schedule adds the group to h.work, so that the next call of Process handles it.
 func (h *Host) schedule(g *Group) {
 	if !g.queued {
 		g.queued = true
@@ -30,7 +31,7 @@ func (h *Host) schedule(g *Group) {
 	}
 }
 
-// complete queues all callbacks of a proposal, or of a batch, with the same result.
+// complete queues the callbacks of p, all with the same result and error. p is a proposal or a batch.
 func (h *Host) complete(p *proposal, result Result, err error) {
 	p.reply(h.reply, result, err)
 }
@@ -39,7 +40,7 @@ func (h *Host) reply(ask callback, result Result, err error) {
 	h.completions = append(h.completions, completion{proposal: ask, result: result, err: err})
 }
 
-// callBack calls the queued callbacks, and those that the callbacks queue meanwhile.
+// callBack calls the queued callbacks. If these queue further callbacks, it calls them, too.
 func (h *Host) callBack() {
 	for len(h.completions) > 0 {
 		due := h.completions
@@ -61,20 +62,20 @@ func (h *Host) callBack() {
 	}
 }
 
-// Idle reports whether Process has nothing to do.
+// Idle reports whether a call of Process would do nothing.
 func (h *Host) Idle() bool { return h.err != nil || len(h.work) == 0 }
 
 // Process does the queued work of all groups, in rounds. Each round sends raft's messages, writes entries and votes to
-// the log in one batch with one fsync, sends the acknowledgements, applies committed entries and calls callbacks. Work
-// that callbacks queue is left for the next call; Idle reports whether a call is needed. An error is final: the host
+// the log in one batch with one fsync, sends the acknowledgements, applies committed entries and calls callbacks. If
+// callbacks queue new work, Idle returns false afterwards and Process must be called again. An error is final: the host
 // has stopped, and all pending calls have failed.
 //
 // Under a Runner, Process waits for neither the log nor the state machines. It starts their work, and the Runner calls
-// it again when that work is finished.
+// Process again when that work is finished.
 //
 // Acknowledgements, votes and vote requests are sent after the fsync. A leader's appends and heartbeats are sent before
-// it, because they promise nothing about the leader's disk: its term was synced together with its vote. So the disks of
-// leader and followers work at the same time.
+// the fsync, because they promise nothing about the leader's disk: the leader's term was synced together with its vote.
+// So the disks of leader and followers work at the same time.
 func (h *Host) Process() (err error) {
 	if h.err != nil {
 		return h.err
@@ -109,13 +110,14 @@ func (h *Host) Process() (err error) {
 	return h.endProcess()
 }
 
-// envelope returns an envelope from the group to another member, with sender, receiver and group set.
+// envelope returns an envelope of the given kind from this group to another member. Only the fields that say where it
+// comes from and goes to are set.
 func (g *Group) envelope(to uint64, kind message.Kind) message.Envelope {
 	return message.Envelope{From: g.host.opts.ID, To: to, FromDirID: g.host.dirIDs.own, ToDirID: g.dirIDOf(to), Kind: kind, Group: g.id}
 }
 
-// send passes a raft message to the transport. Heartbeats are collected until sendHeartbeats, and snapshots are sent
-// later, when their files exist.
+// send sends a raft message to another member. A heartbeat is only collected; sendHeartbeats sends it. A snapshot is
+// sent later, when the state machine has written its files.
 func (h *Host) send(g *Group, m *raftpb.Message) {
 	if message.IsHeartbeat(m) {
 		g.addHeartbeat(m)
@@ -130,8 +132,8 @@ func (h *Host) send(g *Group, m *raftpb.Message) {
 	h.opts.Transport.Send(e)
 }
 
-// observe updates the group's copies of raft's role, leader, term and commit index. It reports a new leader or term and
-// acts on the changes.
+// observe copies the role, leader, term and commit index from raft's Ready to the group. If the leader or the term is
+// new, it reports that and handles pending proposals and reads accordingly.
 func (g *Group) observe(rd *raft.Ready) {
 	if rd.SoftState != nil {
 		g.role = rd.SoftState.RaftState
@@ -159,8 +161,8 @@ func (g *Group) observe(rd *raft.Ready) {
 	g.checkChange(g.host.now)
 }
 
-// endProcess completes Process: it truncates long logs, removes the files of refused snapshots, and leaves in h.work
-// the groups that have more work.
+// endProcess does the last part of Process: it truncates logs that are too long, removes the files of snapshots that
+// raft refused, and keeps in h.work only the groups that have more work.
 func (h *Host) endProcess() error {
 	for _, g := range h.work {
 		g.trim()
@@ -180,8 +182,9 @@ func (h *Host) endProcess() error {
 	return nil
 }
 
-// trim asks the state machine to flush, so that the log can be truncated, when the log is a quarter longer than the
-// tail that is kept for followers (Limits.TailEntries, Limits.TailBytes).
+// trim starts the truncation of a log that has become too long: it makes the state machine flush, and then calls
+// scheduleTruncation. A log is too long if it exceeds the part that is kept for slow followers (Limits.TailEntries and
+// Limits.TailBytes) by a quarter.
 func (g *Group) trim() {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()
@@ -205,8 +208,8 @@ func (g *Group) trim() {
 	})
 }
 
-// scheduleTruncation lets the next write truncate the log, at most up to the index that the state machine has flushed
-// and with at least the tail (Limits.TailEntries, Limits.TailBytes) left.
+// scheduleTruncation makes the next write truncate the log, at most up to the index flushed, which the state machine
+// has flushed. The newest entries stay in the log, according to Limits.TailEntries and Limits.TailBytes.
 func (g *Group) scheduleTruncation(flushed uint64) error {
 	limits, l := &g.host.opts.Limits, g.storage
 	to := l.Tail(limits.TailBytes)
@@ -228,10 +231,10 @@ func (g *Group) scheduleTruncation(flushed uint64) error {
 	return nil
 }
 
-// truncationLimit returns the index up to which the log may be truncated: its argument, or less so that other members
-// can continue with the log. A leader does not truncate the entries that a member behind it lacks, up to 2 ×
-// Limits.TailEntries and 4 × Limits.TailBytes. The entries after a snapshot that is being sent are not truncated
-// either, up to 16 × Limits.TailBytes.
+// truncationLimit returns the index up to which the log may be truncated. This is the parameter to, or a lower index if
+// other members still need earlier entries. A leader keeps the entries that a slow follower lacks, as long as the log
+// has less than 2 × Limits.TailEntries entries and 4 × Limits.TailBytes bytes. A member that is sending a snapshot
+// keeps the entries after the snapshot, as long as the log has less than 16 × Limits.TailBytes bytes.
 func (g *Group) truncationLimit(to uint64) uint64 {
 	limits, l := &g.host.opts.Limits, g.storage
 	count, bytes := l.Last().Index-l.Begin().Index, l.Bytes()

@@ -11,10 +11,11 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// callback is called once, with the result of a proposal.
+// callback is the function that a caller of Propose passes. It is called once, with the result of the proposal.
 type callback func(Result, error)
 
-// proposal is one proposal, or a batch of proposals, that waits until its entry is applied.
+// proposal is a pending proposal, or a pending batch of proposals. It ends when its entry is applied on this member, or
+// with an error.
 type proposal struct {
 	id       [16]byte
 	data     []byte // the encoded entry; nil when raft has it and no retry can need it
@@ -23,17 +24,20 @@ type proposal struct {
 	deadline uint64            // in ticks
 	done     callback
 
-	// parts and closed are used only in a batch: the callbacks of its proposals, and whether the batch is closed.
+	// parts and closed are used only if the proposal is a batch. parts has the callbacks of the batch's proposals.
+	// closed is true if no proposal can be added any more.
 	parts  []callback
 	closed bool
 
-	// The following fields are used only while the proposal is in Group.sent.
+	// The following fields are used only while the proposal is in Group.sent, the forwarded proposals whose outcome is
+	// unknown.
 	envelope uint64 // number of the envelope to the leader; 0 if this member itself appended the proposal
 	waits    bool
 	twin     *proposal // the next proposal with the same id
 }
 
-// reply passes every callback of the proposal to the function reply, with the same result, and removes the callbacks.
+// reply calls the function reply once per callback of the proposal, with the same result and error. It then removes the
+// callbacks, so that none is called twice.
 func (p *proposal) reply(reply func(callback, Result, error), r Result, err error) {
 	for _, ask := range p.parts {
 		reply(ask, r, err)
@@ -44,14 +48,18 @@ func (p *proposal) reply(reply func(callback, Result, error), r Result, err erro
 	p.done, p.parts = nil, nil
 }
 
-// Propose proposes data under id; a retry must repeat the id. Propose copies data. done is called exactly once: without
-// an error when the entry is committed and applied on this member; with ErrUncertain when the proposal may or may not
-// be applied; with another error when it will not be applied: a *NotLeaderError (ErrNoLeader with
-// GroupOptions.Forward), ErrOverloaded, ErrTooLarge or ErrStopped. done is called before Propose returns, or during
-// Process or Tick. done may call Propose and ReadIndex, but not Step or Process.
+// Propose proposes data under the given ID, and copies data. A retry must use the same ID. done is called exactly once:
 //
-// In a group with GroupOptions.Forward, a proposal without an id (zeroes) may share an entry, and so an index, with
-// others.
+//   - without an error when the entry is committed and applied on this member;
+//   - with ErrUncertain when it is unknown whether the proposal was or will be applied;
+//   - with another error when the proposal will not be applied: ErrOverloaded, ErrTooLarge, a *NotLeaderError or, in a
+//     group with GroupOptions.Forward, ErrNoLeader, or the error that stopped the host.
+//
+// done is called before Propose returns, or during Process or Tick. done may call Propose and ReadIndex, but not Step
+// or Process.
+//
+// In a group with GroupOptions.Forward, proposals without an ID (all bytes zero) may share one entry, and then have the
+// same index.
 func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	limits := &g.host.opts.Limits
 	switch {
@@ -84,8 +92,9 @@ func (g *Group) Propose(id [16]byte, data []byte, done func(Result, error)) {
 	g.host.schedule(g)
 }
 
-// blocked reports whether queued proposals must wait: no leader is known, this leader transfers leadership, or the
-// leader has refused a forwarded proposal in this tick.
+// blocked reports whether queued proposals must wait. A leader must wait while it transfers leadership. Another member
+// must wait while it knows no leader, and until the next tick after the leader has refused an envelope of forwarded
+// proposals.
 func (g *Group) blocked(s *raft.BasicStatus) bool {
 	if s.RaftState == raft.StateLeader {
 		return s.LeadTransferee != 0
@@ -93,7 +102,7 @@ func (g *Group) blocked(s *raft.BasicStatus) bool {
 	return s.Lead == 0 || g.hold > g.host.now
 }
 
-// canPropose reports whether there are queued proposals that propose would pass to raft, forward or fail now.
+// canPropose reports whether a call of propose would now pass a queued proposal to raft, forward it, or fail it.
 func (g *Group) canPropose() bool {
 	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return false
@@ -105,8 +114,9 @@ func (g *Group) canPropose() bool {
 	return len(g.forwardQueue) > 0 || !g.forward || !g.blocked(&s)
 }
 
-// isBatching reports whether proposals are held back to be batched: a write of the log is under way, so they can only
-// be part of the next write. They are not held back if the write takes longer than a tick, or if they fill a message.
+// isBatching reports whether queued proposals are held back so that they form larger batches. They are held back while
+// a write of the log is under way, because they could only be part of the next write anyway. They are no longer held
+// back when the write takes longer than a tick, or when they reach Limits.MessageBytes.
 func (g *Group) isBatching(s *raft.BasicStatus) bool {
 	if !g.forward && s.RaftState != raft.StateLeader {
 		return false
@@ -114,8 +124,8 @@ func (g *Group) isBatching(s *raft.BasicStatus) bool {
 	return g.host.writing() && g.waiting < g.host.opts.Limits.MessageBytes
 }
 
-// propose passes the queued proposals to raft, or forwards them to the leader, in messages of up to
-// Limits.MessageBytes. Without GroupOptions.Forward, a member that does not lead fails them with a *NotLeaderError.
+// propose passes the queued proposals to raft if this member leads, in messages of up to Limits.MessageBytes. If it
+// does not lead, propose forwards them to the leader; without GroupOptions.Forward they fail with a *NotLeaderError.
 func (g *Group) propose() {
 	if len(g.queue) == 0 && len(g.forwardQueue) == 0 {
 		return
@@ -159,7 +169,8 @@ func (g *Group) propose() {
 	}
 }
 
-// append passes proposals to raft, which appends all or none of them. If none, they fail with ErrOverloaded.
+// append passes the proposals ps to raft, which appends either all or none of them. If raft appends none, they fail
+// with ErrOverloaded.
 func (g *Group) append(ps []*proposal) {
 	entries := make([]*raftpb.Entry, len(ps))
 	for i, p := range ps {
@@ -178,7 +189,8 @@ func (g *Group) append(ps []*proposal) {
 	g.fresh += len(ps)
 }
 
-// number sets the log index of the proposals that were just passed to raft. Their entries are the last ones of entries.
+// number sets the log index of the proposals that were passed to raft since the last Ready. Their entries are the last
+// elements of the parameter entries.
 func (g *Group) number(entries []*raftpb.Entry) {
 	for i := range g.fresh {
 		g.inflight[len(g.inflight)-1-i].at.Index = entries[len(entries)-1-i].GetIndex()
@@ -186,9 +198,10 @@ func (g *Group) number(entries []*raftpb.Entry) {
 	g.fresh = 0
 }
 
-// claim removes and returns the proposal whose entry, at position at, is to be applied next; nil if it was not made on
-// this member. It also fails or queues again the proposals whose entries can no longer exist because of this entry. id
-// is nil for raft's own entries.
+// claim is called for each entry before it is applied. It removes and returns this member's proposal to which the entry
+// belongs. It returns nil if the entry was proposed on another member. at is the entry's position, and id its proposal
+// ID, which is nil for raft's own entries. If the entry shows that other proposals of this member can no longer be
+// committed, claim queues them again or fails them.
 func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	for len(g.inflight) > 0 && g.inflight[0].at.Index <= at.Index {
 		switch p := g.takeInflight(); {
@@ -209,7 +222,8 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 		}
 	}
 	if at.Term > g.sent.term {
-		// Terms never decrease along a log, so no proposal sent to the leader of an earlier term can follow in it.
+		// Terms never decrease along a log. So a proposal that was sent to the leader of an earlier term cannot be in
+		// an entry after this one.
 		for _, p := range g.sent.drain(func(p *proposal) bool { return p.at.Term < at.Term }) {
 			g.proposalBytes -= p.size
 			g.requeueOrFail(p)
@@ -219,8 +233,8 @@ func (g *Group) claim(at raftconf.Position, id *[16]byte) (found *proposal) {
 	return found
 }
 
-// requeueOrFail handles a proposal that certainly will not be applied: with GroupOptions.Forward it queues the proposal
-// again, otherwise it fails the proposal with a *NotLeaderError.
+// requeueOrFail handles a proposal that certainly will not be applied. With GroupOptions.Forward it queues the proposal
+// again. Otherwise the proposal fails with a *NotLeaderError.
 func (g *Group) requeueOrFail(p *proposal) {
 	if !g.forward {
 		g.host.complete(p, Result{}, &NotLeaderError{g.leader})
@@ -239,9 +253,10 @@ func (g *Group) takeInflight() *proposal {
 	return p
 }
 
-// failUncertain fails, with ErrUncertain, the proposals of terms in which this member no longer leads, except committed
-// ones. With GroupOptions.Forward it moves them to g.sent instead, because later applied entries will show whether they
-// are lost.
+// failUncertain is called when the leader or the term has changed. It handles the proposals that this member passed to
+// raft in a term in which it no longer leads. With GroupOptions.Forward it moves them to g.sent, because the entries
+// applied later will show whether they are lost. Otherwise they fail with ErrUncertain, except those that are already
+// committed.
 func (g *Group) failUncertain() {
 	if g.forward {
 		if g.role != raft.StateLeader || len(g.inflight) > 0 && g.inflight[0].at.Term != g.term {
@@ -271,7 +286,7 @@ func (g *Group) failUncertain() {
 	g.inflight = keep
 }
 
-// answer fails proposals with err. The caller has removed them from all lists.
+// answer completes the proposals ps with err. The caller has already removed them from the group's lists.
 func (g *Group) answer(ps []*proposal, err error) {
 	for _, p := range ps {
 		g.proposalBytes -= p.size
@@ -279,7 +294,8 @@ func (g *Group) answer(ps []*proposal, err error) {
 	}
 }
 
-// expire fails the proposals, reads, transfers and membership changes that are past their deadline.
+// expire ends the proposals, reads, leadership transfers and membership changes whose deadline has passed. now is the
+// current tick.
 func (g *Group) expire(now uint64) {
 	for len(g.inflight) > 0 && g.inflight[0].deadline <= now {
 		g.host.complete(g.takeInflight(), Result{}, ErrUncertain)
@@ -306,8 +322,8 @@ func (g *Group) expire(now uint64) {
 	g.checkChange(now)
 }
 
-// fail fails all pending calls, because the host stops with err. Proposals that raft or the leader may have appended
-// get ErrUncertain.
+// fail ends all pending calls of the group because the host stops with err. Proposals that raft or a leader may have
+// appended to a log fail with ErrUncertain, which wraps err.
 func (g *Group) fail(err error) {
 	g.answer(g.queue, err)
 	g.queue = nil

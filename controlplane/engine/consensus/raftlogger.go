@@ -6,8 +6,8 @@ import (
 	"log/slog"
 )
 
-// raftLogger passes raft's log lines to slog. raft's info level becomes slog's debug level. Fatal and Panic panic with
-// a raftPanic, which Host.guard recovers.
+// raftLogger passes raft's log messages to slog. Messages of raft's info level get slog's debug level. The methods
+// Fatal and Panic panic with a raftPanic, which Host.guard recovers.
 type raftLogger struct{ log *slog.Logger }
 
 func (l raftLogger) print(level slog.Level, v []any) {

@@ -9,19 +9,20 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Read is a pending call of Group.ReadIndex, which can be cancelled.
+// Read is one pending call of Group.ReadIndex. The caller can cancel it.
 type Read struct {
 	done     func(index uint64, err error)
 	deadline uint64 // in ticks
 	index    uint64
 }
 
-// Cancel cancels the call, so that its callback will not be called.
+// Cancel ends the call. Its callback will not be called any more.
 func (r *Read) Cancel() { r.done = nil }
 
-// reads holds the pending reads of one group. At most one ReadIndex request to the leader is pending; reads that arrive
-// meanwhile share the next request. A request may be sent again with the same ID: every response has a commit index
-// that the leader determined after the first sending.
+// reads holds the pending reads of one group. At most one ReadIndex request to the leader is under way, and it is for
+// several reads. Reads that arrive meanwhile wait for the next request. A request without a response is sent again with
+// the same ID. That is safe, because the leader determines the commit index in each response after it has received the
+// request.
 type reads struct {
 	count   int      // number of reads in the three lists, including cancelled ones
 	queued  []*Read  // reads for the next request
@@ -31,10 +32,13 @@ type reads struct {
 	resend  uint64   // the tick at which the request is sent again
 }
 
-// ReadIndex calls done when this member has applied all entries that were committed in the group before the call. Reads
-// of the state machine after that are linearizable. index is the last applied index. ReadIndex works on every member.
-// Errors: ErrNoLeader when no leader responds within Limits.ReadTicks, ErrOverloaded, ErrStopped. done is called before
-// ReadIndex returns, or during Process or Tick. done may call Propose and ReadIndex, but not Step or Process.
+// ReadIndex calls done when this member has applied all entries that the group had committed before the call. Reads of
+// the state machine from then on are linearizable. index is the index of the last applied entry. ReadIndex can be
+// called on every member.
+//
+// Unless the Read is cancelled, done is called once: before ReadIndex returns, or during Process or Tick. Its error is
+// ErrNoLeader if no leader responds within Limits.ReadTicks, ErrOverloaded if too many reads are pending, or the error
+// that stopped the host. done may call Propose and ReadIndex, but not Step or Process.
 func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	r := &Read{done: done, deadline: g.host.now + g.host.opts.Limits.ReadTicks}
 	switch {
@@ -52,19 +56,21 @@ func (g *Group) ReadIndex(done func(index uint64, err error)) *Read {
 	return r
 }
 
-// due reports whether a request for reads can be sent, or sent again, now.
+// due reports whether a read request can be sent now. This is the case if reads are queued and no request is under way,
+// or if the request that is under way is to be sent again. A leader must be known.
 func (rs *reads) due(g *Group) bool {
 	if len(rs.asked) == 0 && len(rs.queued) == 0 || g.leader == 0 {
 		return false
 	}
-	// A leader cannot determine the commit index until an entry of its own term has been committed.
+	// A leader cannot determine the commit index before an entry of its own term is committed.
 	if g.role == raft.StateLeader && g.applied.Term != g.term {
 		return false
 	}
 	return len(rs.asked) == 0 || rs.resend <= g.host.now
 }
 
-// ask sends a request for the queued reads to the leader, or repeats the pending request if it is time.
+// ask sends a request for the queued reads to the leader. If a request is under way already, ask sends it again when it
+// is time to do so.
 func (rs *reads) ask(g *Group) {
 	if !rs.due(g) {
 		return
@@ -72,7 +78,8 @@ func (rs *reads) ask(g *Group) {
 	if len(rs.asked) == 0 {
 		rs.asked, rs.queued = rs.queued, rs.asked[:0]
 		g.host.questions++
-		// Unique across restarts: a response to an earlier run of this member must not match a request of this run.
+		// The ID is unique also across restarts, so that a response to a request of an earlier run of this member does
+		// not match.
 		binary.LittleEndian.PutUint64(rs.name[:], g.host.nonce)
 		binary.LittleEndian.PutUint64(rs.name[8:], g.host.questions)
 	}
@@ -81,7 +88,9 @@ func (rs *reads) ask(g *Group) {
 	g.node.ReadIndex(name[:])
 }
 
-// handleResponses assigns the index in the leader's response to the reads of the pending request.
+// handleResponses handles the leader's responses to read requests, which raft returns in states. The reads of the
+// request that is under way get the index from its response; then they wait until the state machine has applied that
+// index.
 func (rs *reads) handleResponses(g *Group, states []raft.ReadState) {
 	for _, s := range states {
 		if len(rs.asked) == 0 || string(s.RequestCtx) != string(rs.name[:]) {
@@ -96,7 +105,7 @@ func (rs *reads) handleResponses(g *Group, states []raft.ReadState) {
 	}
 }
 
-// release calls the callbacks of the reads whose index the state machine has applied.
+// release completes the reads whose index the state machine has applied.
 func (rs *reads) release(g *Group) {
 	if len(rs.waiting) > 0 {
 		reached := func(r *Read) bool { return r.index <= g.applied.Index }
@@ -104,8 +113,8 @@ func (rs *reads) release(g *Group) {
 	}
 }
 
-// expire fails the reads that are past their deadline with ErrNoLeader, and schedules a repetition of the request if it
-// is due.
+// expire fails the reads whose deadline has passed with ErrNoLeader. If a request is to be sent now, it schedules the
+// group. now is the current tick.
 func (rs *reads) expire(g *Group, now uint64) {
 	late := func(r *Read) bool { return r.deadline <= now }
 	rs.queued = rs.answer(g, rs.queued, late, ErrNoLeader)
@@ -123,7 +132,8 @@ func (rs *reads) fail(g *Group, err error) {
 	rs.waiting = rs.answer(g, rs.waiting, all, err)
 }
 
-// answer completes, with err, the reads of list for which match returns true, and returns the others.
+// answer queues the callbacks of those reads in list for which match returns true, with the error err. It returns the
+// other reads.
 func (rs *reads) answer(g *Group, list []*Read, match func(*Read) bool, err error) []*Read {
 	keep := list[:0]
 	for _, r := range list {

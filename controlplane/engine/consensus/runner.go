@@ -12,16 +12,17 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// RunnerOptions configures a Runner. Zero fields mean their default.
+// RunnerOptions has the options of Start. A field that is 0 has its default value.
 type RunnerOptions struct {
 	TickInterval time.Duration // default 100 ms
 	Envelopes    int           // limit of queued envelopes of other members; more are dropped; default 8192
 	Calls        int           // limit of queued calls; more return ErrOverloaded; default 100,000
 }
 
-// Runner drives a Host with its own goroutines (threads.go) and has blocking methods that are safe for concurrent use.
-// Calls and envelopes that arrive while the Host works are processed together afterwards, and entries that arrive while
-// the log is written form the next write. So under load several entries share a write, without any added delay.
+// Runner drives a Host with its own goroutines (threads.go). Its methods block until they have a result, and are safe
+// for concurrent use. Calls and envelopes that arrive while the Host is busy are processed together afterwards. Entries
+// that arrive during a write of the log are part of the next write. So under load several entries share an fsync,
+// without an artificial delay.
 type Runner struct {
 	host *Host
 	opts RunnerOptions
@@ -39,17 +40,17 @@ type Runner struct {
 	work    map[uint64]*work // by group id; no element is added or removed after Start
 }
 
-// work counts the calls for one group on this member since Start.
+// work has the counters behind Work: the calls for one group on this member since Start.
 type work struct{ proposals, proposedBytes, readIndexes atomic.Int64 }
 
-// Work holds the counters of one group's calls on this member since Start.
+// Work has the number of calls for one group on this member since Start.
 type Work struct {
 	Proposals     int64
 	ProposedBytes int64 // total size of the data of these proposals
 	ReadIndexes   int64 // number of calls of ReadIndex; concurrent calls share a request to the leader
 }
 
-// Work returns how many calls of a group this member has had since Start; zeros for an unknown group.
+// Work returns the number of calls for a group on this member since Start. For an unknown group all numbers are 0.
 func (r *Runner) Work(group uint64) Work {
 	w := r.work[group]
 	if w == nil {
@@ -58,7 +59,7 @@ func (r *Runner) Work(group uint64) Work {
 	return Work{w.proposals.Load(), w.proposedBytes.Load(), w.readIndexes.Load()}
 }
 
-// inbox holds the envelopes and calls that wait for the Host's goroutine.
+// inbox holds the envelopes and function calls that wait for the Host's goroutine.
 type inbox struct {
 	envelopes []message.Envelope
 	calls     []func()
@@ -69,7 +70,8 @@ type watcher struct {
 	ch    chan Leadership // capacity 1; contains the newest value
 }
 
-// waiter receives the result of one blocking call. finish and read are the callbacks that store it and signal ch.
+// waiter receives the result of one blocking call of Propose or ReadIndex. The functions finish and read are the
+// callbacks for the two. They store the result and then send to the channel ch.
 type waiter struct {
 	ch     chan struct{} // capacity 1
 	result Result
@@ -78,8 +80,8 @@ type waiter struct {
 	read   func(uint64, error)
 }
 
-// Start starts a Runner, which drives the host until Stop is called or the host fails. The Runner owns the host from
-// then on. All groups must have been added before.
+// Start starts a Runner that drives the host until Stop is called or the host fails. All groups must have been added
+// before. After Start, only the Runner may use the host.
 func Start(h *Host, opts RunnerOptions) *Runner {
 	opts.TickInterval = cmp.Or(opts.TickInterval, 100*time.Millisecond)
 	opts.Envelopes = cmp.Or(opts.Envelopes, 8192)
@@ -142,7 +144,8 @@ func (r *Runner) run() {
 	r.end()
 }
 
-// end refuses new calls, closes the host, calls the queued functions, which fail, and closes the watchers' channels.
+// end stops the Runner: it refuses new calls, closes the host, calls the functions that are still queued, which fail
+// because the host is closed, and closes the channels that Leads has returned.
 func (r *Runner) end() {
 	r.mu.Lock()
 	r.stopped = cmp.Or(r.host.Err(), ErrStopped)
@@ -172,7 +175,8 @@ func (r *Runner) pending() bool {
 	return len(r.in.envelopes) > 0 || len(r.in.calls) > 0
 }
 
-// take returns the inbox and replaces it with old, emptied, so that old's memory is reused.
+// take returns the inbox and replaces it by an empty one. The new inbox reuses the memory of old, an inbox that was
+// returned earlier.
 func (r *Runner) take(old inbox) inbox {
 	clear(old.envelopes)
 	clear(old.calls)
@@ -190,8 +194,9 @@ func (r *Runner) ring() {
 	}
 }
 
-// call queues f for the Host's goroutine. Unless call returns an error, f will be called, possibly when the host has
-// already stopped. If always is set, the limit RunnerOptions.Calls does not apply.
+// call queues f, which the Host's goroutine will call. If call returns an error, f will not be called. If the host
+// stops meanwhile, f is still called, and must handle a stopped host. If always is true, the limit RunnerOptions.Calls
+// does not apply.
 func (r *Runner) call(f func(), always bool) error {
 	r.mu.Lock()
 	switch {
@@ -211,8 +216,8 @@ func (r *Runner) call(f func(), always bool) error {
 	return nil
 }
 
-// Deliver queues an envelope from another member. It returns false if it drops the envelope because the queue is full
-// or the runner has stopped.
+// Deliver queues an envelope that the transport has received from another member. If the queue is full or the Runner
+// has stopped, Deliver drops the envelope and returns false.
 func (r *Runner) Deliver(e message.Envelope) bool {
 	r.mu.Lock()
 	ok := r.stopped == nil && len(r.in.envelopes) < r.opts.Envelopes
@@ -227,27 +232,29 @@ func (r *Runner) Deliver(e message.Envelope) bool {
 	return ok
 }
 
-// DeliverSnapshot queues an envelope with the received files of its snapshot in dir; see Host.StepSnapshot. The
-// transport must limit the number of concurrent snapshots.
+// DeliverSnapshot queues an envelope with a snapshot, whose received files are in dir; see Host.StepSnapshot. These
+// calls are not limited, so the transport must limit the number of concurrent snapshots.
 func (r *Runner) DeliverSnapshot(e message.Envelope, dir string) error {
 	return r.call(func() { _ = r.host.StepSnapshot(e, dir) }, true)
 }
 
-// SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives.
+// SnapshotDir is Host.SnapshotDir: the directory in which the transport creates a directory for each snapshot that it
+// receives.
 func (r *Runner) SnapshotDir() string { return r.host.SnapshotDir() }
 
-// ReportSnapshot reports the result of a Transport.SendSnapshot; see Host.ReportSnapshot.
+// ReportSnapshot is called by the transport when a SendSnapshot has ended; see Host.ReportSnapshot.
 func (r *Runner) ReportSnapshot(group, to uint64, delivered bool) {
 	_ = r.call(func() { _ = r.host.ReportSnapshot(group, to, delivered) }, true)
 }
 
-// ReportUnreachable reports that messages to a member were lost; see Host.ReportUnreachable.
+// ReportUnreachable is called by the transport when messages to a member were lost; see Host.ReportUnreachable.
 func (r *Runner) ReportUnreachable(member uint64) {
 	_ = r.call(func() { _ = r.host.ReportUnreachable(member) }, false)
 }
 
-// Propose proposes data and returns the state machine's result when this member has applied it. The errors are those of
-// Group.Propose and ErrNoGroup. If the context ends first, the error wraps ErrUncertain and the context's error.
+// Propose proposes data, waits until this member has applied it, and returns the result of the state machine. The
+// errors are those of Group.Propose and ErrNoGroup. If ctx ends first, the error wraps ErrUncertain and the cause of
+// ctx.
 func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []byte) (any, error) {
 	if n := r.work[group]; n != nil {
 		n.proposals.Add(1)
@@ -276,8 +283,9 @@ func (r *Runner) Propose(ctx context.Context, group uint64, id [16]byte, data []
 	}
 }
 
-// ReadIndex returns when this member has applied all entries that were committed before the call, so that reads of the
-// group's state machine are linearizable. The errors are those of Group.ReadIndex, ErrNoGroup and the context's.
+// ReadIndex waits until this member has applied all entries that the group had committed before the call. Reads of the
+// group's state machine from then on are linearizable. The errors are those of Group.ReadIndex, ErrNoGroup and the
+// cause of ctx.
 func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
 	if n := r.work[group]; n != nil {
 		n.readIndexes.Add(1)
@@ -311,7 +319,8 @@ func (r *Runner) ReadIndex(ctx context.Context, group uint64) error {
 	}
 }
 
-// TransferLeader makes member to the leader of the group and returns when it leads; see Group.TransferLeader.
+// TransferLeader is the blocking form of Group.TransferLeader. The parameter to is the ID of the member that is to lead
+// the group. TransferLeader returns nil when that member leads.
 func (r *Runner) TransferLeader(ctx context.Context, group, to uint64) error {
 	ended := make(chan error, 1)
 	err := r.call(func() {
@@ -346,15 +355,17 @@ func (r *Runner) Status(ctx context.Context) (Status, error) {
 	}
 }
 
-// Leader returns the current leader of the group as far as this member knows. Leadership.Leader is 0 if none is known.
+// Leader returns the current leader of the group, as far as this member knows. If no leader is known, Leadership.Leader
+// is 0.
 func (r *Runner) Leader(group uint64) Leadership {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.leaders[group]
 }
 
-// Leads returns a channel that receives the group's current leader and then each change. The channel buffers only the
-// newest value. It is closed when the runner has stopped or stop is called.
+// Leads returns a channel that receives the group's current leader at once, and then every change of leader or term. A
+// receiver that is too slow gets only the newest value. The channel is closed when the Runner has stopped or the caller
+// has called stop.
 func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -375,7 +386,8 @@ func (r *Runner) Leads(group uint64) (changes <-chan Leadership, stop func()) {
 	}
 }
 
-// observe stores a change of leadership and sends it to the channels of Leads. The host calls it.
+// observe stores the new leader or term of a group, and sends it to the channels that Leads has returned. The host
+// calls observe.
 func (r *Runner) observe(l Leadership) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -392,19 +404,19 @@ func (r *Runner) observe(l Leadership) {
 	}
 }
 
-// Done returns a channel that is closed when the Host's goroutine has ended and the host is closed.
+// Done returns a channel that is closed when the Runner has stopped and the host is closed.
 func (r *Runner) Done() <-chan struct{} { return r.done }
 
-// Err returns the error that stopped the runner: nil while it runs, ErrStopped after Stop.
+// Err returns the error that stopped the Runner. It returns nil while the Runner runs, and ErrStopped after Stop.
 func (r *Runner) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.stopped
 }
 
-// Stop transfers the leadership of the groups that this member leads to other reachable members, until the context
-// ends. Then it stops and closes the host. It returns the error that stopped the host earlier, or that of closing the
-// host.
+// Stop first transfers the leadership of all groups that this member leads to other members; it waits for that until
+// ctx ends. Then it stops the Runner and closes the host. It returns an error if the host had failed before, or if
+// closing it fails.
 func (r *Runner) Stop(ctx context.Context) error {
 	r.mu.Lock()
 	var led []uint64

@@ -11,19 +11,21 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftlog"
 )
 
-// SeedGroup describes a group whose state machine already has a state.
+// SeedGroup describes a group for Seed: its ID and the position of its state machine, which already has a state.
 type SeedGroup struct {
 	ID          uint64
 	Index, Term uint64 // index and term of the state machine's last applied entry; zeros if it has none
-	// Known is the highest term that was used before. The new log's terms are higher. 0 means Term.
+	// Known is the highest term that the group has used before. The terms of the new log will be higher. If Known is
+	// lower than Term, Term is used instead.
 	Known uint64
 }
 
-// Seed creates the logs of a new data directory, in which groups begin with the existing states of their state
-// machines, as if a snapshot had been installed. It is for a cluster that is created from a backup or from a surviving
-// member. Every member of Options.Members must be seeded with the same states. At the first start the members record
-// each other's data directories as in any new cluster (dirid.go). o has the options of Open, without Join. Seed fails
-// if the directory has a log already.
+// Seed creates the logs of a new data directory. The groups then begin with the existing states of their state
+// machines, as if these were snapshots. Seed is used to create a cluster from a backup or from a surviving member.
+//
+// Seed must be called for each member in Options.Members, with the same states. When the members start for the first
+// time, they record each other's data directories as in any new cluster (dirid.go). o has the same options as for Open,
+// without Join. Seed returns an error if the directory already has a log.
 func Seed(o Options, groups []SeedGroup) (err error) {
 	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
@@ -52,10 +54,10 @@ func Seed(o Options, groups []SeedGroup) (err error) {
 	return e.Commit(b)
 }
 
-// Salvage opens the group's log in the data directory and applies to m all entries after m's last applied one, whether
-// they were committed or not. So the state has every entry that this member acknowledged, and perhaps entries that no
-// quorum acknowledged. The directory must not be in use. Salvage returns the highest term in the log, for
-// SeedGroup.Known.
+// Salvage reads the log of a group and applies to the state machine m all entries that m has not applied yet, whether
+// they were committed or not. So m then has every entry that this member has acknowledged, and perhaps some that no
+// quorum has. No other process may use the data directory. Salvage returns the highest term in the log, which is the
+// value for SeedGroup.Known.
 func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	o.Transport = discardTransport{}
 	if err := o.ensureDefaults(); err != nil {
@@ -99,8 +101,8 @@ func Salvage(o Options, group uint64, m StateMachine) (term uint64, err error) {
 	return max(l.Last().Term, l.HardState().GetTerm()), err
 }
 
-// discardTransport is a Transport that drops all envelopes. Seed and Salvage, which send nothing, need it for the
-// options.
+// discardTransport is a Transport that drops all envelopes. Seed and Salvage send nothing, but the options require a
+// Transport.
 type discardTransport struct{}
 
 func (discardTransport) Send(message.Envelope)                 {}

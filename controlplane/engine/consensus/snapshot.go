@@ -12,27 +12,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// A leader sends a snapshot to a member whose next entry it has truncated; raft decides which member needs one. Before
-// the message is sent, the state machine writes a checkpoint, and the message gets the checkpoint's position.
+// A leader sends a snapshot to a member that needs entries which the leader has truncated. raft decides which member
+// needs one. The leader's state machine first writes a checkpoint to files. The message then gets the position of the
+// checkpoint and is sent together with the files.
 //
-// Before the state machine installs the files, the receiver durably stores in the log that it installs this snapshot
-// (the marker). The batch that makes the log begin after the snapshot removes the marker. So after a crash in between,
-// AddGroup finds the marker and completes the installation.
+// The receiver durably stores a marker in its log before the state machine installs the files. The marker says which
+// snapshot is being installed. The write that makes the log begin after the snapshot also removes the marker. So if a
+// crash interrupts the installation, AddGroup finds the marker and completes the installation.
 
-// outgoingSnapshot is a snapshot that the state machine is writing for a member, or that is being sent to it.
+// outgoingSnapshot is a snapshot for another member. The state machine is writing its files, or the transport is
+// sending it.
 type outgoingSnapshot struct {
 	at  raftconf.Position
 	dir string
 }
 
-// incomingSnapshot is a snapshot that was received and passed to raft.
+// incomingSnapshot is a snapshot that this member has received and passed to raft, and that raft has not accepted yet.
 type incomingSnapshot struct {
 	at  raftconf.Position
 	dir string
 }
 
-// SnapshotDir returns the directory in which the transport creates a directory for each snapshot that it receives. It
-// is a path on Options.FS. Open empties it.
+// SnapshotDir returns the path, on Options.FS, of the directory for snapshot files. For each snapshot that it receives,
+// the transport creates a directory in it. Open removes all files in it.
 func (h *Host) SnapshotDir() string { return h.opts.FS.PathJoin(h.opts.Dir, "snap") }
 
 func (h *Host) removeDir(dir string) {
@@ -41,14 +43,16 @@ func (h *Host) removeDir(dir string) {
 	}
 }
 
-// discard removes the directory dir on the state machine's goroutine, because removing files may take long.
+// discard removes the directory dir and its files. It does so in a job on the state machine's goroutine, because it may
+// take long.
 func (g *Group) discard(dir string) {
 	g.enqueue(&job{run: func() error { g.host.removeDir(dir); return nil }, then: func() error { return nil }})
 	g.host.schedule(g)
 }
 
-// sendSnapshot makes the state machine write the checkpoint for raft's MsgSnap in e, and passes the message and the
-// files to the transport. Errors are reported to raft, which tries again.
+// sendSnapshot sends a snapshot for the message MsgSnap of raft, which is in e. The state machine first writes a
+// checkpoint. Then the transport gets the message and the files. If that fails, raft is notified and will request a
+// snapshot again.
 func (g *Group) sendSnapshot(e message.Envelope) {
 	h := g.host
 	if _, under := g.outgoing[e.To]; under {
@@ -94,8 +98,8 @@ func (g *Group) sendSnapshot(e message.Envelope) {
 	})
 }
 
-// ReportSnapshot tells raft whether the snapshot that Transport.SendSnapshot sent to a member was delivered, and
-// removes the directory with its files.
+// ReportSnapshot must be called when a Transport.SendSnapshot has ended. It notifies raft whether the snapshot was
+// delivered, and removes the snapshot's files on this member.
 func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	if h.err != nil {
 		return h.err
@@ -120,7 +124,8 @@ func (h *Host) ReportSnapshot(group, to uint64, delivered bool) (err error) {
 	return nil
 }
 
-// StepSnapshot processes an envelope with a snapshot, whose received files are in dir. The host owns dir from then on.
+// StepSnapshot processes an envelope with a snapshot whose received files are in the directory dir. The host will move
+// or remove the files.
 func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	if h.err != nil {
 		return h.err
@@ -142,14 +147,15 @@ func (h *Host) StepSnapshot(e message.Envelope, dir string) (err error) {
 	return nil
 }
 
-// installation is a snapshot that the state machine is installing. queuedWrites holds the writes of raft that must follow the installation.
+// installation is a snapshot that the state machine is installing. queuedWrites has raft's later writes to the log,
+// which must wait until the installation has ended.
 type installation struct {
 	begin        raftconf.LogStart
 	queuedWrites []stored
 }
 
-// install starts the installation of a snapshot that raft accepted. It needs two writes of the log. The first stores
-// the marker. The second, after the state machine has installed the files, makes the log begin after the snapshot.
+// install starts to install a snapshot that raft has accepted. First the marker is written to the log. When it is
+// durable, the state machine installs the files. Then finishInstallation makes the log begin after the snapshot.
 func (g *Group) install(s stored) error {
 	p, err := message.ParseSnapshot(s.m.Snapshot)
 	if err != nil {
@@ -185,8 +191,9 @@ func (g *Group) install(s stored) error {
 	return nil
 }
 
-// finishInstallation makes the log begin after the snapshot that the state machine has installed. It then adds the
-// writes that waited to the next write. Proposals whose outcome the snapshot hides fail with ErrUncertain.
+// finishInstallation is called when the state machine has installed a snapshot. It makes the log begin after the
+// snapshot, and then adds the writes that waited to the next write of the log. Proposals that may be among the entries
+// in the snapshot fail with ErrUncertain, because a snapshot does not show which entries it contains.
 func (g *Group) finishInstallation(s stored) error {
 	h, in := g.host, g.installing
 	p := in.begin
@@ -218,8 +225,8 @@ func (g *Group) finishInstallation(s stored) error {
 	return nil
 }
 
-// takeIncoming removes the received snapshot at a position from the list and returns the directory with its files,
-// which the caller must remove; "" if there is none.
+// takeIncoming removes the received snapshot at the given position from g.incoming. It returns the directory with the
+// snapshot's files, which the caller must remove. If there is no such snapshot, it returns "".
 func (g *Group) takeIncoming(at raftconf.Position) string {
 	for i, in := range g.incoming {
 		if in.at == at {
@@ -230,7 +237,7 @@ func (g *Group) takeIncoming(at raftconf.Position) string {
 	return ""
 }
 
-// dropIncoming removes the files of snapshots that raft refused.
+// dropIncoming removes the files of received snapshots that raft did not accept.
 func (g *Group) dropIncoming() {
 	for _, in := range g.incoming {
 		g.discard(in.dir)
@@ -238,9 +245,9 @@ func (g *Group) dropIncoming() {
 	g.incoming = g.incoming[:0]
 }
 
-// reconcile returns an error unless the positions of the log and of the state machine fit together. It completes an
-// interrupted installation of a snapshot and raises the commit index to the applied index. fresh reports that the log
-// was just created.
+// reconcile is called when the group is opened. It checks that the log and the state machine fit together, and returns
+// an error if they do not. If a crash interrupted the installation of a snapshot, it completes the installation. It
+// raises the commit index to the index that the state machine has applied. fresh is true if the log was just created.
 func (g *Group) reconcile(fresh bool) error {
 	l := g.storage
 	index, term := g.machine.Applied()
@@ -276,8 +283,9 @@ func (g *Group) reconcile(fresh bool) error {
 	return l.ApplyChanges(applied.Index, g.host.dirIDs.known)
 }
 
-// finishInstall completes or drops an installation that a crash interrupted, depending on whether the state machine is
-// at the snapshot's position. applied is the position of the state machine.
+// finishInstall handles an installation of a snapshot that a crash has interrupted. applied is the position of the
+// state machine. If that is the position of the snapshot, finishInstall completes the installation in the log. If it is
+// before the snapshot, the state machine has not installed it, and finishInstall removes the marker.
 func (g *Group) finishInstall(applied raftconf.Position) error {
 	l := g.storage
 	p, found, err := l.SnapshotMarker()

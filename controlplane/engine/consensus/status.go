@@ -11,13 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/message"
 )
 
-// Status describes a host for operators: its data directory, the contacts with other members, and its groups.
+// Status describes a host: its data directory, when it last heard from other members, and its groups.
 type Status struct {
 	ID      uint64
 	DirID   uint64 // ID of the data directory
 	Vouched bool   // whether the other members have accepted the data directory; see dirid.go
 	Err     error  // the error that stopped the host; nil while it runs
-	// Heard has the number of ticks since the last message from each member. Members without a message are absent.
+	// Heard maps each other member to the number of ticks since its last message. A member that has sent no message is
+	// not in the map.
 	Heard  map[uint64]uint64
 	Groups []GroupStatus // ordered by id
 }
@@ -43,13 +44,13 @@ type GroupStatus struct {
 	SnapshotsUnder int               // number of snapshots that are being made for, or sent to, other members
 }
 
-// roles has the name that GroupStatus.Role uses for each raft state.
+// roles maps each raft state to its name in GroupStatus.Role.
 var roles = map[raft.StateType]string{
 	raft.StateFollower: "Follower", raft.StatePreCandidate: "PreCandidate",
 	raft.StateCandidate: "Candidate", raft.StateLeader: "Leader",
 }
 
-// Status returns the state of the host and of its groups, ordered by id.
+// Status returns the state of the host and of its groups. The groups are ordered by ID.
 func (h *Host) Status() Status {
 	s := Status{ID: h.opts.ID, DirID: h.dirIDs.own, Vouched: h.dirIDs.vouched, Err: h.err, Heard: map[uint64]uint64{}}
 	for m, at := range h.heard {
@@ -61,7 +62,8 @@ func (h *Host) Status() Status {
 	return s
 }
 
-// Status returns the group's state on this member. Only the leader fills in GroupStatus.Match and GroupStatus.Active.
+// Status returns the group's state on this member. GroupStatus.Match and GroupStatus.Active are set only if this member
+// leads.
 func (g *Group) Status() GroupStatus {
 	b := g.node.BasicStatus()
 	s := GroupStatus{
@@ -81,7 +83,7 @@ func (g *Group) Status() GroupStatus {
 	return s
 }
 
-// transfer is a leadership transfer that is under way.
+// transfer is a leadership transfer that this leader has begun and that has not ended.
 type transfer struct {
 	to       uint64
 	anyone   bool   // whether another voter is tried if the target cannot be reached
@@ -89,11 +91,13 @@ type transfer struct {
 	done     func(error)
 }
 
-// TransferLeader transfers the leadership of the group from this member to member to. With to 0 it tries the reachable
-// voters, the one with most of the log first. done is called once: with nil when the target leads; otherwise with a
-// *NotLeaderError, ErrStopped, or ErrTransferFailed, which also wraps ErrAlone if no voter is left to try. Until done
-// is called, proposals are refused, or wait in a group with GroupOptions.Forward. A transfer fails after two election
-// timeouts.
+// TransferLeader transfers the leadership of the group from this member to the member with the ID to. If to is 0, it
+// chooses the reachable voter whose log is most complete; if that voter becomes unreachable, it tries another one.
+//
+// done is called once: with nil when the target leads; otherwise with a *NotLeaderError, the error that stopped the
+// host, or ErrTransferFailed, which also wraps ErrAlone if no voter is left to try. A transfer fails after two election
+// timeouts. Until done is called, proposals fail with a *NotLeaderError; in a group with GroupOptions.Forward they wait
+// instead.
 func (g *Group) TransferLeader(to uint64, done func(error)) {
 	anyone := to == 0
 	if anyone {
@@ -137,8 +141,8 @@ func (g *Group) transferTo(to uint64) (err error) {
 	return nil
 }
 
-// mostCurrentVoter returns the voter with most of the log, of the other voters that raft considers active and that sent
-// a message since they were last reported unreachable; 0 if there is none.
+// mostCurrentVoter returns the other voter whose log is most complete, or 0 if there is none. It considers only voters
+// that raft considers active and from which a message arrived since they were last reported unreachable.
 func (g *Group) mostCurrentVoter() uint64 {
 	best, match := uint64(0), uint64(0)
 	g.node.WithProgress(func(id uint64, typ raft.ProgressType, pr tracker.Progress) {
@@ -162,8 +166,8 @@ func (g *Group) checkTransfer(now uint64) {
 	}
 }
 
-// loseTransferee handles a transfer whose target cannot be reached: it tries another voter if transfer.anyone is set,
-// and otherwise ends the transfer at once.
+// loseTransferee is called when messages to a member were lost. If leadership is being transferred to that member, it
+// tries another voter if transfer.anyone is set. Otherwise the transfer fails at once.
 func (g *Group) loseTransferee(member uint64) {
 	t := g.transfer
 	if t == nil || t.to != member {
@@ -194,8 +198,9 @@ func (g *Group) endTransfer(err error) {
 	}
 }
 
-// ReportUnreachable reports that messages to a member were lost. The groups then probe the member instead of pipelining
-// appends, and end a leadership transfer to it.
+// ReportUnreachable is called when messages to a member were lost. raft then sends that member one append at a time,
+// until it responds, instead of pipelining appends. A leadership transfer to the member ends, or goes to another
+// member.
 func (h *Host) ReportUnreachable(member uint64) (err error) {
 	if h.err != nil {
 		return h.err
@@ -209,15 +214,16 @@ func (h *Host) ReportUnreachable(member uint64) (err error) {
 	return nil
 }
 
-// step passes an envelope's raft message, whose sender and content were checked, to raft. Errors for an unknown member
-// or a dropped proposal are ignored.
+// step passes the raft message in an envelope to raft. The caller has checked the sender and the content. step ignores
+// raft's errors.
 func (g *Group) step(e message.Envelope) {
 	if e.Raft.GetType() == raftpb.MsgReadIndex && g.role != raft.StateLeader {
 		return // the sender will send the request to the new leader; raft would forward it with the wrong sender
 	}
 	if m := e.Raft; m.GetType() == raftpb.MsgAppResp && !m.GetReject() && m.GetIndex() == 0 && m.GetTerm() == g.term {
-		// A member sends this response to a leader of an older term, to inform it of the newer term. In this term it
-		// has no meaning, but raft would conclude that the member it probes has no entries, and send a full snapshot.
+		// Drop this response. A member sends it to the leader of an older term, to announce the newer term. A leader of
+		// the newer term would misinterpret it: raft would conclude that the member has no entries, and send it a
+		// snapshot.
 		return
 	}
 	if err := g.node.Step(e.Raft); err != nil && !errors.Is(err, raft.ErrStepPeerNotFound) && !errors.Is(err, raft.ErrProposalDropped) {

@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// threads holds the goroutines of a Runner besides the Host's. One of them writes the log of all groups, and one per
-// group runs the state machine. They receive work through channels and return the results through the Runner's inbox.
+// threads holds the goroutines of a Runner other than the Host's goroutine. One goroutine writes the log of all groups.
+// In addition, one goroutine per group runs the state machine. They receive work through channels and return the
+// results through the Runner's inbox.
 type threads struct {
 	runner  *Runner
 	writing *write // the write that the log's goroutine is executing, if any
@@ -37,7 +38,7 @@ func startThreads(r *Runner) *threads {
 	return t
 }
 
-// stop waits until the goroutines have finished the work that they have received.
+// stop lets the goroutines finish the work that they have already received, and waits until they have ended.
 func (t *threads) stop() {
 	close(t.writes)
 	for _, jobs := range t.jobs {
@@ -46,8 +47,8 @@ func (t *threads) stop() {
 	t.wg.Wait()
 }
 
-// runJobs runs jobs and calls the callbacks of their proposals on this goroutine. After an error, the callbacks of the
-// remaining jobs get ErrUncertain.
+// runJobs runs the jobs of a group on the goroutine of its state machine, and calls the callbacks of the applied
+// proposals there. After an error, the callbacks of the failed job and of the later jobs get ErrUncertain.
 func runJobs(js []*job) error {
 	reply := func(ask callback, r Result, err error) { ask(r, err) }
 	for i, j := range js {
@@ -62,8 +63,9 @@ func runJobs(js []*job) error {
 	return nil
 }
 
-// advance passes the collected write and the groups' jobs to those goroutines that are idle. moved reports that it
-// finished writes that had nothing to store, so that raft may have more to do.
+// advance passes the next write to the log's goroutine, and each group's jobs to the goroutine of its state machine, if
+// these goroutines are idle. A write that has nothing to store is finished at once. In this case moved is true, because
+// raft may have more to do.
 func (t *threads) advance(h *Host) (moved bool, err error) {
 	for t.writing == nil {
 		w := h.due()
@@ -90,7 +92,8 @@ func (t *threads) advance(h *Host) (moved bool, err error) {
 	return moved, h.engine.Err()
 }
 
-// finishWrite executes the actions that waited for a write, or stops the host if the write failed.
+// finishWrite is called on the Host's goroutine when a write of the log has ended. It executes the actions that waited
+// for the write. If the write failed, it stops the host.
 func (h *Host) finishWrite(w *write, failure error) {
 	if h.err != nil {
 		return
@@ -112,7 +115,8 @@ func (h *Host) finishWrite(w *write, failure error) {
 	}
 }
 
-// finishJobs handles the results of a group's jobs on the Host's goroutine, or stops the host if one failed.
+// finishJobs is called on the Host's goroutine when jobs of a group have ended. It handles their results. If a job
+// failed, it stops the host.
 func (g *Group) finishJobs(js []*job, failure error) {
 	h := g.host
 	if h.err != nil {
@@ -133,12 +137,14 @@ func (g *Group) finishJobs(js []*job, failure error) {
 	h.schedule(g)
 }
 
-// writing reports whether a write of the log is under way that was started in the current tick.
+// writing reports whether a write of the log is running that was started in the current tick. It is false for a write
+// that takes longer than a tick.
 func (h *Host) writing() bool {
 	return h.threads != nil && h.threads.writing != nil && h.threads.writing.since == h.now
 }
 
-// stalled returns for how many ticks the current write of the log has been running, 0 if there is none.
+// stalled returns the number of ticks for which the current write of the log has been running. It returns 0 if no write
+// is running.
 func (h *Host) stalled() uint64 {
 	if h.threads == nil || h.threads.writing == nil {
 		return 0
@@ -146,8 +152,8 @@ func (h *Host) stalled() uint64 {
 	return h.now - h.threads.writing.since
 }
 
-// transferOnStall transfers the leadership of all groups when a write of the log takes Options.StallTicks or more. The
-// other members can commit without this disk.
+// transferOnStall transfers the leadership of all groups that this member leads when a write of the log has been
+// running for Options.StallTicks or longer. The other members can then commit entries without this member's disk.
 func (h *Host) transferOnStall() {
 	ticks := h.stalled()
 	if ticks < uint64(h.opts.StallTicks) {

@@ -11,8 +11,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// validateChanges converts changes to raft's form. It returns nil if the membership already has all of them, and a
-// *MembersError if the group must refuse them.
+// validateChanges checks the membership changes and converts them to the form that raft needs. If the membership
+// already is as requested, it returns nil without an error. If the group must refuse the changes, it returns a
+// *MembersError.
 func (g *Group) validateChanges(changes []Change, force bool) (*raftpb.ConfChangeV2, error) {
 	if len(changes) == 0 {
 		return nil, refuse(ReasonMalformed, "no membership change was given")
@@ -49,7 +50,7 @@ func (g *Group) validateChanges(changes []Change, force bool) (*raftpb.ConfChang
 	return cc, g.checkQuorum(now, next, force)
 }
 
-// removals returns how many of the voters the change cc removes.
+// removals returns how many members of voters are removed by the change cc.
 func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 	for _, c := range cc.Changes {
 		if c.GetType() == raftpb.ConfChangeRemoveNode && slices.Contains(voters, c.GetNodeId()) {
@@ -59,7 +60,8 @@ func removals(cc *raftpb.ConfChangeV2, voters []uint64) (n int) {
 	return n
 }
 
-// validateChange returns raft's type of the change c, nil if the membership already has the change, or a *MembersError.
+// validateChange checks one membership change and returns raft's type for it. If the membership already is as
+// requested, it returns nil without an error. If the group must refuse the change, it returns a *MembersError.
 func (g *Group) validateChange(now raftconf.Membership, c Change) (*raftpb.ConfChangeType, error) {
 	voter, learner := slices.Contains(now.Conf.Voters, c.Member), slices.Contains(now.Conf.Learners, c.Member)
 	switch c.Kind {
@@ -97,8 +99,8 @@ func (g *Group) validateChange(now raftconf.Membership, c Change) (*raftpb.ConfC
 	return nil, refuse(ReasonMalformed, "change %d of member %d is unknown", c.Kind, c.Member)
 }
 
-// checkProgress refuses the promotion of a learner that sent no message within an election timeout or has less than
-// caughtUp percent of the log.
+// checkProgress returns an error if a learner must not be promoted to a voter yet. That is so if no message from the
+// learner arrived within the last election timeout, or if the learner has less than caughtUp percent of the log.
 func (g *Group) checkProgress(member uint64) error {
 	if mutant.On(mutant.PromoteEarly) {
 		return nil
@@ -118,8 +120,9 @@ func (g *Group) checkProgress(member uint64) error {
 	return nil
 }
 
-// checkQuorum refuses a change of the voters if fewer than a quorum of the new voters sent a message within an election
-// timeout, or if it leaves one voter and force is not set.
+// checkQuorum returns an error if the voters must not be changed to those in next. That is so if no message arrived
+// within the last election timeout from a quorum of the new voters. It is also so if the change leaves a single voter
+// and force is not set.
 func (g *Group) checkQuorum(now, next raftconf.Membership, force bool) error {
 	before, after := len(now.Conf.Voters), len(next.Conf.Voters)
 	if mutant.On(mutant.LearnerVotes) || slices.Equal(slices.Sorted(slices.Values(now.Conf.Voters)), slices.Sorted(slices.Values(next.Conf.Voters))) {
@@ -140,8 +143,8 @@ func (g *Group) checkQuorum(now, next raftconf.Membership, force bool) error {
 	return nil
 }
 
-// heardRecently reports whether a message from the member arrived within the last election timeout. It returns true for
-// the host's own member.
+// heardRecently reports whether a message from the member arrived within the last election timeout. For this host's own
+// member it is always true.
 func (h *Host) heardRecently(member uint64) bool {
 	at, ok := h.heard[member]
 	return member == h.opts.ID || ok && h.now-at <= uint64(h.opts.ElectionTicks)

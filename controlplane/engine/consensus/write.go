@@ -12,12 +12,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// The log is written by its own goroutine if a Runner drives the host, otherwise by the caller of Process. During a
-// write, the writes of all groups collect in the next batch, and raft continues: it accepts proposals, sends appends,
-// handles the followers' responses, and commits what a majority of the other members has stored. Messages that depend
-// on a write (acknowledgements, votes, raft's messages to itself) are delivered after its fsync.
+// Under a Runner, a separate goroutine writes the log; otherwise the goroutine that calls Process does. During a write,
+// the next writes of all groups are collected in a batch, and raft continues: it accepts proposals, sends appends,
+// handles the followers' responses, and commits what a majority, without this member, has stored. Messages that promise
+// that a write is durable (acknowledgements, votes, raft's messages to itself) are delivered after the fsync of that
+// write.
 
-// write is one batch of the log and the actions that follow when the batch is durable.
+// write is one batch of the log, together with the actions that are executed when the batch is durable.
 type write struct {
 	batch *pebble.Batch // nil if there is nothing to store, and the actions only have to wait for earlier writes
 	after []after
@@ -25,15 +26,15 @@ type write struct {
 	cuts  bool   // whether the batch truncates a log
 }
 
-// after holds what a group does once a write is durable. First the responses are delivered, afterwards the function in
-// the field then is called.
+// after is what a group does when a write is durable: it delivers the messages in responses, and then calls the
+// function in the field then.
 type after struct {
 	g         *Group
 	responses []*raftpb.Message
 	then      func() error // may be nil
 }
 
-// batch returns the Pebble batch of the next write, and creates it if needed.
+// batch returns the Pebble batch of the next write. It creates the batch if there is none yet.
 func (h *Host) batch() *pebble.Batch {
 	if h.next.batch == nil {
 		h.next.batch = h.engine.NewBatch()
@@ -41,8 +42,8 @@ func (h *Host) batch() *pebble.Batch {
 	return h.next.batch
 }
 
-// keep adds m, raft's message to the log, to the next write. During the installation of a snapshot it queues m until
-// the installation has ended.
+// keep handles m, a message in which raft requests a write to the log, by adding it to the next write. While a snapshot
+// is being installed, keep queues m until the installation has ended.
 func (g *Group) keep(m *raftpb.Message) error {
 	s := stored{m, ""}
 	if m.Snapshot != nil {
@@ -58,13 +59,15 @@ func (g *Group) keep(m *raftpb.Message) error {
 	return g.store(s)
 }
 
-// stored is raft's message to the log, and the directory with the files of its snapshot, if it has one.
+// stored is a message in which raft requests a write to the log. If the message contains a snapshot, dir is the
+// directory with its received files.
 type stored struct {
 	m   *raftpb.Message
 	dir string
 }
 
-// store adds a message to the next write. If the message has a snapshot, store starts its installation instead.
+// store adds the message to the next write of the log. If the message contains a snapshot, store instead starts to
+// install the snapshot.
 func (g *Group) store(s stored) error {
 	if s.m.Snapshot != nil {
 		return g.install(s)
@@ -82,13 +85,14 @@ func (g *Group) store(s stored) error {
 	return nil
 }
 
-// hardState returns the HardState that raft's message to the log contains. It is empty if it did not change.
+// hardState returns the HardState in m, a message in which raft requests a write to the log. The result is empty if the
+// HardState has not changed.
 func hardState(m *raftpb.Message) *raftpb.HardState {
 	return &raftpb.HardState{Term: m.Term, Vote: m.Vote, Commit: m.Commit}
 }
 
-// due returns the collected write, which the caller must execute, and begins a new one; nil if there is nothing to
-// write.
+// due returns the collected write, which the caller must execute, and begins to collect a new one. It returns nil if
+// there is nothing to do.
 func (h *Host) due() *write {
 	if h.next.batch == nil && len(h.next.after) == 0 {
 		return nil
@@ -103,7 +107,7 @@ func (h *Host) due() *write {
 	return w
 }
 
-// run commits the batch to the log with an fsync. A Runner calls it on the log's goroutine.
+// run writes the batch to the log and waits for the fsync. A Runner calls run on the goroutine that writes the log.
 func (w *write) run(e *raftlog.Engine) error {
 	if w.batch == nil {
 		return nil
@@ -111,7 +115,7 @@ func (w *write) run(e *raftlog.Engine) error {
 	return e.Write(w.batch, w.cuts)
 }
 
-// finish executes the actions that waited for w, which is durable now.
+// finish is called when the write w is durable. It executes the actions that waited for w.
 func (h *Host) finish(w *write) error {
 	for _, a := range w.after {
 		a.g.deliver(a.responses)
@@ -125,7 +129,8 @@ func (h *Host) finish(w *write) error {
 	return nil
 }
 
-// deliver sends the messages ms to other members, or passes those that raft addressed to this member to its raft.
+// deliver sends each message in ms to its receiver. raft also addresses messages to its own member; deliver passes
+// these back to raft.
 func (g *Group) deliver(ms []*raftpb.Message) {
 	for _, m := range ms {
 		if m.GetTo() == g.host.opts.ID {
@@ -137,8 +142,8 @@ func (g *Group) deliver(ms []*raftpb.Message) {
 	g.host.schedule(g)
 }
 
-// take executes one Ready: it sends the messages, and adds the entries to the next write and the committed entries to
-// the state machine's jobs. Vote requests wait for the next write.
+// take handles one Ready of raft: it sends the messages, adds the new entries to the next write of the log, and queues
+// the committed entries for the state machine. Vote requests are sent only after the next write.
 func (h *Host) take(g *Group, rd *raft.Ready) error {
 	g.number(rd.Entries)
 	g.observe(rd)
@@ -161,8 +166,8 @@ func (h *Host) take(g *Group, rd *raft.Ready) error {
 	return nil
 }
 
-// advance starts or executes the pending work of the log and of the state machines, and reports whether raft may have
-// more to do.
+// advance executes the pending writes of the log and the jobs of the state machines. Under a Runner it only starts
+// them. The result is true if raft may have more to do afterwards.
 func (h *Host) advance() (bool, error) {
 	if h.threads != nil {
 		return h.threads.advance(h)

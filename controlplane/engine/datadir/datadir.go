@@ -1,5 +1,5 @@
-// Package datadir locks a member's data directory and stores in it which cluster the data belongs to. The names of the
-// files are in package layout.
+// Package datadir locks a member's data directory, and stores in the directory the ID of the cluster that its data
+// belongs to. The names of the files are in package layout.
 package datadir
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// Lock creates the data directory if needed and locks it until unlock is called. It removes temporary files that a crash
-// left there. It returns an error if another process holds the lock.
+// Lock locks the data directory dir until the caller calls unlock. It creates the directory if needed, and removes
+// temporary files that a crash has left in it. It returns an error if another process holds the lock.
 func Lock(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make data directory: %w", err)
@@ -39,8 +39,8 @@ func Lock(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// LoadKey loads the cluster key from file. If file is empty, it loads the key from the data directory dir, and creates
-// one there on first use.
+// LoadKey loads the cluster key from the file named by file. If file is empty, it loads the key from the data directory
+// dir. If dir has no key yet, it generates one and stores it there.
 func LoadKey(dir, file string) (*clusterkey.Key, error) {
 	if file != "" {
 		return clusterkey.Load(file)
@@ -48,8 +48,8 @@ func LoadKey(dir, file string) (*clusterkey.Key, error) {
 	return clusterkey.LoadOrMake(filepath.Join(dir, layout.ClusterKeyFile))
 }
 
-// CheckCluster returns an error if the data in dir belongs to another cluster than key. If no cluster is stored in dir
-// yet, it calls MarkCluster.
+// CheckCluster returns an error if the data in dir belongs to another cluster than the one with the given key. If no
+// cluster ID is stored in dir yet, it stores the one of key.
 func CheckCluster(dir string, key *clusterkey.Key) error {
 	have, err := ClusterID(dir)
 	switch {
@@ -63,7 +63,7 @@ func CheckCluster(dir string, key *clusterkey.Key) error {
 	return nil
 }
 
-// ClusterID returns the ID of the cluster that the data in dir belongs to, or 0 if none is stored.
+// ClusterID returns the ID of the cluster that the data in dir belongs to. It returns 0 if no ID is stored.
 func ClusterID(dir string) (uint64, error) {
 	path := filepath.Join(dir, layout.ClusterFile)
 	text, err := os.ReadFile(path)
@@ -80,7 +80,7 @@ func ClusterID(dir string) (uint64, error) {
 	return id, nil
 }
 
-// MarkCluster durably stores in dir that the data belongs to the cluster of key.
+// MarkCluster durably stores in dir the ID of the cluster with the given key, as the cluster that the data belongs to.
 func MarkCluster(dir string, key *clusterkey.Key) error {
 	if err := atomicfile.WriteFile(filepath.Join(dir, layout.ClusterFile), []byte(key.Cluster()+"\n"), 0o600); err != nil {
 		return fmt.Errorf("record the cluster of the data: %w", err)

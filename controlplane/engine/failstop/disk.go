@@ -1,14 +1,14 @@
-// Package failstop provides a file system that stops after the first I/O error. The raft log and the state machines of
-// a member use it.
+// Package failstop provides a file system that blocks all writes after the first I/O error. The raft log and the state
+// machines of a member use it.
 //
-// After a failed write the content of the disk is unknown, so nothing that depends on it may be acknowledged. A failed
-// fsync cannot be repeated, because the kernel drops the pages that it could not write. Pebble would panic with locks
-// held, or retry forever while all callers wait. Therefore Pebble does not get the error: the failed call, and all
-// later calls that write, block. FS.Failed notifies the owner of the process, which transfers leadership and exits.
-// Synced data is there at the next start.
+// After a failed write the content of the disk is unknown, so nothing that depends on the write may be acknowledged. A
+// failed fsync cannot be repeated, because the kernel drops the pages that it could not write. If Pebble got the error,
+// it would panic with locks held, or retry forever while all callers wait. Therefore the failed call, and all later
+// calls that write, block instead of returning the error. FS.Failed notifies the owner of the process, which transfers
+// leadership and exits. At the next start, all data that was synced is still there.
 //
-// The package does not interpret files. It is only for data that must not be lost: for a backup or an image, a full
-// disk makes the operation fail, and the member continues.
+// The package does not interpret files. It is only for data that must not be lost. Backups and images do not use it: if
+// the disk is full, the operation fails and the member continues.
 package failstop
 
 import (
@@ -27,7 +27,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// FS is a file system that blocks all writes after the first failure in one of its watched directories.
+// FS is a file system that blocks all writes in the watched directories after the first failure in one of them.
+// Examples of failures are an I/O error and a full disk.
 type FS struct {
 	vfs.FS
 	ctx    context.Context
@@ -38,9 +39,9 @@ type FS struct {
 	err *Error
 }
 
-// New returns a file system that passes calls to below and watches the files in and below the directories roots. roots
-// are clean paths, in the form that callers use as prefix. Calls that block because of a failure return it when ctx
-// ends.
+// New returns a file system that passes calls to the file system below. It watches the files in and below the
+// directories roots, which are clean paths in the form that callers use as prefix. After a failure, calls that write
+// there block until ctx ends, and then return the failure.
 func New(ctx context.Context, below vfs.FS, roots ...string) *FS {
 	return &FS{FS: below, ctx: ctx, roots: roots, failed: make(chan struct{})}
 }
@@ -51,10 +52,10 @@ func (d *FS) watches(path string) bool {
 	})
 }
 
-// Failed returns a channel that is closed at the first failure. Err then returns the failure.
+// Failed returns a channel that is closed at the first failure. After that, Err returns the failure.
 func (d *FS) Failed() <-chan struct{} { return d.failed }
 
-// Err returns the first failure, an *Error; nil if there was none.
+// Err returns the first failure, as an *Error. It returns nil if there was none.
 func (d *FS) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,14 +65,14 @@ func (d *FS) Err() error {
 	return d.err
 }
 
-// Error is the failure that stopped a file system.
+// Error is the failure because of which a file system blocks writes.
 type Error struct {
-	// File is the file on which the call failed.
+	// File is the path of the file on which the call failed.
 	File string
 	Err  error
 }
 
-// Error returns the message of Err, with the name of the file.
+// Error returns the message of the underlying error, including the name of the file.
 func (e *Error) Error() string {
 	if path := (*fs.PathError)(nil); errors.As(e.Err, &path) {
 		return path.Error()
@@ -79,7 +80,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.File, e.Err)
 }
 
-// Unwrap returns Err, for errors.Is and errors.As.
+// Unwrap returns the underlying error, for errors.Is and errors.As.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Full reports whether the failure was a full disk or an exceeded quota.
@@ -104,8 +105,8 @@ func (d *FS) fail(file string, err error) {
 	}
 }
 
-// enter must be called before a write. After a failure it blocks until ctx ends and returns the failure; otherwise it
-// returns nil.
+// enter must be called before each write. If there was a failure, enter blocks until ctx ends and then returns the
+// failure. Otherwise it returns nil at once.
 func (d *FS) enter() error {
 	select {
 	case <-d.failed:
@@ -119,8 +120,9 @@ func (d *FS) enter() error {
 	}
 }
 
-// change calls do, which creates, renames or removes file. Only the errors in broken are failures, after which it
-// blocks; others, such as a missing file, are returned to the caller.
+// change calls the function do, which creates, renames or removes a file. If the file is in a watched directory and do
+// returns one of the errors in broken, that is a failure, and change blocks. Other errors, such as that the file does
+// not exist, are returned to the caller.
 func (d *FS) change(file string, do func() error) error {
 	if !d.watches(file) {
 		return do()
@@ -136,8 +138,8 @@ func (d *FS) change(file string, do func() error) error {
 	return d.enter()
 }
 
-// write calls do, which writes or syncs file. Every error except os.ErrClosed is a failure, after which it blocks,
-// because the content of the file is unknown then.
+// write calls the function do, which writes or syncs a file. Every error of do except os.ErrClosed is a failure,
+// because the content of the file is unknown after it; write then blocks.
 func (d *FS) write(file string, do func() error) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -150,8 +152,9 @@ func (d *FS) write(file string, do func() error) error {
 	return d.enter()
 }
 
-// read returns err, the error of a call that reads file. An error in broken counts as a failure, but the caller gets it
-// and is not blocked.
+// read is called with the error of a call that reads a file, and returns this error. If the error is in broken and the
+// file is in a watched directory, read registers it as a failure, so that writes block. The reading caller is not
+// blocked.
 func (d *FS) read(file string, err error) error {
 	if err != nil && isBroken(err) && d.watches(file) {
 		d.fail(file, err)
@@ -159,7 +162,7 @@ func (d *FS) read(file string, err error) error {
 	return err
 }
 
-// Unwrap implements vfs.FS: it returns the file system to which d passes calls.
+// Unwrap implements vfs.FS. It returns the underlying file system.
 func (d *FS) Unwrap() vfs.FS { return d.FS }
 
 func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err error) {
@@ -173,17 +176,17 @@ func (d *FS) open(name string, do func() (vfs.File, error)) (out vfs.File, err e
 	return out, err
 }
 
-// Create implements vfs.FS. In a watched directory it blocks after a failure.
+// Create implements vfs.FS. After a failure it blocks if name is in a watched directory.
 func (d *FS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.Create(name, c) })
 }
 
-// OpenReadWrite implements vfs.FS. In a watched directory it blocks after a failure.
+// OpenReadWrite implements vfs.FS. After a failure it blocks if name is in a watched directory.
 func (d *FS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
 	return d.open(name, func() (vfs.File, error) { return d.FS.OpenReadWrite(name, c, opts...) })
 }
 
-// ReuseForWrite implements vfs.FS. In a watched directory it blocks after a failure.
+// ReuseForWrite implements vfs.FS. After a failure it blocks if the file is in a watched directory.
 func (d *FS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.open(to, func() (vfs.File, error) { return d.FS.ReuseForWrite(from, to, c) })
 }
@@ -206,27 +209,27 @@ func (d *FS) OpenDir(name string) (vfs.File, error) {
 	return d.file(f, name), nil
 }
 
-// Link implements vfs.FS. In a watched directory it blocks after a failure.
+// Link implements vfs.FS. After a failure it blocks if the file is in a watched directory.
 func (d *FS) Link(from, to string) error {
 	return d.change(to, func() error { return d.FS.Link(from, to) })
 }
 
-// Rename implements vfs.FS. In a watched directory it blocks after a failure.
+// Rename implements vfs.FS. After a failure it blocks if the file is in a watched directory.
 func (d *FS) Rename(from, to string) error {
 	return d.change(to, func() error { return d.FS.Rename(from, to) })
 }
 
-// MkdirAll implements vfs.FS. In a watched directory it blocks after a failure.
+// MkdirAll implements vfs.FS. After a failure it blocks if dir is in a watched directory.
 func (d *FS) MkdirAll(dir string, perm os.FileMode) error {
 	return d.change(dir, func() error { return d.FS.MkdirAll(dir, perm) })
 }
 
-// Remove implements vfs.FS. In a watched directory it blocks after a failure.
+// Remove implements vfs.FS. After a failure it blocks if name is in a watched directory.
 func (d *FS) Remove(name string) error {
 	return d.change(name, func() error { return d.FS.Remove(name) })
 }
 
-// RemoveAll implements vfs.FS. In a watched directory it blocks after a failure.
+// RemoveAll implements vfs.FS. After a failure it blocks if name is in a watched directory.
 func (d *FS) RemoveAll(name string) error {
 	return d.change(name, func() error { return d.FS.RemoveAll(name) })
 }
@@ -238,7 +241,7 @@ func (d *FS) file(f vfs.File, name string) vfs.File {
 	return &file{f, d, name}
 }
 
-// file is an open file in or below one of the roots. Its writes and syncs block after a failure.
+// file is an open file in a watched directory. Its writes and syncs block after a failure.
 type file struct {
 	vfs.File
 	disk *FS

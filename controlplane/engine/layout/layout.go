@@ -1,19 +1,21 @@
-// Package layout holds the IDs of a member's raft groups and the names of the files in its data directory. The values
-// are part of the format on disk and on the wire: a changed value makes members unable to read their own data.
+// Package layout defines the IDs and names of a member's raft groups, and the names of the files in its data directory.
+// The values are part of the format on disk and on the wire. If a value changed, members could not read their existing
+// data.
 //
-// Every program and test that opens a data directory uses these constants. The package must not import others of the
-// module.
+// Every program and test that opens a data directory uses these constants. The package must not import other packages
+// of the module.
 package layout
 
-// The IDs of a member's raft groups.
+// The IDs of a member's raft groups. Every member has both groups.
 const (
 	// SystemGroup replicates the platform's records: users, VMs, hosts, images, credit, members.
 	SystemGroup uint64 = 1
-	// KVGroup replicates the keys of the key-value store.
+	// KVGroup replicates the etcd-compatible key-value store.
 	KVGroup uint64 = 2
 )
 
-// The names of the groups. A group's name is also the directory of its state, and its name in backups, logs and metrics.
+// The names of the groups. A group's state is stored in a directory of this name. The name is also used in backups,
+// logs and metrics.
 const (
 	SystemName = "system"
 	KVName     = "kv"
@@ -37,31 +39,35 @@ func Names() map[uint64]string {
 	return names
 }
 
-// Files and directories in the data directory. The state of each group is in a directory of the group's name.
+// The names of files and directories in the data directory. In addition, the state of each raft group is in a directory
+// with the group's name.
 const (
-	// LockFile is locked by the process that uses the data directory.
+	// LockFile is a file that the process using the data directory holds locked.
 	LockFile = "lock"
-	// ClusterFile holds the ID of the cluster that the data belongs to.
+	// ClusterFile contains the ID of the cluster that the data in the directory belongs to.
 	ClusterFile = "cluster"
-	// ClusterKeyFile holds the cluster key. A single member creates it; a joining member gets it with the join token.
+	// ClusterKeyFile contains the cluster key. In a cluster with a single member, the member generates it. A joining
+	// member gets it with the join token.
 	ClusterKeyFile = "cluster.key"
-	// NodeIDFile holds the member ID that the cluster assigned when the member joined without one.
+	// NodeIDFile contains the member ID that the cluster assigned to a member that joined without an ID of its own.
 	NodeIDFile = "node-id"
-	// AdminTokenFile holds an access token of the administrator.
+	// AdminTokenFile contains an access token of the cluster's administrator.
 	AdminTokenFile = "admin.token"
 
-	// RaftDir is the directory that package consensus writes to. Offline commands prepare its replacement in
-	// NewRaftDir. OldRaftDir is the replaced directory until it is removed.
+	// RaftDir is the directory in which package consensus stores the raft log. Commands that replace it while the
+	// member is stopped prepare the new content in NewRaftDir, and rename the old directory to OldRaftDir before they
+	// remove it.
 	RaftDir    = "raft"
 	NewRaftDir = "raft.new"
 	OldRaftDir = "raft.old"
-	// RaftLogDir is the directory of the raft log, as package consensus names it.
+	// RaftLogDir is the directory of the raft log. The name of the subdirectory is determined by package consensus.
 	RaftLogDir = RaftDir + "/log"
 
-	// ImagesDir holds the contents of images. ImportDir holds files that an administrator may import by default.
+	// ImagesDir contains the stored images. ImportDir is the default directory from which an administrator may import
+	// images.
 	ImagesDir = "images"
 	ImportDir = "import"
-	// BackupDir and RestoreDir hold checkpoints while a backup is written or restored.
+	// BackupDir and RestoreDir contain checkpoints temporarily, while a backup is written or restored.
 	BackupDir  = "backup.tmp"
 	RestoreDir = "restore.tmp"
 )

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// agent is one run of a host's agent process. For each VM it executes the actions that lead to the desired state, and
-// it reports the observed state to a member.
+// agent is one run of the agent process on a simulated host. It brings each VM to its desired state and reports the
+// observed state to a member.
 type agent struct {
 	host   *host
 	ctx    context.Context
@@ -27,7 +27,8 @@ type agent struct {
 	ended    bool
 }
 
-// driven is one VM that an agent manages. The VM's goroutine owns the fields that the agent's mu does not guard.
+// driven is the agent's state for one VM. Two fields are guarded by the agent's mutex; the others are used only by the
+// VM's goroutine, which executes the method drive.
 type driven struct {
 	host *host
 	id   cloud.VMID
@@ -45,7 +46,7 @@ func newAgent(h *host) *agent {
 	return a
 }
 
-// start starts the goroutines of the VMs on the host, and one that connects to a member.
+// start starts one goroutine per VM on the host, and one goroutine that keeps a connection to a member.
 func (a *agent) start() {
 	a.host.f.trace.Add("%s: an agent starts", a.host.name)
 	a.work.Go(func() {
@@ -59,7 +60,7 @@ func (a *agent) start() {
 	a.work.Go(a.useStored)
 }
 
-// stop ends the agent and waits for its goroutines.
+// stop ends the agent, and waits until all its goroutines have ended.
 func (a *agent) stop() {
 	a.mu.Lock()
 	a.ended = true
@@ -68,7 +69,7 @@ func (a *agent) stop() {
 	a.work.Wait()
 }
 
-// happened wakes the VM's goroutine because the VM's process has ended.
+// happened wakes the goroutine of a VM. The host calls it when the VM's process has ended.
 func (a *agent) happened(id cloud.VMID) {
 	a.host.f.behind.Go(func() { // in the background, because the caller has locked the host's mu
 		a.mu.Lock()
@@ -86,8 +87,8 @@ func (d *driven) ring() {
 	}
 }
 
-// get returns the VM's driven, and creates it with its goroutine if needed. It may return nil when the agent has ended.
-// The caller must have locked mu.
+// get returns the agent's state for a VM. If there is none, get creates it and starts the VM's goroutine. After the
+// agent has ended, nothing is created, and the result may be nil. The caller must hold a.mu.
 func (a *agent) get(id cloud.VMID) *driven {
 	d := a.vms[id]
 	if d == nil && !a.ended {
@@ -98,8 +99,8 @@ func (a *agent) get(id cloud.VMID) *driven {
 	return d
 }
 
-// useStored uses the assignment that is stored on the host's disk if no member has sent one within 30 seconds. It
-// ignores the parts that would destroy or orphan a VM.
+// useStored waits 30 seconds. If no member has sent an assignment by then, it applies the assignment that is stored on
+// the host's disk. It leaves out VMs that the stored assignment would destroy or orphan.
 func (a *agent) useStored() {
 	if sleep(a.ctx, 30*time.Second) != nil {
 		return
@@ -119,7 +120,7 @@ func (a *agent) useStored() {
 	a.assign(stored, nil)
 }
 
-// take stores a complete assignment on the host's disk and applies it.
+// take stores a member's complete assignment on the host's disk and applies it.
 func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	a.host.mu.Lock()
 	a.host.stored = maps.Clone(vms)
@@ -130,8 +131,9 @@ func (a *agent) take(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VM
 	a.assign(vms, released)
 }
 
-// assign sets the desired state of every VM to that in vms. The VMs in released are to be destroyed. The caller must
-// have locked mu.
+// assign sets the desired state of each VM from the map vms. VMs listed in released are to be destroyed. All other VMs
+// have no desired state afterwards, except those that were released before and are still being destroyed. The caller
+// must hold a.mu.
 func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.VMID) {
 	for id, want := range vms {
 		if d := a.get(id); d != nil {
@@ -154,8 +156,8 @@ func (a *agent) assign(vms map[cloud.VMID]*agentv1.AssignedVm, released []cloud.
 	}
 }
 
-// drive is the goroutine of a VM. It observes the VM, reports the observation and executes the next action, until the
-// VM is neither on the host nor assigned to it.
+// drive runs in the VM's goroutine. It repeatedly inspects the VM, reports the observation, and executes the next
+// action. It returns when the VM is neither on the host nor assigned to it, or when the agent ends.
 func (a *agent) drive(d *driven) {
 	for a.ctx.Err() == nil {
 		a.mu.Lock()
@@ -190,7 +192,8 @@ func (a *agent) drive(d *driven) {
 	}
 }
 
-// forget removes a VM that is not on the host from the agent. It returns false if the VM was assigned meanwhile.
+// forget removes the agent's state for a VM that is not on the host. If a member has assigned the VM in the meantime,
+// forget changes nothing and returns false.
 func (a *agent) forget(d *driven) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -202,14 +205,15 @@ func (a *agent) forget(d *driven) bool {
 	return true
 }
 
-// present returns the IDs of all VMs that are on the host or assigned to it.
+// present returns the IDs of all VMs that the agent manages: those on the host and those assigned to it.
 func (a *agent) present() []cloud.VMID {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Sorted(maps.Keys(a.vms))
 }
 
-// observation returns the report of a VM: its generation and counters, the state in the plan, and the process.
+// observation builds the report of a VM for the members: the generation, the action counters, the state in the plan,
+// and the process.
 func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) cloud.Observation {
 	o := cloud.Observation{VM: id, Generation: want.GetGeneration(), Observed: p.seen, Exit: p.exit, LastError: p.error}
 	if g == nil {
@@ -225,7 +229,7 @@ func observation(id cloud.VMID, want *agentv1.AssignedVm, g *guest, p plan) clou
 	return o
 }
 
-// levels has the newest observation of each VM. dirty marks those that were not sent yet.
+// levels holds the newest observation of each VM. The set dirty has the VMs whose newest observation was not sent yet.
 type levels struct {
 	mu     sync.Mutex
 	newest map[cloud.VMID]cloud.Observation
@@ -254,8 +258,8 @@ func (l *levels) forget(id cloud.VMID) {
 	delete(l.dirty, id)
 }
 
-// take returns the observations to send, and marks them as sent: those that were not sent yet, or all if everything is
-// set.
+// take returns observations to send, and marks them as sent. If everything is true, it returns the newest observation
+// of each VM. Otherwise it returns only those that were not sent yet.
 func (l *levels) take(everything bool) (out []cloud.Observation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// witness reads every commit of the members' records, completely and in order, from all running members. It checks the
+// witness watches the records in the members' stores, and reads every revision completely and in order. It checks the
 // invariants of the records, and compares the records with the actual state of the hosts.
 type witness struct {
 	f *fleet
@@ -33,8 +33,8 @@ type witness struct {
 	truth  truth
 }
 
-// truth has the actions that the hosts executed. Hosts call its methods with their locks held, so it must not call
-// hosts.
+// truth records the actions that the hosts executed. A host calls its methods while it holds the host's mutex, so these
+// methods must not call methods of a host: they would deadlock.
 type truth struct {
 	mu      sync.Mutex
 	runner  map[cloud.VMID]*host
@@ -51,8 +51,9 @@ func newAudit(f *fleet) *witness {
 	}
 }
 
-// launched records that a host starts a process of a VM, and checks that this is allowed. again is set if the process
-// is started to complete a reboot.
+// launched records that a host launches a process of a VM, and reports a violation if this is not allowed: another host
+// has run the VM, the VM was destroyed, or the same start is executed twice. A second process for one start is allowed
+// if again is true, which means that it completes a reboot.
 func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t := &a.truth
 	t.mu.Lock()
@@ -73,15 +74,15 @@ func (a *witness) launched(h *host, id cloud.VMID, start uint64, again bool) {
 	t.started[id][start] = true
 }
 
-// destroyed records that a host has destroyed a VM, which must not run again.
+// destroyed records that a host has destroyed a VM. If the VM is launched afterwards, that is a violation.
 func (a *witness) destroyed(_ *host, id cloud.VMID) {
 	a.truth.mu.Lock()
 	defer a.truth.mu.Unlock()
 	a.truth.removed[id] = true
 }
 
-// follow watches the records on a member's process until the process ends. The records on all running members are
-// watched; each revision is checked when the first member delivers it.
+// follow watches the records on one member until that member's process ends. follow runs for each running member. A
+// revision is checked when the first of the members delivers it.
 func (a *witness) follow(p *process) {
 	a.mu.Lock()
 	w := p.engine.Watch(watch.Options{Key: []byte{0}, End: []byte{0}, FromRevision: a.next, PrevKV: true})
@@ -112,7 +113,7 @@ func (a *witness) follow(p *process) {
 	})
 }
 
-// commit checks all events of one revision and the consistency of the records after it.
+// commit checks the events of one revision, and then the consistency of all records as of that revision.
 func (a *witness) commit(p *process, events []watch.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,7 +136,8 @@ func (a *witness) commit(p *process, events []watch.Event) {
 	}
 }
 
-// change applies the change of one record to the witness's copy and checks that it is allowed.
+// change applies one event to the witness's copy of the records. It returns an error if the change of the record is not
+// allowed.
 func (a *witness) change(e watch.Event) error {
 	key := string(e.KV.Key)
 	parts := strings.Split(key, "/")
@@ -208,8 +210,8 @@ func (a *witness) change(e watch.Event) error {
 // keyLabel is the label in which tenants store the idempotency key of the call that creates a VM.
 const keyLabel = "sim/key"
 
-// step checks a change of a VM's record: generation and counters never decrease, and the VM does not change its host.
-// before is nil for a new VM.
+// step checks a change of a VM's record from the value before to the value now. The generation and the counters must
+// not decrease, and the VM must not change its host. For a new VM, before is nil.
 func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	if before == nil {
 		if last, was := a.ever[now.ID]; was {
@@ -237,8 +239,8 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 		return fmt.Errorf("VM %s goes from %s to %s", now.ID, before.Node, now.Node)
 	}
 	if now.State == cloud.Stopped && before.State != cloud.Stopped {
-		// Each start launches a process only once. So if a process of this or an earlier start runs now, it ran when
-		// STOPPED was committed.
+		// Each start launches a process only once. So if a process of this or an earlier start runs now, it was already
+		// running when the state STOPPED was committed, which is a violation.
 		if h := a.f.hostOf(now.Node); h != nil {
 			if start, pid, ok := h.runs(now.ID); ok && start <= v.Starts {
 				return fmt.Errorf("VM %s is recorded STOPPED, but on %s runs pid %d of start %d", now.ID, h.name, pid, start)
@@ -248,7 +250,8 @@ func (a *witness) step(revision int64, before, now *cloud.VM) error {
 	return nil
 }
 
-// balance checks that VMs, names, image uses, placements and the nodes' allocations in the records fit together.
+// balance checks that the records are consistent with each other: VMs, names, image uses, placements, and the allocated
+// capacity of the nodes.
 func (a *witness) balance() error {
 	sums := map[cloud.NodeID]cloud.Capacity{}
 	uses := 0
@@ -293,8 +296,9 @@ func (a *witness) balance() error {
 	return nil
 }
 
-// unsettled describes one difference from a settled cloud, or returns "" if there is none: a VM in a transient state, a
-// record that differs from its host, a VM on a host without a record, or a placement that is not removed yet.
+// unsettled returns "" if the cloud is settled. Otherwise it describes one reason why not: a VM is in a transient
+// state, a record differs from the host's state, a host has a VM without a record, or the placement of a deleted VM is
+// not removed yet.
 func (a *witness) unsettled() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -327,7 +331,8 @@ func (a *witness) unsettled() string {
 	return ""
 }
 
-// leftovers describes something that remains of the VMs after all were deleted, or returns "" if nothing does.
+// leftovers is called after all VMs were deleted. It describes something that still remains of a VM, or returns "" if
+// nothing does.
 func (a *witness) leftovers() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -347,7 +352,8 @@ func (a *witness) leftovers() string {
 	return ""
 }
 
-// transient describes a VM that is in a transient state (one with a deadline), or returns "" if there is none.
+// transient describes one VM that has a deadline, which means that its state is transient. It returns "" if there is
+// none.
 func (a *witness) transient() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -359,7 +365,7 @@ func (a *witness) transient() string {
 	return ""
 }
 
-// overdue describes a VM whose deadline was before now, or returns "" if there is none.
+// overdue describes one VM whose deadline has passed at the time now. It returns "" if there is none.
 func (a *witness) overdue(now cloud.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -371,7 +377,7 @@ func (a *witness) overdue(now cloud.Time) string {
 	return ""
 }
 
-// final checks that hosts have destroyed no VM that still has a record.
+// final reports a violation if a host has destroyed a VM that still has a record.
 func (a *witness) final() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -384,7 +390,7 @@ func (a *witness) final() {
 	}
 }
 
-// decode decodes a record that package store encoded: a version byte, then CBOR.
+// decode decodes the value of a record that package store has encoded: a version byte, then CBOR.
 func decode[T any](b []byte) (*T, error) {
 	if len(b) == 0 {
 		return nil, errors.New("an empty record")

@@ -8,21 +8,22 @@ import (
 	"time"
 )
 
-// endpoint is the name of a network endpoint: "m1" to "m3" are the members, "h1" and following the hosts.
+// endpoint is the network name of a member ("m1" to "m3") or of a host ("h1", "h2" and so on).
 type endpoint string
 
-// Errors of the simulated network. If a call fails with errLost, the message may have arrived; with errNoRoute, it has
-// not.
+// Errors of the simulated network. After errLost it is unknown whether the message arrived. After errNoRoute it has
+// certainly not arrived.
 var (
 	errLost    = errors.New("the connection broke")
 	errNoRoute = errors.New("cannot be reached")
 )
 
-// retransmitTime is how long a message is retransmitted before the connection counts as broken, like TCP_USER_TIMEOUT.
+// retransmitTime is the time after which the connection counts as broken if a message could not be delivered, like
+// TCP_USER_TIMEOUT.
 const retransmitTime = 3 * time.Second
 
-// fabric is the network between members and hosts. It delays messages, and the connection between two endpoints can be
-// cut in either direction.
+// fabric simulates the network between members and hosts. It delays messages. Each of the two directions between two
+// endpoints can be cut separately.
 type fabric struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -34,7 +35,8 @@ func newFabric(rng *rand.Rand) *fabric {
 	return &fabric{rng: rng, cuts: map[[2]endpoint]bool{}, changed: make(chan struct{})}
 }
 
-// cut blocks messages from a to b until healNetwork is called.
+// cut blocks messages from endpoint a to endpoint b until healNetwork is called. The opposite direction is not
+// affected.
 func (n *fabric) cut(a, b endpoint) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -42,7 +44,7 @@ func (n *fabric) cut(a, b endpoint) {
 	n.announce()
 }
 
-// healNetwork ends all cuts, so that messages arrive again.
+// healNetwork ends all cuts of the network.
 func (n *fabric) healNetwork() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -55,14 +57,15 @@ func (n *fabric) announce() {
 	n.changed = make(chan struct{})
 }
 
-// open reports whether messages from a to b arrive, and returns a channel that is closed when that may have changed.
+// open reports whether messages from endpoint a to endpoint b arrive now. The returned channel is closed when any cut
+// begins or ends.
 func (n *fabric) open(a, b endpoint) (bool, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return !n.cuts[[2]endpoint{a, b}], n.changed
 }
 
-// delay returns a random network delay: usually 0.1 to 2.1 ms, once in 50 messages up to 200 ms.
+// delay returns a random network delay: usually 0.1 to 2.1 ms, and for one message in 50 up to 200 ms.
 func (n *fabric) delay() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -72,8 +75,8 @@ func (n *fabric) delay() time.Duration {
 	return time.Duration(100+n.rng.IntN(2000)) * time.Microsecond
 }
 
-// pass waits for the network delay of a message from a to b. If the direction is cut, it waits up to retransmitTime
-// longer and then returns errLost.
+// pass simulates the way of one message from endpoint a to endpoint b: it waits for the network delay. If this
+// direction is cut, it then waits up to retransmitTime for the end of the cut, and otherwise returns errLost.
 func (n *fabric) pass(ctx context.Context, a, b endpoint) error {
 	if err := sleep(ctx, n.delay()); err != nil {
 		return err
@@ -81,7 +84,8 @@ func (n *fabric) pass(ctx context.Context, a, b endpoint) error {
 	return n.until(ctx, a, b, retransmitTime)
 }
 
-// until waits until messages from a to b arrive. It returns errLost after the duration most.
+// until waits until the direction from endpoint a to endpoint b is not cut. It returns errLost if that takes longer
+// than the duration given as most.
 func (n *fabric) until(ctx context.Context, a, b endpoint, most time.Duration) error {
 	late := time.NewTimer(most)
 	defer late.Stop()
@@ -100,7 +104,7 @@ func (n *fabric) until(ctx context.Context, a, b endpoint, most time.Duration) e
 	}
 }
 
-// sleep waits for the duration d of virtual time. If ctx ends earlier, it returns the error of ctx.
+// sleep waits for the duration d of virtual time. If ctx ends before, it returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -23,7 +23,8 @@ func (f *fleet) injectFaults() {
 	}
 }
 
-// fault injects one random fault. Half of the time it also schedules the end of all network cuts.
+// fault injects one random fault. With a probability of one half it also schedules a time at which all network cuts
+// end.
 func (f *fleet) fault() {
 	s, o := f.slots[f.rng.IntN(len(f.slots))], f.slots[f.rng.IntN(len(f.slots))]
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
@@ -76,7 +77,7 @@ func (f *fleet) happen(what string, do func()) {
 	do()
 }
 
-// kill kills the member of a slot, and starts it again after the duration later.
+// kill kills a member's process. The member starts again when the duration given as later has passed.
 func (f *fleet) kill(s *memberSlot, later time.Duration) {
 	if s.current() == nil {
 		return
@@ -87,7 +88,7 @@ func (f *fleet) kill(s *memberSlot, later time.Duration) {
 	time.AfterFunc(later, func() { f.restartMember(s) })
 }
 
-// restartMember starts the member of a slot, unless it runs or the simulation ends.
+// restartMember starts a member's process. It does nothing if the process already runs or the simulation is ending.
 func (f *fleet) restartMember(s *memberSlot) {
 	defer s.take()()
 	if s.current() != nil || f.ended() {
@@ -113,8 +114,8 @@ func (f *fleet) isolate(who endpoint) {
 	}
 }
 
-// heal ends all faults: it ends the network cuts, starts all members and hosts, and tells tenants to begin no new
-// calls.
+// heal ends all faults. It ends the network cuts, starts all members and agents that are down, and makes tenants begin
+// no new calls.
 func (f *fleet) heal() {
 	f.trace.Add("peace")
 	f.mu.Lock()
@@ -129,7 +130,8 @@ func (f *fleet) heal() {
 	}
 }
 
-// rush returns a channel that is closed when all tenants must create a VM at the same time.
+// rush returns a channel that is closed when all tenants are to create a VM at the same moment, which is one of the
+// faults.
 func (f *fleet) rush() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,8 +145,8 @@ func (f *fleet) hurry() {
 	f.rushed = make(chan struct{})
 }
 
-// lose crashes a host while the tenants make calls. While the host is down, every VM must leave its transient state at
-// its deadline. After the host has restarted, the cloud must settle.
+// lose crashes a host while the tenants make calls. It checks that every VM leaves its transient state at its deadline
+// although the host is down, and that the cloud settles after the host has restarted.
 func (f *fleet) lose(ctx context.Context) {
 	h := f.hosts[f.rng.IntN(len(f.hosts))]
 	f.count("hosts lost for long")

@@ -1,37 +1,40 @@
-// Package live is ring (b) of the simulation: the services of three members (store, leader, identity, image, node, vm)
-// over consensus with its real Runner, two to four hosts with simulated agents, and three tenants, on the virtual time
-// of testing/synctest. The package must not import package nodeagent: its agents implement the agent protocol and the
-// VM's life cycle separately, so that both do not have the same bugs. See package sim for both rings.
+// Package live is ring (b), one of the two parts of the simulation; see package sim. It runs on the virtual time of
+// testing/synctest. It consists of three members with their services (store, leader, identity, image, node, vm) on top
+// of consensus with its real Runner, two to four hosts with simulated agents, and three tenants. The package must not
+// import package nodeagent. Its agents implement the agent protocol and the life cycle of VMs separately, so that a bug
+// of the real agent is not repeated here.
 //
 // # What is real and what is simulated
 //
 // Members are built as the program builds them, except for listeners and TLS. Agents call the handlers of port 7443
-// directly, with a certificate that a member has signed for them. Commands between members are carried by type mesh
-// instead of the program's transport. A simulated network delays and cuts all of this. The disk of a member is a memory
-// file system that simulates crashes; image files are real files. A QEMU process is a record with a process ID, which
-// can be launched, run, ignore the power button, power off, crash and be killed. The VM records of a host survive its
-// agent and the host's restart. Its processes survive the agent, but not a restart of the host.
+// directly, with a certificate that a member has signed for them. Type mesh carries commands between members, instead
+// of the program's transport. A simulated network delays these calls and messages, and can be cut. The disk of a member
+// is a file system in memory that simulates crashes; image files are real files. A QEMU process is a data structure
+// with a process ID. It can be launched, run, ignore the power button, power off, crash and be killed. What a host has
+// stored about its VMs survives restarts of the agent and of the host. Its QEMU processes survive restarts of the agent
+// only.
 //
 // # Faults
 //
-// Members are killed, one or all, and restarted. Members and hosts are isolated from the network. Agents and hosts
-// restart. Guests power off and crash. Reports of agents are repeated, up to a minute later. All tenants create VMs at
-// the same time. A host stays down until deadlines have passed. Tenants create, start, stop, reboot, reset, delete and
-// list VMs. They repeat each call, under one idempotency key, until they get a response.
+// One member or all members are killed and restarted. Members and hosts are isolated from the network. Agents and hosts
+// restart. Guests power off and crash. Reports of agents arrive a second time, up to a minute later. All tenants create
+// VMs at the same time. A host stays down until deadlines have passed. Meanwhile tenants create, start, stop, reboot,
+// reset, delete and list VMs. They repeat each call, under one idempotency key, until they get a response.
 //
 // # Checked guarantees
 //
-//   - After every commit, in the records: the allocation of a host is the sum of its placed VMs and of the VMs that it
-//     has to destroy and has not yet destroyed, and does not exceed its capacity. Every VM has one name, one placement,
-//     and one usage record per image. An idempotency key creates at most one VM. Generations and the counters of the
-//     desired state never decrease, and a changed desired state has a new generation. A VM recorded as STOPPED does not
-//     run.
-//   - On the hosts: a VM has at most one process, on one host. Each start is executed once. Running VMs do not exceed
-//     the host's capacity. No VM that has a record is destroyed.
-//   - For tenants: every member shows at once a created VM after its creation was acknowledged, and does not show a
-//     deleted VM after its deletion was acknowledged.
-//   - After the end of faults: no VM stays in a state beyond its deadline, the records agree with the hosts, every call
-//     succeeds at the first attempt, and after all VMs are deleted nothing is left of them on members and hosts.
+//   - In the records, after every commit: the allocated capacity of a host is the sum of two parts, the VMs placed on
+//     it and the VMs that it must destroy and has not destroyed yet. It does not exceed the host's capacity. Every VM
+//     has one name, one placement, and one usage record per image. An idempotency key creates at most one VM.
+//     Generations and the counters of the desired state never decrease, and a changed desired state has a new
+//     generation. A VM whose recorded state is STOPPED has no process.
+//   - On the hosts: a VM has at most one process, and all its processes are on one host. Each start is executed once.
+//     Running VMs do not exceed the host's capacity. No VM that has a record is destroyed.
+//   - For tenants: once any member has acknowledged the creation of a VM, every member lists the VM. Once any member
+//     has acknowledged the deletion of a VM, no member lists it.
+//   - After the end of the faults: no VM stays in a transient state beyond its deadline, the records agree with the
+//     hosts, and every call succeeds at the first attempt. After all VMs are deleted, nothing is left of them on
+//     members and hosts.
 package live
 
 import (
@@ -62,7 +65,7 @@ import (
 
 var memberIDs = []uint64{1, 2, 3}
 
-// fleet is the state of one run of ring (b): three members, hosts, tenants, and the faults that affect them.
+// fleet holds the state of one simulation run: three members, the hosts, the tenants, and the network.
 type fleet struct {
 	seed      uint64
 	rng       *rand.Rand
@@ -71,7 +74,7 @@ type fleet struct {
 	key       *clusterkey.Key
 	authority *mtls.Authority
 	token     string // an access token of the administrator
-	// imports is the directory from which images are imported.
+	// imports is the directory from which the members import image files.
 	imports  string
 	image    cloud.ImageID
 	lateness int    // the percentage of reports that arrive a second time, late
@@ -86,24 +89,24 @@ type fleet struct {
 
 	mu     sync.Mutex
 	counts map[string]int
-	// broken describes the first violation; "" for none.
+	// broken describes the first violation of a checked guarantee; "" if there was none.
 	broken string
 	rushed chan struct{} // closed when all tenants must create a VM
 	last   bool          // whether tenants must begin no new calls
 	over   bool          // whether no member or agent may start any more
-	// serial is the last number that the method number returned.
+	// serial is the number that the method number returned last.
 	serial uint64
 	byNode map[cloud.NodeID]*host
 }
 
-// Outcome has the counters and the trace of a run, whether it found a violation or not.
+// Outcome has the event counters and the trace of a run. Run fills it in also when it has found a violation.
 type Outcome struct {
 	Counts map[string]int
 	Trace  string
 }
 
-// Run runs the simulation with one seed, on virtual time. Its error is a *sim.Violation. The seed determines the faults
-// and their times, but not the scheduling of goroutines.
+// Run runs the simulation once, on virtual time. If a guarantee was violated, it returns a *sim.Violation. The seed
+// determines the faults and their times, but not how goroutines are scheduled.
 func Run(t *testing.T, seed uint64) (out Outcome, err error) {
 	dir := t.TempDir()
 	defer os.RemoveAll(dir) // a test may call Run many times
@@ -137,7 +140,8 @@ func (l logged) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// source returns a new random source, the one with number n of this run's seed.
+// source returns a new random source. It is determined by the seed of the run and by n, so each user of randomness has
+// its own n.
 func (f *fleet) source(n uint64) *rand.Rand { return rand.New(rand.NewPCG(f.seed, n)) }
 
 func (f *fleet) count(what string) {
@@ -146,7 +150,7 @@ func (f *fleet) count(what string) {
 	f.counts[what]++
 }
 
-// fail reports a violation, which Run returns. Only the first one counts.
+// fail records a violation, which Run returns at the end. Only the first violation is recorded.
 func (f *fleet) fail(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -162,7 +166,8 @@ func (f *fleet) failed() bool {
 	return f.broken != ""
 }
 
-// closing reports whether tenants must not begin new calls: the faults have ended, or there was a violation.
+// closing reports whether tenants must begin no new calls. That is so after the faults have ended, and after a
+// violation.
 func (f *fleet) closing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -197,7 +202,8 @@ func (f *fleet) hostOf(id cloud.NodeID) *host {
 	return f.byNode[id]
 }
 
-// run does the run: it starts the members, hosts and tenants, injects faults, ends them, and checks the result.
+// run executes one simulation: it starts the members, hosts and tenants, injects faults, ends the faults, and checks
+// the result.
 func (f *fleet) run(dir string) (err error) {
 	if f.authority, err = f.key.Authority(); err != nil {
 		return err
@@ -234,8 +240,8 @@ func (f *fleet) run(dir string) (err error) {
 	return nil
 }
 
-// within calls try every 250 ms of virtual time until try succeeds or the duration most has passed. It returns the last
-// error.
+// within calls the function try every 250 ms of virtual time until it succeeds or the duration given as most has
+// passed. It returns the error of the last call.
 func within(most time.Duration, try func() error) error {
 	for end := time.Now().Add(most); ; {
 		err := try()
@@ -312,8 +318,8 @@ func (f *fleet) createResources(ctx context.Context) error {
 	})
 }
 
-// rest waits until the cloud has settled, and checks the result. Then it makes the tenants delete all VMs, and checks
-// that nothing remains of them.
+// rest is called after the faults have ended. It waits until the cloud has settled, and checks the result. Then it
+// makes the tenants delete all VMs, and checks that nothing remains of them.
 func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last fault", f.audit.unsettled)
 	if f.rng.IntN(3) == 0 && !f.failed() {
@@ -330,11 +336,12 @@ func (f *fleet) rest(ctx context.Context) {
 	f.settle("the last VM was deleted", func() string { return cmp.Or(f.audit.unsettled(), f.audit.leftovers()) })
 }
 
-// settle waits until unsettled returns "". It reports a violation if that takes more than four minutes or a VM's
-// deadline has passed without effect. since names the preceding event, for the message.
+// settle waits until the function unsettled returns "". It reports a violation if that takes more than four minutes, or
+// if a VM stays in a transient state after its deadline. The string since names the event before settle, for the
+// message of the violation.
 func (f *fleet) settle(since string, unsettled func() string) {
 	const most = 4 * time.Minute
-	// lead is how long a new leader may take to act on deadlines that have passed.
+	// lead is the maximum time that a new leader may need before it acts on deadlines that have passed.
 	const lead = 30 * time.Second
 	began := time.Now()
 	for end := began.Add(most); !f.failed(); {
@@ -373,7 +380,7 @@ func (f *fleet) close() error {
 		errs = append(errs, s.kill(f.rng))
 	}
 	f.behind.Wait()
-	// Other goroutines of the members end at their own deadlines, within an hour.
+	// Other goroutines of the members end at their own timeouts, each within an hour of virtual time.
 	time.Sleep(time.Hour)
 	return errors.Join(errs...)
 }

@@ -21,12 +21,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// host is the state of one hypervisor host, which survives its agents. The witness compares the members' records with
-// the host's processes and disks.
+// host is the simulated state of one hypervisor host, which survives restarts of its agent. The witness compares the
+// host's processes and disks with the members' records.
 type host struct {
 	f    *fleet
 	name endpoint
-	// room is the host's total capacity for VMs.
+	// room is the host's total capacity for VMs: vCPUs, memory and storage.
 	room cloud.Capacity
 
 	token string // the join token, with which the host registers as a node
@@ -44,17 +44,18 @@ type host struct {
 	agent   *agent
 }
 
-// guest is the state of one VM on a host: the record on disk and, if the VM runs, its process.
+// guest is the state of one VM on a host: what is stored on disk, and the process if the VM runs.
 type guest struct {
 	record
 	refused bool // whether creating the disks fails
 	proc    *proc
-	// exit and exitError tell how the last process ended, as far as the host can find out.
+	// exit and exitError say how the VM's last process ended, as far as the host knows. If no agent was running at that
+	// time, the host may record a failure instead of a power-off.
 	exit      cloud.Exit
 	exitError string
 }
 
-// record is the data of a VM on the host's disk. It is written before the action that it describes.
+// record is what a host stores on disk about a VM. It is written before the action that it describes is executed.
 type record struct {
 	built        bool
 	startsDone   uint64
@@ -72,12 +73,12 @@ func (r *record) rebooting() bool { return r.rebootsBegun > r.rebootsDone }
 type proc struct {
 	pid   uint32
 	start uint64 // number of the start that launched it
-	// takes is the capacity that the process uses.
+	// takes is the part of the host's capacity that the process uses.
 	takes cloud.Capacity
 	since time.Time
 	up    bool // whether the guest's CPUs run
 	deaf  bool // whether the guest ignores the power button
-	// pressed is set if the power button was pressed.
+	// pressed is true if the power button was pressed, so that the guest will power off.
 	pressed bool
 }
 
@@ -89,14 +90,14 @@ func newHost(f *fleet, n int, rng *mathrand.Rand) (*host, error) {
 	}, err
 }
 
-// chance returns true with a probability of p percent, from the host's random source.
+// chance returns true with a probability of p percent. It uses the host's random source.
 func (h *host) chance(p int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rng.IntN(100) < p
 }
 
-// between returns a random duration, not shorter than least and shorter than most, from the host's random source.
+// between returns a random duration d from the host's random source, with least <= d < most.
 func (h *host) between(least, most time.Duration) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -107,7 +108,8 @@ func (h *host) drawn(least, most time.Duration) time.Duration {
 	return least + time.Duration(h.rng.Int64N(int64(most-least)))
 }
 
-// shows returns the context that a member's handler gets for a connection with this host's certificate.
+// shows returns a copy of ctx for a call of a member's method. In it, the caller's TLS certificate is that of this
+// host, as if the call had come over the network.
 func (h *host) shows(ctx context.Context) context.Context {
 	var state tls.ConnectionState
 	if h.leaf != nil {
@@ -123,7 +125,7 @@ func (h *host) present() []cloud.VMID {
 	return slices.Sorted(maps.Keys(h.guests))
 }
 
-// look returns a copy of a VM's state on the host, nil if the VM is not on the host.
+// look returns a copy of a VM's state on the host. It returns nil if the VM is not on the host.
 func (h *host) look(id cloud.VMID) *guest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -139,7 +141,7 @@ func (h *host) look(id cloud.VMID) *guest {
 	return &seen
 }
 
-// runs returns the number of the start and the process ID of a VM on the host. ok is false if the VM has no process
+// runs returns the start number and the process ID of a VM's process on the host. ok is false if the VM has no process
 // there.
 func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	if g := h.look(id); g != nil && g.proc != nil {
@@ -148,7 +150,7 @@ func (h *host) runs(id cloud.VMID) (start uint64, pid uint32, ok bool) {
 	return 0, 0, false
 }
 
-// build creates the disks of a VM. For one VM in forty, its disks cannot be created.
+// build creates the disks of a VM. For one VM in forty, at random, the disks can never be created.
 func (h *host) build(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -160,7 +162,7 @@ func (h *host) build(id cloud.VMID) {
 	g.built = !g.refused
 }
 
-// change calls f to change the VM's record on disk. It does nothing if the VM is not on the host.
+// change calls f to modify the VM's record on disk. It does nothing if the VM is not on the host.
 func (h *host) change(id cloud.VMID, f func(*record)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -169,8 +171,8 @@ func (h *host) change(id cloud.VMID, f func(*record)) {
 	}
 }
 
-// launch starts a process of a VM. One launch in thirty fails. again is set if the process is started to complete a
-// reboot.
+// launch starts a process of a VM. One launch in thirty fails, at random. again is true if the process completes a
+// reboot, and false if it is the first process of a requested start.
 func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	id := cloud.VMID(want.GetVmId())
 	h.mu.Lock()
@@ -202,7 +204,7 @@ func (h *host) launch(want *agentv1.AssignedVm, start uint64, again bool) {
 	}
 }
 
-// letRun starts the CPUs of a VM's process, so that the guest runs.
+// letRun starts the virtual CPUs of a VM that was launched, so that the guest runs.
 func (h *host) letRun(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -211,7 +213,8 @@ func (h *host) letRun(id cloud.VMID) {
 	}
 }
 
-// press presses the power button of a VM. Unless the guest ignores the button, it powers off after 0.3 to 9 seconds.
+// press presses the power button of a VM. The guest then powers off after 0.3 to 9 seconds, unless the simulation has
+// chosen it as one that ignores the button.
 func (h *host) press(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -224,7 +227,8 @@ func (h *host) press(id cloud.VMID) {
 	time.AfterFunc(h.drawn(300*time.Millisecond, 9*time.Second), func() { h.off(id, p) })
 }
 
-// off ends a process because its guest has powered off.
+// off ends the process p of a VM, because its guest has powered off. It does nothing if p is no longer the VM's
+// process.
 func (h *host) off(id cloud.VMID, p *proc) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -233,7 +237,7 @@ func (h *host) off(id cloud.VMID, p *proc) {
 	}
 }
 
-// cut kills the process of a VM.
+// cut kills the process of a VM without giving the guest time to shut down.
 func (h *host) cut(id cloud.VMID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -242,8 +246,8 @@ func (h *host) cut(id cloud.VMID) {
 	}
 }
 
-// ended removes a VM's process and records how it ended. If no agent runs, the host may record a failure although the
-// guest powered off. The caller must have locked mu.
+// ended removes a VM's process and records how the process ended. If no agent is running, the host may record a failure
+// although the guest powered off. The caller must hold h.mu.
 func (h *host) ended(id cloud.VMID, g *guest, exit cloud.Exit, exitError string) {
 	h.f.trace.Add("%s: pid %d of %s ends: %d %s", h.name, g.proc.pid, short(id), exit, exitError)
 	g.proc, g.exit, g.exitError = nil, exit, exitError
@@ -293,7 +297,7 @@ func (h *host) endRandomGuest() {
 	}
 }
 
-// boot starts the host's agent if none runs.
+// boot starts the host's agent. It does nothing if an agent already runs or the simulation is ending.
 func (h *host) boot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,7 +308,7 @@ func (h *host) boot() {
 	}
 }
 
-// stopAgent ends the host's agent. The processes of VMs continue.
+// stopAgent ends the host's agent. The processes of VMs continue to run.
 func (h *host) stopAgent() {
 	h.mu.Lock()
 	a := h.agent
@@ -329,5 +333,5 @@ func (h *host) crash() {
 	}
 }
 
-// short returns the last six characters of a VM ID, for the trace.
+// short returns the last six characters of a VM ID. The trace uses this short form.
 func short(id cloud.VMID) string { return fmt.Sprint(id)[max(len(id)-6, 0):] }

@@ -29,7 +29,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// memberSlot is one of the three members: its ID, its disk, and the process that currently runs.
+// memberSlot is one of the three members: its ID, its disk and its current process. It exists for the whole simulation,
+// while each start of the member creates a new process.
 type memberSlot struct {
 	f    *fleet
 	id   uint64
@@ -43,7 +44,8 @@ type memberSlot struct {
 	now  *process // the running process; nil while the member is down
 }
 
-// process is one run of a member's process. It has what the program creates at its start, except the listeners.
+// process is one run of a member's process. It contains what the real program creates at its start, except the
+// listeners.
 type process struct {
 	s      *memberSlot
 	ctx    context.Context
@@ -72,7 +74,7 @@ type process struct {
 	calls sync.WaitGroup // calls from other members, hosts and tenants; no new one is accepted when dead is set
 }
 
-// start starts a process on the member's disk, and the witness's watch of its records.
+// start starts a process on the member's disk. It also makes the witness watch the records of this process.
 func (s *memberSlot) start() error {
 	s.f.trace.Add("%s starts", s.name)
 	p := &process{s: s}
@@ -88,7 +90,7 @@ func (s *memberSlot) start() error {
 	return nil
 }
 
-// current returns the running process, nil if the member is down.
+// current returns the running process. It returns nil if the member is down.
 func (s *memberSlot) current() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +130,7 @@ func (p *process) build() (err error) {
 	return nil
 }
 
-// serve creates the services and starts the tasks that run on the leader only.
+// serve creates the services of the process. It also starts the background tasks that are active only on the leader.
 func (p *process) serve(log *slog.Logger) (err error) {
 	s, f := p.s, p.s.f
 	p.commands = leader.NewCommands(s.id, p.system, p.mesh)
@@ -179,8 +181,8 @@ func (p *process) RegisterService(_ *grpc.ServiceDesc, handlers any) {
 	}
 }
 
-// enter begins a call from outside the process. The returned context ends with the process. The caller must call leave
-// at the end of the call. If the process is dead already, leave is nil.
+// enter is called at the begin of a call from outside the process. The context inside is cancelled when the process
+// ends. The caller must call leave at the end of the call. If the process has already ended, leave is nil.
 func (p *process) enter(ctx context.Context) (inside context.Context, leave func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,13 +205,15 @@ func (p *process) gone() bool {
 	return p.dead
 }
 
-// take acquires the semaphore that a goroutine needs to start or end a process of the slot. release returns it.
+// take acquires the lock of the member, so that only one goroutine at a time starts or ends its process. The caller
+// must call release.
 func (s *memberSlot) take() (release func()) {
 	s.turn <- struct{}{}
 	return func() { <-s.turn }
 }
 
-// kill ends the process. If, at random, the power is lost, the disk then has only the synced data, otherwise all data.
+// kill ends the member's process. At random, it also simulates a power loss. After a power loss the member's disk
+// contains only the data that was synced; otherwise it contains all written data.
 func (s *memberSlot) kill(rng *rand.Rand) error {
 	defer s.take()()
 	p := s.current()
@@ -233,7 +237,8 @@ func (s *memberSlot) kill(rng *rand.Rand) error {
 	return err
 }
 
-// end closes everything in the same order as the run function of trivet-controlplane, but does not transfer leadership.
+// end closes the parts of the process in the same order as the run function of trivet-controlplane. Unlike that
+// function, it does not transfer leadership first.
 func (p *process) end() error {
 	p.mu.Lock()
 	p.dead = true

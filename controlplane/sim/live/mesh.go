@@ -15,14 +15,15 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// mesh connects a process with the other members. It implements consensus.Transport, leader.Caller and image.Peers.
+// mesh carries commands, consensus messages and image files from one process to the other members. It implements
+// consensus.Transport, leader.Caller and image.Peers.
 type mesh struct{ p *process }
 
 const (
-	// reachTime is how long a call waits for a connection to another member.
+	// reachTime is the maximum time that a call waits for a connection to another member.
 	reachTime = time.Second
-	// maxCall limits the duration of a command. The limit is needed because a command is not notified when its caller
-	// ends while the network is cut.
+	// maxCall is the maximum duration of a command on the called member. A caller that gives up while the network is
+	// cut cannot cancel the command, so without a limit the command could wait forever.
 	maxCall = time.Minute
 )
 
@@ -63,7 +64,7 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	if err != nil {
 		return err
 	}
-	// Neither process may end while the files are copied.
+	// Hold the sending process here, and the receiving one below, so that neither ends while the files are copied.
 	ctx, leave := m.p.enter(context.Background())
 	if leave == nil {
 		return errLost
@@ -92,7 +93,8 @@ func (m *mesh) sendSnapshot(e message.Envelope, dir string) error {
 	return p.runner.DeliverSnapshot(copied, into)
 }
 
-// Call implements leader.Caller: it executes a command on another member, after the network delay.
+// Call implements leader.Caller. It executes a command on another member after the network delay, and returns its
+// response.
 func (m *mesh) Call(ctx context.Context, member uint64, command string, body []byte, caller *cloud.Caller) ([]byte, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(member)
@@ -140,7 +142,8 @@ func (m *mesh) Call(ctx context.Context, member uint64, command string, body []b
 	return a.body, convertError(a.err)
 }
 
-// convertError converts an error of another process to the error that its caller gets over the network.
+// convertError converts an error that the called member returned to the error that the calling member gets over the
+// network.
 func convertError(err error) error {
 	f, ok := fault.From(err)
 	switch {
@@ -160,7 +163,8 @@ func (m *mesh) Open(_ context.Context, member uint64, command string, _ []byte, 
 	return fmt.Errorf("%s on member %d: streams are not simulated", command, member)
 }
 
-// ReadImage implements image.Peers: it returns the content of an image file on another member from offset on.
+// ReadImage implements image.Peers. It returns the content of an image file on another member, from the byte position
+// offset to the end.
 func (m *mesh) ReadImage(ctx context.Context, member uint64, sha256 string, offset uint64) (io.ReadCloser, error) {
 	f, from := m.p.s.f, m.p.s.name
 	to := f.slot(member)

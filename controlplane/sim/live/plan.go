@@ -8,26 +8,29 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// plan is the next action of a simulated agent for one VM, and the state that the agent reports.
+// plan says what a simulated agent will do next for one VM, and which state it reports for the VM.
 type plan struct {
 	seen  cloud.Observed
 	exit  cloud.Exit
 	error string
-	// act is the next action, nil for none. It is executed after a random time between least and most.
+	// act is the next action; nil if there is none. It is executed after a random delay between the durations least and
+	// most.
 	act         func()
 	least, most time.Duration
-	// wait is the time until the next check if there is no action. 0 means to wait for an event.
+	// wait is used if act is nil. It is the time until the VM is checked again; 0 means that the VM is checked again
+	// only when an event wakes its goroutine.
 	wait time.Duration
 }
 
-// The power button is pressed again after pressAgain. A reboot is forced hardAfter after its begin.
+// pressAgain is the time between two presses of the power button. hardAfter is the time from the begin of a reboot
+// until the agent forces it.
 const (
 	pressAgain = 10 * time.Second
 	hardAfter  = 30 * time.Second
 )
 
-// decide returns the plan for a VM. It implements the agent protocol independently of package nodeagent, so that both
-// do not have the same bugs.
+// decide returns the plan for a VM with the desired state want and the actual state g. It implements the agent protocol
+// without the code of package nodeagent, so that a bug there is not repeated here.
 func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 	switch want.GetPower() {
 	case agentv1.Power_POWER_ON:
@@ -47,13 +50,13 @@ func (d *driven) decide(want *agentv1.AssignedVm, g *guest) plan {
 	return reportOnly(g)
 }
 
-// step returns p with the action act.
+// step returns a copy of p whose next action is act, after a random delay between least and most.
 func step(p plan, act func(), least, most time.Duration) plan {
 	p.act, p.least, p.most = act, least, most
 	return p
 }
 
-// reportOnly returns a plan without an action, with the state of g to report.
+// reportOnly returns a plan that reports the state of g and has no action.
 func reportOnly(g *guest) plan {
 	switch {
 	case g == nil:
@@ -72,7 +75,8 @@ func reportOnly(g *guest) plan {
 	return plan{seen: cloud.ObservedBuilt}
 }
 
-// building returns the plan to create a VM's disks. The result is false if no disks must be created.
+// building returns the plan to create a VM's disks, and true. If the disks exist already, or a process runs, it returns
+// false and no plan.
 func (d *driven) building(g *guest) (plan, bool) {
 	switch {
 	case g != nil && (g.built || g.proc != nil):
@@ -109,7 +113,8 @@ func (d *driven) on(want *agentv1.AssignedVm, g *guest) plan {
 	return d.running(want, g)
 }
 
-// running returns the plan for a guest that runs as desired: to execute a pending reset or reboot.
+// running returns the plan for a VM that is to run and does run. The plan executes a pending reset or reboot, if there
+// is one.
 func (d *driven) running(want *agentv1.AssignedVm, g *guest) plan {
 	p := plan{seen: cloud.ObservedRunning}
 	quick := func(act func()) plan { return step(p, act, time.Millisecond, 100*time.Millisecond) }
@@ -149,8 +154,8 @@ func (d *driven) off(want *agentv1.AssignedVm, g *guest) plan {
 	return d.press(p, left)
 }
 
-// press returns p with a press of the power button. If the last press is less than pressAgain ago, it returns p with
-// the time until the next press, at most left, instead.
+// press returns a copy of p in which the next action is to press the power button. If the last press was less than
+// pressAgain ago, the copy has no action; it waits until the next press is due, at most for the duration left.
 func (d *driven) press(p plan, left time.Duration) plan {
 	if since := time.Since(d.pressedAt); !d.pressedAt.IsZero() && since < pressAgain {
 		p.wait = min(left, pressAgain-since)
@@ -160,7 +165,8 @@ func (d *driven) press(p plan, left time.Duration) plan {
 	return step(p, func() { d.host.press(d.id) }, time.Millisecond, 50*time.Millisecond)
 }
 
-// begin executes a requested start. It records the start before it launches the process.
+// begin executes a start that a member requested. It records the start on disk before it launches the process, so that
+// no start is executed twice.
 func (d *driven) begin(want *agentv1.AssignedVm) {
 	d.host.change(d.id, func(r *record) { r.startsDone, r.live = want.GetStarts(), true })
 	d.host.launch(want, want.GetStarts(), false)
@@ -173,7 +179,7 @@ func (d *driven) relaunch(want *agentv1.AssignedVm) {
 	d.host.launch(want, start, true)
 }
 
-// recordExit stores in the VM's record how its process ended.
+// recordExit stores in the VM's record on disk how the VM's process ended.
 func (d *driven) recordExit(g *guest) {
 	d.host.change(d.id, func(r *record) { r.live, r.end, r.exitError = false, g.exit, g.exitError })
 }

@@ -26,15 +26,15 @@ var (
 	errOver      = errors.New("the member ended it")
 )
 
-// Intervals of an agent's messages, and its timeout for a response.
+// The interval between heartbeats, the interval between complete reports, and the timeout of a call to a member.
 const (
 	heartbeatEvery = 5 * time.Second
 	reportAllEvery = 30 * time.Second
 	answerWithin   = 5 * time.Second
 )
 
-// keepSession connects the agent to one member after another until the agent ends. The next member is the leader if the
-// previous member named one, otherwise the next in order.
+// keepSession keeps the agent connected to a member until the agent ends. After a session has ended, it connects to the
+// leader if the last member named one, otherwise to the next member in order.
 func (a *agent) keepSession() {
 	slots := a.host.f.slots
 	for n := 0; a.ctx.Err() == nil; n++ {
@@ -57,8 +57,8 @@ func (a *agent) keepSession() {
 	}
 }
 
-// session connects the agent to a member and exchanges messages until one of the streams fails. A host without a
-// certificate joins first.
+// session connects the agent to a member and exchanges messages until one of the streams fails. If the host has no
+// certificate yet, session only calls join.
 func (a *agent) session(to *memberSlot) error {
 	h := a.host
 	if err := h.f.net.pass(a.ctx, h.name, to.name); err != nil {
@@ -93,8 +93,9 @@ func (a *agent) session(to *memberSlot) error {
 	return group.Wait()
 }
 
-// handled calls handler, a call of a member's method for this host, and returns its error after a network delay. It
-// returns errOver instead of nil.
+// handled executes a call of this host on a member's process, by calling handler, and returns the error of the call
+// after a network delay. If the call succeeds, it returns errOver, so that a stream that the member ended also ends the
+// session.
 func (a *agent) handled(ctx context.Context, p *process, handler func(context.Context) error) error {
 	inside, leave := p.enter(a.host.shows(ctx))
 	if leave == nil {
@@ -114,8 +115,8 @@ func (a *agent) handled(ctx context.Context, p *process, handler func(context.Co
 	return err
 }
 
-// join registers the host as a node with its join token, and stores the certificate. It always returns an error, so
-// that a new session begins.
+// join registers the host as a node with its join token, and stores the certificate from the response. It always
+// returns an error, so that the caller begins a new session, which uses the certificate.
 func (a *agent) join(p *process) error {
 	h := a.host
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, h.key)
@@ -141,8 +142,8 @@ func (a *agent) join(p *process) error {
 	return errors.New("it has joined")
 }
 
-// watch receives the member's messages and assembles the assignment from them. It calls accepted after the first
-// message of an accepted term.
+// watch receives the messages of a member's Watch stream and assembles the assignment from them. When the host has
+// accepted the term of the first message, watch calls accepted, once.
 func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *agentv1.WatchResponse, accepted func()) error {
 	var vms map[cloud.VMID]*agentv1.AssignedVm
 	var released []cloud.VMID
@@ -182,8 +183,8 @@ func (a *agent) watch(ctx context.Context, from *memberSlot, responses <-chan *a
 	}
 }
 
-// acceptsTerm reports whether the host accepts a message of a leader's term, and stores the term. It refuses terms
-// lower than one it has accepted.
+// acceptsTerm reports whether the host accepts a message with the given leader term. It stores the highest accepted
+// term, and refuses messages with a lower one.
 func (h *host) acceptsTerm(term uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -194,7 +195,8 @@ func (h *host) acceptsTerm(term uint64) bool {
 	return true
 }
 
-// report sends changed observations to the member. It sends all observations at first and every reportAllEvery.
+// report sends observations to the member: all of them at first and then every reportAllEvery, and in between those
+// that have changed.
 func (a *agent) report(ctx context.Context, p *process) error {
 	h := a.host
 	group, ctx := errgroup.WithContext(ctx)
@@ -236,8 +238,8 @@ func (a *agent) report(ctx context.Context, p *process) error {
 	return group.Wait()
 }
 
-// delayReports makes some reports arrive at the member a second time, up to a minute later, as if an older connection
-// had buffered them.
+// delayReports makes some reports arrive at the member a second time, up to a minute later. This simulates reports that
+// an older connection had buffered.
 func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 	if !a.host.chance(a.host.f.late()) || len(say.GetVms()) == 0 {
 		return
@@ -259,7 +261,7 @@ func (a *agent) delayReports(p *process, say *agentv1.ReportRequest) {
 	})
 }
 
-// sendHeartbeats sends a heartbeat to the member every heartbeatEvery until one fails.
+// sendHeartbeats sends a heartbeat to the member at the interval heartbeatEvery. It returns when one fails.
 func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	h := a.host
 	every := time.NewTicker(heartbeatEvery)
@@ -289,7 +291,8 @@ func (a *agent) sendHeartbeats(ctx context.Context, p *process) error {
 	}
 }
 
-// watchStream is the server side of a Watch stream. It queues the messages that the member sends in a buffered channel.
+// watchStream is the stream that the member's Watch handler sends to. It passes the messages to the agent through a
+// buffered channel.
 type watchStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -309,7 +312,8 @@ func (s *watchStream) Send(m *agentv1.WatchResponse) error {
 	}
 }
 
-// reportStream is the server side of a Report stream. The member receives the reports in the channel in.
+// reportStream is the stream that the member's Report handler receives from. The agent sends its reports to the channel
+// in.
 type reportStream struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// tenantClient is one tenant with its own VMs. It repeats each call, under one idempotency key, until it gets a
-// response.
+// tenantClient simulates one tenant with its own VMs. It repeats each call, under one idempotency key, until it gets a
+// final response.
 type tenantClient struct {
 	f    *fleet
 	name string
@@ -25,23 +25,23 @@ type tenantClient struct {
 	// asks is the number of calls made; it is part of the idempotency keys.
 	asks int
 
-	// have lists the VMs whose creation was acknowledged and whose deletion was not.
+	// have lists the VMs whose creation a member has acknowledged and whose deletion no member has acknowledged.
 	have []owned
-	// gone lists the VMs whose deletion was acknowledged.
+	// gone lists the VMs whose deletion a member has acknowledged.
 	gone []cloud.VMID
 }
 
-// owned is a VM whose creation was acknowledged.
+// owned is a VM whose creation a member has acknowledged to the tenant.
 type owned struct {
 	id   cloud.VMID
 	name string
-	// leaving is set if a call to delete the VM got no response.
+	// leaving is true if the tenant called Delete for the VM and got no final response, so the VM may or may not exist.
 	leaving bool
 }
 
 const mostVMs = 5
 
-// life makes random calls until fleet.closing returns true.
+// life makes random calls for the tenant until fleet.closing returns true.
 func (t *tenantClient) life(ctx context.Context) {
 	for ctx.Err() == nil && !t.f.closing() {
 		t.once(ctx)
@@ -95,8 +95,8 @@ func (t *tenantClient) once(ctx context.Context) {
 	}
 }
 
-// ask makes a call under one idempotency key, on random members, until there is a final response, at most 30 times. ok
-// is false if there was none.
+// ask makes a call up to 30 times, on random members and under one idempotency key, until a final response arrives. ok
+// is false if none arrived.
 func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx context.Context, p *process, body [32]byte) error) (err error, ok bool) {
 	t.asks++
 	key := fmt.Sprintf("%s-%d", t.name, t.asks)
@@ -121,8 +121,8 @@ func (t *tenantClient) ask(ctx context.Context, what string, call func(ctx conte
 	return err, false
 }
 
-// final reports whether err is a final response, which is not retried: nil means that everything was done, an error
-// that nothing was done.
+// final reports whether err is a final response, after which the tenant does not retry. A nil err means that the call
+// was executed completely; another final error means that the call changed nothing.
 func final(err error) bool {
 	if err == nil {
 		return true
@@ -229,13 +229,13 @@ func (t *tenantClient) delete(ctx context.Context, at int, force bool) {
 	}
 }
 
-// look checks the list of VMs on a random member. It ignores errors of the call.
+// look lists the VMs on a random member and checks the list. It ignores errors of the call.
 func (t *tenantClient) look(ctx context.Context) {
 	_, _ = t.check(ctx, t.f.slots[t.rng.IntN(len(t.f.slots))])
 }
 
-// check lists all VMs on a member. The list must have all VMs whose creation, and none whose deletion, any member has
-// acknowledged to this tenant.
+// check lists all VMs on a member and checks the list. A VM must be in the list if any member has acknowledged its
+// creation to this tenant, and must not be in it if any member has acknowledged its deletion.
 func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.VM, err error) {
 	err = t.callAt(ctx, s, "", func(ctx context.Context, p *process) error {
 		for token := ""; ; {
@@ -270,8 +270,8 @@ func (t *tenantClient) check(ctx context.Context, s *memberSlot) (all []*cloud.V
 	return all, nil
 }
 
-// deleteAll deletes, after the end of faults, all VMs of the tenant, including those whose creation was not
-// acknowledged. Every call must succeed at the first attempt, and every member must list the VMs correctly.
+// deleteAll deletes all VMs of the tenant after the faults have ended, also those whose creation was never
+// acknowledged. Every call must succeed at the first attempt. Before that, every member must list the VMs correctly.
 func (t *tenantClient) deleteAll(ctx context.Context) {
 	var all []*cloud.VM
 	var err error
@@ -295,7 +295,8 @@ func (t *tenantClient) deleteAll(ctx context.Context) {
 	}
 }
 
-// final checks that the records have all VMs whose creation, and none whose deletion, was acknowledged to this tenant.
+// final checks the witness's copy of the records. Every VM whose creation was acknowledged to this tenant must have a
+// record, and no VM whose deletion was acknowledged may have one.
 func (t *tenantClient) final() {
 	a := t.f.audit
 	a.mu.Lock()

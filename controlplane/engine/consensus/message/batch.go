@@ -9,25 +9,25 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// The data of a raft entry is a version byte, an ID of 16 bytes and a body. The version determines the format of the
-// body.
+// The data of a raft entry is a version byte, an ID of 16 bytes and a body. The version byte says which format the body
+// has.
 const (
 	singleVersion     = 1 // the body is one proposal
 	batchVersion      = 2 // the body is, for each proposal, its length (uvarint) and its bytes
 	compressedVersion = 3 // the body of batchVersion, compressed as an S2 block
 
-	// EntryHeaderBytes is the size of the version byte and the ID.
+	// EntryHeaderBytes is the size in bytes of what precedes the body: the version byte and the ID.
 	EntryHeaderBytes = 1 + 16
 )
 
 const (
-	// MaxBatchBytes limits the data of a batch with more than one proposal, before compression.
+	// MaxBatchBytes is the maximum size in bytes of a batch with more than one proposal, before compression.
 	MaxBatchBytes = 64 << 10
-	// compressBytes is the smallest size of a body that CloseBatch tries to compress.
+	// compressBytes is the minimum size in bytes of a body for which CloseBatch tries compression.
 	compressBytes = 512
 )
 
-// NewEntry returns the data of an entry with one proposal, whose ID is id.
+// NewEntry returns the data of a raft entry that contains one proposal with the given ID.
 func NewEntry(id [16]byte, proposal []byte) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+len(proposal))
 	data[0] = singleVersion
@@ -35,7 +35,7 @@ func NewEntry(id [16]byte, proposal []byte) []byte {
 	return append(data, proposal...)
 }
 
-// NewBatch returns the data of a batch that has the given ID and no proposals. The data has capacity for a first
+// NewBatch returns the data of a batch with the given ID and without proposals. Its capacity suffices for a first
 // proposal of room bytes.
 func NewBatch(id [16]byte, room int) []byte {
 	data := make([]byte, EntryHeaderBytes, EntryHeaderBytes+binary.MaxVarintLen32+room)
@@ -44,15 +44,15 @@ func NewBatch(id [16]byte, room int) []byte {
 	return data
 }
 
-// AppendToBatch appends a proposal to data, a batch that CloseBatch has not compressed yet, and returns the longer
-// data.
+// AppendToBatch appends a proposal to data and returns the extended slice. data is a batch for which CloseBatch was not
+// called yet.
 func AppendToBatch(data, proposal []byte) []byte {
 	data = binary.AppendUvarint(data, uint64(len(proposal)))
 	return append(data, proposal...)
 }
 
-// CloseBatch returns the data of a batch to which nothing will be added: compressed if that saves at least an eighth,
-// otherwise unchanged.
+// CloseBatch returns the final data of a batch. The data is compressed if that saves at least an eighth of its size,
+// otherwise unchanged. No proposal may be appended afterwards.
 func CloseBatch(data []byte) []byte {
 	body := data[EntryHeaderBytes:]
 	if len(body) < compressBytes {
@@ -113,7 +113,8 @@ func DecodeEntry(data []byte, limit int, f func(proposal []byte)) error {
 	return nil
 }
 
-// EntryID returns the ID in the entry's header: that of its proposal or batch. The result aliases the entry.
+// EntryID returns the ID in the header of an entry, which is the ID of its only proposal or of its batch. The result
+// points into the entry's data.
 func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	if len(ent.Data) < EntryHeaderBytes {
 		return nil, fmt.Errorf("entry %d: %w: %d bytes", ent.GetIndex(), ErrMalformed, len(ent.Data))
@@ -121,7 +122,7 @@ func EntryID(ent *raftpb.Entry) (*[16]byte, error) {
 	return (*[16]byte)(ent.Data[1:EntryHeaderBytes]), nil
 }
 
-// SingleID returns the ID of an entry's only proposal. If the entry is a batch, single is false.
+// SingleID returns the ID of the proposal if the entry contains a single one. For a batch, single is false.
 func SingleID(data []byte) (id [16]byte, single bool) {
 	if data[0] != singleVersion {
 		return id, false
@@ -130,8 +131,8 @@ func SingleID(data []byte) (id [16]byte, single bool) {
 	return id, true
 }
 
-// checkEntry returns an error for the data of a forwarded entry that is malformed or has a proposal of more than limit
-// bytes.
+// checkEntry checks the data of an entry that another member has forwarded. It returns an error if the data is
+// malformed or contains a proposal of more than limit bytes.
 func checkEntry(data []byte, limit int) error {
 	longest, most := 0, max(binary.MaxVarintLen32+limit, MaxBatchBytes)
 	if err := DecodeEntry(data, most, func(b []byte) { longest = max(longest, len(b)) }); err != nil {

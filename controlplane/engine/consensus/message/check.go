@@ -7,16 +7,16 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// peerTypes lists the raft messages that an envelope of KindRaft may contain. The others are local to a host, are
-// proposals, which are sent with KindForward, or are heartbeats, which are sent with KindHeartbeats.
+// peerTypes lists the types of raft messages that an envelope of KindRaft may contain. Of the other types, some are
+// only for use within a host; proposals are sent with KindForward, and heartbeats with KindHeartbeats.
 var peerTypes = map[raftpb.MessageType]bool{
 	raftpb.MsgApp: true, raftpb.MsgAppResp: true, raftpb.MsgVote: true, raftpb.MsgVoteResp: true, raftpb.MsgSnap: true,
 	raftpb.MsgTimeoutNow: true, raftpb.MsgReadIndex: true, raftpb.MsgReadIndexResp: true, raftpb.MsgPreVote: true, raftpb.MsgPreVoteResp: true,
 }
 
-// Check returns an error if e violates what raft assumes without checking; raft could panic on such a message. A
-// proposal of more than proposalBytes is an error, too. To check one heartbeat of an envelope of KindHeartbeats, set
-// e.Raft to the converted heartbeat.
+// Check returns an error if the content of e violates something that raft assumes without checking, because such a
+// message could make raft panic. It also returns an error for a forwarded proposal of more than proposalBytes bytes. To
+// check one heartbeat of an envelope of KindHeartbeats, set e.Raft to that heartbeat, converted by Heartbeat.Message.
 func (e *Envelope) Check(proposalBytes int) error {
 	switch e.Kind {
 	case KindForward:
@@ -62,8 +62,8 @@ func (e *Envelope) Check(proposalBytes int) error {
 	return nil
 }
 
-// checkForward returns an error for an envelope of KindForward with missing fields or with an entry that checkEntry
-// refuses.
+// checkForward checks an envelope of KindForward. It returns an error if a required field is missing, or if checkEntry
+// returns an error for one of the entries.
 func (e *Envelope) checkForward(limit int) error {
 	if e.Term == 0 || e.Life == 0 || e.Number == 0 || len(e.Payloads) == 0 {
 		return fmt.Errorf("%d forwarded proposals of term %d, life %d, number %d", len(e.Payloads), e.Term, e.Life, e.Number)

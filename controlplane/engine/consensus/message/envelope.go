@@ -26,7 +26,7 @@ const (
 	KindHeartbeats    Kind = 7 // heartbeats, and responses to heartbeats, of many groups
 )
 
-// Refusal is the reason for which forwarded proposals were not appended.
+// Refusal says why a leader has not appended the proposals that were forwarded to it.
 type Refusal uint8
 
 // Values of Envelope.Refusal. The numbers are part of the wire format.
@@ -35,25 +35,26 @@ const (
 	RefusedOverloaded Refusal = 2 // too many proposals are not committed yet
 )
 
-// Envelope is the unit of communication between two hosts. The transport must have authenticated the sender as member
-// From.
+// Envelope is what one host sends to another. The transport must have verified that the sender is the member From.
 type Envelope struct {
 	From, To uint64
-	// FromDirID is the data-directory ID of the sender. ToDirID is the data-directory ID of the receiver: in a response
-	// that of the requester, otherwise the one that the sender has recorded for the receiver, 0 if none.
+	// FromDirID is the data-directory ID of the sender. ToDirID is the data-directory ID of the receiver, as the sender
+	// knows it, or 0 if the sender knows none. A response about data-directory IDs has the ToDirID that the request
+	// named as FromDirID.
 	FromDirID, ToDirID uint64
 	Kind               Kind
 
-	// Group is set in all kinds but KindDirIDRequest, KindDirIDResponse and KindHeartbeats.
+	// Group is the ID of the raft group. It is not set if Kind is KindDirIDRequest, KindDirIDResponse or
+	// KindHeartbeats.
 	Group uint64
 
-	// Raft is set in KindRaft. The message and its entries are shared with raft and must not be changed.
+	// Raft is set if Kind is KindRaft. raft uses the same message and entries, so they must not be modified.
 	Raft *raftpb.Message
 
-	// Term, Life and Number are set in KindForward and KindRefuse. Term is the only term in which the receiver may
-	// append. Life is a random number that the requester generated when it started. Number is the sequence number of
-	// the request in that life. Payloads, in KindForward only, are the data of entries, shared like Raft. Refusal is
-	// set in KindRefuse only.
+	// Term, Life and Number are set if Kind is KindForward or KindRefuse. Term is the only term in which the receiver
+	// may append the proposals. Life is a random number that identifies the run of the requester's process. Number is
+	// the sequence number of the request in that run. Payloads is set if Kind is KindForward: the data of entries,
+	// which must not be modified. Refusal is set if Kind is KindRefuse.
 	Term, Life, Number uint64
 	Payloads           [][]byte
 	Refusal            Refusal
@@ -61,19 +62,22 @@ type Envelope struct {
 	// Heartbeats is set only if Kind is KindHeartbeats.
 	Heartbeats []Heartbeat
 
-	// Claim, in KindDirIDRequest and KindDirIDResponse, requests that the receiver record the sender's directory if it
-	// has recorded none. Known, in KindDirIDResponse, is the recorded directory, 0 if none.
+	// Claim and Known are used if Kind is KindDirIDRequest or KindDirIDResponse. In a request, Claim is true if the
+	// receiver is to record the sender's directory unless it has recorded one already; a response repeats the Claim of
+	// the request. Known, in a response only, is the recorded directory ID; 0 if none is recorded.
 	Claim bool
 	Known uint64
 }
 
 const (
 	envelopeVersion = 1
-	// MaxBytes limits the size of an encoded envelope. The largest proposal that consensus.Limits allows fits.
+	// MaxBytes is the maximum size of an encoded envelope in bytes. It suffices for the largest proposal that
+	// consensus.Limits allows.
 	MaxBytes = 32 << 20
 )
 
-// AppendTo appends the encoding of e to buf: version, kind, From, To, FromDirID, ToDirID, then the fields of the kind.
+// AppendTo appends the encoding of e to buf: the version, Kind, From, To, FromDirID and ToDirID, and then the fields
+// that belong to Kind.
 func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 	start := len(buf)
 	buf = append(buf, envelopeVersion, byte(e.Kind))
@@ -124,7 +128,7 @@ func (e *Envelope) AppendTo(buf []byte) ([]byte, error) {
 	return buf, nil
 }
 
-// Parse decodes b, which must be exactly one encoded envelope. The result does not alias b.
+// Parse decodes an envelope from b. b must contain exactly one. The result does not refer to b.
 func Parse(b []byte) (Envelope, error) {
 	if len(b) > MaxBytes {
 		return Envelope{}, fmt.Errorf("decode an envelope: %d bytes are more than %d", len(b), MaxBytes)

@@ -8,7 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Heartbeat is raft's MsgHeartbeat of one group, or MsgHeartbeatResp if Answer is set.
+// Heartbeat is the content of a raft message MsgHeartbeat of one group. If Answer is set, it is that of a
+// MsgHeartbeatResp.
 type Heartbeat struct {
 	Group  uint64
 	Answer bool
@@ -17,7 +18,7 @@ type Heartbeat struct {
 	Reads  uint64 // raft's context: the number of the last ReadIndex request that a response confirms; 0: none
 }
 
-// IsHeartbeat reports whether the raft message m is a heartbeat or a response to one, which KindHeartbeats sends.
+// IsHeartbeat reports whether m is a MsgHeartbeat or a MsgHeartbeatResp. These are sent in envelopes of KindHeartbeats.
 func IsHeartbeat(m *raftpb.Message) bool {
 	return m.GetType() == raftpb.MsgHeartbeat || m.GetType() == raftpb.MsgHeartbeatResp
 }
@@ -31,7 +32,7 @@ func HeartbeatOf(group uint64, m *raftpb.Message) Heartbeat {
 	return b
 }
 
-// Message converts b to the raft message. Sender and receiver are those of the envelope.
+// Message converts b back to a raft message. The sender and the receiver of the message are those of the envelope e.
 func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	m := &raftpb.Message{
 		Type: raftpb.MsgHeartbeat.Enum(), From: new(e.From), To: new(e.To), Term: new(b.Term), Commit: new(b.Commit),
@@ -45,7 +46,7 @@ func (b Heartbeat) Message(e *Envelope) *raftpb.Message {
 	return m
 }
 
-// appendTo appends the encoding of b to buf: group, Answer, term, commit index, number of the read request.
+// appendTo appends the encoding of b to buf: group, Answer, term, commit index, and number of the read request.
 func (b Heartbeat) appendTo(buf []byte) []byte {
 	buf = codec.AppendBool(binary.AppendUvarint(buf, b.Group), b.Answer)
 	for _, n := range []uint64{b.Term, b.Commit, b.Reads} {

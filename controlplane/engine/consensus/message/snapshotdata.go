@@ -11,13 +11,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// snapshotVersion is the first byte of the data of a raft snapshot (raftpb.Snapshot.Data). The data has what raft's
-// metadata lacks: index and term of the state machine, Membership.DirIDs and Membership.Removed. The files of the state
-// machine are sent separately. The state machine's index is lower than the snapshot's if the last entries were not for
-// the state machine: raft's own entries and membership changes.
+// snapshotVersion is the first byte of the data of a raft snapshot (raftpb.Snapshot.Data). The data contains what
+// raft's metadata lacks: the index and term of the state machine, Membership.DirIDs and Membership.Removed. The files
+// of the state machine are sent separately.
+//
+// The index of the state machine can be lower than the index of the snapshot. This is so if the entries between the two
+// were not passed to the state machine, because they are membership changes or raft's own entries.
 const snapshotVersion = 1
 
-// AppendSnapshotData returns the data of a snapshot whose state machine has reached state and whose membership is m.
+// AppendSnapshotData returns the data of a raft snapshot. state is the position of the last entry that the state
+// machine has applied, and m is the membership as of the snapshot.
 func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	b := []byte{snapshotVersion}
 	b = binary.AppendUvarint(b, state.Index)
@@ -25,8 +28,8 @@ func AppendSnapshotData(state raftconf.Position, m raftconf.Membership) []byte {
 	return raftconf.AppendDirIDs(raftconf.AppendDirIDs(b, m.DirIDs), m.Removed)
 }
 
-// ParseSnapshot returns the position where the log begins when the snapshot is installed, with the state machine's
-// position and the membership.
+// ParseSnapshot decodes what a raft snapshot says about the log: the position where the log begins once the snapshot is
+// installed, and the position of the state machine and the membership there.
 func ParseSnapshot(s *raftpb.Snapshot) (p raftconf.LogStart, err error) {
 	meta := s.GetMetadata()
 	p.At = raftconf.Position{Index: meta.GetIndex(), Term: meta.GetTerm()}

@@ -14,16 +14,16 @@ import (
 // changeVersion is the first byte of the context of a membership change (raftpb.ConfChangeV2.Context).
 const changeVersion = 1
 
-// AppendChange appends the context of a membership change (raftpb.ConfChangeV2.Context) to b: the token, which is a
-// random number that identifies the proposal, and the data-directory IDs of the added members.
+// AppendChange appends to b the context of a membership change (raftpb.ConfChangeV2.Context): a token, which is a
+// random number that identifies the proposal, and the data-directory ID of each added member.
 func AppendChange(b []byte, token uint64, dirIDs map[uint64]uint64) []byte {
 	b = append(b, changeVersion)
 	b = binary.LittleEndian.AppendUint64(b, token)
 	return AppendDirIDs(b, dirIDs)
 }
 
-// ParseChange decodes a membership change and its context from an entry. An entry without a context, with which raft
-// leaves a joint configuration, has token 0.
+// ParseChange decodes the membership change and its context from an entry. The token is 0 if the entry has no context,
+// which is so for the entry with which raft leaves a joint configuration.
 func ParseChange(ent *raftpb.Entry) (cc *raftpb.ConfChangeV2, token uint64, dirIDs map[uint64]uint64, err error) {
 	cc = &raftpb.ConfChangeV2{}
 	if ent.GetType() != raftpb.EntryConfChangeV2 {

@@ -1,16 +1,17 @@
 package raftconf
 
-// MembershipAt is the membership that is valid from entry Index on.
+// MembershipAt is a membership and the index of the first entry as of which it is valid.
 type MembershipAt struct {
 	Index uint64
 	Membership
 }
 
-// History lists the memberships over the entries of a log, in the order of the index. The first element is the
-// membership at the log's begin.
+// History lists the memberships that were valid in the course of a log, ordered by index. The first element is the
+// membership where the log begins.
 type History []MembershipAt
 
-// At returns the membership as of entry index, or the oldest one if index is before the first element.
+// At returns the membership that is valid as of the entry at index. If index is before the first element, it returns
+// the membership of the first element.
 func (h History) At(index uint64) Membership {
 	for i := len(h) - 1; i > 0; i-- {
 		if h[i].Index <= index {
@@ -20,7 +21,7 @@ func (h History) At(index uint64) Membership {
 	return h[0].Membership
 }
 
-// TruncateTo returns the history of the log after it was truncated to begin at index.
+// TruncateTo returns the history of a log that is truncated so that it begins at index.
 func (h History) TruncateTo(index uint64) History {
 	first := MembershipAt{index, h.At(index)}
 	out := History{first}

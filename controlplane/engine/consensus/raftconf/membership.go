@@ -14,34 +14,35 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Membership lists the members of a group as of one entry. A Membership that others refer to is never modified: After
-// returns a new one.
+// Membership is the membership of a group as of one entry of its log. It is immutable once it is shared: the method
+// After returns a new Membership.
 type Membership struct {
 	Conf *raftpb.ConfState
-	// DirIDs has the data-directory ID of each member that a membership change added. Members of the first
-	// configuration are not in DirIDs: each host accepts only the directory from which it first received a message of
-	// them.
+	// DirIDs maps each member that a membership change added to its data-directory ID. It does not contain members of
+	// the first configuration. For each of those, a host accepts only the data directory from which it first received a
+	// message.
 	DirIDs map[uint64]uint64
-	// Removed has the data-directory ID of each removed member, 0 if it is not known; 0 matches every directory.
+	// Removed maps each removed member to the ID of the data directory that it had. The value 0 means that the ID is
+	// not known; then the member is treated as removed with every data directory.
 	Removed map[uint64]uint64
 }
 
-// MaxRemoved limits the number of elements of Membership.Removed. Members that are removed beyond the limit are not
-// added to it, so their messages are not recognized as those of removed members.
+// MaxRemoved is the maximum number of elements of Membership.Removed. A member that is removed when the map is full is
+// not added. Other members then do not recognize its messages as those of a removed member, and do not notify it.
 const MaxRemoved = 1000
 
-// IsJoint reports whether conf is a joint configuration, in which majorities of the old and of the new voters are
-// needed.
+// IsJoint reports whether conf is a joint configuration. In such a configuration, a decision needs a majority of the
+// old voters and a majority of the new voters.
 func IsJoint(conf *raftpb.ConfState) bool { return len(conf.GetVotersOutgoing()) > 0 }
 
-// Has reports whether a member is a voter or a learner, in either half of a joint configuration.
+// Has reports whether a member is a voter or a learner. In a joint configuration, the old and the new voters count.
 func (m Membership) Has(member uint64) bool {
 	return slices.Contains(m.Conf.GetVoters(), member) || slices.Contains(m.Conf.GetLearners(), member) ||
 		slices.Contains(m.Conf.GetVotersOutgoing(), member)
 }
 
-// After returns the membership that the change cc makes of m. The tables of directory IDs are copied; RecordDirIDs
-// updates them.
+// After returns the membership that results when the change cc is applied to m. The new membership has copies of DirIDs
+// and Removed, which the caller must update with RecordDirIDs.
 func (m Membership) After(cc *raftpb.ConfChangeV2) (Membership, error) {
 	track := tracker.MakeProgressTracker(1, 0)
 	config, progress, err := confchange.Restore(confchange.Changer{Tracker: track, LastIndex: 1}, m.Conf)
@@ -64,8 +65,9 @@ func (m Membership) After(cc *raftpb.ConfChangeV2) (Membership, error) {
 	return Membership{Conf: track.ConfState(), DirIDs: maps.Clone(m.DirIDs), Removed: maps.Clone(m.Removed)}, nil
 }
 
-// RecordDirIDs updates DirIDs and Removed after a membership change. dirIDs has the directories of added members,
-// before is the membership before the change, and peerDirIDs has the directories of members of the first configuration.
+// RecordDirIDs updates DirIDs and Removed of m, the membership after a change. dirIDs has the data-directory IDs of the
+// members that the change added. before is the membership before the change. peerDirIDs has the recorded data-directory
+// IDs of members of the first configuration, for the case that the change removed one of these.
 func (m *Membership) RecordDirIDs(dirIDs, peerDirIDs map[uint64]uint64, before Membership) {
 	if m.DirIDs == nil {
 		m.DirIDs = map[uint64]uint64{}
@@ -96,8 +98,8 @@ func (m *Membership) RecordDirIDs(dirIDs, peerDirIDs map[uint64]uint64, before M
 	}
 }
 
-// Refuses reports whether messages of a member must be dropped because the member was removed with the data directory
-// dirID.
+// Refuses reports whether messages of a member with the data-directory ID dirID must be dropped. That is so if the
+// member was removed with this data directory, or with an unknown one.
 func (m Membership) Refuses(member, dirID uint64) bool {
 	if m.Has(member) {
 		return false
@@ -106,14 +108,14 @@ func (m Membership) Refuses(member, dirID uint64) bool {
 	return ok && (gone == 0 || gone == dirID)
 }
 
-// AppendTo appends the encoding of m to b: DirIDs, Removed, ConfState.
+// AppendTo appends the encoding of m to b: DirIDs, Removed and Conf.
 func (m Membership) AppendTo(b []byte) ([]byte, error) {
 	b = AppendDirIDs(b, m.DirIDs)
 	b = AppendDirIDs(b, m.Removed)
 	return proto.MarshalOptions{}.MarshalAppend(b, m.Conf)
 }
 
-// ParseMembership decodes a Membership that AppendTo encoded.
+// ParseMembership decodes a Membership that AppendTo has encoded.
 func ParseMembership(b []byte) (m Membership, err error) {
 	r := codec.Reader{Rest: b}
 	m.DirIDs, m.Removed = ReadDirIDs(&r), ReadDirIDs(&r)
@@ -124,8 +126,8 @@ func ParseMembership(b []byte) (m Membership, err error) {
 	return m, proto.Unmarshal(r.Rest, m.Conf)
 }
 
-// AppendDirIDs appends to b the encoding of a table that maps member IDs to data-directory IDs, in the order of member
-// IDs.
+// AppendDirIDs appends to b the encoding of a map from member IDs to data-directory IDs. The elements are ordered by
+// member ID, so that equal maps have equal encodings.
 func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	b = binary.AppendUvarint(b, uint64(len(dirIDs)))
 	for _, member := range slices.Sorted(maps.Keys(dirIDs)) {
@@ -135,7 +137,7 @@ func AppendDirIDs(b []byte, dirIDs map[uint64]uint64) []byte {
 	return b
 }
 
-// ReadDirIDs decodes a table that AppendDirIDs encoded.
+// ReadDirIDs decodes a map that AppendDirIDs has encoded.
 func ReadDirIDs(r *codec.Reader) map[uint64]uint64 {
 	out := map[uint64]uint64{}
 	for n := r.Uvarint(); n > 0 && !r.Short && !r.Malformed; n-- {

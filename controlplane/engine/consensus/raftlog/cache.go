@@ -6,17 +6,18 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// entryCache caches the newest entries of a log, without a gap. It has about limit bytes, but at least one entry.
+// entryCache caches the newest entries of a log in memory, without a gap between them. Their size is at most limit
+// bytes, but at least one entry is cached.
 type entryCache struct {
 	limit int
 	bytes int
 	ents  []*raftpb.Entry
 }
 
-// cost returns the estimated memory of an entry in bytes: its data and entryOverhead.
+// cost returns an estimate of the memory in bytes that an entry uses: its data plus entryOverhead.
 func cost(ent *raftpb.Entry) int { return len(ent.Data) + entryOverhead }
 
-// first returns the index of the oldest cached entry, the largest uint64 if the cache is empty.
+// first returns the index of the oldest cached entry. If the cache is empty, it returns the largest uint64.
 func (c *entryCache) first() uint64 {
 	if len(c.ents) == 0 {
 		return ^uint64(0)
@@ -32,8 +33,8 @@ func (c *entryCache) entry(index uint64) *raftpb.Entry {
 	return c.ents[index-c.first()]
 }
 
-// append adds ent after the newest entry. If ent has the index of a cached entry, it replaces that entry and all later
-// ones. If a gap would result, the older entries are removed.
+// append adds ent as the newest entry. If an entry with this index is cached, that entry and all later ones are removed
+// first. If ent would not follow the newest cached entry directly, all cached entries are removed first.
 func (c *entryCache) append(ent *raftpb.Entry) {
 	index := ent.GetIndex()
 	switch first := c.first(); {
@@ -60,7 +61,7 @@ func (c *entryCache) drop() {
 	c.ents = c.ents[1:]
 }
 
-// truncateTo removes the entries up to index from the cache.
+// truncateTo removes all cached entries whose index is at most index.
 func (c *entryCache) truncateTo(index uint64) {
 	for len(c.ents) > 0 && c.first() <= index {
 		c.drop()
@@ -69,18 +70,18 @@ func (c *entryCache) truncateTo(index uint64) {
 
 func (c *entryCache) clear() { c.ents, c.bytes = nil, 0 }
 
-// markEvery is the distance in bytes between two elements of sizeMarks.marks.
+// markEvery is the number of log bytes between two elements of sizeMarks.marks.
 const markEvery = 64 << 10
 
-// sizeMarks estimates, to within markEvery, how many bytes of a log follow an index. It needs 16 bytes of memory per 64
-// KiB of log.
+// sizeMarks estimates how many bytes of a log follow a given index. The error is at most markEvery bytes. It needs 16
+// bytes of memory per 64 KiB of log.
 type sizeMarks struct {
 	total uint64 // bytes of all entries added, without those that truncateFrom subtracted
 	base  uint64 // the part of total that is before the log's begin
 	marks []sizeMark
 }
 
-// sizeMark records the value that sizeMarks.total had after the entry at index was added.
+// sizeMark records how many bytes of entries had been added to the log (sizeMarks.total) after the entry at index.
 type sizeMark struct{ index, bytes uint64 }
 
 func (s *sizeMarks) add(index uint64, bytes int) {
@@ -90,7 +91,7 @@ func (s *sizeMarks) add(index uint64, bytes int) {
 	}
 }
 
-// truncateFrom subtracts the bytes of the entries from index on.
+// truncateFrom subtracts the bytes of all entries whose index is at least index.
 func (s *sizeMarks) truncateFrom(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index >= index })
 	if n == len(s.marks) {
@@ -103,7 +104,7 @@ func (s *sizeMarks) truncateFrom(index uint64) {
 	}
 }
 
-// truncateTo subtracts the bytes of the entries up to index.
+// truncateTo subtracts the bytes of all entries whose index is at most index.
 func (s *sizeMarks) truncateTo(index uint64) {
 	n := sort.Search(len(s.marks), func(i int) bool { return s.marks[i].index > index })
 	if n > 0 {
@@ -115,8 +116,8 @@ func (s *sizeMarks) truncateTo(index uint64) {
 // bytes returns the estimated size of the log in bytes.
 func (s *sizeMarks) bytes() uint64 { return s.total - s.base }
 
-// tail returns an index after which at most about the given number of bytes of the log follow; 0 if the entire log is
-// not larger.
+// tail returns an index after which the log has at most about the given number of bytes. It returns 0 if the entire log
+// is not larger than that.
 func (s *sizeMarks) tail(bytes uint64) uint64 {
 	if s.bytes() <= bytes {
 		return 0

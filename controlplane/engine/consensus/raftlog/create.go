@@ -9,8 +9,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/raftconf"
 )
 
-// Seed adds to the batch a log without entries, with voters as the members. state is the position of the state machine:
-// the log begins there, or at firstEntry if the state machine is empty. The log's new terms will be higher than term.
+// Seed adds to the batch b a new log without entries, whose membership has the given voters. state is the position of
+// the state machine, and the log begins there. If the state machine is empty, the log begins at firstEntry. The entries
+// that are later appended have higher terms than the parameter term.
 func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, term uint64, voters []uint64) error {
 	l := &Log{e: e, group: group, state: state, members: raftconf.Membership{Conf: &raftpb.ConfState{Voters: voters}}}
 	if l.begin = l.state; l.begin.Index < firstEntry.Index {
@@ -21,8 +22,8 @@ func Seed(e *Engine, b *pebble.Batch, group uint64, state raftconf.Position, ter
 	return errors.Join(l.putHard(b), l.putBegin(b))
 }
 
-// OpenExisting opens a log for reading. It does not create a log: missing reports that the engine has none for the
-// group. It returns an error if the installation of a snapshot was interrupted.
+// OpenExisting opens the log of a group for reading. It does not create a log: missing is true if the engine has no log
+// of the group. It returns an error if a crash interrupted the installation of a snapshot.
 func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
 	v, err := e.get(groupKey(group, kindTrunc))
 	if err != nil || v == nil {
@@ -34,9 +35,10 @@ func OpenExisting(e *Engine, group uint64) (l *Log, missing bool, err error) {
 	return Open(e, group, nil, 0)
 }
 
-// HideFirstEntry removes entry 1, which raft appended at the begin of the first term, from a log of layout 1. A log of
-// layout 2 has no entry 1, so that a joining member with an empty log needs a snapshot. applied is the position of the
-// state machine; the result is the position from which raft continues.
+// HideFirstEntry converts a log that was created in layout 1 and still has entry 1, by truncating that entry. In layout
+// 2 no log has entry 1, so that a joining member with an empty log needs a snapshot. applied is the position of the
+// state machine. The result is the position from which raft continues: applied, or entry 1 if the state machine is
+// empty.
 func (l *Log) HideFirstEntry(applied raftconf.Position) (raftconf.Position, error) {
 	if l.begin.Index != 0 || l.hard.GetCommit() == 0 || len(l.members.Conf.GetVoters()) == 0 {
 		return applied, nil

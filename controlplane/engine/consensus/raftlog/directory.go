@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus/internal/codec"
 )
 
-// Directory identifies a data directory and the member that it belongs to. It is stored in the directory itself.
+// Directory is the identity of a data directory: its ID, and the member that it belongs to. It is stored in the
+// directory itself.
 type Directory struct {
 	ID      uint64   // the directory's random ID, above 0
 	Vouched bool     // whether the other members have recorded the directory's ID, so that the member may vote
@@ -18,8 +19,7 @@ type Directory struct {
 	Members []uint64 // the first configuration; empty if the member joins an existing cluster
 }
 
-// Directory returns the identity of the data directory that PutDirectory stored; found is false if nothing was stored
-// yet.
+// Directory returns the identity that PutDirectory has stored. found is false if none is stored yet.
 func (e *Engine) Directory() (d Directory, found bool, err error) {
 	v, err := e.get([]byte(keyDirectory))
 	if v == nil || err != nil {
@@ -39,7 +39,7 @@ func (e *Engine) Directory() (d Directory, found bool, err error) {
 	return d, true, nil
 }
 
-// PutDirectory durably stores d in the data directory.
+// PutDirectory durably stores d as the identity of the data directory.
 func (e *Engine) PutDirectory(d Directory) error {
 	v := binary.LittleEndian.AppendUint64(nil, d.ID)
 	v = codec.AppendBool(v, d.Vouched)
@@ -51,7 +51,8 @@ func (e *Engine) PutDirectory(d Directory) error {
 	return e.put([]byte(keyDirectory), v)
 }
 
-// PeerDirIDs returns, for each other member, the ID of the only data directory from which this member accepts messages.
+// PeerDirIDs returns what PutPeerDirID has stored: for each other member, the ID of the only data directory from which
+// this member accepts messages.
 func (e *Engine) PeerDirIDs() (map[uint64]uint64, error) {
 	ids := map[uint64]uint64{}
 	it, err := e.db.NewIter(&pebble.IterOptions{LowerBound: []byte{keyPeer}, UpperBound: []byte{keyPeer + 1}})
@@ -67,13 +68,13 @@ func (e *Engine) PeerDirIDs() (map[uint64]uint64, error) {
 	return ids, it.Error()
 }
 
-// PutPeerDirID durably stores that this member accepts messages of another member only from the data directory with ID
-// id.
+// PutPeerDirID durably stores the ID of another member's data directory. This member accepts messages of that member
+// only from this directory.
 func (e *Engine) PutPeerDirID(member, id uint64) error {
 	return e.put(peerKey(member), binary.LittleEndian.AppendUint64(nil, id))
 }
 
-// put durably stores value under key.
+// put durably stores a value under the given key.
 func (e *Engine) put(key, value []byte) error {
 	b := e.NewBatch()
 	defer b.Close()

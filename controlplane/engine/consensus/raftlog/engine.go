@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// ErrDamaged is returned when the stored log differs from what was written.
+// ErrDamaged is returned when the disk does not contain what was written to the log.
 var ErrDamaged = errors.New("the member's log is damaged")
 
-// Engine is the durable store of a host: the logs of all groups and the data-directory IDs, in one Pebble directory.
+// Engine is the durable store of a host, in one Pebble directory: the logs of all groups, and the data-directory IDs.
 // Commit and Write make one batch durable with one fsync.
 type Engine struct {
 	db    *pebble.DB
@@ -29,14 +29,14 @@ type Engine struct {
 
 const (
 	memTableBytes = 64 << 20
-	// flushBytes is the memtable size from which Write starts a flush after a truncation. Such a flush does not write
-	// the truncated entries to a table. When Pebble flushes by itself, because the memtable is full, more of the
-	// entries are still needed and are written.
+	// flushBytes is the memtable size at which Write starts a flush, if the batch has truncated a log. At that moment
+	// many entries in the memtable have just been truncated, and the flush does not write them to a table. Pebble's own
+	// flush, when the memtable is full, would find fewer truncated entries and so write more.
 	flushBytes = memTableBytes / 2
 )
 
-// OpenEngine opens the store at dir, or creates it. With quiet set, Pebble starts no compactions and collects no table
-// statistics, so that a simulation replays exactly. The error is ErrDamaged if the store is corrupt.
+// OpenEngine opens the store in the directory dir, or creates it. If quiet is true, Pebble starts no compactions and
+// collects no table statistics, so that a simulation is reproducible. The error is ErrDamaged if the store is corrupt.
 func OpenEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*Engine, error) {
 	e := &Engine{log: &pebbleLogger{log: log}, quiet: quiet}
 	opts := &pebble.Options{
@@ -63,8 +63,8 @@ func OpenEngine(fs vfs.FS, dir string, quiet bool, log *slog.Logger) (*Engine, e
 	return e, nil
 }
 
-// wrapDamage adds ErrDamaged to errors that Pebble returns for corrupt files. Pebble returns no error for a torn record
-// at the end of its write-ahead log: a record that was not synced before a crash.
+// wrapDamage adds ErrDamaged to an error of Pebble if the error means that a file is corrupt. A torn record at the end
+// of the write-ahead log is not an error for Pebble: it was never synced, so Pebble drops it.
 func wrapDamage(err error) error {
 	for _, is := range []error{record.ErrInvalidChunk, record.ErrZeroedChunk, record.ErrUnexpectedEOF} {
 		if errors.Is(err, is) {
@@ -77,8 +77,8 @@ func wrapDamage(err error) error {
 	return err
 }
 
-// checkLayout stores the layout version in a new store. In an existing store it checks the version, and converts layout
-// 1.
+// checkLayout checks the layout version of the store. In a new store it stores the current version. A store of layout 1
+// is converted to the current layout; another version is an error.
 func (e *Engine) checkLayout() error {
 	v, err := e.get([]byte(keyFormat))
 	if err != nil {
@@ -93,9 +93,9 @@ func (e *Engine) checkLayout() error {
 		if err := e.Commit(b); err != nil {
 			return err
 		}
-		// Pebble creates the first log file of a directory in its oldest format, which cannot distinguish damage in the
-		// middle from the end of the file: a flipped bit would silently drop all later records. A flush begins a file
-		// in the new format.
+		// Pebble writes the first log file of a new directory in its oldest format. In that format, damage in the
+		// middle looks like the end of the file, so one flipped bit would silently drop all later records. The flush
+		// makes Pebble begin a new file in the current format.
 		if err := e.db.Flush(); err != nil {
 			return fmt.Errorf("begin the log: %w", err)
 		}
@@ -111,8 +111,8 @@ func (e *Engine) checkLayout() error {
 	return nil
 }
 
-// fromLayout1 converts the stored begin of each log to layout 2, which adds a membership and the position of the state
-// machine.
+// fromLayout1 converts the stored LogStart of each log to layout 2, which adds the position of the state machine and
+// the data-directory IDs.
 func (e *Engine) fromLayout1() error {
 	b := e.db.NewBatch()
 	defer b.Close()
@@ -143,7 +143,7 @@ func (e *Engine) fromLayout1() error {
 	return e.Commit(b)
 }
 
-// get returns a copy of the value of a key, nil if the key does not exist.
+// get returns a copy of the value of a key. It returns nil if the key does not exist.
 func (e *Engine) get(key []byte) ([]byte, error) {
 	v, closer, err := e.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -159,8 +159,8 @@ func (e *Engine) get(key []byte) ([]byte, error) {
 	return v, closer.Close()
 }
 
-// Commit makes the batch durable with one fsync. After an error the engine must not be used any more, because a failed
-// fsync cannot be repeated and the content of the disk is unknown.
+// Commit makes the batch durable with one fsync. After an error the engine must not be used any more: a failed fsync
+// cannot be repeated, and the content of the disk is unknown.
 func (e *Engine) Commit(b *pebble.Batch) (err error) {
 	defer func() {
 		// Pebble panics when it cannot write a record to its write-ahead log.
@@ -181,8 +181,8 @@ func (e *Engine) Commit(b *pebble.Batch) (err error) {
 // NewBatch returns an empty batch for Commit or Write.
 func (e *Engine) NewBatch() *pebble.Batch { return e.db.NewBatch() }
 
-// Write makes the batch durable and closes it. truncated must be set if the batch truncates a log: Write then may start
-// a flush of Pebble's memtable. Only one goroutine at a time may call Write.
+// Write makes the batch durable and closes it. The parameter truncated must be true if the batch truncates a log; Write
+// may then start a flush of Pebble's memtable. Concurrent calls are not allowed.
 func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	e.fresh += b.Len()
 	if err := e.Commit(b); err != nil {
@@ -197,7 +197,8 @@ func (e *Engine) Write(b *pebble.Batch, truncated bool) error {
 	return nil
 }
 
-// tidy starts a flush of Pebble's memtable if it has at least flushBytes. It does not wait for the flush.
+// tidy starts a flush of Pebble's memtable if the memtable has at least flushBytes bytes. It does not wait for the end
+// of the flush.
 func (e *Engine) tidy() (err error) {
 	if e.quiet || e.fresh < flushBytes {
 		return nil
@@ -214,8 +215,8 @@ func (e *Engine) tidy() (err error) {
 	return nil
 }
 
-// Err returns the first error that Pebble reported as fatal, including errors of its background work; nil if there is
-// none.
+// Err returns the first fatal error that Pebble has reported, also from its background work. It returns nil if there
+// was none.
 func (e *Engine) Err() error {
 	if p := e.log.fatal.Load(); p != nil {
 		return fmt.Errorf("write the log: %w", *p)
@@ -223,10 +224,10 @@ func (e *Engine) Err() error {
 	return nil
 }
 
-// Close closes the store. Batches must not be used any more.
+// Close closes the store. Batches that are still open must not be used any more.
 func (e *Engine) Close() (err error) {
 	defer func() {
-		// After a failed write Pebble's Close may panic.
+		// Pebble's Close may panic after a failed write.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("close the log: %v", r)
 		}

@@ -14,12 +14,13 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// entryOverhead estimates the bytes that an entry needs beyond its data, on disk, on the wire and in memory.
+// entryOverhead is an estimate of the bytes that an entry needs in addition to its data, be it on disk, on the wire or
+// in memory.
 const entryOverhead = 32
 
-// Log is the log of one group in an Engine. It implements raft.Storage. Methods that write take a batch of the engine and
-// change what the Log returns at once; if the batch cannot be made durable, the Log must not be used any more. A Log is
-// not safe for concurrent use, but the batch may be written by another goroutine.
+// Log is the log of one group in an Engine. It implements raft.Storage. Each method that writes adds the write to a
+// batch of the engine; reads from the Log see the write at once. If the batch then cannot be made durable, the Log must
+// not be used any more. A Log is not safe for concurrent use, but another goroutine may commit the batch.
 type Log struct {
 	e     *Engine
 	group uint64
@@ -39,14 +40,14 @@ type Log struct {
 	cut   raftconf.Position // the position to which the next Write truncates; index 0: none
 }
 
-// firstEntry is the position where the log of a new group begins. No log contains entry 1, so a member with an empty
-// log needs a snapshot, and gets the membership with it.
+// firstEntry is the position at which the log of a new group begins; its first real entry is entry 2. Since no log
+// contains entry 1, a member with an empty log needs a snapshot, and so gets the membership.
 var firstEntry = raftconf.Position{Index: 1, Term: 1}
 
-// Open opens the log of a group and reads all of it; a missing entry is an error. If the engine has no log of the
-// group, Open durably creates one and sets fresh. A log that is created with voters begins after firstEntry; without
-// voters it is empty and has no members. The log caches up to about cacheBytes of the newest entries. The membership is
-// that of the log's begin until ApplyChanges is called.
+// Open opens the log of a group and reads it completely. It returns an error if an entry is missing. If the engine has
+// no log of the group, Open durably creates one, and fresh is true. A log created with voters begins after firstEntry.
+// A log created without voters begins before entry 1 and has no members. At most about cacheBytes bytes of the newest
+// entries are cached. Until ApplyChanges is called, the membership is the one where the log begins.
 func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fresh bool, err error) {
 	l = &Log{e: e, group: group, cache: entryCache{limit: cacheBytes}}
 	v, err := e.get(groupKey(group, kindTrunc))
@@ -86,7 +87,7 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 		}
 		l.stored = l.hard
 	}
-	// Only membership changes are kept in memory, because a log may be much larger than the cache.
+	// Keep only the membership changes in memory, because a log may be much larger than the memory for its cache.
 	err = l.walk(l.begin.Index+1, ^uint64(0), func(h entryHead, data []byte) (bool, error) {
 		l.last = raftconf.Position{Index: h.index, Term: h.term}
 		l.sizes.add(h.index, len(data)+entryOverhead)
@@ -98,9 +99,9 @@ func Open(e *Engine, group uint64, voters []uint64, cacheBytes int) (l *Log, fre
 	return l, false, err
 }
 
-// ApplyChanges applies the membership changes that Open found, up to and including entry index, the last one that the
-// state machine has applied. peerDirIDs has the directory IDs of members of the first configuration: see
-// Membership.RecordDirIDs.
+// ApplyChanges updates the membership by the membership changes in the log, up to and including the entry at index,
+// which is the last one that the state machine has applied. It is called once after Open. peerDirIDs has the
+// data-directory IDs of members of the first configuration; see Membership.RecordDirIDs.
 func (l *Log) ApplyChanges(index uint64, peerDirIDs map[uint64]uint64) error {
 	for _, ent := range l.changes {
 		if ent.GetIndex() > index {
@@ -121,15 +122,16 @@ func (l *Log) ApplyChanges(index uint64, peerDirIDs map[uint64]uint64) error {
 	return nil
 }
 
-// SetMembers sets the membership as of entry index, which must be a membership change that was applied.
+// SetMembers sets the membership that is valid from the entry at index on. That entry must be a membership change that
+// was applied.
 func (l *Log) SetMembers(index uint64, m raftconf.Membership) {
 	l.members = m
 	l.past = append(l.past, raftconf.MembershipAt{Index: index, Membership: m})
 }
 
-// Write adds entries to the batch. It adds the HardState if the term or vote changed or if entries are added and the
-// commit index changed. An empty hard leaves the HardState unchanged. Write also truncates the log if TruncateLater was
-// called.
+// Write adds the entries to the batch. It also adds the HardState if the term or the vote has changed. If only the
+// commit index has changed, it adds the HardState only together with entries. An empty hard means that the HardState
+// has not changed. If TruncateLater was called, Write also adds the truncation, unless the batch is empty.
 func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.Entry) error {
 	if !raft.IsEmptyHardState(hard) {
 		l.hard = hard
@@ -152,7 +154,7 @@ func (l *Log) Write(b *pebble.Batch, hard *raftpb.HardState, entries []*raftpb.E
 	return nil
 }
 
-// putHard adds the current HardState to the batch.
+// putHard adds the current HardState of the log to the batch.
 func (l *Log) putHard(b *pebble.Batch) error {
 	v, err := proto.Marshal(l.hard)
 	if err != nil {
@@ -162,8 +164,8 @@ func (l *Log) putHard(b *pebble.Batch) error {
 	return b.Set(groupKey(l.group, kindHard), v, nil)
 }
 
-// append adds entries to the batch. They replace all existing entries from the first new index on; raft never replaces
-// committed ones.
+// append adds the entries to the batch. Existing entries whose index is at least that of the first new entry are
+// replaced or removed. raft never does that to committed entries.
 func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	if len(entries) == 0 {
 		return nil
@@ -199,8 +201,8 @@ func (l *Log) append(b *pebble.Batch, entries []*raftpb.Entry) error {
 	return nil
 }
 
-// truncate adds the removal of the entries up to p to the batch. The state machine must have flushed their effects, or
-// a crash would lose them.
+// truncate adds to the batch the removal of the entries up to position p. The state machine must already have flushed
+// the effects of these entries, because a crash would lose them otherwise.
 func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	if err := b.DeleteRange(entryKey(l.group, l.begin.Index+1), entryKey(l.group, p.Index+1), nil); err != nil {
 		return err
@@ -212,8 +214,9 @@ func (l *Log) truncate(b *pebble.Batch, p raftconf.Position) error {
 	return l.putBegin(b)
 }
 
-// Reset removes all entries and the snapshot marker, and makes the log begin at p, the position of a snapshot that the
-// state machine has durably installed. state is the state machine's own position, members the membership as of p.
+// Reset adds to the batch the removal of all entries and of the snapshot marker. The log then begins at p, the position
+// of a snapshot that the state machine has durably installed. state is the position of the state machine, and members
+// the membership as of p.
 func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftconf.Membership) error {
 	if err := b.DeleteRange(entryKey(l.group, 0), entryKey(l.group, ^uint64(0)), nil); err != nil {
 		return err
@@ -236,7 +239,7 @@ func (l *Log) Reset(b *pebble.Batch, p, state raftconf.Position, members raftcon
 	return l.putBegin(b)
 }
 
-// putBegin adds the encoding of p to the batch, as the value of key.
+// putBegin adds p to the batch, encoded, as the value of the given key.
 func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	v, err := p.AppendTo(nil)
 	if err != nil {
@@ -245,13 +248,13 @@ func putBegin(b *pebble.Batch, key []byte, p raftconf.LogStart) error {
 	return b.Set(key, v, nil)
 }
 
-// putBegin adds the position where the log begins, with the membership there, to the batch.
+// putBegin adds to the batch where the log begins: the position, the position of the state machine, and the membership.
 func (l *Log) putBegin(b *pebble.Batch) error {
 	return putBegin(b, groupKey(l.group, kindTrunc), raftconf.LogStart{At: l.begin, State: l.state, Members: l.past[0].Membership})
 }
 
-// SnapshotMarker returns the LogStart that PutSnapshotMarker stored. ok is false if no installation of a snapshot was
-// interrupted.
+// SnapshotMarker returns the LogStart that PutSnapshotMarker has stored. ok is true if there is one, which means that a
+// crash interrupted the installation of a snapshot.
 func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	v, err := l.e.get(groupKey(l.group, kindMarker))
 	if v == nil || err != nil {
@@ -263,14 +266,15 @@ func (l *Log) SnapshotMarker() (p raftconf.LogStart, ok bool, err error) {
 	return p, true, nil
 }
 
-// PutSnapshotMarker adds p to the batch as a marker that the state machine will now install a snapshot, after which the
-// log will begin at p. Reset removes the marker. A marker that is found at the start shows that a crash interrupted the
-// installation.
+// PutSnapshotMarker adds p to the batch as the snapshot marker. The marker means that the state machine is about to
+// install a snapshot, after which the log will begin at p. Reset removes the marker. A marker that exists when the
+// member starts shows that a crash interrupted the installation.
 func (l *Log) PutSnapshotMarker(b *pebble.Batch, p raftconf.LogStart) error {
 	return putBegin(b, groupKey(l.group, kindMarker), p)
 }
 
-// DeleteSnapshotMarker durably removes the marker of a snapshot that the state machine did not install.
+// DeleteSnapshotMarker durably removes the snapshot marker. It is called at the start if the state machine has not
+// installed the snapshot.
 func (l *Log) DeleteSnapshotMarker() error {
 	b := l.e.NewBatch()
 	defer b.Close()
@@ -280,7 +284,8 @@ func (l *Log) DeleteSnapshotMarker() error {
 	return l.e.Commit(b)
 }
 
-// FinishSnapshot durably makes the log begin at p, the stored marker, and removes the marker.
+// FinishSnapshot durably completes the installation of a snapshot: the log begins at p, the content of the snapshot
+// marker, and the marker is removed.
 func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	b := l.e.NewBatch()
 	defer b.Close()
@@ -290,16 +295,16 @@ func (l *Log) FinishSnapshot(p raftconf.LogStart) error {
 	return l.e.Commit(b)
 }
 
-// RaiseCommit raises the commit index to index unless it is higher already. The change is in memory only; PutCommit
-// stores it.
+// RaiseCommit raises the commit index to index, in memory only. It does nothing if the commit index is already higher.
+// PutCommit stores it.
 func (l *Log) RaiseCommit(index uint64) {
 	if l.hard.GetCommit() < index {
 		l.hard = &raftpb.HardState{Term: new(l.hard.GetTerm()), Vote: new(l.hard.GetVote()), Commit: &index}
 	}
 }
 
-// PutCommit raises the commit index to index and adds it to the batch. It does nothing if a commit index at least as
-// high is stored already.
+// PutCommit raises the commit index to index and adds the HardState to the batch. It does nothing if the stored commit
+// index is already at least as high.
 func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 	if l.stored.GetCommit() >= index {
 		return nil
@@ -308,23 +313,25 @@ func (l *Log) PutCommit(b *pebble.Batch, index uint64) error {
 	return l.putHard(b)
 }
 
-// SetApplied sets the index of the last applied entry, which Snapshot returns.
+// SetApplied sets the index of the last applied entry, which becomes the index of the next Snapshot.
 func (l *Log) SetApplied(index uint64) { l.applied = index }
 
-// TruncateLater requests that the next Write that adds something to a batch also remove the entries up to p. The state
-// machine must have flushed their effects.
+// TruncateLater makes the next Write with a batch that is not empty also remove the entries up to position p. The state
+// machine must already have flushed the effects of these entries.
 func (l *Log) TruncateLater(p raftconf.Position) { l.cut = p }
 
-// Truncating reports whether a truncation that TruncateLater requested has not been added to a batch yet.
+// Truncating reports whether TruncateLater was called and no Write has added the truncation to a batch since.
 func (l *Log) Truncating() bool { return l.cut.Index > 0 }
 
-// Bytes returns the size of the entries in the log, to within 64 KiB.
+// Bytes returns the size of the log's entries in bytes, with an error of at most 64 KiB.
 func (l *Log) Bytes() uint64 { return l.sizes.bytes() }
 
-// Tail returns an index after which at most about size bytes of the log follow; 0 if the entire log is not larger.
+// Tail returns an index after which the log has at most about size bytes. It returns 0 if the entire log is not larger
+// than that.
 func (l *Log) Tail(size uint64) uint64 { return l.sizes.tail(size) }
 
-// MembersAt returns the membership as of entry index, which must not be before Begin nor after the last applied entry.
+// MembersAt returns the membership as of the entry at index. index must not be lower than the index of Begin, and not
+// higher than that of the last applied entry.
 func (l *Log) MembersAt(index uint64) raftconf.Membership { return l.past.At(index) }
 
 // Begin returns the position before the first entry of the log.
@@ -333,12 +340,13 @@ func (l *Log) Begin() raftconf.Position { return l.begin }
 // Last returns the position of the last entry, or Begin if the log is empty.
 func (l *Log) Last() raftconf.Position { return l.last }
 
-// State returns the position that the state machine has reached at least. It equals Begin, or is before Begin if all
-// entries between the two were raft's own entries and membership changes, which the state machine does not get.
+// State returns a position that the state machine has certainly reached. It equals Begin, or is before Begin if all
+// entries between the two are membership changes or raft's own entries, which are not passed to the state machine.
 func (l *Log) State() raftconf.Position { return l.state }
 
 // Members returns the membership as of the last applied entry.
 func (l *Log) Members() raftconf.Membership { return l.members }
 
-// HardState returns raft's current term, vote and commit index, nil before the first term. They may not be durable yet.
+// HardState returns raft's current term, vote and commit index; nil before the first term. The values may not be
+// durable yet.
 func (l *Log) HardState() *raftpb.HardState { return l.hard }

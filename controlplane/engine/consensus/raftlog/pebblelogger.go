@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// pebbleLogger passes Pebble's log lines to slog and stores the first fatal one for Engine.Err. Pebble expects Fatalf
-// to end the process. Here Fatalf returns; no write is acknowledged wrongly, because Engine.Commit returns the error.
+// pebbleLogger passes Pebble's log messages to slog. Pebble expects that Fatalf ends the process. Here Fatalf stores
+// the first message for Engine.Err and returns. That is safe because Engine.Commit then returns an error, so nothing is
+// acknowledged.
 type pebbleLogger struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[error]

@@ -8,18 +8,19 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// logFileBytes is the size to which log files are preallocated: about what Pebble writes before it begins the next file.
+// logFileBytes is the size in bytes to which log files are preallocated. Pebble writes about as much before it begins
+// the next file.
 const logFileBytes = 32 << 20
 
-// preallocatingFS creates Pebble's log files with their final size, because an fsync that makes a file longer also
-// waits for the file system's journal. Pebble interprets zeros after the last record as the end of the log, and reuses
-// log files later.
+// preallocatingFS creates Pebble's log files with their final size. Otherwise an fsync that makes a file longer would
+// also wait for the file system's journal. Pebble interprets zeros after the last record as the end of the log.
 type preallocatingFS struct {
 	vfs.FS
 	bytes int64
 }
 
-// Preallocate returns a file system that preallocates Pebble's log files if fs is the operating system's, otherwise fs.
+// Preallocate returns a file system that preallocates Pebble's log files. If fs is not the operating system's file
+// system, it returns fs unchanged.
 func Preallocate(fs vfs.FS) vfs.FS {
 	if vfs.Root(fs) == vfs.Default {
 		return preallocatingFS{fs, logFileBytes}
@@ -27,7 +28,7 @@ func Preallocate(fs vfs.FS) vfs.FS {
 	return fs
 }
 
-// Create implements vfs.FS. It preallocates a file whose name ends in .log.
+// Create implements vfs.FS. It preallocates the file if its name ends in ".log".
 func (fs preallocatingFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	f, err := fs.FS.Create(name, category)
 	if err != nil || !strings.HasSuffix(name, ".log") {

@@ -10,13 +10,13 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// Scan calls f with the entries from index lo to hi-1, in order, until f returns false or an error. A missing entry is
-// an error, unless no later one is stored.
+// Scan calls f for each stored entry whose index is at least lo and less than hi, in order. It stops when f returns
+// false or an error. If an entry is missing although a later one is stored, Scan returns an error.
 func (l *Log) Scan(lo, hi uint64, f func(*raftpb.Entry) (bool, error)) error {
 	return l.walk(lo, hi, func(h entryHead, data []byte) (bool, error) { return f(h.entry(data)) })
 }
 
-// walk does the same as Scan with encoded entries. f must not use data after it has returned.
+// walk is Scan without a copy of the data: f must not use the parameter data after it has returned.
 func (l *Log) walk(lo, hi uint64, f func(h entryHead, data []byte) (bool, error)) error {
 	it, err := l.e.db.NewIter(&pebble.IterOptions{LowerBound: entryKey(l.group, lo), UpperBound: entryKey(l.group, hi)})
 	if err != nil {
@@ -53,7 +53,7 @@ type entryHead struct {
 	kind        raftpb.EntryType
 }
 
-// decodeEntry decodes v, the stored value of the entry at index. The data aliases v.
+// decodeEntry decodes v, which is the stored value of the entry at index. The result data points into v.
 func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
 	if len(v) < 2 {
 		return entryHead{}, nil, errors.New("too short")
@@ -65,7 +65,7 @@ func decodeEntry(index uint64, v []byte) (h entryHead, data []byte, err error) {
 	return entryHead{index, term, raftpb.EntryType(v[0])}, v[1+n:], nil
 }
 
-// entry returns the raft entry with a copy of data.
+// entry returns a raft entry with the fields in h and a copy of data.
 func (h entryHead) entry(data []byte) *raftpb.Entry {
 	ent := &raftpb.Entry{Type: h.kind.Enum(), Index: &h.index, Term: &h.term}
 	if len(data) > 0 {

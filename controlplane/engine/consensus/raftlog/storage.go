@@ -17,12 +17,13 @@ func (l *Log) InitialState() (*raftpb.HardState, *raftpb.ConfState, error) {
 // FirstIndex implements raft.Storage: it returns the index of the first entry that was not truncated.
 func (l *Log) FirstIndex() (uint64, error) { return l.begin.Index + 1, nil }
 
-// LastIndex implements raft.Storage: it returns the index of the last entry, or the index before the first if there is
-// none.
+// LastIndex implements raft.Storage: it returns the index of the last entry. If the log has no entry, it returns the
+// index at which the log begins.
 func (l *Log) LastIndex() (uint64, error) { return l.last.Index, nil }
 
-// Term implements raft.Storage: it returns the term of entry i, raft.ErrCompacted or raft.ErrUnavailable. It reads the
-// disk if the entry is not cached.
+// Term implements raft.Storage: it returns the term of entry i. The error is raft.ErrCompacted if the entry was
+// truncated, and raft.ErrUnavailable if it is beyond the end of the log. If the entry is not cached, Term reads it from
+// the disk.
 func (l *Log) Term(i uint64) (uint64, error) {
 	switch {
 	case i < l.begin.Index:
@@ -57,7 +58,8 @@ func (l *Log) termOf(i uint64) (uint64, error) {
 	return h.term, errors.Join(err, closer.Close())
 }
 
-// Entries implements raft.Storage: it returns the entries from lo to hi-1, up to about maxSize bytes, but at least one.
+// Entries implements raft.Storage: it returns the entries from index lo to hi-1. If they are larger than about maxSize
+// bytes in total, it returns only the first of them, at least one.
 func (l *Log) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	if lo <= l.begin.Index {
 		return nil, raft.ErrCompacted
@@ -100,8 +102,8 @@ func (l *Log) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	return out, nil
 }
 
-// Snapshot implements raft.Storage. It returns only the metadata, as of the last applied entry. The state machine
-// writes its checkpoint later, when raft's message is about to be sent.
+// Snapshot implements raft.Storage. It returns only the metadata of a snapshot, as of the last applied entry. The state
+// machine writes its files later, when raft has made the message that will carry the snapshot.
 func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	term, err := l.Term(l.applied)
 	if err != nil {
@@ -112,8 +114,8 @@ func (l *Log) Snapshot() (*raftpb.Snapshot, error) {
 	}}, nil
 }
 
-// ReadError is returned by the methods of raft.Storage when the disk cannot be read. raft panics with the error, and
-// the caller of raft recovers it by its type.
+// ReadError is the error of the raft.Storage methods when the disk cannot be read. raft panics with it, and the caller
+// of raft recognizes it by its type when it recovers the panic.
 type ReadError struct{ err error }
 
 func (e *ReadError) Error() string { return e.err.Error() }

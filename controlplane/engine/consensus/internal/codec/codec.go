@@ -3,7 +3,7 @@ package codec
 
 import "encoding/binary"
 
-// AppendBool appends one byte to buf: 0 for false or 1 for true.
+// AppendBool appends v to buf as one byte: 0 for false, 1 for true.
 func AppendBool(buf []byte, v bool) []byte {
 	if v {
 		return append(buf, 1)
@@ -11,14 +11,16 @@ func AppendBool(buf []byte, v bool) []byte {
 	return append(buf, 0)
 }
 
-// Reader decodes fields from the start of Rest. After an error the methods return zero values. Short is set if a field
-// was cut off, Malformed if a field was not valid. After the last field, callers check both, and that Rest is empty.
+// Reader decodes fields from the start of Rest, which becomes shorter with each field. Short is set if Rest ended
+// within a field, Malformed if a field had an invalid value. After either, the returned values are meaningless. When
+// all fields are decoded, the caller must check that Short and Malformed are false and that Rest is empty.
 type Reader struct {
 	Rest             []byte
 	Short, Malformed bool
 }
 
-// Take returns the next n bytes, which alias Rest. If Rest is shorter, it returns nil and sets Short.
+// Take removes the first n bytes from Rest and returns them without copying. If Rest is shorter, it returns nil and
+// sets Short.
 func (r *Reader) Take(n int) []byte {
 	if len(r.Rest) < n {
 		r.Short, r.Rest = true, nil
@@ -37,7 +39,7 @@ func (r *Reader) Byte() byte {
 	return 0
 }
 
-// Bool decodes a bool that AppendBool encoded. Another byte than 0 or 1 sets Malformed.
+// Bool decodes a bool that AppendBool has encoded. A byte above 1 sets Malformed.
 func (r *Reader) Bool() bool {
 	v := r.Byte()
 	r.Malformed = r.Malformed || v > 1
@@ -52,7 +54,7 @@ func (r *Reader) Fixed64() uint64 {
 	return 0
 }
 
-// Uvarint decodes the next number in the encoding of binary.AppendUvarint.
+// Uvarint decodes a number that binary.AppendUvarint has encoded.
 func (r *Reader) Uvarint() uint64 {
 	v, n := binary.Uvarint(r.Rest)
 	switch {
