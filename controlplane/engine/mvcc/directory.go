@@ -18,8 +18,8 @@ import (
 //	CURRENT    the directory's format and the number of the current generation
 //	<number>/  the Pebble directory of a generation; Restore creates the next one
 //
-// CURRENT is written to a temporary file, synced and renamed before the first generation is created, and when a
-// restored one is complete. Other generations are leftovers of a crash, which clear removes.
+// CURRENT is written to a temporary file, synced and renamed. That happens before the first generation is created, and
+// each time a restored generation is complete. Other generations are leftovers of a crash, which clear removes.
 type directory struct {
 	fs   vfs.FS
 	path string
@@ -159,7 +159,7 @@ func (d *directory) sync(path string) error {
 	return nil
 }
 
-// adopt durably moves the files in from to the directory of generation number, which is not current yet.
+// adopt durably moves the directory at the path from to the path of the generation number, which is not current yet.
 func (d *directory) adopt(from string, number uint64) error {
 	names, err := d.fs.List(from)
 	if err != nil {

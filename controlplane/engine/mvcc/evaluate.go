@@ -42,8 +42,8 @@ func (x *programRun) compare(c *command.Compare) (bool, error) {
 	return holds, err
 }
 
-// leaseKeys returns the keys of a lease in order, including what earlier commands and steps attached. Some keys may no
-// longer be attached: the caller must look each of them up.
+// leaseKeys returns the keys of the lease id, in order. It includes the keys that earlier commands of the batch and
+// earlier steps of the program attached. Some keys may no longer be attached, so the caller must look up each of them.
 func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
 	keys, err := readLeaseKeys(x.db, id)
 	if err != nil {

@@ -91,7 +91,7 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 	return chunks.Error()
 }
 
-// addChunk adds the events of one chunk to c. It returns false if c does not need the chunks after it.
+// addChunk adds the events of the chunk in r to c. If c does not need the chunks after it, more is false.
 func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more bool, err error) {
 	for {
 		ch, ok, err := r.next()
@@ -119,8 +119,8 @@ func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more
 	}
 }
 
-// readPrevious sets Prev of the events that replaced a version. It fails with a CompactedError when Scrub has removed
-// the version that an event below v's compact revision replaced.
+// readPrevious reads the versions that events replaced, and sets Prev of the events. Scrub may have removed what events
+// below the compact revision of v replaced. If such a version is missing, readPrevious fails with a CompactedError.
 func readPrevious(v *view, events []watch.Event) (err error) {
 	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
@@ -153,7 +153,7 @@ func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 	return kv, err
 }
 
-// cloneEvent copies the key and value of e, which alias the chunk that it was read from.
+// cloneEvent replaces the key and value of e, which alias a chunk of the change log, by copies.
 func cloneEvent(e *watch.Event) {
 	e.KV.Key = bytes.Clone(e.KV.Key)
 	if e.Type == watch.EventPut {

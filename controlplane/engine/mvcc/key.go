@@ -152,8 +152,8 @@ func comparer() *pebble.Comparer {
 	c.Split = split
 	c.ImmediateSuccessor = appendSuccessor
 	c.Separator = func(dst, a, b []byte) []byte {
-		// Only the prefixes are shortened: a key with a cut revision would split at another place than its neighbours
-		// do.
+		// Shorten only the part before the revision. If the revision were cut, split would divide the result at another
+		// place than the neighbouring keys.
 		n, pa := len(dst), a[:split(a)]
 		dst = pebble.DefaultComparer.Separator(dst, pa, b[:split(b)])
 		if bytes.Equal(dst[n:], pa) {
@@ -165,7 +165,8 @@ func comparer() *pebble.Comparer {
 	return &c
 }
 
-// split returns the length of k without the revision. Only versions have one; 00 01 cannot occur inside an escaped key.
+// split returns the length of k without the revision. Only the keys of versions have a revision; it follows the bytes
+// 00 01, which cannot occur inside an escaped key.
 func split(k []byte) int {
 	n := len(k) - revisionBytes
 	if n >= 3 && k[0] == tableKeys && k[n-2] == escapeByte && k[n-1] == escapedEnd {
@@ -174,7 +175,7 @@ func split(k []byte) int {
 	return len(k)
 }
 
-// appendSuccessor appends the smallest possible prefix after a, which also sorts after all versions of a.
+// appendSuccessor appends the smallest possible prefix that sorts after the prefix a and after all versions of a.
 func appendSuccessor(dst, a []byte) []byte {
 	dst = append(dst, a...)
 	if n := len(a); n >= 3 && a[0] == tableKeys && a[n-2] == escapeByte && a[n-1] == escapedEnd {

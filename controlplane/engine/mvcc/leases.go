@@ -24,7 +24,8 @@ type LeaseChanges struct {
 
 func (c *LeaseChanges) any() bool { return c.All || len(c.Granted)+len(c.Revoked) > 0 }
 
-// leaseKey returns the Pebble key of a lease, or, for tableAttachments, what the keys of its attachments begin with.
+// leaseKey returns the Pebble key of the lease id in table. For tableAttachments it returns the common prefix of the
+// keys of the lease's attachments.
 func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }

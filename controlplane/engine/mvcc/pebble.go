@@ -30,7 +30,8 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 				e.diskErrors.Add(1)
 				e.opts.Logger.Error("mvcc background work", "dir", e.dir.path, "err", err)
 			},
-			// Without this hook, Pebble would end the process. The reader of the data gets the error.
+			// Without this hook, Pebble would end the process when it finds damaged data. With it, only the reader of
+			// the data gets an error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
 				e.diskErrors.Add(1)
 				e.damage.Add(1)

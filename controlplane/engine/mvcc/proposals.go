@@ -8,12 +8,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MaxProposals is the number of proposal IDs that are remembered with their results. It decides whether a repeated
-// command is applied again: it must be the same on all members.
+// MaxProposals is the maximum number of proposal IDs that are remembered with their results. A command whose ID is
+// remembered is not applied again, so the number must be the same on all members.
 const MaxProposals = 100_000
 
-// sweepInterval is the number of new proposal IDs between two sweeps. A sweep deletes the stored entries that contain only
-// IDs older than the last MaxProposals.
+// sweepInterval is the number of new proposal IDs between two sweeps. A sweep deletes the stored entries that contain
+// only IDs older than the last MaxProposals.
 const sweepInterval = 8192
 
 // proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in

@@ -21,8 +21,8 @@ type Snapshot struct {
 	closed atomic.Bool
 }
 
-// Snapshot takes a snapshot at the current revision. The caller must close it. If it cannot be taken, its methods
-// return the error.
+// Snapshot takes a snapshot at the current revision. The caller must close it. If no snapshot can be taken, the methods
+// of the result return the error.
 func (e *Engine) Snapshot() *Snapshot {
 	v, err := e.pin(true)
 	if err != nil {
@@ -59,8 +59,8 @@ func (s *Snapshot) acquire() error {
 	return s.gen.acquire()
 }
 
-// readable returns revision, or the snapshot's revision if it is 0. It fails with ErrFutureRevision or a
-// CompactedError.
+// readable returns the parameter revision, or the snapshot's revision if the parameter is 0. If the snapshot cannot
+// read that revision, it fails with ErrFutureRevision or a CompactedError.
 func (s *Snapshot) readable(revision int64) (int64, error) {
 	switch {
 	case revision == 0:
@@ -144,7 +144,7 @@ func (r *reader) keyState(mod int64) (h keyState, err error) {
 	return h, err
 }
 
-// kv returns the live version h of key as a KV, with copies of key and value. With keysOnly it has no value.
+// kv returns the live version h of key as a KV, with copies of key and value. If keysOnly is true, the KV has no value.
 func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	value := h.value
 	if keysOnly {
@@ -182,8 +182,8 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	return res, err
 }
 
-// readRange reads the versions that were the newest at revision, which db must contain. counts, unless nil, is the
-// index at that revision; without it, counting reads the range.
+// readRange reads, for each key, the version that was the newest at revision, which db must contain. The parameter
+// counts is the key index at that revision; if it is nil, counting reads the range.
 func readRange(db *pebble.DB, counts *keyindex.Index, o RangeOptions, revision int64) (RangeResult, error) {
 	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
@@ -286,7 +286,8 @@ func expected(limit int) int {
 }
 
 // next moves r.it to the next key with a version at or before r.revision, and there to the newest such version, which
-// may be a tombstone. It returns the key's encoded prefix and the version's revision. ok is false at the end.
+// may be a tombstone. It returns the key's encoded prefix and the version's revision. At the end, ok is false. The
+// parameter first must be true for the first call.
 func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.First()

@@ -90,7 +90,7 @@ func verifyTable(fs vfs.FS, path string, o *pebble.Options) (err error) {
 	if err := r.ValidateBlockChecksums(); err != nil {
 		return err
 	}
-	// ValidateBlockChecksums leaves out the blocks that hold the values of old versions.
+	// ValidateBlockChecksums does not verify the blocks that hold the values of old versions. Verify them here.
 	l, err := r.Layout()
 	if err != nil {
 		return err

@@ -37,7 +37,8 @@ func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	return dst
 }
 
-// decodeVersion decodes a stored version that revision mod wrote. A tombstone is the zero Meta. The value aliases b.
+// decodeVersion decodes a stored version that the revision mod wrote. For a tombstone it returns the zero Meta. The
+// value aliases b.
 func decodeVersion(b []byte, mod int64) (command.Meta, []byte, error) {
 	d := command.FieldDecoder{Rest: b}
 	switch kind := d.Byte(); kind {

@@ -43,9 +43,9 @@ type Step struct {
 	End   []byte
 	Value []byte // value to write; StepRevoke: if set, DigestKeys of the lease's keys, RefusedEpoch if they differ
 
-	// Lease is, in a StepPut, the lease to attach the key to, or 0 for none; the program is refused with
-	// RefusedLeaseNotFound if it does not exist. In a StepGrant and StepRevoke, it is the lease to create or remove,
-	// not 0.
+	// Lease is the ID of a lease. A StepPut attaches the key to this lease, or to none if Lease is 0; the program is
+	// refused with RefusedLeaseNotFound if the lease does not exist. A StepGrant creates the lease and a StepRevoke
+	// removes it; for them Lease must not be 0.
 	Lease int64
 	TTL   int64 // StepGrant: time to live of the lease, seconds
 
@@ -53,8 +53,9 @@ type Step struct {
 	IgnoreValue bool // StepPut: leave the value as it is; RefusedKeyNotFound if there is no key
 	IgnoreLease bool // StepPut: leave the lease as it is; RefusedKeyNotFound if there is no key
 
-	// Range holds the options of StepRange, without its Key and End, which are the step's. A Revision below the compact
-	// revision is refused with RefusedCompacted, one above the revision before the program with RefusedFuture.
+	// Range holds the options of a StepRange. Its Key and End are not used; those of the step are. A Revision below the
+	// compact revision is refused with RefusedCompacted. A Revision above the one before the program is refused with
+	// RefusedFuture.
 	Range RangeOptions
 
 	If         []Compare

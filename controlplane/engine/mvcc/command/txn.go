@@ -15,8 +15,8 @@ const (
 	MaxTxnGuards  = 10_000
 	MaxTxnBytes   = 8 << 20 // bytes of the encoded transaction
 
-	// MaxTxnChanges is the maximum number of changes of one command, deletes of ranges included. It decides whether a
-	// command is refused: changing it needs a new command format.
+	// MaxTxnChanges is the maximum number of changes of one command. Each key that a range delete removes counts as
+	// one. All members must refuse the same commands, so changing the limit needs a new command format.
 	MaxTxnChanges = 1_000_000
 )
 
@@ -33,8 +33,8 @@ type Txn struct {
 // Guard is a read that must still be valid when the transaction is applied.
 //
 // Without an End, the mod revision of Key must be ModRevision; 0 means that Key must not exist. With an End, the range
-// [Key, End) must contain Count live keys, and ModRevision must be the highest of their mod revisions: a put in the
-// range raises the latter, a delete lowers the former.
+// [Key, End) must contain Count live keys, and ModRevision must be the highest of their mod revisions. A put in the
+// range raises the highest mod revision, and a delete lowers the count.
 type Guard struct {
 	Key, End    []byte
 	ModRevision int64
@@ -118,7 +118,7 @@ func (o *Op) validate() error {
 	return validateRange(o.Key, o.End)
 }
 
-// validateRange checks that key and end are within the limits, and that not both are empty.
+// validateRange checks that key and end are within the limits, and that at least one of them is not empty.
 func validateRange(key, end []byte) error {
 	switch {
 	case len(key) == 0 && len(end) == 0:

@@ -42,8 +42,8 @@ type inner struct {
 	children []child
 }
 
-// Freeze makes all existing copies of *t immutable: from now on, t copies each node that it shares with them before it
-// changes it.
+// Freeze makes all existing copies of *t immutable: before t changes a node that it shares with a copy, it copies the
+// node.
 func (t *Index) Freeze() { t.epoch++ }
 
 // Find returns the entry of key; ok is false when key is not live.
@@ -239,8 +239,8 @@ func (t *Index) writeInner(c *child) *inner {
 	return c.inner
 }
 
-// writeKeys makes l.keys and l.ends changeable: if a snapshot shares them, it replaces them by copies, with room for
-// more additional bytes of keys.
+// writeKeys makes l.keys and l.ends changeable. If a snapshot shares them, it replaces them by copies. The parameter
+// more is the number of bytes of keys for which the copies have room in addition.
 func (l *leaf) writeKeys(epoch uint64, more int) {
 	if l.keyEpoch != epoch {
 		l.keyEpoch = epoch
@@ -264,7 +264,8 @@ func (l *leaf) insert(epoch uint64, at int, key []byte, m Entry) {
 	l.entries = slices.Insert(l.entries, at, m)
 }
 
-// split moves the upper part of c's leaf into a new child. The last insert was at position at.
+// split moves the upper part of c's leaf into a new child. The parameter at is the position of the last insert: after
+// an insert at the end, only the new key is moved.
 func (l *leaf) split(epoch uint64, c *child, at int) child {
 	half := len(l.entries) / 2
 	if at == len(l.entries)-1 {
@@ -329,7 +330,7 @@ func (t *Index) removeIn(c *child, key []byte) {
 	t.removeIn(&n.children[i], key)
 	switch {
 	case n.children[i].count == 0:
-		// Keys that belonged to the removed first child now belong to the second one.
+		// If the first child is removed, the second one takes over its range of keys.
 		if i == 0 && len(n.children) > 1 {
 			n.children[1].low = n.children[0].low
 		}
