@@ -32,7 +32,8 @@ type check struct {
 	notes   map[place]note            // notes of the second group, by place
 
 	history history
-	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older one.
+	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older
+	// revision.
 	frontier int64
 	// never has the operations that failed and must not be applied. It maps the name of each to the text of its error.
 	never map[string]string

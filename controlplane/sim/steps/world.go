@@ -29,10 +29,10 @@
 // # Implementation
 //
 // A client is a coroutine (iter.Pull) that calls package store. Where the store would wait for other members, its
-// Proposer yields to the type world until the result is there. Each operation also writes a row of the table ops without
-// reading it first, so that applying it twice is detected. A crash in the middle of work uses a copy of the disk that a
-// hook of the file system takes before some sync or rename. Actions of the member after the copy are ignored until the
-// member is ended.
+// Proposer yields to the type world until the result is there. Each operation also writes a row of the table ops
+// without reading it first, so that applying it twice is detected. A crash in the middle of work uses a copy of the
+// disk that a hook of the file system takes before some sync or rename. Actions of the member after the copy are
+// ignored until the member is ended.
 package steps
 
 import (
