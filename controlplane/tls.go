@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// warnAboutPlaintext logs which of the ports for tenants and etcd's clients are plaintext: as an error if other hosts
-// can reach them.
+// warnAboutPlaintext logs whether the ports for tenants or for etcd's clients are plaintext. If other hosts can reach
+// these ports, it logs an error.
 func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
 	case c.PlaintextBeyondLoopback():
@@ -84,8 +84,8 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload reloads the certificate files when they change, until ctx ends. On SIGHUP it checks the files at once. If
-// there are no files, it ignores SIGHUP; but if dev is set as well, SIGHUP ends the process, for example when the
+// runReload reloads the certificate files when they change, until ctx ends. On SIGHUP it checks the files at once.
+// Without certificate files it ignores SIGHUP, unless dev is true: then SIGHUP ends the process, for example when the
 // terminal is closed.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
@@ -122,8 +122,8 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 	}
 }
 
-// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS
-// was turned on or off. It does not change other URLs, which an operator has set.
+// updateClientURL corrects the scheme of the client URL in this member's record. The record may have been written
+// before TLS was turned on or off. A URL that an operator has set is not changed.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c
