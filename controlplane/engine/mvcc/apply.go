@@ -314,7 +314,8 @@ func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err e
 	return false, nil
 }
 
-// putChange returns the change of a put at the next revision; before is the metadata of the version that it replaces.
+// putChange returns the change of a put at the next revision. The parameter before is the metadata of the version that
+// the put replaces.
 func (s *applier) putChange(key, value []byte, lease int64, before command.Meta) change {
 	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
 	c.after = command.Meta{
@@ -329,7 +330,8 @@ func (s *applier) putChange(key, value []byte, lease int64, before command.Meta)
 	return c
 }
 
-// deleteChange returns the change of a delete at the next revision; before is the metadata of the deleted version.
+// deleteChange returns the change of a delete at the next revision. The parameter before is the metadata of the deleted
+// version.
 func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,

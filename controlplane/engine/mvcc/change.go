@@ -10,7 +10,7 @@ import (
 )
 
 // change is the effect of a command on one key: a put or a delete at a revision. A revision may change a key several
-// times; only its last change becomes a version.
+// times; only the last of these changes becomes a version.
 type change struct {
 	deleted         bool
 	superseded      bool // a later change of the same revision changes the key again
@@ -46,8 +46,8 @@ const (
 // chunkBytes is the size in bytes from which a chunk is complete, so that the next change begins another one.
 const chunkBytes = 32 << 10
 
-// appendChange appends the encoding of c. next must be true if c is the first change of its revision, but not of its
-// chunk.
+// appendChange appends the encoding of c. The parameter next must be true if c is the first change of its revision but
+// not the first change of its chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {

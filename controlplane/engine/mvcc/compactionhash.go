@@ -30,8 +30,9 @@ const (
 	// same compactions, except after a restart.
 	hashShare  = 16
 	hashAnyway = 16 << 20
-	// hashRest is the duration of the pauses in a computation, in multiples of the work before them. A hash is not
-	// urgent, since only Scrub waits for it, and it must not slow down commands.
+	// hashRest is the duration of the pauses in a computation, in multiples of the time that the step before the pause
+	// took. The pauses keep a computation from slowing down commands. A hash is not urgent, since only Scrub waits for
+	// it.
 	hashRest = 4
 )
 

@@ -39,9 +39,9 @@ type Options struct {
 	// together read at most about 20 times the bytes that were written.
 	HashOnCompact bool
 
-	// OnLeases, if set, is called after each batch that changed leases, when readers can already see the changes, and
-	// after Restore. It runs on the goroutine that calls Apply or Restore: it must not block, and must not use its
-	// argument after it has returned.
+	// OnLeases, if set, is called after each batch that changed leases, and after Restore. Readers can then already see
+	// the changes. OnLeases runs on the goroutine that calls Apply or Restore, so it must not block. It must not use
+	// its argument after it has returned.
 	OnLeases func(LeaseChanges)
 
 	// Quiet makes the engine do all disk work within calls of its methods: Pebble compacts and deletes nothing in the
@@ -142,8 +142,8 @@ func (e *Engine) CompactRevision() int64 { return e.published.Load().compactRevi
 // must set its Time to this time or a later one.
 func (e *Engine) LastTime() int64 { return e.published.Load().time }
 
-// Flush makes what was applied before the call durable, and returns a durable position. While the disk refuses writes,
-// it waits until ctx ends.
+// Flush makes all commands that were applied before the call durable, and returns the position of the last of them.
+// While the disk refuses writes, it waits until ctx ends.
 func (e *Engine) Flush(ctx context.Context) (command.Position, error) {
 	v := e.published.Load()
 	if err := v.gen.acquire(); err != nil {

@@ -19,7 +19,7 @@ func (x *programRun) compareAll(compares []command.Compare) (bool, error) {
 	return true, nil
 }
 
-// compare reports whether c holds for its key, or for all keys of its range.
+// compare reports whether the condition c holds for its key, or for all keys of its range.
 func (x *programRun) compare(c *command.Compare) (bool, error) {
 	if len(c.End) == 0 {
 		h, err := x.lookup(c.Key, false, c.Target == command.CompareValue)

@@ -26,7 +26,7 @@ type leaseChange struct {
 	revoked bool
 }
 
-// execute applies p. If wanted is true, the result has Steps.
+// execute applies the program p. If wanted is true, the result contains the results of the steps.
 func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch && !mutant.On(mutant.StalePermission) {
@@ -171,7 +171,7 @@ func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	return err
 }
 
-// put applies a StepPut: it adds the put to the changes, or refuses the program.
+// put applies a StepPut: it adds the put to x.changes, or refuses the program.
 func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
@@ -209,8 +209,8 @@ func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) 
 	}
 }
 
-// delete applies a StepDelete: it adds a delete of each key to the changes, or refuses the program if there are too
-// many.
+// delete applies a StepDelete: it adds a delete of each key to x.changes. If there are too many changes, it refuses the
+// program.
 func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
@@ -255,7 +255,7 @@ func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepRe
 	x.change(x.deleteChange(key, h.Meta))
 }
 
-// change adds c to the changes, and refuses the program when it has more than maxChanges.
+// change adds c to x.changes. If the program then has more than maxChanges changes, it is refused.
 func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
 	if len(x.changes)-x.firstChange > x.maxChanges {
@@ -322,7 +322,7 @@ func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
-// hasRecord reports whether a named record exists, with the changes of the earlier steps.
+// hasRecord reports whether a named record exists after the changes of the earlier steps.
 func (x *programRun) hasRecord(name []byte) bool {
 	for i := len(x.records) - 1; i >= 0; i-- {
 		if bytes.Equal(x.records[i].Name, name) {

@@ -26,7 +26,7 @@ type generation struct {
 	hashes        compactionHashes
 	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
-	// using is read-locked while db is used, and locked to close db.
+	// using is locked for reading while db is used, and for writing to close db.
 	using     sync.RWMutex
 	closedErr error
 	done      chan struct{} // closed once closedErr is set

@@ -19,8 +19,8 @@ type Hash struct {
 	Revision int64 // newest revision whose versions are hashed
 	Current  int64 // current revision at the compaction, or when HashKV was called
 
-	// CompactRevision is the compact revision when the hash was computed; 0: nothing was compacted. Hashes with
-	// different compact revisions cannot be compared.
+	// CompactRevision is the compact revision at the time when the hash was computed; 0 means that nothing was
+	// compacted. Hashes with different compact revisions cannot be compared.
 	CompactRevision int64
 }
 
@@ -98,7 +98,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hashStep adds the next versions, up to hashVersions or hashBytes, to h.sum.
+// hashStep adds the next versions to h.sum, until it has read hashVersions versions or hashBytes bytes.
 func (h *hasher) hashStep(db *pebble.DB) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Watch starts a watcher, which the caller must close. When FromRevision is below the compact revision, Next fails with
-// a CompactedError.
+// Watch starts a watcher, which the caller must close. If o.FromRevision is below the compact revision, Watcher.Next
+// fails with a CompactedError.
 func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
 // history reads the events that are no longer in memory from the change log on disk. It implements watch.Source.
@@ -64,7 +64,8 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, values.Close()) }()
-	// The chunk that contains revision c.From may begin before it.
+	// Start at the last chunk that begins at or before the revision c.From, because this chunk may also contain changes
+	// of c.From.
 	ok := chunks.SeekLT(changesKey(c.From, 1))
 	if !ok && chunks.Error() == nil {
 		ok = chunks.First()
@@ -144,7 +145,8 @@ func readPrevious(v *view, events []watch.Event) (err error) {
 	return nil
 }
 
-// getExact reads the version of key that revision wrote. It fails with ErrCorrupt when there is none.
+// getExact reads the version of key that was written at revision. If there is no such version, it fails with
+// ErrCorrupt.
 func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 	kv, ok, err := get(it, key, revision)
 	if err == nil && (!ok || kv.ModRevision != revision) {

@@ -19,7 +19,7 @@ func (s *Snapshot) Holds(guards []command.Guard) (hold, known bool) {
 	return true, true
 }
 
-// guardHolds reports whether g holds for the keys in t.
+// guardHolds reports whether the guard g holds for the keys in the index t.
 func guardHolds(t *keyindex.Index, g *command.Guard) bool {
 	count, maxMod := t.Count(g.Key, g.End)
 	return maxMod == g.ModRevision && (len(g.End) == 0 || count == g.Count)

@@ -79,7 +79,8 @@ func (e *Engine) publish(v *view, changes []change) {
 	}
 }
 
-// startIndexBuild builds the index of the published generation g: in the background, or at once with Options.Quiet.
+// startIndexBuild builds the index of the published generation g in the background. With Options.Quiet it returns only
+// when the index is built.
 func (e *Engine) startIndexBuild(g *generation) {
 	build := func() {
 		defer close(g.indexBuild.finished)
@@ -196,7 +197,8 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	}
 }
 
-// damage returns the error with which the build has failed if stored data is corrupt, and nil otherwise.
+// damage returns the error of the index build if the build failed because stored data is corrupt. Otherwise it returns
+// nil.
 func (x *indexBuild) damage() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -244,8 +246,8 @@ func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 // the first put over the key reads the version.
 const unreadBytes = 1 << 10
 
-// entry returns the entry of the version at the position of r.it, which revision mod wrote. For a tombstone it is the
-// zero Entry.
+// entry returns the index entry of the version at the position of r.it. The parameter mod is the revision of this
+// version. For a tombstone the entry is the zero Entry.
 func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
 		return keyindex.PartialEntry(mod), nil

@@ -101,8 +101,8 @@ func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
 	return k[:n:n], int64(^binary.BigEndian.Uint64(k[n:])), nil
 }
 
-// changesKey returns the Pebble key of a chunk of the change log; first is the position of its first change within
-// revision.
+// changesKey returns the Pebble key of a chunk of the change log. The parameters are the revision of the first change
+// in the chunk and the position of this change among the changes of its revision.
 func changesKey(revision int64, first int) []byte {
 	k := make([]byte, 0, 1+revisionBytes+4)
 	k = binary.BigEndian.AppendUint64(append(k, tableRevisions), uint64(revision))
@@ -124,7 +124,8 @@ func splitChangesKey(k []byte) (revision int64, first int, err error) {
 	return int64(binary.BigEndian.Uint64(k[1:])), first, nil
 }
 
-// proposalsKey returns the Pebble key of an entry of proposal IDs; last is the sequence number of the entry's last ID.
+// proposalsKey returns the Pebble key of an entry of proposal IDs. The parameter last is the sequence number of the
+// last ID in the entry.
 func proposalsKey(last uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
 }

@@ -42,9 +42,9 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	return done, nil
 }
 
-// scrub removes what the revisions below compactRevision replaced. It keeps the change log of compactRevision itself,
-// so that a watch from there misses nothing. It continues where the last call stopped: range deletions that all began
-// at the same key would overlap in Pebble and slow down every read.
+// scrub removes the versions that the revisions below compactRevision replaced, and the change log of these revisions.
+// The change log of compactRevision itself stays, so that a watch from there misses nothing. scrub continues where the
+// last call stopped: range deletions that all began at the same key would overlap in Pebble and slow down every read.
 func (g *generation) scrub(compactRevision int64, limit int) (removed int, done bool, err error) {
 	if g.scrubProgress.from == nil {
 		g.scrubProgress.from = changesKey(0, 0)
@@ -102,8 +102,8 @@ type scrubber struct {
 	key             []byte
 }
 
-// chunk removes what the changes in a chunk of the change log replaced. Changes that must stay are written back as a
-// chunk of their own.
+// chunk removes what the changes in the chunk l of the change log replaced. Changes that must stay in the log are
+// written back as a chunk of their own.
 func (s *scrubber) chunk(l *chunkReader) error {
 	for {
 		rest := l.b
@@ -142,7 +142,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 	}
 }
 
-// commit adds the removal of the change log before s.stop, and commits the batch.
+// commit adds a deletion of the change log before s.stop to the batch, and commits the batch.
 func (s *scrubber) commit() error {
 	if err := s.b.DeleteRange(s.from, s.stop, nil); err != nil {
 		return err
@@ -214,8 +214,8 @@ func (s *scrubProgress) advance(compactRevision int64) {
 	}
 }
 
-// reached reports whether Scrub has removed everything up to compactRevision, and returns a channel that is closed when
-// that revision rises.
+// reached reports whether Scrub has removed everything up to compactRevision. It also returns a channel that is closed
+// when Scrub has come further than now.
 func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -316,7 +316,8 @@ func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err er
 		ok = r.it.SeekLT(r.seek)
 	}
 	for ok {
-		// r.it is at the oldest version of a key. r.seek becomes its prefix, before which the next call searches.
+		// r.it is now at the oldest version of a key. Store the prefix of this key in r.seek; the next call searches
+		// before it.
 		if prefix, mod, err = splitVersion(r.it.Key()); err != nil {
 			return nil, 0, false, err
 		}

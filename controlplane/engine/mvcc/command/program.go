@@ -10,9 +10,9 @@ import "slices"
 // written. Several steps may change the same key. A service that promises etcd's ErrDuplicateKey has to check for it
 // before it proposes the program.
 type Program struct {
-	// Epoch, unless 0, is the epoch of the named records (Snapshot.Epoch) at which the proposer read them. The program
-	// is refused with RefusedEpoch if the records have changed since, so what the proposer checked against them still
-	// holds when the program is applied.
+	// Epoch, unless 0, is the epoch of the named records (Snapshot.Epoch) at which the proposer read them. If the
+	// records have changed since, the program is refused with RefusedEpoch. So what the proposer checked against the
+	// records still holds when the program is applied.
 	Epoch int64
 	Steps []Step
 }
@@ -62,7 +62,7 @@ type Step struct {
 	Then, Else []Step
 }
 
-// ReadsRevision reports whether a step, in any branch, reads at a revision that it names in Range.Revision. Such a
+// ReadsRevision reports whether a step, in any branch, has a Range.Revision, that is, reads at a given revision. Such a
 // program must not share its log entry with other commands; see Command.
 func ReadsRevision(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
@@ -93,8 +93,8 @@ const (
 	CompareNotEqual CompareRelation = 3
 )
 
-// Compare is a condition on Key, or on every key of [Key, End). A missing key has version, revisions and lease 0;
-// comparing its value never holds. An empty range is compared like a missing key.
+// Compare is a condition on Key, or on every key of [Key, End). For a missing key the version, revisions and lease are
+// 0, and a comparison of the value never holds. An empty range is compared like a missing key.
 type Compare struct {
 	Key, End []byte
 	Target   CompareTarget

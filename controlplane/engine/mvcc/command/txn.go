@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Limits of a transaction. EncodeTxn checks all of them, Decoder.Decode those that are cheap to check.
+// Limits of a transaction. EncodeTxn checks all of them. Decoder.Decode checks only those that are cheap to check.
 const (
 	MaxKeyBytes   = 4 << 10
 	MaxValueBytes = 1536<<10 + 64<<10 // 1.5 MiB, the limit promised to users, and room for metadata around it
@@ -20,10 +20,10 @@ const (
 	MaxTxnChanges = 1_000_000
 )
 
-// Txn is a transaction that was decided before it was proposed: Guards say what was read, Ops what to write. If all
+// Txn is a transaction that was decided before it was proposed. Guards say what was read, and Ops what to write. If all
 // guards hold, all ops are applied at one new revision; otherwise nothing is written.
 //
-// A key may be put only once, and not if the same transaction deletes it.
+// A key may be put only once. A transaction that puts a key must not also delete it.
 type Txn struct {
 	Time   int64 // Unix milliseconds, stamped by the proposer
 	Guards []Guard
@@ -131,7 +131,7 @@ func validateRange(key, end []byte) error {
 	return nil
 }
 
-// validateOnce fails with ErrDuplicateKey if a key would change twice at one revision.
+// validateOnce fails with ErrDuplicateKey if t changes a key more than once.
 func (t *Txn) validateOnce() error {
 	if len(t.Ops) < 2 {
 		return nil

@@ -17,8 +17,8 @@ type Index struct {
 // nodeKeys is the maximum number of keys in a leaf, and of children in an inner node.
 const nodeKeys = 32
 
-// child is a reference to a node, with the number of keys below it and their highest mod revision. No key below it
-// sorts before low.
+// child is a reference to a node, with the number of keys below the node and their highest mod revision. All keys below
+// the node are equal to or after the key in the field low.
 type child struct {
 	low    string
 	leaf   *leaf // either leaf or inner is set; neither in an empty tree
@@ -78,8 +78,8 @@ func (t *Index) Count(key, end []byte) (count, newest int64) {
 	return t.root.countRange(key, end)
 }
 
-// countRange returns the number of keys below c in [key, end), and their highest mod revision. A nil key means from the
-// first key on, a nil end up to the last one.
+// countRange returns the number of keys below c that are in [key, end), and their highest mod revision. If key is nil,
+// the range begins at the first key. If end is nil, it has no upper bound.
 func (c *child) countRange(key, end []byte) (count, newest int64) {
 	switch {
 	case key == nil && end == nil:
@@ -110,7 +110,7 @@ func (c *child) countRange(key, end []byte) (count, newest int64) {
 	return count, newest
 }
 
-// countRange is child.countRange for the keys in l.
+// countRange returns the same as child.countRange, for the keys in the leaf l.
 func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	from, to := 0, len(l.entries)
 	if key != nil {
@@ -178,8 +178,8 @@ func (t *Index) Set(key []byte, m Entry) {
 	}
 }
 
-// setIn stores the entry m for key below c. If c becomes too large, it moves half of c into right, which the caller
-// must insert after c.
+// setIn stores the entry m for key below c. If c then has too many keys or children, it moves the last ones into the new
+// child right, which the caller must insert after c.
 func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	if c.inner == nil {
 		l := t.write(c)
@@ -221,7 +221,8 @@ func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	return right, true
 }
 
-// write returns c's leaf with entries that may be changed, copying them if a snapshot shares them.
+// write returns c's leaf, whose entries the caller may change. If a snapshot shares the leaf, write first replaces it
+// by a copy.
 func (t *Index) write(c *child) *leaf {
 	if c.leaf.epoch != t.epoch {
 		l := *c.leaf
@@ -231,7 +232,8 @@ func (t *Index) write(c *child) *leaf {
 	return c.leaf
 }
 
-// writeInner returns c's inner node in a form that may be changed, copying it if a snapshot shares it.
+// writeInner returns c's inner node, which the caller may change. If a snapshot shares the node, writeInner first
+// replaces it by a copy.
 func (t *Index) writeInner(c *child) *inner {
 	if c.inner.epoch != t.epoch {
 		c.inner = &inner{epoch: t.epoch, children: slices.Clone(c.inner.children)}

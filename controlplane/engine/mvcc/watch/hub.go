@@ -126,8 +126,8 @@ func (h *Hub) keep(b *block) {
 	r.blocks = r.blocks[dropped:]
 }
 
-// since returns the next blocks, at most 256, that may contain events of revision and later, and whether there are more
-// blocks after them. It returns nil when events of revision are no longer in memory.
+// since returns the next blocks, at most 256, that may contain events of revision and later ones. If there are more
+// blocks after them, more is true. If events of revision are no longer in memory, since returns nil.
 func (r *recentEvents) since(revision int64) (blocks []*block, more bool) {
 	const most = 256
 	if revision < r.first {
