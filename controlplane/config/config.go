@@ -33,11 +33,11 @@ type Config struct {
 	// Cluster lists the addresses of all members of a new cluster, including this one. It is empty for a cluster of one
 	// member.
 	Cluster Members `yaml:"cluster"`
-	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. Join and Cluster
-	// exclude each other. After the member has joined, Join has no effect.
+	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. Only one of Join
+	// and Cluster may be set. After the member has joined, Join has no effect.
 	Join []string `yaml:"join"`
-	// ClusterKey is the path of the file with the key that all members share. It is required with Cluster, and with
-	// Join unless JoinToken is set.
+	// ClusterKey is the path of the file with the key that all members share. It is required with Cluster. A member
+	// with Join needs it unless the member gets the key by a JoinToken.
 	ClusterKey string `yaml:"cluster_key"`
 	// JoinToken is the path of a file with a token by which a joining member gets the cluster key. It is needed only
 	// once. The setting is a path instead of the token itself because every user of the host can read command lines.
