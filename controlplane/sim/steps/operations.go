@@ -167,7 +167,7 @@ func (c *client) slot() error {
 	})
 }
 
-// set writes a register without having read anything.
+// set writes a random row of the table registers without reading anything.
 func (c *client) set() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("set", func(tx *store.Tx, op string) error {
