@@ -104,7 +104,7 @@ func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 // clientURLRetryPause is the time between two calls of updateClientURL.
 const clientURLRetryPause = 2 * time.Second
 
-// runClientURLUpdate calls updateClientURL until it succeeds. It fails while the cluster has no leader.
+// runClientURLUpdate calls updateClientURL until it succeeds. The call fails while the cluster has no leader.
 func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
