@@ -14,7 +14,7 @@ import (
 )
 
 // Snapshot is the keyspace at the time when the snapshot was taken, with the history that was readable then. It may be
-// used from several goroutines. Until it is closed, Scrub keeps the data that it can read.
+// used from several goroutines. Until the snapshot is closed, Scrub keeps the data that the snapshot can read.
 type Snapshot struct {
 	*view
 	err    error // why the snapshot could not be taken
@@ -134,8 +134,8 @@ type reader struct {
 	seek     []byte // buffer for the Pebble key to seek to
 }
 
-// keyState decodes the version at the position of r.it, which revision mod wrote. For a tombstone it returns the zero
-// keyState. The value is valid until r.it moves.
+// keyState decodes the version at the position of r.it. The parameter mod is the revision of this version. For a
+// tombstone it returns the zero keyState. The value is valid until r.it moves.
 func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()
 	if err == nil {
@@ -150,7 +150,7 @@ func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	if keysOnly {
 		value = nil
 	}
-	// One allocation for the key and the value.
+	// Allocate the memory of the key and of the value together.
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)

@@ -32,7 +32,8 @@ func cachedBytes(kv *KV) int64 {
 	return int64(overhead + 2*len(kv.Key) + len(kv.Value))
 }
 
-// get returns the version of key that revision wrote. The caller must not change its bytes.
+// get returns the version of key that was written at revision, if it is in the cache. The caller must not change its
+// bytes.
 func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	if c == nil {
 		return KV{}, false
@@ -49,8 +50,8 @@ func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	return kv, true
 }
 
-// add adds a version that was read, unless the cache has the same or a newer one. The caller must not change kv's bytes
-// afterwards.
+// add adds a version that was read. If the cache has the same version of the key or a newer one, it does nothing. The
+// caller must not change kv's bytes afterwards.
 func (c *valueCache) add(kv KV) {
 	if c == nil {
 		return
@@ -89,7 +90,7 @@ func (c *valueCache) apply(changes []change) {
 	}
 }
 
-// set stores kv in recent, unless it would need more than an eighth of maxBytes. The caller holds c.mu.
+// set stores kv in recent. If kv needs more than an eighth of maxBytes, it is not stored. The caller holds c.mu.
 func (c *valueCache) set(kv KV) {
 	c.remove(kv.Key)
 	size := cachedBytes(&kv)

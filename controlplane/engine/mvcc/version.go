@@ -22,7 +22,7 @@ func storedBytes(key []byte, m command.Meta) int64 { return versionBytes + int64
 
 const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
 
-// appendVersionHeader appends what precedes the value in a stored version.
+// appendVersionHeader appends the header of a stored version, which precedes the value: its kind and metadata.
 func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	kind := byte(recordValue)
 	if v.Lease != 0 {

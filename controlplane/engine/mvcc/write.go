@@ -33,7 +33,7 @@ func (s *applier) write(changes []change) error {
 func (s *applier) countChange(c *change) {
 	if c.before.Live() {
 		s.keys--
-		// The sizes of a state of format 1 are unknown: live must not become negative.
+		// A state of format 1 has no sizes, so s.live may be too small: do not let it become negative.
 		s.live = max(s.live-storedBytes(c.key, c.before), 0)
 	}
 	if !c.deleted {

@@ -67,8 +67,8 @@ func Delete(key []byte) Op { return Op{Kind: OpDelete, Key: key} }
 // DeleteRange returns the Op that removes the keys of [key, end).
 func DeleteRange(key, end []byte) Op { return Op{Kind: OpDeleteRange, Key: key, End: end} }
 
-// Validate checks the limits and that no key is changed twice. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany,
-// ErrDuplicateKey or ErrInvalid.
+// Validate checks the limits of t. It also checks that no key is put twice, or put and deleted. Its errors wrap
+// ErrEmptyKey, ErrTooLarge, ErrTooMany, ErrDuplicateKey or ErrInvalid.
 func (t *Txn) Validate() error {
 	switch {
 	case t.Time < 0:
@@ -131,7 +131,7 @@ func validateRange(key, end []byte) error {
 	return nil
 }
 
-// validateOnce fails with ErrDuplicateKey if t changes a key more than once.
+// validateOnce fails with ErrDuplicateKey if t puts a key twice, or puts and deletes the same key.
 func (t *Txn) validateOnce() error {
 	if len(t.Ops) < 2 {
 		return nil

@@ -56,8 +56,7 @@ type Event struct {
 
 // Batch is the result of Next: events in log order.
 type Batch struct {
-	// Revision is the newest revision whose events, and those of all revisions before it, were all delivered with this
-	// batch and earlier ones.
+	// Revision is the newest revision up to which all events were delivered with this batch and earlier ones.
 	Revision int64
 	Events   []Event
 	// Partial is true if the last event's revision has more events, which follow in the next batch.
@@ -174,10 +173,10 @@ func (w *Watcher) progress() int64 {
 	return w.hub.revision
 }
 
-// Next returns the next events. If there are none, it waits for them until ctx ends; events that exist already are
-// returned even if ctx has ended. Only one goroutine may call it at a time. It fails for good with a CompactedError
-// when events that were not delivered were compacted, with ErrRestored when the state was replaced by one that does not
-// contain what was delivered, and with ErrClosed.
+// Next returns the next events. If there are none, it waits for them until ctx ends. Events that exist already are
+// returned even if ctx has ended. Only one goroutine may call it at a time. The watcher ends, and Next returns an error
+// from then on, in three cases: with a CompactedError if events that were not delivered were compacted, with
+// ErrRestored if the state was replaced by one that does not contain what was delivered, and with ErrClosed.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	w.nextMu.Lock()
 	defer w.nextMu.Unlock()
