@@ -210,8 +210,8 @@ func (m *member) unwipe() {
 	}
 }
 
-// work calls Host.Process until the host is idle, at most three times. A member with a slow disk works in every seventh
-// step only.
+// work calls Host.Process until the host is idle, but at most three times. A member with a slow disk works only in
+// every seventh step.
 func (m *member) work() {
 	if !m.up || m.frozen() || m.w.step < m.slowUntil && m.w.step%7 != 0 {
 		return

@@ -17,8 +17,8 @@ func ended() context.Context {
 	return ctx
 }
 
-// observer watches all keys of a member, across restarts, and checks that it receives every revision completely, once
-// and in order.
+// observer watches all keys of a member, also across restarts of the member. It checks that every revision is received
+// completely, once and in order.
 type observer struct {
 	m      *member
 	now    context.Context
