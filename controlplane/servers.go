@@ -164,7 +164,7 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	return server
 }
 
-// newKVREST returns the REST API of the key-value store. Members forward such requests to each other.
+// newKVREST returns the REST API of the key-value store. Members forward requests of this API to each other.
 func (m *member) newKVREST() *restapi.Server {
 	c := &m.config
 	return restapi.New(restapi.Options{

@@ -38,8 +38,8 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 // tenantTLS holds the TLS configurations of the ports for tenants. All fields are nil if these ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is the configuration of REST APIs. kvREST is that of the key-value REST API, to which other members forward
-	// requests.
+	// rest is the TLS configuration of the REST APIs except the key-value REST API. That API has the configuration
+	// kvREST, because other members forward requests to it.
 	rest, kvREST *tls.Config
 	// forwardClient is for requests that this member forwards to the key-value REST API of another member.
 	forwardClient *tls.Config
