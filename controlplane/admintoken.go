@@ -19,15 +19,16 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Lifetime of the administrator's token in the data directory. It is replaced adminTokenRenew before it expires.
+// adminTokenLife is the lifetime of the administrator's token in the data directory. The member replaces the token
+// adminTokenRenew before it expires.
 const (
 	adminTokenLife  = 30 * 24 * time.Hour
 	adminTokenRenew = 24 * time.Hour
 )
 
 // runAdminToken writes an administrator's token to the data directory and renews it until ctx ends. Users who can read
-// the directory may use the token. valid returns an error unless the token that it gets is valid; a token becomes
-// invalid early when the administrator's password is changed.
+// the directory may use the token. The function valid returns nil if the token that it gets is valid, and an error
+// otherwise. A token becomes invalid early when the administrator's password is changed.
 func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid func(context.Context, string) error, now func() time.Time, log *slog.Logger) {
 	path := filepath.Join(dir, layout.AdminTokenFile)
 	for {
@@ -42,9 +43,9 @@ func runAdminToken(ctx context.Context, key *clusterkey.Key, dir string, valid f
 	}
 }
 
-// renewAdminToken writes a new token unless the old one is valid for at least another day. The age of a token is taken
-// from its file's modification time. If valid returns another error than Unauthenticated, for example because there is
-// no leader, the old token stays.
+// renewAdminToken writes a new token unless the old one is valid for at least another day. The age of the old token is
+// the time since its file was written. If valid returns an error other than Unauthenticated, for example because there
+// is no leader, the old token stays.
 func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, valid func(context.Context, string) error, now time.Time) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -67,7 +68,8 @@ func renewAdminToken(ctx context.Context, key *clusterkey.Key, path string, vali
 	return nil
 }
 
-// tokenValidator returns a function that returns nil if its token is valid, and the error of the verifier otherwise.
+// tokenValidator returns a function that verifies a token with v. It returns nil if the token is valid, and the error
+// of v otherwise.
 func tokenValidator(v auth.Verifier) func(context.Context, string) error {
 	return func(ctx context.Context, token string) error {
 		_, err := v.Verify(ctx, token)

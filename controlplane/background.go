@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/leader"
 )
 
-// runBackground starts the loops that run until the member stops, and the tasks that run while this member is the
-// leader. It runs after all listeners were opened.
+// runBackground starts two kinds of work: loops that run until the member stops, and tasks that run only while this
+// member is the leader. It is called after all listeners were opened.
 func (m *member) runBackground(ctx context.Context) error {
 	tasks := &leader.Tasks{Self: m.config.NodeID, Leadership: m.system, Ready: m.records.Barrier, Log: m.log}
 	loops := []func(context.Context){
@@ -50,8 +50,8 @@ func (m *member) runBackground(ctx context.Context) error {
 	return nil
 }
 
-// fatal returns a background loop that runs f once. If f returns an error before ctx ends, the member stops with that
-// error.
+// fatal returns a function that runs f once in the background. If f returns an error before ctx ends, the member stops
+// with that error.
 func (m *member) fatal(f func(context.Context) error) func(context.Context) {
 	return func(ctx context.Context) {
 		if err := f(ctx); err != nil && ctx.Err() == nil {

@@ -35,9 +35,9 @@ func newBackupWriter(c config.Config, key *clusterkey.Key, engines map[uint64]*m
 
 func (a *backupWriter) dir() string { return filepath.Join(a.c.DataDir, layout.BackupDir) }
 
-// write makes a backup and passes the archive to the function write in pieces. The archive includes every write that
-// was acknowledged before the call. The state of each group is consistent in itself; the states of different groups are
-// from different moments.
+// write makes a backup and passes the archive in pieces to the function in the parameter write. The archive includes
+// every write that was acknowledged before the call. The state of each raft group is consistent in itself, but the
+// states of different groups are from different moments.
 func (a *backupWriter) write(ctx context.Context, write func([]byte) error) error {
 	select {
 	case a.running <- struct{}{}:

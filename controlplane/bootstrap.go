@@ -48,8 +48,8 @@ func clusterKey(ctx context.Context, c config.Config, log *slog.Logger) (*cluste
 	return clusterkey.Load(own)
 }
 
-// checkKeyMatchesToken returns an error if the key, which an earlier start has stored, belongs to another cluster than
-// the join token. If the token file can no longer be read, it checks nothing.
+// checkKeyMatchesToken returns an error if the key, which an earlier start has stored, and the join token belong to
+// different clusters. If the token file can no longer be read, it checks nothing.
 func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	if c.JoinToken == "" {
 		return nil
@@ -65,9 +65,9 @@ func checkKeyMatchesToken(c config.Config, key *clusterkey.Key) error {
 	return err
 }
 
-// resolveMemberID returns this member's ID and whether the member joins an existing cluster. A member listed in
-// c.Cluster joins if its data directory is new and the other members wait for it with a new directory, because an
-// operator has replaced it.
+// resolveMemberID returns this member's ID and whether the member joins an existing cluster. A member with c.Join
+// always joins. A member that is listed in c.Cluster joins only if an operator has replaced it: its data directory is
+// new, and the other members expect it with a new directory.
 func resolveMemberID(ctx context.Context, c config.Config, authority *mtls.Authority, log *slog.Logger) (id uint64, joins bool, err error) {
 	fresh, err := isNewDataDir(c.DataDir)
 	if err != nil {
@@ -113,7 +113,7 @@ func isNewDataDir(dataDir string) (bool, error) {
 	return false, err
 }
 
-// firstMembers returns the membership records with which a new cluster starts.
+// firstMembers returns the records of the members with which a new cluster starts.
 func firstMembers(c config.Config) (out []membership.Member) {
 	for id, host := range c.InitialMembers() {
 		out = append(out, membership.Member{

@@ -45,7 +45,7 @@ func withAuthorityCertificate(source mtls.Source, authority *mtls.Authority) mtl
 	}
 }
 
-// withClock makes config verify the validity of certificates by the member's clock, and returns config.
+// withClock makes config check the validity period of certificates against the member's clock c, and returns config.
 func withClock(c *clock.Clock, config *tls.Config) *tls.Config {
 	config.Time = c.Now
 	return config

@@ -10,15 +10,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// costs exports counters of the work that calls cause on this member, such as log entries and reads. They do not depend
-// on the speed of the machine. TestCosts compares them with the expected work of each call.
+// costs exports counters of the work that API calls cause on this member, such as log entries and reads. The counts do
+// not depend on the speed of the machine. TestCosts compares them with the expected work of each call.
 type costs struct {
 	runner     *consensus.Runner
 	engines    map[uint64]*mvcc.Engine // by raft group
 	identities *identity.Service
 }
 
-// groupCosts lists the counters that each raft group has: its name and how to get its value.
+// groupCosts lists the counters that are exported for each raft group: the name of each and the function that returns
+// its value.
 var groupCosts = []struct {
 	desc  *prometheus.Desc
 	value func(consensus.Work, mvcc.Stats) int64

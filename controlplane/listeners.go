@@ -16,7 +16,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// boundListener is an open listener with its servers: gRPC or HTTP, or both on a port for etcd's clients.
+// boundListener is an open listener with the servers that serve it: a gRPC or an HTTP server, or both on a port for
+// etcd's clients.
 type boundListener struct {
 	name, address string
 	grpc          *grpc.Server
@@ -40,8 +41,9 @@ func newListenerSet(log *slog.Logger, opened func(boundListener), failed chan er
 	return &listenerSet{log: log, opened: opened, failed: failed}
 }
 
-// serve opens a listener for a gRPC server g or an HTTP handler h, one of which is nil, and serves it until close is
-// called. HTTP is plaintext if secure is nil. A gRPC server has its own credentials, so secure does not apply to it.
+// serve opens a listener and serves it until close is called. Either g, a gRPC server, or h, an HTTP handler, is set;
+// the other one is nil. HTTP is plaintext if secure is nil. A gRPC server has its own credentials, so secure is not
+// used for it.
 func (l *listenerSet) serve(name, address string, g *grpc.Server, h http.Handler, secure *tls.Config) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -80,16 +82,16 @@ func (l *listenerSet) notifyOpened(d boundListener) {
 	}
 }
 
-// reportEnd sends the error with which the server called name ended to l.failed, unless the server was stopped on
-// purpose.
+// reportEnd is called when the server with this name has ended. It sends the server's error to l.failed, unless the
+// server was stopped on purpose.
 func (l *listenerSet) reportEnd(name string, err error) {
 	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 		l.failed <- fmt.Errorf("serve %s: %w", name, err)
 	}
 }
 
-// close refuses new requests, waits up to drain until running requests have ended, and then cancels the rest. It
-// returns when every server has stopped.
+// close refuses new requests and waits until running requests have ended, at most for the duration drain. Then it
+// cancels the rest, and returns when every server has stopped.
 func (l *listenerSet) close(drain time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()

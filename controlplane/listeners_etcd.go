@@ -23,12 +23,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/kv/etcdrpc"
 )
 
-// etcdOverhead is how many bytes a gRPC message may be longer than the limit of a request that writes. etcd has the
-// same value.
+// etcdOverhead is the number of bytes that are added to the maximum size of a request that writes. The sum is the
+// maximum size of a gRPC message. etcd has the same value.
 const etcdOverhead = 512 << 10
 
-// etcdStreams is the most open calls of one connection to a port for etcd's clients. etcd has no such limit; its
-// clients send all their watches over one stream.
+// etcdStreams is the maximum number of concurrent calls on one connection to a port for etcd's clients. etcd has no
+// such limit; its clients send all their watches over one stream.
 const etcdStreams = 4096
 
 // serveEtcd opens a listener that serves gRPC and HTTP/1 on the same port, as etcd does.
@@ -64,7 +64,7 @@ func (l *listenerSet) serveEtcd(address string, c config.KV, etcd *etcdrpc.Serve
 	return nil
 }
 
-// ignoreClosed returns nil if err means that the listener was closed, and err otherwise.
+// ignoreClosed returns nil if err only means that the listener was closed. Otherwise it returns err.
 func ignoreClosed(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		return nil

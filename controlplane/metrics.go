@@ -33,7 +33,8 @@ func newMetrics() *metrics {
 	return m
 }
 
-// register adds the metrics of the member's clock, disk space, raft groups, engines, key-value store and certificate.
+// register adds the metrics of the member in the parameter of: its clock, disk space, raft groups, engines, key-value
+// store and certificate.
 func (m *metrics) register(of *member) {
 	m.registry.MustRegister(of.clock, of.space, &collector{runner: of.runner, engines: of.engines},
 		&costs{runner: of.runner, engines: of.engines, identities: of.identities}, kv.NewCollector(of.keys))
@@ -48,8 +49,8 @@ type collector struct {
 	engines map[uint64]*mvcc.Engine
 }
 
-// gauges lists the metrics of collector. Each has one value per raft group, computed from raft's status (group) or the
-// engine's statistics (state).
+// gauges lists the metrics of collector. Each has one value per raft group. The function group computes it from raft's
+// status, or the function state from the engine's statistics.
 var gauges = []struct {
 	desc  *prometheus.Desc
 	group func(consensus.GroupStatus) float64
@@ -101,8 +102,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// routedHandler is a handler with a list of its routes, as rest.Server has one. The authorization test calls each route
-// in the list.
+// routedHandler is a handler with a list of its routes, like rest.Server. The authorization test calls each of these
+// routes.
 type routedHandler struct {
 	http.Handler
 	routes []rest.Route
@@ -117,8 +118,8 @@ func metricsHandler(registry *prometheus.Registry) routedHandler {
 	return routedHandler{mux, []rest.Route{{Method: http.MethodGet, Path: "/metrics", Open: "counts, for those who reach a port of the operator's or call from this host"}}}
 }
 
-// localMetrics serves /metrics to callers on loopback, and forwards all other requests to the handler other. It refuses
-// requests from web pages, including those by DNS rebinding (rest.CheckPage).
+// localMetrics returns a handler that serves /metrics to callers on loopback and passes all other requests to the
+// handler other. It refuses requests for /metrics from web pages, including those by DNS rebinding (rest.CheckPage).
 func localMetrics(metrics, other http.Handler, hosts []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" || !rest.FromLoopback(r) {

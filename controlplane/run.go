@@ -39,8 +39,8 @@ type member struct {
 	disk   *supervisor
 	// opened, if set, is called with each listener after it was opened. Tests use it to learn the addresses.
 	opened func(boundListener)
-	// stops holds the functions that were passed to onStop. stopErr is the error of transferring the leadership when
-	// the member stopped.
+	// stops holds the functions that were passed to onStop. stopErr is the error of the attempt to transfer the
+	// leadership when the member stopped.
 	stops   []func()
 	stopErr error
 
@@ -95,8 +95,8 @@ type member struct {
 }
 
 // run runs a member until ctx ends or the member cannot continue. Before it returns, it stops what it has started, in
-// reverse order. If the disk has failed it never returns; the supervisor ends the process. opened, if set, is called
-// with each listener after it was opened.
+// reverse order. If the disk has failed, run never returns; the supervisor ends the process. If opened is not nil, run
+// calls it with each listener after opening the listener.
 func run(ctx context.Context, c config.Config, disk *supervisor, opened func(boundListener)) (err error) {
 	m := &member{config: c, log: newLog(c), disk: disk, opened: opened}
 	defer func() { err = errors.Join(err, m.stop()) }()
@@ -126,8 +126,7 @@ func run(ctx context.Context, c config.Config, disk *supervisor, opened func(bou
 // registration.
 func (m *member) onStop(f func()) { m.stops = append(m.stops, f) }
 
-// stop calls the functions that were passed to onStop, the last one first. It returns the error of transferring the
-// leadership.
+// stop calls the functions that were passed to onStop, the last one first. It returns m.stopErr.
 func (m *member) stop() error {
 	for _, f := range slices.Backward(m.stops) {
 		f()
@@ -147,7 +146,8 @@ func (m *member) logStart() {
 	m.log.Info("serving", "member", m.config.NodeID, "address", m.config.Listen, "cluster", m.authority.Cluster(), "version", version())
 }
 
-// wait waits until ctx ends and returns nil, or returns the error because of which the member cannot continue.
+// wait blocks until the member has to stop. If ctx ends, it returns nil. If the member cannot continue, it returns the
+// reason as an error.
 func (m *member) wait(ctx context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -8,7 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc"
 )
 
-// scrub deletes compacted revisions from the engines' files every five seconds, in steps of 1000, until ctx ends.
+// scrub deletes the data of compacted revisions from each engine every five seconds, in steps of about 1000 changes,
+// until ctx ends.
 func scrub(ctx context.Context, engines map[uint64]*mvcc.Engine, log *slog.Logger) {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()

@@ -26,18 +26,18 @@ import (
 )
 
 const (
-	// stopTime is the time limit of transferring the leadership to another member when this member stops.
+	// stopTime is the maximum time for transferring the leadership to another member when this member stops.
 	stopTime = 3 * time.Second
-	// drainTime is the time that running requests have to end when the member stops. Streams of tenants do not end by
-	// themselves, so they are canceled after it.
+	// drainTime is the maximum time that running requests have to end when the member stops. Streams of tenants do not
+	// end by themselves, so they are canceled after this time.
 	drainTime = 2 * time.Second
 )
 
-// servePeers starts the exchange of messages with the other members, so that raft can elect leaders.
+// servePeers starts to exchange messages with the other members. Only then can raft elect leaders.
 func (m *member) servePeers(context.Context) error {
 	m.mesh.Attach(m.runner, m.commands, m.files)
-	// Continue to exchange messages until the leadership was transferred. That happens after everything that later
-	// builders have started was stopped.
+	// Continue to exchange messages until the leadership was transferred. Functions that were passed to onStop later
+	// are called earlier, so everything that later builders have started is stopped first.
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup
 	work.Go(func() { m.mesh.Run(ctx) })
@@ -70,8 +70,8 @@ func (m *member) serveClients(context.Context) error {
 	m.onStop(kvREST.Close)
 	m.listeners = newListenerSet(m.log, m.opened, make(chan error, 16))
 	m.onStop(func() { m.listeners.close(drainTime) })
-	// Close these listeners without waiting: agents' streams do not end by themselves, and agents connect to another
-	// member at once.
+	// Stop these listeners without waiting for running requests: agents' streams do not end by themselves, and agents
+	// connect to another member at once.
 	agentListeners := newListenerSet(m.log, m.opened, m.listeners.failed)
 	m.onStop(func() { agentListeners.close(0) })
 
@@ -151,7 +151,7 @@ func (m *member) newTenantServers() (public, creditOnly *grpc.Server) {
 	return server.Server, creditServer.Server
 }
 
-// newREST returns the HTTP handler of a REST API of the platform.
+// newREST returns the HTTP handler of one of the platform's REST APIs.
 func (m *member) newREST(api *restAPI) http.Handler {
 	options := api.options
 	options.Name, options.Ready, options.Log, options.Metrics = api.name, m.ready, m.log, m.metrics.http
@@ -164,7 +164,7 @@ func (m *member) newREST(api *restAPI) http.Handler {
 	return server
 }
 
-// newKVREST returns the REST API of the key-value store. Members forward such requests to each other.
+// newKVREST returns the REST API of the key-value store. Members forward requests of this API to each other.
 func (m *member) newKVREST() *restapi.Server {
 	c := &m.config
 	return restapi.New(restapi.Options{
@@ -174,8 +174,8 @@ func (m *member) newKVREST() *restapi.Server {
 	})
 }
 
-// ready returns nil if the member can serve requests that need the platform's records, and otherwise the reason that
-// /ready reports.
+// ready returns nil if the member can serve requests that need the platform's records. Otherwise it returns an error
+// with the reason, which /ready reports.
 func (m *member) ready(context.Context) error {
 	if leaderID, _ := m.system.Leader(); leaderID == 0 {
 		return errors.New("no leader: fewer than a majority of the members can be reached")

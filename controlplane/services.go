@@ -38,7 +38,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// service holds what one service adds to the servers and to the background work of a member. All fields are optional.
+// service lists what one service adds to the servers and to the background work of a member. All fields are optional.
 type service struct {
 	// rpc registers the service's methods on the gRPC port that all services share.
 	rpc func(grpc.ServiceRegistrar)
@@ -57,15 +57,15 @@ type restAPI struct {
 	// name is the name of the listener, and the name of the API in metrics and logs.
 	name string
 	port uint16
-	// options holds the settings that differ between the REST APIs. newREST sets the others.
+	// options holds the settings that differ between the REST APIs. newREST sets the other fields of rest.Options.
 	options rest.Options
 	routes  func(*rest.Server)
-	// metrics is set for the API whose port also serves /metrics to callers on loopback.
+	// metrics is true for the API whose port also serves /metrics to callers on loopback.
 	metrics bool
 }
 
-// listServices lists the services of a member. To add a service, create it in the builder of its layer and list it
-// here. The listeners of REST APIs are opened in this order.
+// listServices lists the services of a member. To add a service, create it in one of the builders below (newAccounts
+// and so on) and list it here. The listeners of REST APIs are opened in this order.
 func (m *member) listServices(context.Context) error {
 	ports := m.config.Ports
 	tenantREST := func(s fault.Service) rest.Options {
@@ -154,8 +154,8 @@ func (m *member) newAccounts(context.Context) error {
 	return nil
 }
 
-// newCompute creates the services for images, hosts and VMs, and those for credit and billing, because they depend on
-// each other.
+// newCompute creates the services for images, hosts and VMs. It also creates those for credit and billing, because VMs
+// and billing depend on each other.
 func (m *member) newCompute(context.Context) error {
 	m.images = image.New(image.Options{
 		Store: m.records, Commands: m.commands, Files: m.files, Self: m.config.NodeID, Members: m.memberships.Count, Peers: m.mesh,
@@ -228,7 +228,8 @@ func (m *member) registerOperator(s grpc.ServiceRegistrar) {
 	})
 }
 
-// operatorGroups returns the name and revision of each raft group, by group ID, as package operator requires them.
+// operatorGroups returns the name and a function for the revision of each raft group, by group ID, as package operator
+// requires them.
 func operatorGroups(engines map[uint64]*mvcc.Engine) map[uint64]operator.Group {
 	out := map[uint64]operator.Group{}
 	for _, g := range layout.Groups() {
@@ -246,7 +247,7 @@ func (m *member) followMembers(ctx context.Context) error {
 	return nil
 }
 
-// pruneDeletedProjects makes the IDs of deleted projects available for new ones, some time after the deletion.
+// pruneDeletedProjects makes the IDs of deleted projects available for new projects some time after the deletion.
 func (m *member) pruneDeletedProjects(ctx context.Context) error {
 	return tenant.PruneDeleted(ctx, m.records)
 }
@@ -279,7 +280,8 @@ func importDirs(c config.Config) []image.ImportDir {
 	return []image.ImportDir{{Path: dir}}
 }
 
-// walletProject looks up a project for package credit in the records of package tenant. It implements credit.Lookup.
+// walletProject returns the project with the given ID as package credit needs it. It reads the records of package
+// tenant and implements credit.Lookup.
 func walletProject(r store.Reader, id cloud.ProjectID) (credit.Project, error) {
 	p, err := tenant.Projects.Get(r, string(id))
 	if err != nil || p == nil {

@@ -29,8 +29,8 @@ const electionTicks = 10
 // recordCacheBytes is the size of the cache for the values of the platform's records that were read most recently.
 const recordCacheBytes = 16 << 20
 
-// claimDataDir locks the data directory and loads what identifies this member: its ID, its cluster's key and its
-// certificates.
+// claimDataDir locks the data directory and loads from it what identifies this member: its ID, its cluster's key and
+// its certificates.
 func (m *member) claimDataDir(ctx context.Context) error {
 	c := &m.config
 	unlock, err := datadir.Lock(c.DataDir)
@@ -75,8 +75,8 @@ func (m *member) openState(context.Context) (err error) {
 			return err
 		}
 		m.onStop(func() { engine.Close() })
-		// NoIDs is set for the key-value store because its writes are never proposed again under the same ID. Instead,
-		// clients get the error that the outcome of the write is unknown.
+		// NoIDs turns off proposal IDs for the key-value store, because its writes are never proposed again under the
+		// same ID. If the outcome of a write is unknown, the client gets an error that says so.
 		machine := store.NewStateMachine(engine, store.StateMachineOptions{NoIDs: g.ID == layout.KVGroup})
 		m.onStop(machine.Close)
 		m.engines[g.ID], m.machines[g.ID] = engine, machine

@@ -22,8 +22,8 @@ import (
 // leadershipTransferTime is the time limit of transferring the leadership when the disk of this member has failed.
 const leadershipTransferTime = time.Second
 
-// supervisor is the file system that a member writes through, and stops the member when its disk fails. After a failure
-// the process exits without stopping its parts in order, because their writes block (package failstop).
+// supervisor is the file system through which a member writes. If the disk fails, the process exits without stopping
+// the parts of the member in order, because their writes block (package failstop).
 type supervisor struct {
 	*failstop.FS
 	dir          string
@@ -44,7 +44,7 @@ func newSupervisor(c config.Config) *supervisor {
 	}
 }
 
-// setMember sets this member's ID, and the runner once the member takes part in raft.
+// setMember sets this member's ID and runner. The runner r is nil until this member takes part in raft.
 func (s *supervisor) setMember(id uint64, r *consensus.Runner) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,8 +58,8 @@ func (s *supervisor) member() (uint64, *consensus.Runner) {
 	return s.id, s.runner
 }
 
-// supervise calls run and returns the error of run. If the disk fails, supervise returns an error at once; run may not
-// have returned then, so the process must exit.
+// supervise calls run and returns the error of run. If the disk fails, supervise returns an error at once. The function
+// run may then still be running, so the process must exit.
 func (s *supervisor) supervise(run func(*supervisor) error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- run(s) }()

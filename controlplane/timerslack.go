@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timerSlack is how late the kernel may end a sleep, so that it can end several at once. The kernel's default is 50 µs.
-// The timers of a member are all far longer than timerSlack.
+// timerSlack is the maximum delay with which the kernel may end a sleep, so that it can end several sleeps at once. The
+// kernel's default is 50 µs. The timers of a member are all far longer than timerSlack.
 const timerSlack = time.Millisecond
 
 // setTimerSlack sets the timer slack of all threads of this process. While a member works, a thread of the Go runtime
@@ -27,7 +27,7 @@ func setTimerSlack() {
 	if currentTimerSlack() >= timerSlack {
 		return
 	}
-	// A real-time thread has no slack, and the call has no effect on it.
+	// A thread with real-time scheduling has no slack, and this call has no effect on it.
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0); err != nil || currentTimerSlack() < timerSlack {
 		return
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mtls"
 )
 
-// warnAboutPlaintext logs which of the ports for tenants and etcd's clients are plaintext: as an error if other hosts
-// can reach them.
+// warnAboutPlaintext logs whether the ports for tenants or for etcd's clients are plaintext. If other hosts can reach
+// these ports, it logs an error.
 func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 	switch {
 	case c.PlaintextBeyondLoopback():
@@ -38,8 +38,8 @@ func warnAboutPlaintext(c config.Config, log *slog.Logger) {
 // tenantTLS holds the TLS configurations of the ports for tenants. All fields are nil if these ports are plaintext.
 type tenantTLS struct {
 	pair *certfile.Pair
-	// rest is the configuration of REST APIs. kvREST is that of the key-value REST API, to which other members forward
-	// requests.
+	// rest is the TLS configuration of the REST APIs except the key-value REST API. That API has the configuration
+	// kvREST, because other members forward requests to it.
 	rest, kvREST *tls.Config
 	// forwardClient is for requests that this member forwards to the key-value REST API of another member.
 	forwardClient *tls.Config
@@ -84,8 +84,8 @@ func (t *tenantTLS) grpc() credentials.TransportCredentials {
 	return credentials.NewTLS(t.pair.Config())
 }
 
-// runReload reloads the certificate files when they change, until ctx ends. On SIGHUP it checks the files at once. If
-// there are no files, it ignores SIGHUP; but if dev is set as well, SIGHUP ends the process, for example when the
+// runReload reloads the certificate files when they change, until ctx ends. On SIGHUP it checks the files at once.
+// Without certificate files it ignores SIGHUP, unless dev is true: then SIGHUP ends the process, for example when the
 // terminal is closed.
 func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 	if t.pair == nil && dev {
@@ -104,7 +104,7 @@ func (t *tenantTLS) runReload(ctx context.Context, dev bool) {
 // clientURLRetryPause is the time between two calls of updateClientURL.
 const clientURLRetryPause = 2 * time.Second
 
-// runClientURLUpdate calls updateClientURL until it succeeds. It fails while the cluster has no leader.
+// runClientURLUpdate calls updateClientURL until it succeeds. The call fails while the cluster has no leader.
 func runClientURLUpdate(ctx context.Context, c config.Config, members *membership.Service, log *slog.Logger) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -122,8 +122,8 @@ func runClientURLUpdate(ctx context.Context, c config.Config, members *membershi
 	}
 }
 
-// updateClientURL corrects the scheme of the client URL in this member's record, which may have been written before TLS
-// was turned on or off. It does not change other URLs, which an operator has set.
+// updateClientURL corrects the scheme of the client URL in this member's record. The record may have been written
+// before TLS was turned on or off. A URL that an operator has set is not changed.
 func updateClientURL(ctx context.Context, c config.Config, members *membership.Service) error {
 	now := c.ClientURL(c.Listen)
 	other := c

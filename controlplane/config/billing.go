@@ -11,12 +11,13 @@ import (
 
 // Billing configures what VMs cost. Use the same values on all members; those of the leader apply.
 type Billing struct {
-	// Enabled makes projects pay for their VMs by the hour from their credit. Creating a VM then reserves credit. VMs
-	// that exist when billing is enabled are charged from then on.
+	// Enabled makes projects pay for their VMs from their credit, by the hour. Creating a VM then reserves credit. VMs
+	// that already exist when billing is enabled are charged from then on.
 	Enabled bool           `yaml:"enabled"`
 	Prices  billing.Prices `yaml:"prices"`
-	// OnEmpty is the policy for running VMs whose next hour the project cannot pay. With keep, the default, they
-	// continue to run and their hours are still counted. With stop they are stopped. Both policies refuse new VMs.
+	// OnEmpty is the policy for running VMs whose next hour the project cannot pay. With the policy keep, the default,
+	// such VMs continue to run and their hours are still counted. With the policy stop, they are stopped. Both policies
+	// refuse new VMs.
 	OnEmpty billing.Policy `yaml:"on_empty"`
 	// TestHour is the length of a billed hour in tests, from 1s to 1h. 0 means one hour.
 	TestHour time.Duration `yaml:"test_hour"`
@@ -27,7 +28,7 @@ func (b *Billing) Rules() billing.Rules {
 	return billing.Rules{Enabled: b.Enabled, Prices: b.Prices, OnEmpty: b.OnEmpty, Hour: b.TestHour}
 }
 
-// validate returns an error that names the first setting of Billing that is out of range.
+// validate returns an error if a setting in Billing is out of range. The error names the first such setting.
 func (b *Billing) validate() error {
 	rules := b.Rules()
 	if err := rules.Check(); err != nil {

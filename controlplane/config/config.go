@@ -20,11 +20,11 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// Config is the configuration of a member. Of several sources of a setting the first one applies: flag, environment
-// variable, file, Default.
+// Config is the configuration of a member. If several sources have the same setting, the first of these applies: flag,
+// environment variable, file, Default.
 type Config struct {
-	// NodeID is this member's ID. 0 means 1 or, with Join, the ID under which a member with this address was added to
-	// the cluster.
+	// NodeID is this member's ID. Without Join, 0 means 1. With Join, 0 means the ID under which a member with this
+	// address was added to the cluster.
 	NodeID uint64 `yaml:"node_id"`
 	// Listen is the IP address on which the member serves all of its Ports.
 	Listen string `yaml:"listen"`
@@ -33,14 +33,14 @@ type Config struct {
 	// Cluster lists the addresses of all members of a new cluster, including this one. It is empty for a cluster of one
 	// member.
 	Cluster Members `yaml:"cluster"`
-	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. Join and Cluster
-	// exclude each other. After the member has joined, Join has no effect.
+	// Join lists addresses, as host or host:port, of members of the cluster that this member joins. Only one of Join
+	// and Cluster may be set. After the member has joined, Join has no effect.
 	Join []string `yaml:"join"`
-	// ClusterKey is the path of the file with the key that all members share. It is required with Cluster, and with
-	// Join unless JoinToken is set.
+	// ClusterKey is the path of the file with the key that all members share. It is required with Cluster. A member
+	// with Join needs it unless the member gets the key by a JoinToken.
 	ClusterKey string `yaml:"cluster_key"`
-	// JoinToken is the path of a file with a token by which a joining member gets the cluster key. It is needed once.
-	// The setting is never the token itself, because every user of the host can read command lines.
+	// JoinToken is the path of a file with a token by which a joining member gets the cluster key. It is needed only
+	// once. The setting is a path instead of the token itself because every user of the host can read command lines.
 	JoinToken string `yaml:"join_token"`
 	// Dev gives every caller the rights of an administrator in the project named default. It is allowed only for a
 	// single member on a loopback address.
@@ -54,15 +54,17 @@ type Config struct {
 	// Identity configures ID tokens and external identity providers.
 	Identity Identity `yaml:"identity"`
 	Billing  Billing  `yaml:"billing"`
-	// Limits configures the rate limits of tenants' changes, and the disk space that they must leave free.
+	// Limits configures the maximum rates at which tenants may make changes, and the disk space that tenants must leave
+	// free.
 	Limits Limits `yaml:"limits"`
 	// REST configures the REST endpoints that need no credential.
 	REST REST `yaml:"rest"`
 	// TLS is the certificate of the ports for tenants.
 	TLS TLS `yaml:"tls"`
-	// InsecurePlaintext allows the ports for tenants to be plaintext on addresses that other hosts can reach.
+	// InsecurePlaintext allows plaintext on the ports for tenants even if their address can be reached from other
+	// hosts.
 	InsecurePlaintext bool `yaml:"insecure_plaintext"`
-	// Tick is the unit of raft's timers. The election timeout is a random time of 10 to 20 ticks.
+	// Tick is the unit of raft's timers. The election timeout is a random time of 10 to 20 times Tick.
 	Tick time.Duration `yaml:"tick"`
 	// LogFormat is text, json or auto. auto means json under systemd and text otherwise.
 	LogFormat string `yaml:"log_format"`
@@ -84,8 +86,8 @@ type Ports struct {
 
 // Images configures from where images are imported.
 type Images struct {
-	// ImportDirs lists the directories from which file:// sources may import images. If it is empty, that is the
-	// directory import in DataDir, which only system:admin may use.
+	// ImportDirs lists the directories from which images may be imported with file:// sources. If it is empty, images
+	// may be imported only from the directory import in DataDir, and only by system:admin.
 	ImportDirs []image.ImportDir `yaml:"import_dirs"`
 }
 
@@ -102,7 +104,8 @@ func Default() Config {
 	}
 }
 
-// Validate returns an error that names the first setting that is out of range or contradicts another.
+// Validate returns an error if a setting is out of range or contradicts another. The error names the first such
+// setting.
 func (c *Config) Validate() error {
 	if net.ParseIP(c.Listen) == nil {
 		return fmt.Errorf("listen: %q is not an IP address", c.Listen)

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/cloud"
 )
 
-// BindFlags adds a flag to f for each setting except identity.providers. The defaults of the flags are the values in c,
-// and parsing f writes to c.
+// BindFlags adds a flag to f for each setting except identity.providers. The defaults of the flags are the values in c.
+// Parsing f changes the settings in c.
 func (c *Config) BindFlags(f *pflag.FlagSet) {
 	c.Billing.flags(f)
 	c.Limits.flags(f)
@@ -75,7 +75,7 @@ func (d *importDirs) Replace(texts []string) error {
 	return nil
 }
 
-// GetSlice implements pflag.SliceValue. It returns texts that Set parses to the present directories.
+// GetSlice implements pflag.SliceValue. It returns the present directories as texts in the format that Set parses.
 func (d *importDirs) GetSlice() (texts []string) {
 	for _, dir := range d.c.Images.ImportDirs {
 		separator, text := "=", dir.Path

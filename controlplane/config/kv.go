@@ -32,22 +32,25 @@ type KV struct {
 	// a credential until etcd's Auth is enabled, as etcd does. It is for etcd's test suites, because any local process
 	// could stop the cluster. EtcdListen must be on loopback.
 	EtcdTrustLoopback bool `yaml:"etcd_trust_loopback"`
-	// Quota is the most bytes that the keys with their history may use. A negative value means no limit.
+	// Quota is the maximum number of bytes that the keys with their history may use. A negative value means no limit.
 	Quota int64 `yaml:"quota"`
-	// CompactAge is how long old revisions are available. 0 means until a client compacts them, as in etcd.
+	// CompactAge is how long old revisions are available. 0 means that they are available until a client compacts them,
+	// as in etcd.
 	CompactAge time.Duration `yaml:"compact_age"`
 	// CorruptCheck is the pause between two comparisons of all members' keys and values. Each comparison reads all
 	// keys. 0 means that they are never compared.
 	CorruptCheck time.Duration `yaml:"corrupt_check"`
-	// StrictReconfig refuses requests of etcd's clients to add or remove members unless this member has received
-	// messages from all other members within the last five seconds.
+	// StrictReconfig makes this member apply etcd's rules of --strict-reconfig-check to requests of etcd's clients to
+	// add or remove members. A request is refused if too few voting members have been in contact with the leader for
+	// five seconds.
 	StrictReconfig bool `yaml:"strict_reconfig"`
-	// MaxRequestBytes is the largest request that writes, in bytes. MaxTxnOps is the most operations in a transaction.
+	// MaxRequestBytes is the maximum size, in bytes, of a request that writes. MaxTxnOps is the maximum number of
+	// operations in a transaction.
 	MaxRequestBytes int `yaml:"max_request_bytes"`
 	MaxTxnOps       int `yaml:"max_txn_ops"`
 	// WatchProgress is the interval of progress notifications to watches that requested them.
 	WatchProgress time.Duration `yaml:"watch_progress"`
-	// TokenTTL is the lifetime of a token that etcd's Auth issues.
+	// TokenTTL is the lifetime of the tokens that etcd's Auth issues.
 	TokenTTL time.Duration `yaml:"token_ttl"`
 	// BcryptCost is the bcrypt cost with which passwords of etcd's users are hashed.
 	BcryptCost int `yaml:"bcrypt_cost"`
@@ -61,7 +64,8 @@ const (
 	maxTxnOps       = 10_000
 )
 
-// validate returns an error that names the first setting of KV that is out of range or contradicts another.
+// validate returns an error if a setting in KV is out of range or contradicts another. The error names the first such
+// setting.
 func (k *KV) validate() error {
 	for _, address := range k.EtcdListen {
 		if _, _, err := net.SplitHostPort(address); err != nil {

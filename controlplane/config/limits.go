@@ -6,14 +6,14 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/budget"
 )
 
-// Limits limits what tenants may write. Use the same values on all members; those of the leader apply, except
-// DiskReserve, which each member applies to its own disk.
+// Limits configures how much tenants may write. Use the same values on all members, because those of the leader apply.
+// DiskReserve is an exception: each member applies its own value to its own disk.
 type Limits struct {
 	// Limits are the rate limits of each project: calls_per_second, calls_burst, bytes_per_second and bytes_burst.
 	budget.Limits `yaml:",inline"`
-	// DiskReserve is the free space, in bytes, of the data directory's file system below which tenants' changes are
-	// refused. 0 means a twentieth of the file system, at least 512 MiB and at most 4 GiB, but never more than a
-	// quarter of it. A negative value means no reserve.
+	// DiskReserve is a number of bytes. If the file system of the data directory has less free space, tenants' changes
+	// are refused. 0 means a twentieth of the file system, at least 512 MiB and at most 4 GiB, but never more than a
+	// quarter of the file system. A negative value means no reserve.
 	DiskReserve int64 `yaml:"disk_reserve"`
 }
 

@@ -6,9 +6,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/settings"
 )
 
-// Load returns the configuration. Flags that were set take precedence over environment variables, which take precedence
-// over the file; file may be empty. Unknown keys in the file are an error. Environment variables that start with
-// TRIVET_ and name no setting are ignored, because the trivet command has its own.
+// Load returns the configuration. Flags that were set take precedence over environment variables. These take precedence
+// over the file, whose path may be empty for no file. Unknown keys in the file are an error. Environment variables that
+// start with TRIVET_ but name no setting are ignored, because the trivet command has variables of its own.
 func Load(file string, lookupEnv func(name string) (string, bool), flags *pflag.FlagSet) (Config, error) {
 	c := Default()
 	c.NodeID = 0

@@ -22,7 +22,7 @@ func (c *Config) InitialMembers() Members {
 // MemberIDs returns the IDs of the members in InitialMembers, in ascending order.
 func (c *Config) MemberIDs() []uint64 { return slices.Sorted(maps.Keys(c.InitialMembers())) }
 
-// Address returns the host:port on which this member serves a port.
+// Address returns the host:port on which this member serves the given port.
 func (c *Config) Address(port uint16) string {
 	return net.JoinHostPort(c.Listen, strconv.Itoa(int(port)))
 }
@@ -62,7 +62,7 @@ func (c *Config) AgentAddresses() (out []string) {
 	return out
 }
 
-// Addresses returns host:port for each member, with the given port, by member ID.
+// Addresses returns a map from member ID to the address of the member with the given port, as host:port.
 func (m Members) Addresses(port uint16) map[uint64]string {
 	out := make(map[uint64]string, len(m))
 	for id, host := range m {

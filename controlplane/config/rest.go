@@ -7,8 +7,8 @@ import (
 
 // REST configures the REST endpoints that need no credential.
 type REST struct {
-	// Open lists the services whose REST API serves callers on other hosts without a credential: kv, and identity for
-	// its users and projects.
+	// Open lists the services whose REST API serves callers on other hosts without a credential. Possible services are
+	// kv, and identity for its users and projects.
 	Open []string `yaml:"open"`
 	// Hosts lists further host names that requests without a credential may use over plaintext. IP addresses, localhost
 	// and the host of the issuer are always allowed. Other names are refused, because a web page may have made such a

@@ -28,8 +28,8 @@ func (t TLS) Scheme() string {
 	return "http"
 }
 
-// ValidateTLS returns an error if tokens and passwords would be sent over a network in plaintext. With
-// InsecurePlaintext it allows this.
+// ValidateTLS returns an error if only one of TLS.Cert and TLS.Key is set. It also returns an error if tokens and
+// passwords would be sent over a network in plaintext, unless InsecurePlaintext is set.
 func (c *Config) ValidateTLS() error {
 	if (c.TLS.Cert == "") != (c.TLS.Key == "") {
 		return errors.New("tls: cert and key go together")

@@ -20,9 +20,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/records/store"
 )
 
-// ForceNewCluster turns the data directory of one member into a new cluster of that member alone, with the key in c. It
-// is for clusters whose majority is lost permanently. Log entries that a majority had not confirmed may become part of
-// the state. If it is interrupted by a crash, it can be called again.
+// ForceNewCluster turns the data directory of one member into a new cluster that has only this member and the key in c.
+// It is for clusters whose majority is lost permanently. Log entries that a majority had not confirmed may become part
+// of the state. After a crash, it can be called again.
 func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) error {
 	if len(c.Cluster) > 1 || len(c.Join) > 0 {
 		return errors.New("force-new-cluster makes a cluster of this member alone: start it without cluster and join, and let the others join it")
@@ -76,8 +76,8 @@ func ForceNewCluster(ctx context.Context, c config.Config, log *slog.Logger) err
 	return nil
 }
 
-// replayLogs applies every entry in the raft logs to the state of its group and writes the states to disk. For each
-// group it returns the entry after which the new raft log must begin.
+// replayLogs applies every entry of each group's raft log to the state of the group, and writes the states to disk. For
+// each group it returns the position of the last applied entry, after which the new raft log must begin.
 func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		engine, err := mvcc.Open(vfs.Default, filepath.Join(c.DataDir, name), mvcc.Options{})
@@ -101,8 +101,8 @@ func replayLogs(ctx context.Context, c config.Config) (groups []consensus.SeedGr
 	return groups, nil
 }
 
-// hostInstructions returns, for operators, the sentence that tells how hosts leave the cluster with the ID was and join
-// the new one.
+// hostInstructions returns a sentence for operators: how hosts leave the old cluster and join the new one. The
+// parameter was is the ID of the old cluster.
 func hostInstructions(was uint64) string {
 	id := "and the id that their log names" // the data directory was created before layout.ClusterFile existed
 	if was != 0 {

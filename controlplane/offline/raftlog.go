@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// seedRaft creates the raft logs of a new cluster with the members of c, in layout.NewRaftDir. The log of each group
-// begins after the last entry that the group's state includes.
+// seedRaft creates the raft logs of a new cluster with the members of c, in the directory layout.NewRaftDir. Each
+// group's log begins after the last entry that the state of the group already includes.
 func seedRaft(c config.Config, groups []consensus.SeedGroup) error {
 	fresh := filepath.Join(c.DataDir, layout.NewRaftDir)
 	if err := os.RemoveAll(fresh); err != nil {
@@ -23,8 +23,7 @@ func seedRaft(c config.Config, groups []consensus.SeedGroup) error {
 	return consensus.Seed(consensus.Options{ID: c.NodeID, Members: c.MemberIDs(), Dir: fresh}, groups)
 }
 
-// installRaft replaces the directory layout.RaftDir by layout.NewRaftDir. If it is interrupted by a crash, it can be
-// called again.
+// installRaft replaces the directory layout.RaftDir by layout.NewRaftDir. After a crash, it can be called again.
 func installRaft(dir string) error {
 	raft, fresh, old := filepath.Join(dir, layout.RaftDir), filepath.Join(dir, layout.NewRaftDir), filepath.Join(dir, layout.OldRaftDir)
 	if err := os.RemoveAll(old); err != nil {

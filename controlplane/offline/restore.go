@@ -68,8 +68,8 @@ func mustID(c config.Config) uint64 {
 	return id
 }
 
-// restoreArchive creates the data directory of c from the archive at the path from. If it fails, it removes what it has
-// created.
+// restoreArchive creates the data directory of c from the archive at the path in from. If it fails, it removes what it
+// has created.
 func restoreArchive(ctx context.Context, c config.Config, from string) (m backup.Manifest, err error) {
 	key, err := clusterkey.Load(c.ClusterKey)
 	if err != nil {
@@ -134,8 +134,9 @@ func restoreArchive(ctx context.Context, c config.Config, from string) (m backup
 	return m, installRaft(c.DataDir)
 }
 
-// restoreStates loads the checkpoint of each group from the directory files into the group's engine. For each group it
-// returns the entry after which the raft log must begin.
+// restoreStates loads the checkpoint of each group, which is below the directory in the parameter files, into the
+// group's engine. For each group it returns the position of the last entry in the checkpoint, after which the raft log
+// must begin.
 func restoreStates(ctx context.Context, c config.Config, m backup.Manifest, files string) (groups []consensus.SeedGroup, err error) {
 	for id, name := range layout.Names() {
 		i := slices.IndexFunc(m.Groups, func(g backup.Group) bool { return g.ID == id && g.Name == name })

@@ -15,12 +15,12 @@ import (
 	"github.com/trivet-cloud/trivet/shared/atomicfile"
 )
 
-// maxTenantCert is the longest lifetime of a certificate that tenant-cert creates. Some clients reject longer ones from
-// any authority.
+// maxTenantCert is the maximum lifetime of a certificate that tenant-cert creates. Some clients reject certificates
+// with a longer lifetime, no matter which authority has signed them.
 const maxTenantCert = 825 * 24 * time.Hour
 
-// tenantCert returns the command `trivet-controlplane tenant-cert`, which creates a certificate for the ports for
-// tenants, signed with the cluster key.
+// tenantCert returns the command `trivet-controlplane tenant-cert`. The command creates a certificate for the ports for
+// tenants and signs it with the cluster key.
 func tenantCert() *cobra.Command {
 	var file, dir string
 	var hosts []string
@@ -79,7 +79,7 @@ certificate from the same files without a restart. Browsers do not support the a
 }
 
 // replaceFile replaces the file at path atomically. The new file gets the owner of the old one, because the member that
-// reads it may run as another user than the one who renews the certificate.
+// reads the file may run as another user than the one who renews the certificate.
 func replaceFile(path string, text []byte, mode os.FileMode) error {
 	return atomicfile.Write(path, mode, func(f *os.File) error {
 		if before, err := os.Stat(path); err == nil {

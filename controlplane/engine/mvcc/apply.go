@@ -57,8 +57,8 @@ func (e *Engine) Apply(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// applier builds the Pebble batch of one Apply. It has the new state, and those writes of the batch that its later
-// commands must read in place of the stored keys.
+// applier builds the Pebble batch of one Apply. Besides the new state, it holds the writes of earlier commands of the
+// batch, which later commands must read instead of the stored keys.
 type applier struct {
 	state
 	records    recordSet
@@ -86,7 +86,8 @@ type applier struct {
 	unflushed int // approximate bytes in the memtable; used only with Options.Quiet
 }
 
-// changeChunk is a chunk of the change log that is not in the batch yet.
+// changeChunk is the chunk of the change log that is being filled. It is not in the batch yet. The change log is the
+// stored list of what each revision changed.
 type changeChunk struct {
 	data         []byte
 	revision     int64 // revision of its first change
@@ -99,21 +100,22 @@ func (s *applier) beginBatch(db *pebble.DB) {
 	s.db, s.batch, s.batchRevision = db, db.NewBatch(), s.revision
 }
 
-// commitEarly commits the commands of the batch that are already applied, so that the next command can read at each of
-// the revisions that they made.
+// commitEarly commits the commands of the batch that are already applied. The next command can then read at each
+// revision that they created, since reads at a revision see only what is in Pebble.
 func (s *applier) commitEarly() error {
 	if err := errors.Join(s.closeIterator(), s.commit(), s.batch.Close()); err != nil {
 		return err
 	}
-	// Pebble now has what is in the overlay, but s.index does not: the overlay must stay.
+	// Pebble now has the writes that are in s.batchOverlay. The index s.index does not have them, so the overlay must
+	// not be cleared.
 	s.beginBatch(s.db)
 	return nil
 }
 
-// bufferedItems is the capacity, in items, of the largest slice that is reused for the next batch.
+// bufferedItems is the maximum capacity, in items, of a slice that is kept for the next batch. Larger slices are freed.
 const bufferedItems = 1024
 
-// clear discards the batch, and reuses slices of up to bufferedItems items for the next one.
+// clear removes the batch from s. It keeps slices of up to bufferedItems items for the next batch.
 func (s *applier) clear() {
 	s.db, s.batch, s.index = nil, nil, nil
 	s.batchOverlay.clear()
@@ -126,7 +128,8 @@ func (s *applier) clear() {
 	s.decoder.Reset()
 }
 
-// run applies cmds and adds their writes to the batch. It fails with ErrInvalid if an index was applied before.
+// run applies cmds and adds their writes to the batch. It fails with ErrInvalid if a command's index was already
+// applied.
 func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	results := make([]command.Result, len(cmds))
 	for i := range cmds {
@@ -146,8 +149,9 @@ func (s *applier) run(cmds []command.Command) ([]command.Result, error) {
 	return results, nil
 }
 
-// command applies c, unless its proposal ID is remembered: then it returns the remembered result. shares reports
-// whether the previous command had the same index.
+// command applies c and returns its result. If the proposal ID of c is remembered, c was applied before, and command
+// only returns the remembered result. The parameter shares is true if the previous command of the batch has the same
+// index.
 func (s *applier) command(c *command.Command, shares bool) (command.Result, error) {
 	if len(c.Data) == 0 {
 		return s.result(), nil
@@ -190,7 +194,8 @@ func (s *applier) command(c *command.Command, shares bool) (command.Result, erro
 	return r, nil
 }
 
-// readsWithin reports whether a step, in any branch, reads at a revision that the uncommitted batch has made.
+// readsWithin reports whether one of steps, or a step in one of their branches, reads at a revision that the
+// uncommitted batch has created.
 func (s *applier) readsWithin(steps []command.Step) bool {
 	if s.revision == s.batchRevision {
 		return false
@@ -208,7 +213,7 @@ func (s *applier) readsWithin(steps []command.Step) bool {
 // result returns a result with the current revision and time.
 func (s *applier) result() command.Result { return command.Result{Revision: s.revision, Time: s.time} }
 
-// compact raises the compact revision. Scrub removes the data later.
+// compact makes revision the compact revision, the oldest one that can be read. Scrub removes the older data later.
 func (s *applier) compact(revision int64) command.Result {
 	r := s.result()
 	switch {
@@ -256,7 +261,7 @@ func (s *applier) transact(t *command.Txn) (command.Result, error) {
 	return s.result(), nil
 }
 
-// checkGuard reports whether g holds for the current keys, with the writes of earlier commands of the batch.
+// checkGuard reports whether the guard g holds. It sees the writes of earlier commands of the batch.
 func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	if len(g.End) == 0 {
 		h, err := s.lookup(g.Key, false, false)
@@ -273,7 +278,8 @@ func (s *applier) checkGuard(g *command.Guard) (bool, error) {
 	return highest == g.ModRevision && count == g.Count, err
 }
 
-// collectChanges appends the changes that t's ops make to s.changes. It reports whether they exceed maxChanges.
+// collectChanges appends the changes that the ops of t make to s.changes; the first of them is at position first. The
+// result refused is true if there are more than s.maxChanges.
 func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err error) {
 	deletes := 0
 	for i := range t.Ops {
@@ -308,7 +314,8 @@ func (s *applier) collectChanges(t *command.Txn, first int) (refused bool, err e
 	return false, nil
 }
 
-// putChange returns the change of a put at the next revision; before is the metadata of the version that it replaces.
+// putChange returns the change of a put at the next revision. The parameter before is the metadata of the version that
+// the put replaces.
 func (s *applier) putChange(key, value []byte, lease int64, before command.Meta) change {
 	c := change{key: key, value: value, revision: s.revision + 1, before: before, prevModRevision: before.ModRevision}
 	c.after = command.Meta{
@@ -323,7 +330,8 @@ func (s *applier) putChange(key, value []byte, lease int64, before command.Meta)
 	return c
 }
 
-// deleteChange returns the change of a delete at the next revision; before is the metadata of the deleted version.
+// deleteChange returns the change of a delete at the next revision. The parameter before is the metadata of the deleted
+// version.
 func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	return change{
 		deleted: true, key: key, revision: s.revision + 1,
@@ -331,7 +339,7 @@ func (s *applier) deleteChange(key []byte, before command.Meta) change {
 	}
 }
 
-// dropRepeatedDeletes removes, from position first of s.changes on, all deletes of a key but the first.
+// dropRepeatedDeletes removes from s.changes[first:] each delete of a key that an earlier change there already deletes.
 func (s *applier) dropRepeatedDeletes(first int) {
 	seen := make(map[string]struct{}, len(s.changes)-first)
 	kept := slices.DeleteFunc(s.changes[first:], func(c change) bool {

@@ -10,7 +10,7 @@ import (
 )
 
 // change is the effect of a command on one key: a put or a delete at a revision. A revision may change a key several
-// times; only its last change becomes a version.
+// times; only the last of these changes becomes a version.
 type change struct {
 	deleted         bool
 	superseded      bool // a later change of the same revision changes the key again
@@ -21,13 +21,14 @@ type change struct {
 	before          command.Meta // metadata of the version that the change replaces; zero: none
 	prevModRevision int64        // mod revision of the version that the whole revision replaces; 0: none
 
-	// freedBytes is the size of the version that becomes removable once the revision is compacted. It is 0 if an
-	// earlier change of the same revision counts it.
+	// freedBytes is the size of the version that becomes removable once the revision is compacted. It is 0 if there is
+	// no such version, or if an earlier change of the same revision already counts that version.
 	freedBytes int64
 }
 
-// The change log holds what each revision changed, one list for each batch, in chunks stored under the revision of
-// their first change. In format 1, each revision had its own list. The constants are the first byte of a change.
+// The change log lists what each revision changed. The changes of a batch are stored in chunks; the Pebble key of a
+// chunk contains the revision of its first change. In the old format 1, each revision had a list of its own. The
+// constants are the first byte of an encoded change.
 const (
 	changePut              = 3
 	changeDelete           = 4
@@ -38,15 +39,15 @@ const (
 
 	changeKind = 0x7f
 	// changeNext is a flag in the first byte of a change: the change is the first one of its revision. The first change
-	// of a chunk never has it.
+	// of a chunk never has this flag, since the key of the chunk contains its revision.
 	changeNext = 0x80
 )
 
 // chunkBytes is the size in bytes from which a chunk is complete, so that the next change begins another one.
 const chunkBytes = 32 << 10
 
-// appendChange appends the encoding of c. next must be true if c is the first change of its revision, but not of its
-// chunk.
+// appendChange appends the encoding of c. The parameter next must be true if c is the first change of its revision but
+// not the first change of its chunk.
 func appendChange(dst []byte, c *change, next bool) []byte {
 	kind := byte(changePut)
 	switch {
@@ -92,8 +93,8 @@ func newChunkReader(key, b []byte) (chunkReader, error) {
 	return chunkReader{b: b, revision: revision, ordinal: place}, err
 }
 
-// next decodes the next change; ok is false at the end. The key and value of c alias the chunk. Its value and after are
-// set only for superseded puts.
+// next decodes the next change; ok is false at the end. The key and value of c alias the chunk. The fields value and
+// after of c are set only for superseded puts, since other values are stored as versions.
 func (l *chunkReader) next() (c change, ok bool, err error) {
 	if len(l.b) == 0 {
 		return change{}, false, nil
@@ -138,7 +139,7 @@ func (l *chunkReader) next() (c change, ok bool, err error) {
 	return c, true, nil
 }
 
-// event returns c as an event without Prev. The event aliases c's key and value.
+// event returns c as a watch event without the field Prev. The event aliases the key and value of c.
 func (c *change) event() watch.Event {
 	e := watch.Event{Type: watch.EventPut, PrevModRevision: c.prevModRevision}
 	if c.deleted {

@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Checkpoint writes the state as files into dir, which must not exist. On the engine's file system, most files are hard
-// links. It returns the position of exactly that state; Apply may run meanwhile. The files are durable and can be given
-// to Restore. After an error, dir does not exist.
+// Checkpoint writes the state as files into the directory dir, which must not exist. If dir is on the engine's file
+// system, most files are hard links. Checkpoint returns the raft index and term of the last command in the checkpoint.
+// Apply may run meanwhile. The files are durable and can be given to Restore. After an error, dir does not exist.
 func (e *Engine) Checkpoint(ctx context.Context, dir string) (command.Position, error) {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
@@ -32,12 +32,12 @@ func (e *Engine) Checkpoint(ctx context.Context, dir string) (command.Position, 
 	return s.applied, nil
 }
 
-// inspect returns the state of the checkpoint in dir without changing the checkpoint. With verify, it also reads the
-// values that verifyTables does not check.
+// inspect returns the state of the checkpoint in dir and leaves the checkpoint unchanged. If verify is true, inspect
+// also reads the values that verifyTables does not check.
 func (e *Engine) inspect(dir string, verify bool) (state, error) {
 	o := e.pebbleOptions()
 	o.ReadOnly, o.ErrorIfNotExists, o.CacheSize = true, true, 1<<20
-	// Damaged data of a checkpoint does not count as damage of this engine: only the caller gets the error.
+	// Do not count damaged data of a checkpoint as damage of this engine. The caller gets the error.
 	o.EventListener.DataCorruption = func(pebble.DataCorruptionInfo) {}
 	db, err := pebble.Open(dir, o)
 	if err != nil {
@@ -51,13 +51,14 @@ func (e *Engine) inspect(dir string, verify bool) (state, error) {
 	return s, errors.Join(err, e.dir.fs.RemoveAll(e.dir.fs.PathJoin(dir, "LOCK")))
 }
 
-// Restore replaces the state by the checkpoint in dir. It moves dir into the engine's directory, on the same file
-// system. Before that it reads all data, and fails with ErrCorrupt if a checksum does not match. After a crash, either
-// the old state or the new one is complete. It must be called by the goroutine that calls Apply.
+// Restore replaces the state by the checkpoint in dir. It moves dir, which must be on the same file system, into the
+// engine's directory. Before that it reads all data, and fails with ErrCorrupt if a checksum does not match. After a
+// crash, the engine opens with either the complete old state or the complete new one. Restore must be called by the
+// goroutine that calls Apply.
 //
-// Open snapshots end with ErrRestored. Watchers continue with the restored history; those that have seen newer
-// revisions than it has end with ErrRestored. After an error, the engine continues with the old state, unless the error
-// is ErrClosed.
+// Open snapshots end with ErrRestored. Watchers that have seen newer revisions than the checkpoint has end with
+// ErrRestored too; the others continue with the restored history. After an error, the engine continues with the old
+// state. The error ErrClosed is an exception: the engine is then closed.
 func (e *Engine) Restore(dir string) error {
 	e.closing.Lock()
 	defer e.closing.Unlock()
@@ -83,7 +84,8 @@ func (e *Engine) Restore(dir string) error {
 		return errors.Join(fmt.Errorf("restore from %s: %w", dir, err), e.dir.fs.RemoveAll(e.dir.generation(number)))
 	}
 	if err := e.dir.setCurrent(number); err != nil {
-		// CURRENT may name either generation now. Only the next Open can tell which one.
+		// The file CURRENT may name the old or the new generation now, and only the next Open reads it again. So close
+		// the engine.
 		e.closed = true
 		e.hub.Close()
 		err = errors.Join(fmt.Errorf("restore from %s: %w, %w", dir, err, ErrClosed),
@@ -101,7 +103,7 @@ func (e *Engine) Restore(dir string) error {
 	e.builders.Wait()
 	e.startIndexBuild(gen)
 	if err := errors.Join(err, e.dir.fs.RemoveAll(e.dir.generation(old.number))); err != nil {
-		// Nothing depends on the old generation: the next Open removes it.
+		// Restore has succeeded all the same: the old generation is not used any more, and the next Open removes it.
 		e.opts.Logger.Error("mvcc remove replaced generation", "dir", e.dir.path, "err", err)
 	}
 	return nil

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// compactionHashes holds the hashes that were computed for compactions. Each covers the keyspace as it was before the
-// compaction. All members compact at the same revisions, so their hashes can be compared although keys change
-// meanwhile.
+// compactionHashes holds the hashes that were computed because of compactions. Each hash covers the keyspace as it was
+// just before the compaction. All members compact at the same revisions, so these hashes can be compared between
+// members while keys change.
 type compactionHashes struct {
 	computing sync.Mutex // held while a hash is computed
 
@@ -22,15 +22,17 @@ type compactionHashes struct {
 const (
 	// maxRemembered is the number of hashes that are remembered, as in etcd.
 	maxRemembered = 10
-	// maxRunning is the maximum of running: Scrub must keep the data for each of these hashes.
+	// maxRunning is the maximum of compactionHashes.running. It is small because Scrub must keep the data for each of
+	// these hashes until it is computed.
 	maxRunning = 2
 	// hashShare and hashAnyway limit how much is read for hashes. A keyspace of more than hashAnyway bytes is hashed
-	// only if at least 1/hashShare of its size was written since the last computation. Members decide this alike,
-	// except after a restart.
+	// only if at least 1/hashShare of its size was written since the last computation began. All members hash at the
+	// same compactions, except after a restart.
 	hashShare  = 16
 	hashAnyway = 16 << 20
-	// hashRest is the duration of the pauses in a computation, in multiples of the work before them. A hash is not
-	// urgent, since only Scrub waits for it, and it must not slow down commands.
+	// hashRest is the duration of the pauses in a computation, in multiples of the time that the step before the pause
+	// took. The pauses keep a computation from slowing down commands. A hash is not urgent, since only Scrub waits for
+	// it.
 	hashRest = 4
 )
 
@@ -52,7 +54,8 @@ func (r *compactionHashes) add(h Hash) {
 	r.hashes = slices.Delete(r.hashes, 0, max(len(r.hashes)-maxRemembered, 0))
 }
 
-// begin reports whether a compaction that leads to the state s is to be hashed. If so, the caller must call end.
+// begin reports whether to compute a hash for the compaction that leads to the state s. If it returns true, the caller
+// must call end after the computation.
 func (r *compactionHashes) begin(s *state) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,15 +67,16 @@ func (r *compactionHashes) begin(s *state) bool {
 	return true
 }
 
-// end must be called when a computation that begin has allowed is over.
+// end must be called after each computation for which begin has returned true.
 func (r *compactionHashes) end() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.running--
 }
 
-// hashCompaction starts to hash the keyspace as it was before v, which is about to be published, if v raises the
-// compact revision. Scrub keeps the data until the hash is computed.
+// hashCompaction must be called before the view v is published. If v raises the compact revision and begin allows a
+// hash, it starts to hash the keyspace as it was before v, in the background. Scrub keeps the data until the hash is
+// computed.
 func (e *Engine) hashCompaction(v *view) {
 	before, g := e.published.Load(), v.gen
 	if !e.opts.HashOnCompact || e.opts.Quiet {

@@ -18,8 +18,8 @@ import (
 //	CURRENT    the directory's format and the number of the current generation
 //	<number>/  the Pebble directory of a generation; Restore creates the next one
 //
-// CURRENT is written to a temporary file, synced and renamed before the first generation is created, and when a
-// restored one is complete. Other generations are leftovers of a crash, which clear removes.
+// CURRENT is written to a temporary file, synced and renamed. That happens before the first generation is created, and
+// each time a restored generation is complete. Other generations are leftovers of a crash, which clear removes.
 type directory struct {
 	fs   vfs.FS
 	path string
@@ -69,7 +69,7 @@ func (d *directory) open() (number uint64, err error) {
 	return firstGeneration, d.setCurrent(firstGeneration)
 }
 
-// clear removes all generations but number, which must be complete.
+// clear removes all generations except the one with this number, which must be complete.
 func (d *directory) clear(number uint64) error {
 	others, err := d.others(number)
 	if err != nil {
@@ -89,7 +89,7 @@ func (d *directory) clear(number uint64) error {
 // close releases the lock.
 func (d *directory) close() error { return d.lock.Close() }
 
-// current reads CURRENT; found is false if it does not exist.
+// current reads the file CURRENT. If the file does not exist, found is false.
 func (d *directory) current() (number uint64, found bool, err error) {
 	f, err := d.fs.Open(d.fs.PathJoin(d.path, currentName))
 	if oserror.IsNotExist(err) {
@@ -147,7 +147,7 @@ func (d *directory) others(keep uint64) ([]uint64, error) {
 	return found, nil
 }
 
-// sync makes the entries of the directory path durable.
+// sync makes the list of files in the directory at path durable.
 func (d *directory) sync(path string) error {
 	f, err := d.fs.OpenDir(path)
 	if err != nil {
@@ -159,7 +159,7 @@ func (d *directory) sync(path string) error {
 	return nil
 }
 
-// adopt durably moves the files in from to the directory of generation number, which is not current yet.
+// adopt durably moves the directory at the path from to the path of the generation number, which is not current yet.
 func (d *directory) adopt(from string, number uint64) error {
 	names, err := d.fs.List(from)
 	if err != nil {

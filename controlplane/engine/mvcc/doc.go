@@ -76,8 +76,9 @@
 //   - Branches see the keys as they were before the program, as in etcd.
 //   - Change lists are made for each batch, and members may batch differently: the stored bytes differ between members,
 //     their meaning does not. HashKV therefore hashes versions.
-//   - A live watcher does not end when a compaction overtakes it while its events are still in memory.
-//   - Leases and named records have no history. A snapshot has the records of its time, but the leases of now.
+//   - When a compaction removes revisions that a watcher has not received, the watcher continues if their events are
+//     still in memory.
+//   - Leases and named records have no history. A snapshot has the records of its time, but the current leases.
 //   - Sizes for quotas (Size) are logical: bytes written minus bytes that Scrub removed. They depend neither on
 //     compression nor on file sizes.
 //   - Damaged data is found by Pebble's checksums. The reader gets ErrCorrupt, Apply fails for good, Restore refuses
@@ -85,7 +86,7 @@
 //     flipped bit.
 //   - Close does not flush. A Flush before it shortens the next replay.
 //   - While the disk refuses writes, Pebble retries and Apply continues until three memtables are full; then it waits.
-//     Stats counts both. If Pebble cannot write its manifest, the process ends, as Pebble requires.
-//   - The overlay of pending writes is a small hash table of our own. It keeps its memory from batch to batch and lists its
-//     keys in order; cockroachdb/swiss would only replace its slots.
+//     Stats counts the errors and the waits. If Pebble cannot write its manifest, the process ends, as Pebble requires.
+//   - The overlay of pending writes is a small hash table of our own. It keeps its memory from batch to batch and lists
+//     its keys in order; cockroachdb/swiss would only replace its slots.
 package mvcc

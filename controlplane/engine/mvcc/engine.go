@@ -35,13 +35,13 @@ type Options struct {
 
 	// HashOnCompact makes each compaction start, in the background, a hash of the keyspace as it was before. HashKV
 	// returns it for the compaction's revision. Until the hash is computed, Scrub keeps the data for it. Each hash
-	// reads all keys; above 16 MiB, compactions after few writes get no hash, so that all hashes together read at most
-	// about 20 times the bytes that were written.
+	// reads all keys. In a keyspace of more than 16 MiB, compactions after few writes get no hash, so that all hashes
+	// together read at most about 20 times the bytes that were written.
 	HashOnCompact bool
 
-	// OnLeases, if set, is called after each batch that changed leases, when readers can already see the changes, and
-	// after Restore. It runs on the goroutine that calls Apply or Restore: it must not block, and must not use its
-	// argument after it has returned.
+	// OnLeases, if set, is called after each batch that changed leases, and after Restore. Readers can then already see
+	// the changes. OnLeases runs on the goroutine that calls Apply or Restore, so it must not block. It must not use
+	// its argument after it has returned.
 	OnLeases func(LeaseChanges)
 
 	// Quiet makes the engine do all disk work within calls of its methods: Pebble compacts and deletes nothing in the
@@ -121,7 +121,7 @@ func Open(fs vfs.FS, dir string, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// install makes gen the state that Apply changes and readers see.
+// install makes gen the generation that Apply changes and that readers see.
 func (e *Engine) install(gen *generation) {
 	e.applier = applier{
 		state: gen.loaded, records: gen.records, leases: gen.leases, proposals: gen.proposals, maxChanges: command.MaxTxnChanges,
@@ -138,12 +138,12 @@ func (e *Engine) Revision() int64 { return e.published.Load().revision }
 // CompactRevision returns the oldest revision that can be read; 0 when nothing was compacted.
 func (e *Engine) CompactRevision() int64 { return e.published.Load().compactRevision }
 
-// LastTime returns the highest time stamp of all transactions, in Unix milliseconds. Proposers must stamp this or a
-// later time.
+// LastTime returns the highest time stamp of all transactions, in Unix milliseconds. The proposer of a new transaction
+// must set its Time to this time or a later one.
 func (e *Engine) LastTime() int64 { return e.published.Load().time }
 
-// Flush makes what was applied before the call durable, and returns a durable position. While the disk refuses writes,
-// it waits until ctx ends.
+// Flush makes all commands that were applied before the call durable, and returns the position of the last of them.
+// While the disk refuses writes, it waits until ctx ends.
 func (e *Engine) Flush(ctx context.Context) (command.Position, error) {
 	v := e.published.Load()
 	if err := v.gen.acquire(); err != nil {

@@ -19,7 +19,7 @@ func (x *programRun) compareAll(compares []command.Compare) (bool, error) {
 	return true, nil
 }
 
-// compare reports whether c holds for its key, or for all keys of its range.
+// compare reports whether the condition c holds for its key, or for all keys of its range.
 func (x *programRun) compare(c *command.Compare) (bool, error) {
 	if len(c.End) == 0 {
 		h, err := x.lookup(c.Key, false, c.Target == command.CompareValue)
@@ -42,8 +42,8 @@ func (x *programRun) compare(c *command.Compare) (bool, error) {
 	return holds, err
 }
 
-// leaseKeys returns the keys of a lease in order, including what earlier commands and steps attached. Some keys may no
-// longer be attached: the caller must look each of them up.
+// leaseKeys returns the keys of the lease id, in order. It includes the keys that earlier commands of the batch and
+// earlier steps of the program attached. Some keys may no longer be attached, so the caller must look up each of them.
 func (x *programRun) leaseKeys(id int64) ([][]byte, error) {
 	keys, err := readLeaseKeys(x.db, id)
 	if err != nil {

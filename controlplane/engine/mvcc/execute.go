@@ -26,7 +26,7 @@ type leaseChange struct {
 	revoked bool
 }
 
-// execute applies p. If wanted is true, the result has Steps.
+// execute applies the program p. If wanted is true, the result contains the results of the steps.
 func (s *applier) execute(p *command.Program, wanted bool) (command.Result, error) {
 	x := programRun{applier: s, wantSteps: wanted, firstChange: len(s.changes)}
 	if p.Epoch != 0 && p.Epoch != s.epoch && !mutant.On(mutant.StalePermission) {
@@ -100,7 +100,7 @@ func (s *applier) writeLease(l leaseChange) error {
 	return s.batch.Set(leaseKey(tableLeases, l.ID), binary.AppendUvarint(nil, uint64(l.TTL)), nil)
 }
 
-// steps applies steps in order, until one is refused. The results are nil unless x.wantSteps.
+// steps applies steps in order, until one is refused. If x.wantSteps is false, results is nil.
 func (x *programRun) steps(steps []command.Step) (results []command.StepResult, err error) {
 	if x.wantSteps {
 		results = make([]command.StepResult, len(steps))
@@ -171,7 +171,7 @@ func (x *programRun) read(st *command.Step, r *command.StepResult) (err error) {
 	return err
 }
 
-// put applies a StepPut: it adds the put to the changes, or refuses the program.
+// put applies a StepPut: it adds the put to x.changes, or refuses the program.
 func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	if st.Lease != 0 {
 		if _, known := x.lease(st.Lease); !known {
@@ -201,15 +201,16 @@ func (x *programRun) put(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
-// addPrevious adds h, the version of key that a step replaces, to the step's result r, unless the key does not exist.
+// addPrevious adds h, the version of key that a step replaces, to the step's result r. If the key did not exist, it
+// adds nothing.
 func (x *programRun) addPrevious(key []byte, h keyState, r *command.StepResult) {
 	if h.Live() {
 		r.Range.KVs = append(r.Range.KVs, h.kv(key, false))
 	}
 }
 
-// delete applies a StepDelete: it adds a delete of each key to the changes, or refuses the program if there are too
-// many.
+// delete applies a StepDelete: it adds a delete of each key to x.changes. If there are too many changes, it refuses the
+// program.
 func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if len(st.End) == 0 {
 		h, err := x.lookup(st.Key, x.multiStep, st.PrevKV && x.wantSteps)
@@ -221,7 +222,7 @@ func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	if command.EmptyRange(st.Key, st.End) {
 		return nil
 	}
-	// The changes become visible only after the scan, which would otherwise see them.
+	// Make the deletes visible to later reads only after the scan, because the scan must not read them.
 	at := len(x.changes)
 	err := x.scan(st.Key, st.End, x.multiStep, func(key []byte, h keyState) (bool, error) {
 		key = bytes.Clone(key)
@@ -244,7 +245,8 @@ func (x *programRun) delete(st *command.Step, r *command.StepResult) error {
 	return err
 }
 
-// remove deletes key, whose current version is h. With prev, the step's result r gets that version.
+// remove deletes key, whose current version is h. If prev is true and x wants results, it also adds h to the step's
+// result r.
 func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepResult) {
 	if prev && x.wantSteps {
 		x.addPrevious(key, h, r)
@@ -253,7 +255,7 @@ func (x *programRun) remove(key []byte, h keyState, prev bool, r *command.StepRe
 	x.change(x.deleteChange(key, h.Meta))
 }
 
-// change adds c to the changes, and refuses the program when it has more than maxChanges.
+// change adds c to x.changes. If the program then has more than maxChanges changes, it is refused.
 func (x *programRun) change(c change) {
 	x.changes = append(x.changes, c)
 	if len(x.changes)-x.firstChange > x.maxChanges {
@@ -265,7 +267,8 @@ func (x *programRun) change(c change) {
 }
 
 // showChange makes x.changes[at] visible to the later steps. If the program changed the same key before, it marks the
-// earlier change as superseded; for compaction both count as one replacement of the version before the program.
+// earlier change as superseded. Compaction then treats both changes as one replacement of the version that existed
+// before the program.
 func (x *programRun) showChange(at int) {
 	c := &x.changes[at]
 	if e := x.programOverlay.find(c.key); e != nil {
@@ -276,8 +279,8 @@ func (x *programRun) showChange(at int) {
 	x.programOverlay.put(overlayEntry{key: c.key, keyState: keyState{Meta: c.after, value: c.value}, change: at})
 }
 
-// lease returns the TTL of a lease, including the grants and revokes of earlier steps; known is false if it does not
-// exist.
+// lease returns the TTL of the lease id, including the grants and revokes of earlier steps. If the lease does not
+// exist, known is false.
 func (x *programRun) lease(id int64) (ttl int64, known bool) {
 	for i := len(x.leases) - 1; i >= 0; i-- {
 		if l := x.leases[i]; l.ID == id {
@@ -319,7 +322,7 @@ func (x *programRun) revoke(st *command.Step, r *command.StepResult) error {
 	return nil
 }
 
-// hasRecord reports whether a named record exists, with the changes of the earlier steps.
+// hasRecord reports whether a named record exists after the changes of the earlier steps.
 func (x *programRun) hasRecord(name []byte) bool {
 	for i := len(x.records) - 1; i >= 0; i-- {
 		if bytes.Equal(x.records[i].Name, name) {

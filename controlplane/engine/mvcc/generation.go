@@ -26,7 +26,7 @@ type generation struct {
 	hashes        compactionHashes
 	defragmenting atomic.Int32 // number of running calls of Defragment: compactions then rewrite separated values
 
-	// using is read-locked while db is used, and locked to close db.
+	// using is locked for reading while db is used, and for writing to close db.
 	using     sync.RWMutex
 	closedErr error
 	done      chan struct{} // closed once closedErr is set
@@ -96,7 +96,7 @@ func (g *generation) acquire() error {
 	return nil
 }
 
-// release lets db be closed again. Each successful acquire needs one release.
+// release undoes one successful acquire. db can be closed only when each acquire was undone.
 func (g *generation) release() { g.using.RUnlock() }
 
 // retire waits until db is not in use and closes it. Later calls of acquire return reason.
@@ -128,8 +128,9 @@ func (g *generation) flush(ctx context.Context) error {
 	}
 }
 
-// pin returns the published view and acquires its generation, which the caller must release. Until unpin, Scrub keeps
-// all data that the view can read. If index is true, the view's index will never be changed.
+// pin returns the published view and acquires its generation, which the caller must release. Until the caller also
+// calls unpin, Scrub keeps all data that the view can read. If index is true, the view's index is not changed any more:
+// Apply changes a copy.
 func (e *Engine) pin(index bool) (*view, error) {
 	for {
 		g := e.published.Load().gen
@@ -151,7 +152,7 @@ func (e *Engine) pin(index bool) (*view, error) {
 	}
 }
 
-// unpin ends one pin of a view that has this compact revision.
+// unpin undoes one call of pin that returned a view with this compact revision.
 func (g *generation) unpin(compactRevision int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -160,8 +161,8 @@ func (g *generation) unpin(compactRevision int64) {
 	}
 }
 
-// scrubLimit returns the revision below which no reader can read: the current compact revision, or that of the oldest
-// open reader. Compact revisions only rise, so the result stays valid after the lock is released.
+// scrubLimit returns the revision below which no reader can read: the lowest compact revision among the current one and
+// those of the open readers. Compact revisions only rise, so the result stays valid after the lock is released.
 func (e *Engine) scrubLimit(g *generation) int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,15 +12,15 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Hash is a checksum of the keyspace up to a revision. It is the same on all members, whatever Scrub has removed on
-// each.
+// Hash is a checksum of the keyspace up to a revision. It is the same on all members, even if Scrub has removed more
+// versions on some of them.
 type Hash struct {
 	Hash     uint32
 	Revision int64 // newest revision whose versions are hashed
 	Current  int64 // current revision at the compaction, or when HashKV was called
 
-	// CompactRevision is the compact revision when the hash was computed; 0: nothing was compacted. Hashes with
-	// different compact revisions cannot be compared.
+	// CompactRevision is the compact revision at the time when the hash was computed; 0 means that nothing was
+	// compacted. Hashes with different compact revisions cannot be compared.
 	CompactRevision int64
 }
 
@@ -30,8 +30,8 @@ type Hash struct {
 // of ctx.
 //
 // For a revision at which the keyspace was compacted, it returns the hash that was computed then
-// (Options.HashOnCompact), if there is one, with the compact revision from before. So hashes that members computed
-// before the compaction and after it can be compared.
+// (Options.HashOnCompact), if there is one. The field CompactRevision of that hash is the compact revision before the
+// compaction. So one member's hash from before the compaction can be compared with another member's from after it.
 func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	s := e.Snapshot()
 	defer s.Close()
@@ -53,9 +53,9 @@ func (e *Engine) HashKV(ctx context.Context, revision int64) (Hash, error) {
 	return h, nil
 }
 
-// hash returns the checksum of the versions that HashKV describes. The caller has pinned compactRevision. It releases g
-// from time to time, so that closing g need not wait for it, and then pauses for rest times the duration of its last
-// step.
+// hash returns the checksum of the versions that HashKV describes. The caller must have pinned compactRevision. hash
+// works in steps and releases g between them, so that closing g need not wait until all is hashed. After each step it
+// pauses for rest times the duration of the step.
 func (g *generation) hash(ctx context.Context, compactRevision, revision int64, rest time.Duration) (uint32, error) {
 	h := hasher{compactRevision: compactRevision, revision: revision, next: []byte{tableKeys}}
 	for h.next != nil {
@@ -89,7 +89,8 @@ type hasher struct {
 	next                      []byte // key at which the next step starts; nil: done
 }
 
-// hashVersions and hashBytes limit what one step hashes: versions, and bytes of values.
+// hashVersions is the maximum number of versions that one step of hash reads. hashBytes is the number of bytes of
+// values after which a step ends.
 const (
 	hashVersions = 4096
 	hashBytes    = 1 << 20
@@ -97,7 +98,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hashStep adds the next versions, up to hashVersions or hashBytes, to h.sum.
+// hashStep adds the next versions to h.sum, until it has read hashVersions versions or hashBytes bytes.
 func (h *hasher) hashStep(db *pebble.DB) (err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: h.next, UpperBound: []byte{tableKeys + 1}})
 	if err != nil {
@@ -129,7 +130,8 @@ func (h *hasher) hashStep(db *pebble.DB) (err error) {
 			h.sum = crc32.Update(h.sum, castagnoli, value)
 		}
 		if mod <= h.compactRevision {
-			// Scrub may or may not have removed older versions of the key.
+			// Skip the older versions of the key. Scrub may have removed them on some members only, and the hash must
+			// be the same on all.
 			ok = it.NextPrefix()
 		} else {
 			ok = it.Next()

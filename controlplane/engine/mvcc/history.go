@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// Watch starts a watcher, which the caller must close. When FromRevision is below the compact revision, Next fails with
-// a CompactedError.
+// Watch starts a watcher, which the caller must close. If o.FromRevision is below the compact revision, Watcher.Next
+// fails with a CompactedError.
 func (e *Engine) Watch(o watch.Options) *watch.Watcher { return e.hub.Watch(o) }
 
 // history reads the events that are no longer in memory from the change log on disk. It implements watch.Source.
@@ -64,7 +64,8 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, values.Close()) }()
-	// The chunk that contains revision c.From may begin before it.
+	// Start at the last chunk that begins at or before the revision c.From, because this chunk may also contain changes
+	// of c.From.
 	ok := chunks.SeekLT(changesKey(c.From, 1))
 	if !ok && chunks.Error() == nil {
 		ok = chunks.First()
@@ -91,7 +92,7 @@ func scanChanges(db *pebble.DB, c *watch.Collector) (err error) {
 	return chunks.Error()
 }
 
-// addChunk adds the events of one chunk to c. It returns false if c does not need the chunks after it.
+// addChunk adds the events of the chunk in r to c. If c does not need the chunks after it, more is false.
 func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more bool, err error) {
 	for {
 		ch, ok, err := r.next()
@@ -119,8 +120,8 @@ func addChunk(c *watch.Collector, values *pebble.Iterator, r *chunkReader) (more
 	}
 }
 
-// readPrevious sets Prev of the events that replaced a version. It fails with a CompactedError when Scrub has removed
-// the version that an event below v's compact revision replaced.
+// readPrevious reads the versions that events replaced, and sets Prev of the events. Scrub may have removed what events
+// below the compact revision of v replaced. If such a version is missing, readPrevious fails with a CompactedError.
 func readPrevious(v *view, events []watch.Event) (err error) {
 	it, err := v.gen.db.NewIter(&pebble.IterOptions{})
 	if err != nil {
@@ -144,7 +145,8 @@ func readPrevious(v *view, events []watch.Event) (err error) {
 	return nil
 }
 
-// getExact reads the version of key that revision wrote. It fails with ErrCorrupt when there is none.
+// getExact reads the version of key that was written at revision. If there is no such version, it fails with
+// ErrCorrupt.
 func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 	kv, ok, err := get(it, key, revision)
 	if err == nil && (!ok || kv.ModRevision != revision) {
@@ -153,7 +155,7 @@ func getExact(it *pebble.Iterator, key []byte, revision int64) (KV, error) {
 	return kv, err
 }
 
-// cloneEvent copies the key and value of e, which alias the chunk that it was read from.
+// cloneEvent replaces the key and value of e, which alias a chunk of the change log, by copies.
 func cloneEvent(e *watch.Event) {
 	e.KV.Key = bytes.Clone(e.KV.Key)
 	if e.Type == watch.EventPut {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/keyindex"
 )
 
-// indexBuild is the index of a generation: first it is built in the background, then Apply maintains it.
+// indexBuild holds the key index of a generation. The index is first built in the background; then Apply updates it.
 type indexBuild struct {
 	mu       sync.Mutex
 	index    keyindex.Index // belongs to the builder until complete, then to the applier
@@ -22,7 +22,7 @@ type indexBuild struct {
 	finished chan struct{} // closed when the builder has ended, successfully or not
 }
 
-// indexUpdate is a key's new entry. The zero Entry means that the key was deleted.
+// indexUpdate is a key with its new index entry. The zero Entry means that the key was deleted.
 type indexUpdate struct {
 	key []byte
 	keyindex.Entry
@@ -32,8 +32,8 @@ type indexUpdate struct {
 // index.
 const keysPerStep = 4096
 
-// publish makes v, the view after changes, visible to readers. Before that it applies changes to the value cache and
-// the key index.
+// publish makes the view v visible to readers. The parameter changes has the changes since the previous view. publish
+// first applies them to the value cache and the key index.
 func (e *Engine) publish(v *view, changes []change) {
 	e.hashCompaction(v)
 	v.gen.values.apply(changes)
@@ -56,8 +56,8 @@ func (e *Engine) publish(v *view, changes []change) {
 		e.published.Store(v)
 		return
 	}
-	// While gen.mu is held, no snapshot can be taken: an index that no snapshot shares can be changed in place. For a
-	// large batch that would delay snapshots too long, so it copies nodes instead.
+	// If no snapshot shares the index, change it in place. Hold gen.mu meanwhile, so that no snapshot can be taken. For
+	// a large batch that would delay snapshots too long; then copy the nodes of the index before changing them.
 	const many = 1024
 	v.gen.mu.Lock()
 	inPlace := !e.published.Load().indexShared && len(changes) <= many
@@ -79,7 +79,8 @@ func (e *Engine) publish(v *view, changes []change) {
 	}
 }
 
-// startIndexBuild builds the index of the published generation g: in the background, or at once with Options.Quiet.
+// startIndexBuild builds the index of the published generation g in the background. With Options.Quiet it returns only
+// when the index is built.
 func (e *Engine) startIndexBuild(g *generation) {
 	build := func() {
 		defer close(g.indexBuild.finished)
@@ -104,8 +105,9 @@ func (e *Engine) startIndexBuild(g *generation) {
 	}
 }
 
-// buildIndex reads all keys in steps, each at the revision that is current then. Changes to keys before position are
-// added from the backlog; keys after it are read with their changes.
+// buildIndex builds the index by reading all keys in steps, each at the revision that is then current. Later changes to
+// keys before position, which were already read, come from the backlog. Changes to other keys are in what later steps
+// read.
 func (e *Engine) buildIndex(g *generation) error {
 	var position []byte // all keys before it were read
 	for whole := false; !whole; {
@@ -127,8 +129,8 @@ func (e *Engine) buildIndex(g *generation) error {
 	return nil
 }
 
-// buildIndexStep reads keys from position on, and returns the key at which the next step starts. After the last key it
-// sets complete, publishes the index and returns whole = true.
+// buildIndexStep reads the next keys from position on, and returns the key at which the next step starts. After the
+// last key it sets x.complete, publishes the index and returns true for whole.
 func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, whole bool, err error) {
 	x := g.indexBuild
 	x.mu.Lock()
@@ -157,7 +159,7 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	}
 	x.backlog, x.complete = nil, true
 	given := x.index
-	// Apply publishes under x.mu, but Restore does not. Its view must not be overwritten by this older one.
+	// Apply publishes with x.mu held, but Restore without it. Do not replace a view of Restore by this older one.
 	if v = e.published.Load(); v.gen != g ||
 		!e.published.CompareAndSwap(v, &view{gen: g, state: v.state, records: v.records, index: &given}) {
 		return nil, false, ErrRestored
@@ -165,10 +167,10 @@ func (e *Engine) buildIndexStep(g *generation, position []byte) (next []byte, wh
 	return nil, true, nil
 }
 
-// AwaitKeyIndex waits until the index is built: snapshots that are taken afterwards count ranges at their own revision
-// without reading them. It returns nil at once without Options.KeyIndex. It fails with the error of ctx, with ErrClosed,
-// and with ErrCorrupt if the index could not be built because data is damaged. If it could not be built for another
-// reason it returns nil, and counts read the range.
+// AwaitKeyIndex waits until the index is built. Snapshots that are taken afterwards count ranges at their own revision
+// without reading them. Without Options.KeyIndex it returns nil at once. It fails with the error of ctx, with
+// ErrClosed, and with ErrCorrupt if the index could not be built because data is damaged. If the index could not be
+// built for another reason, it returns nil, and counting reads the range.
 func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	for {
 		g := e.published.Load().gen
@@ -195,7 +197,8 @@ func (e *Engine) AwaitKeyIndex(ctx context.Context) error {
 	}
 }
 
-// damage returns the error with which the build has failed if stored data is corrupt, and nil otherwise.
+// damage returns the error of the index build if the build failed because stored data is corrupt. Otherwise it returns
+// nil.
 func (x *indexBuild) damage() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -205,7 +208,7 @@ func (x *indexBuild) damage() error {
 	return nil
 }
 
-// applyTo sets i.key to its new entry in t, or removes it if it was deleted.
+// applyTo stores the new entry of i.key in the index t. If the key was deleted, it removes the key from t.
 func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	if !i.Live() {
 		t.Remove(i.key)
@@ -214,7 +217,8 @@ func (i *indexUpdate) applyTo(t *keyindex.Index) {
 	}
 }
 
-// fillIndex adds the next keysPerStep keys of r to t, and returns the key after them, or nil at the end.
+// fillIndex adds up to keysPerStep keys from the reader r to the index t. It returns the key that follows them, or nil
+// if there is none.
 func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	for n := 0; ; n++ {
 		prefix, mod, ok, err := r.next(n == 0)
@@ -237,13 +241,13 @@ func fillIndex(t *keyindex.Index, r *reader) (next []byte, err error) {
 	}
 }
 
-// unreadBytes is the size in bytes from which a separately stored value is not read for the index, as reading it would
-// cost more than the few bytes of metadata are worth. Its entry is partial: the first put over the key reads the
-// version.
+// unreadBytes is the size in bytes from which values that Pebble stores in separate files are not read to build the
+// index. Reading them would take longer than the few bytes of metadata are worth. The entry of such a key is partial:
+// the first put over the key reads the version.
 const unreadBytes = 1 << 10
 
-// entry returns the entry of the version at the position of r.it, which revision mod wrote. For a tombstone it is the
-// zero Entry.
+// entry returns the index entry of the version at the position of r.it. The parameter mod is the revision of this
+// version. For a tombstone the entry is the zero Entry.
 func (r *reader) entry(mod int64) (keyindex.Entry, error) {
 	if v := r.it.LazyValue(); v.Fetcher != nil && v.Len() >= unreadBytes {
 		return keyindex.PartialEntry(mod), nil

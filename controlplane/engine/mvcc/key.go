@@ -101,8 +101,8 @@ func splitVersion(k []byte) (prefix []byte, revision int64, err error) {
 	return k[:n:n], int64(^binary.BigEndian.Uint64(k[n:])), nil
 }
 
-// changesKey returns the Pebble key of a chunk of the change log; first is the position of its first change within
-// revision.
+// changesKey returns the Pebble key of a chunk of the change log. The parameters are the revision of the first change
+// in the chunk and the position of this change among the changes of its revision.
 func changesKey(revision int64, first int) []byte {
 	k := make([]byte, 0, 1+revisionBytes+4)
 	k = binary.BigEndian.AppendUint64(append(k, tableRevisions), uint64(revision))
@@ -124,7 +124,8 @@ func splitChangesKey(k []byte) (revision int64, first int, err error) {
 	return int64(binary.BigEndian.Uint64(k[1:])), first, nil
 }
 
-// proposalsKey returns the Pebble key of an entry of proposal IDs; last is the sequence number of the entry's last ID.
+// proposalsKey returns the Pebble key of an entry of proposal IDs. The parameter last is the sequence number of the
+// last ID in the entry.
 func proposalsKey(last uint64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{tableProposals}, last)
 }
@@ -152,8 +153,8 @@ func comparer() *pebble.Comparer {
 	c.Split = split
 	c.ImmediateSuccessor = appendSuccessor
 	c.Separator = func(dst, a, b []byte) []byte {
-		// Only the prefixes are shortened: a key with a cut revision would split at another place than its neighbours
-		// do.
+		// Shorten only the part before the revision. If the revision were cut, split would divide the result at another
+		// place than the neighbouring keys.
 		n, pa := len(dst), a[:split(a)]
 		dst = pebble.DefaultComparer.Separator(dst, pa, b[:split(b)])
 		if bytes.Equal(dst[n:], pa) {
@@ -165,7 +166,8 @@ func comparer() *pebble.Comparer {
 	return &c
 }
 
-// split returns the length of k without the revision. Only versions have one; 00 01 cannot occur inside an escaped key.
+// split returns the length of k without the revision. Only the keys of versions have a revision; it follows the bytes
+// 00 01, which cannot occur inside an escaped key.
 func split(k []byte) int {
 	n := len(k) - revisionBytes
 	if n >= 3 && k[0] == tableKeys && k[n-2] == escapeByte && k[n-1] == escapedEnd {
@@ -174,7 +176,7 @@ func split(k []byte) int {
 	return len(k)
 }
 
-// appendSuccessor appends the smallest possible prefix after a, which also sorts after all versions of a.
+// appendSuccessor appends the smallest possible prefix that sorts after the prefix a and after all versions of a.
 func appendSuccessor(dst, a []byte) []byte {
 	dst = append(dst, a...)
 	if n := len(a); n >= 3 && a[0] == tableKeys && a[n-2] == escapeByte && a[n-1] == escapedEnd {

@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// leases maps the IDs of all leases to their TTLs. It belongs to the goroutine that calls Apply.
+// leases maps the IDs of all leases to their TTLs. Only the goroutine that calls Apply uses it.
 type leases map[int64]int64
 
 // LeaseChanges lists the leases that a batch granted and revoked.
@@ -24,7 +24,8 @@ type LeaseChanges struct {
 
 func (c *LeaseChanges) any() bool { return c.All || len(c.Granted)+len(c.Revoked) > 0 }
 
-// leaseKey returns the Pebble key of a lease, or, for tableAttachments, what the keys of its attachments begin with.
+// leaseKey returns the Pebble key of the lease id in table. For tableAttachments it returns the common prefix of the
+// keys of the lease's attachments.
 func leaseKey(table byte, id int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte{table}, uint64(id))
 }
@@ -84,8 +85,8 @@ func decodeLease(key, value []byte) (command.Lease, error) {
 	return command.Lease{ID: id, TTL: int64(ttl)}, nil
 }
 
-// Lease returns lease id; ok is false if it does not exist. Leases have no history: the result is current, whatever the
-// snapshot's revision.
+// Lease returns the lease with this ID. If the lease does not exist, ok is false. Leases have no history: the result is
+// the current lease, whatever the snapshot's revision.
 func (s *Snapshot) Lease(id int64) (l command.Lease, ok bool, err error) {
 	if err := s.acquire(); err != nil {
 		return command.Lease{}, false, err

@@ -9,7 +9,7 @@ import (
 )
 
 // overlay is a hash table of the keys that were written but are not visible in Pebble yet: by earlier commands of the
-// batch, or by earlier steps of the program. It does not copy keys and values. clear keeps its memory for reuse.
+// batch, or by earlier steps of the program. It does not copy keys and values. Its memory is reused after clear.
 type overlay struct {
 	seed    maphash.Seed
 	slots   []uint32 // open addressing: 1 + position in entries; 0: empty
@@ -60,7 +60,8 @@ func (o *overlay) find(key []byte) *overlayEntry {
 	return &o.entries[o.slots[at]-1]
 }
 
-// slot returns the slot of key, or, with false, the empty slot where it belongs.
+// slot returns the slot of key and true. If the table does not have the key, slot returns the empty slot in which to
+// store it, and false.
 func (o *overlay) slot(key []byte, hash uint32) (at int, ok bool) {
 	mask := uint32(len(o.slots) - 1)
 	for i := hash & mask; ; i = (i + 1) & mask {

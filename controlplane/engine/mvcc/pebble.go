@@ -18,8 +18,8 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 		Comparer:           comparer(),
 		DisableWAL:         true,
 		FormatMajorVersion: pebble.FormatValueSeparation,
-		// Pebble takes the memory of memtables from its block cache. Two of them (the one that is filled, and one that
-		// is flushed or kept for reuse) are added to the size; blocks use what they leave.
+		// Pebble takes the memory of memtables from its block cache. So add the size of two memtables: the one that is
+		// being filled, and one that is being flushed or kept for reuse. Blocks get the rest.
 		CacheSize:    e.opts.CacheBytes + 2*e.opts.MemTableBytes,
 		MemTableSize: uint64(e.opts.MemTableBytes),
 
@@ -30,7 +30,8 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 				e.diskErrors.Add(1)
 				e.opts.Logger.Error("mvcc background work", "dir", e.dir.path, "err", err)
 			},
-			// Without this hook, Pebble would end the process. The reader of the data gets the error.
+			// Without this hook, Pebble would end the process when it finds damaged data. With it, only the reader of
+			// the data gets an error.
 			DataCorruption: func(i pebble.DataCorruptionInfo) {
 				e.diskErrors.Add(1)
 				e.damage.Add(1)
@@ -43,7 +44,7 @@ func (e *Engine) pebbleOptions() *pebble.Options {
 	// keys are found in memory. Flushes need not come early either, as there is no write-ahead log to truncate. A put
 	// is then written little more than once. Writes are stopped only when compactions have fallen far behind.
 	o.L0CompactionThreshold, o.L0StopWritesThreshold = 8, 48
-	// zstd on the last level, which is rarely written, and faster algorithms above it.
+	// Compress the last level, which is rarely written, with zstd, and the levels above it with faster algorithms.
 	o.ApplyCompressionSettings(func() pebble.DBCompressionSettings { return pebble.DBCompressionBalanced })
 	for i := range o.Levels {
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
@@ -79,7 +80,7 @@ type keepFiles struct{ vfs.FS }
 // Remove does nothing.
 func (keepFiles) Remove(string) error { return nil }
 
-// pebbleLogger logs Pebble's errors. Its informational messages are dropped; Stats has the figures.
+// pebbleLogger logs Pebble's errors. It drops Pebble's informational messages, since Engine.Stats has the statistics.
 type pebbleLogger struct{ log *slog.Logger }
 
 // Infof drops the message.

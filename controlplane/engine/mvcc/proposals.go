@@ -8,12 +8,12 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MaxProposals is the number of proposal IDs that are remembered with their results. It decides whether a repeated
-// command is applied again: it must be the same on all members.
+// MaxProposals is the maximum number of proposal IDs that are remembered with their results. A command whose ID is
+// remembered is not applied again, so the number must be the same on all members.
 const MaxProposals = 100_000
 
-// sweepInterval is the number of new proposal IDs between two sweeps. A sweep deletes the stored entries that contain only
-// IDs older than the last MaxProposals.
+// sweepInterval is the number of new proposal IDs between two sweeps. A sweep deletes the stored entries that contain
+// only IDs older than the last MaxProposals.
 const sweepInterval = 8192
 
 // proposals remembers the last MaxProposals proposal IDs with their results: in memory for look-ups, and in Pebble, in
@@ -66,7 +66,8 @@ func (p *proposals) insert(n proposal) {
 	p.next++
 }
 
-// save adds the IDs since the last save to the batch b.
+// save adds the IDs that were added since the last save to the batch b. Every sweepInterval IDs, it also deletes old
+// entries.
 func (p *proposals) save(b *pebble.Batch) error {
 	if len(p.unsaved) == 0 {
 		return nil
@@ -80,7 +81,8 @@ func (p *proposals) save(b *pebble.Batch) error {
 	return err
 }
 
-// loadProposals reads the last MaxProposals proposal IDs from db. next is the number of IDs that were ever stored.
+// loadProposals reads the last MaxProposals proposal IDs from db. The parameter next is the number of IDs that were
+// ever stored.
 func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	p = &proposals{byID: map[[16]byte]uint32{}, lastSweep: next}
 	oldest := next - min(next, MaxProposals)
@@ -114,8 +116,8 @@ func loadProposals(db *pebble.DB, next uint64) (p *proposals, err error) {
 	return p, nil
 }
 
-// load adds the proposals of one stored entry. Its key contains the sequence number of its last ID. IDs whose sequence
-// number is below oldest are ignored.
+// load adds the proposals of one stored entry. The key of the entry contains the sequence number of the last ID in the
+// entry. IDs whose sequence number is below oldest are ignored.
 func (p *proposals) load(key, value []byte, oldest uint64) error {
 	d := command.FieldDecoder{Rest: value}
 	var found []proposal

@@ -8,8 +8,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// lookup returns the newest version of key, with the writes of earlier commands of the batch and, if own is true, of
-// earlier steps of the program. If value is false, the result may lack the value.
+// lookup returns the newest version of key. It sees the writes of earlier commands of the batch and, if own is true,
+// those of earlier steps of the program. If value is false, the result may lack the value.
 func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	if e := s.pendingEntry(key, own); e != nil {
 		return e.keyState, nil
@@ -35,8 +35,8 @@ func (s *applier) lookup(key []byte, own, value bool) (keyState, error) {
 	return h, err
 }
 
-// pendingEntry returns the entry of key in the program's overlay, if own is true and it has one, and otherwise in the
-// batch's overlay. It returns nil if there is none.
+// pendingEntry returns the pending write of key, or nil if there is none. If own is true, it searches the overlay of
+// the program first, then that of the batch; otherwise only that of the batch.
 func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	if own {
 		if e := s.programOverlay.find(key); e != nil {
@@ -46,8 +46,8 @@ func (s *applier) pendingEntry(key []byte, own bool) *overlayEntry {
 	return s.batchOverlay.find(key)
 }
 
-// scan calls visit for each live key of [key, end), in order, until visit returns false or an error. With own, it
-// includes the writes of earlier steps of the program. visit must not keep key and h.
+// scan calls visit for each live key of [key, end), in order, until visit returns false or an error. If own is true, it
+// includes the writes of earlier steps of the program. visit must not use its arguments after it has returned.
 func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keyState) (bool, error)) error {
 	lower, upper := encodedBounds(key, end)
 	it, err := s.keyIterator()
@@ -97,8 +97,8 @@ func (s *applier) scan(key, end []byte, own bool, visit func(key []byte, h keySt
 	}
 }
 
-// overlayIterator merges the overlays of the program and of the batch in key order. The program's entry hides the
-// batch's.
+// overlayIterator merges the overlays of the program and of the batch in key order. If both have an entry of a key, it
+// returns only that of the program.
 type overlayIterator struct {
 	s              *applier
 	program, batch []uint32
@@ -138,7 +138,7 @@ func (s *applier) userKey(prefix []byte) (key []byte, err error) {
 	return s.key, err
 }
 
-// decodeAt decodes the version at the iterator. The results are valid until the iterator moves.
+// decodeAt decodes the version at the current position of it. The results are valid until it moves.
 func decodeAt(it *pebble.Iterator) (prefix []byte, h keyState, err error) {
 	prefix, mod, err := splitVersion(it.Key())
 	if err != nil {
@@ -176,9 +176,9 @@ func (s *applier) closeIterator() error {
 	return err
 }
 
-// readRange reads the range of a StepRange. Without o.Revision, it includes the writes of earlier commands and steps;
-// otherwise it reads at that revision, which must be in Pebble. To read keys that the batch changed in reverse, it must
-// scan the whole range.
+// readRange reads the range of a StepRange. Without o.Revision, it includes the writes of earlier commands and steps.
+// Otherwise it reads at that revision, which must be in Pebble. If the batch changed keys of the range, a read in
+// reverse order first scans the whole range, since scan goes only forward.
 func (s *applier) readRange(o RangeOptions) (RangeResult, error) {
 	past := o.Revision != 0 && o.Revision <= s.batchRevision
 	if past || len(s.programOverlay.between(o.Key, o.End)) == 0 && len(s.batchOverlay.between(o.Key, o.End)) == 0 {

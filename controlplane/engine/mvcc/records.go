@@ -44,7 +44,7 @@ func (r recordSet) search(name []byte) (at int, found bool) {
 	return slices.BinarySearchFunc(r, name, func(a Record, name []byte) int { return bytes.Compare(a.Name, name) })
 }
 
-// with returns a copy of r with the records of changed, of which those with a nil Value are removed.
+// with returns a copy of r in which the records of the parameter changed are set. Those with a nil Value are removed.
 func (r recordSet) with(changed []Record) recordSet {
 	r = slices.Clone(r)
 	for _, c := range changed {
@@ -62,12 +62,13 @@ func (r recordSet) with(changed []Record) recordSet {
 	return r
 }
 
-// Epoch returns the snapshot's epoch of the named records: it begins at 1 and rises with each program that changes
-// them. A program with this epoch is refused if they have changed since. It is -1, which no program can have, for a
-// snapshot of a closed engine.
+// Epoch returns the snapshot's epoch of the named records. The epoch begins at 1 and rises with each program that
+// changes the records. A program with an older epoch is refused. For a snapshot of a closed engine Epoch returns -1,
+// which no program can have.
 func (s *Snapshot) Epoch() int64 { return s.epoch }
 
-// Epoch returns the current epoch of the named records: it begins at 1 and rises with each program that changes them.
+// Epoch returns the current epoch of the named records. The epoch begins at 1 and rises with each program that changes
+// the records.
 func (e *Engine) Epoch() int64 { return e.published.Load().epoch }
 
 // Record returns the value of the named record as of the snapshot. The value must not be changed.

@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// Scrub removes the data that compaction has made unreadable, for about limit changes, in one batch: the version that
-// each change replaced, and the tombstone of each delete. It keeps what open snapshots can read. done reports that
-// nothing else is left to remove. The owner of the engine calls it in the background at its own pace. Members may have
-// removed different amounts; what they read is the same. Removals that a crash undoes are repeated.
+// Scrub removes data that compaction has made unreadable, in one batch: for about limit changes the version that the
+// change replaced, and the tombstone of a delete. It keeps what open snapshots can read. The result done is true if
+// nothing else is left to remove. The owner of the engine calls Scrub in the background at its own pace. Members may
+// have removed different amounts, but all reads return the same. A crash may undo removals; Scrub then repeats them.
 func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	e.scrubbing.Lock()
 	defer e.scrubbing.Unlock()
@@ -42,9 +42,9 @@ func (e *Engine) Scrub(ctx context.Context, limit int) (done bool, err error) {
 	return done, nil
 }
 
-// scrub removes what the revisions below compactRevision replaced. It keeps the change log of compactRevision itself,
-// so that a watch from there misses nothing. It continues where the last call stopped: range deletions that all began
-// at the same key would overlap in Pebble and slow down every read.
+// scrub removes the versions that the revisions below compactRevision replaced, and the change log of these revisions.
+// The change log of compactRevision itself stays, so that a watch from there misses nothing. scrub continues where the
+// last call stopped: range deletions that all began at the same key would overlap in Pebble and slow down every read.
 func (g *generation) scrub(compactRevision int64, limit int) (removed int, done bool, err error) {
 	if g.scrubProgress.from == nil {
 		g.scrubProgress.from = changesKey(0, 0)
@@ -102,8 +102,8 @@ type scrubber struct {
 	key             []byte
 }
 
-// chunk removes what the changes in a chunk of the change log replaced. Changes that must stay are written back as a
-// chunk of their own.
+// chunk removes what the changes in the chunk l of the change log replaced. Changes that must stay in the log are
+// written back as a chunk of their own.
 func (s *scrubber) chunk(l *chunkReader) error {
 	for {
 		rest := l.b
@@ -142,7 +142,7 @@ func (s *scrubber) chunk(l *chunkReader) error {
 	}
 }
 
-// commit adds the removal of the change log before s.stop, and commits the batch.
+// commit adds a deletion of the change log before s.stop to the batch, and commits the batch.
 func (s *scrubber) commit() error {
 	if err := s.b.DeleteRange(s.from, s.stop, nil); err != nil {
 		return err
@@ -154,9 +154,9 @@ func (s *scrubber) commit() error {
 }
 
 // Defragment rewrites the files without the removed data, and returns when that is done. Without Defragment, Pebble
-// reclaims space on its own, but that of large values only when much of a file is unused. Reads and Apply may run
-// meanwhile; Close and Restore wait for Defragment, or, once ctx has ended, for the current compaction. It rewrites
-// nearly all files and temporarily needs as much free space as they take.
+// reclaims space on its own, but the space of large values only when much of a file is unused. Reads and Apply may run
+// meanwhile. Close and Restore wait for Defragment or, once ctx has ended, for the current compaction. Defragment
+// rewrites nearly all files and temporarily needs as much free space as they take.
 func (e *Engine) Defragment(ctx context.Context) error {
 	gen := e.published.Load().gen
 	if err := gen.acquire(); err != nil {
@@ -191,7 +191,7 @@ func (g *generation) writeBoundaryTombstones() (err error) {
 	return b.Commit(pebble.NoSync)
 }
 
-// scrubProgress is how far Scrub has come. AwaitScrub waits for it.
+// scrubProgress records up to which compact revision Scrub has removed data. AwaitScrub waits for it.
 type scrubProgress struct {
 	from []byte // key of the first chunk of the change log that may be left; used only by Scrub
 
@@ -200,7 +200,7 @@ type scrubProgress struct {
 	advanced chan struct{} // closed when revision rises; nil: no caller waits
 }
 
-// advance notes that Scrub has removed everything up to compactRevision, and wakes the waiting callers.
+// advance records that Scrub has removed everything up to compactRevision, and wakes the waiting callers.
 func (s *scrubProgress) advance(compactRevision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,8 +214,8 @@ func (s *scrubProgress) advance(compactRevision int64) {
 	}
 }
 
-// reached reports whether Scrub has removed everything up to compactRevision, and returns a channel that is closed when
-// that revision rises.
+// reached reports whether Scrub has removed everything up to compactRevision. It also returns a channel that is closed
+// when Scrub has come further than now.
 func (s *scrubProgress) reached(compactRevision int64) (reached bool, moved <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

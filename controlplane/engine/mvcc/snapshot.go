@@ -14,15 +14,15 @@ import (
 )
 
 // Snapshot is the keyspace at the time when the snapshot was taken, with the history that was readable then. It may be
-// used from several goroutines. Until it is closed, Scrub keeps the data that it can read.
+// used from several goroutines. Until the snapshot is closed, Scrub keeps the data that the snapshot can read.
 type Snapshot struct {
 	*view
 	err    error // why the snapshot could not be taken
 	closed atomic.Bool
 }
 
-// Snapshot takes a snapshot at the current revision. The caller must close it. If it cannot be taken, its methods
-// return the error.
+// Snapshot takes a snapshot at the current revision. The caller must close it. If no snapshot can be taken, the methods
+// of the result return the error.
 func (e *Engine) Snapshot() *Snapshot {
 	v, err := e.pin(true)
 	if err != nil {
@@ -59,8 +59,8 @@ func (s *Snapshot) acquire() error {
 	return s.gen.acquire()
 }
 
-// readable returns revision, or the snapshot's revision if it is 0. It fails with ErrFutureRevision or a
-// CompactedError.
+// readable returns the parameter revision, or the snapshot's revision if the parameter is 0. If the snapshot cannot
+// read that revision, it fails with ErrFutureRevision or a CompactedError.
 func (s *Snapshot) readable(revision int64) (int64, error) {
 	switch {
 	case revision == 0:
@@ -134,8 +134,8 @@ type reader struct {
 	seek     []byte // buffer for the Pebble key to seek to
 }
 
-// keyState decodes the version at the position of r.it, which revision mod wrote. For a tombstone it returns the zero
-// keyState. The value is valid until r.it moves.
+// keyState decodes the version at the position of r.it. The parameter mod is the revision of this version. For a
+// tombstone it returns the zero keyState. The value is valid until r.it moves.
 func (r *reader) keyState(mod int64) (h keyState, err error) {
 	b, err := r.it.ValueAndErr()
 	if err == nil {
@@ -144,13 +144,13 @@ func (r *reader) keyState(mod int64) (h keyState, err error) {
 	return h, err
 }
 
-// kv returns the live version h of key as a KV, with copies of key and value. With keysOnly it has no value.
+// kv returns the live version h of key as a KV, with copies of key and value. If keysOnly is true, the KV has no value.
 func (h *keyState) kv(key []byte, keysOnly bool) KV {
 	value := h.value
 	if keysOnly {
 		value = nil
 	}
-	// One allocation for the key and the value.
+	// Allocate the memory of the key and of the value together.
 	both := make([]byte, len(key)+len(value))
 	n := copy(both, key)
 	copy(both[n:], value)
@@ -182,8 +182,8 @@ func (s *Snapshot) Range(o RangeOptions) (res RangeResult, err error) {
 	return res, err
 }
 
-// readRange reads the versions that were the newest at revision, which db must contain. counts, unless nil, is the
-// index at that revision; without it, counting reads the range.
+// readRange reads, for each key, the version that was the newest at revision, which db must contain. The parameter
+// counts is the key index at that revision; if it is nil, counting reads the range.
 func readRange(db *pebble.DB, counts *keyindex.Index, o RangeOptions, revision int64) (RangeResult, error) {
 	if command.EmptyRange(o.Key, o.End) {
 		return RangeResult{}, nil
@@ -286,7 +286,8 @@ func expected(limit int) int {
 }
 
 // next moves r.it to the next key with a version at or before r.revision, and there to the newest such version, which
-// may be a tombstone. It returns the key's encoded prefix and the version's revision. ok is false at the end.
+// may be a tombstone. It returns the key's encoded prefix and the version's revision. At the end, ok is false. The
+// parameter first must be true for the first call.
 func (r *reader) next(first bool) (prefix []byte, mod int64, ok bool, err error) {
 	if first {
 		ok = r.it.First()
@@ -315,7 +316,8 @@ func (r *reader) previous(first bool) (prefix []byte, mod int64, ok bool, err er
 		ok = r.it.SeekLT(r.seek)
 	}
 	for ok {
-		// r.it is at the oldest version of a key. r.seek becomes its prefix, before which the next call searches.
+		// r.it is now at the oldest version of a key. Store the prefix of this key in r.seek; the next call searches
+		// before it.
 		if prefix, mod, err = splitVersion(r.it.Key()); err != nil {
 			return nil, 0, false, err
 		}

@@ -6,9 +6,9 @@ import "sync"
 // names, so it never gets an older or a newer one. Apply replaces the version of a key that is in the cache, so that
 // keys that are both read and written often, such as counters, are read from memory.
 //
-// The cache consists of two maps. New versions are put into recent. When recent has reached half of maxBytes, it
-// becomes older, and an empty map becomes recent. The versions of the previous older are dropped, except those that
-// were read meanwhile.
+// The cache consists of the maps recent and older. New versions are put into recent. When recent has reached half of
+// maxBytes, it replaces older, and recent becomes an empty map. That drops the versions that were in older, except
+// those that were read meanwhile: get moves them to recent.
 type valueCache struct {
 	maxBytes int64
 
@@ -17,7 +17,8 @@ type valueCache struct {
 	recentBytes   int64
 }
 
-// newValueCache returns a cache of up to maxBytes bytes; nil, which is always empty, if maxBytes is 0.
+// newValueCache returns a cache of up to maxBytes bytes. If maxBytes is 0, it returns nil, which works as a cache that
+// is always empty.
 func newValueCache(maxBytes int64) *valueCache {
 	if maxBytes <= 0 {
 		return nil
@@ -31,7 +32,8 @@ func cachedBytes(kv *KV) int64 {
 	return int64(overhead + 2*len(kv.Key) + len(kv.Value))
 }
 
-// get returns the version of key that revision wrote. The caller must not change its bytes.
+// get returns the version of key that was written at revision, if it is in the cache. The caller must not change its
+// bytes.
 func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	if c == nil {
 		return KV{}, false
@@ -48,8 +50,8 @@ func (c *valueCache) get(key []byte, revision int64) (kv KV, ok bool) {
 	return kv, true
 }
 
-// add adds a version that was read, unless the cache has the same or a newer one. The caller must not change kv's bytes
-// afterwards.
+// add adds a version that was read. If the cache has the same version of the key or a newer one, it does nothing. The
+// caller must not change kv's bytes afterwards.
 func (c *valueCache) add(kv KV) {
 	if c == nil {
 		return
@@ -64,7 +66,8 @@ func (c *valueCache) add(kv KV) {
 	c.set(kv)
 }
 
-// apply updates those keys that are in the cache and that changes put or delete.
+// apply updates the cache after changes were applied. It replaces or removes the cached versions of the changed keys,
+// and adds no other keys.
 func (c *valueCache) apply(changes []change) {
 	if c == nil {
 		return
@@ -87,7 +90,7 @@ func (c *valueCache) apply(changes []change) {
 	}
 }
 
-// set stores kv in recent, unless it would need more than an eighth of maxBytes. The caller holds c.mu.
+// set stores kv in recent. If kv needs more than an eighth of maxBytes, it is not stored. The caller holds c.mu.
 func (c *valueCache) set(kv KV) {
 	c.remove(kv.Key)
 	size := cachedBytes(&kv)

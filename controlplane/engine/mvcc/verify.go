@@ -16,8 +16,8 @@ import (
 // ErrCorrupt means that stored data does not match its checksum or cannot be decoded.
 var ErrCorrupt = errors.New("stored data is corrupt")
 
-// markCorrupt wraps an error in which Pebble reports corrupt data so that it matches ErrCorrupt. It returns others as
-// they are.
+// markCorrupt wraps an error with which Pebble reports corrupt data, so that it matches ErrCorrupt. It returns other
+// errors unchanged.
 func markCorrupt(err error) error {
 	if err != nil && pebble.IsCorruptionError(err) && !errors.Is(err, ErrCorrupt) {
 		return fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -90,7 +90,7 @@ func verifyTable(fs vfs.FS, path string, o *pebble.Options) (err error) {
 	if err := r.ValidateBlockChecksums(); err != nil {
 		return err
 	}
-	// ValidateBlockChecksums leaves out the blocks that hold the values of old versions.
+	// ValidateBlockChecksums does not verify the blocks that hold the values of old versions. Verify them here.
 	l, err := r.Layout()
 	if err != nil {
 		return err

@@ -22,7 +22,7 @@ func storedBytes(key []byte, m command.Meta) int64 { return versionBytes + int64
 
 const maxVersionHeader = 1 + 3*binary.MaxVarintLen64
 
-// appendVersionHeader appends what precedes the value in a stored version.
+// appendVersionHeader appends the header of a stored version, which precedes the value: its kind and metadata.
 func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	kind := byte(recordValue)
 	if v.Lease != 0 {
@@ -37,7 +37,8 @@ func appendVersionHeader(dst []byte, v command.Meta) []byte {
 	return dst
 }
 
-// decodeVersion decodes a stored version that revision mod wrote. A tombstone is the zero Meta. The value aliases b.
+// decodeVersion decodes a stored version that the revision mod wrote. For a tombstone it returns the zero Meta. The
+// value aliases b.
 func decodeVersion(b []byte, mod int64) (command.Meta, []byte, error) {
 	d := command.FieldDecoder{Rest: b}
 	switch kind := d.Byte(); kind {

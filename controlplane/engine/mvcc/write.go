@@ -33,7 +33,7 @@ func (s *applier) write(changes []change) error {
 func (s *applier) countChange(c *change) {
 	if c.before.Live() {
 		s.keys--
-		// The sizes of a state of format 1 are unknown: live must not become negative.
+		// A state of format 1 has no sizes, so s.live may be too small: do not let it become negative.
 		s.live = max(s.live-storedBytes(c.key, c.before), 0)
 	}
 	if !c.deleted {
@@ -45,7 +45,8 @@ func (s *applier) countChange(c *change) {
 	}
 }
 
-// updateAttachment removes the stored attachment of c's key to its old lease, and adds that to its new lease.
+// updateAttachment updates the stored attachments of c's key to leases: it removes the one to the old lease and adds
+// the one to the new lease.
 func (s *applier) updateAttachment(c *change) error {
 	if c.before.Lease == c.after.Lease {
 		return nil
@@ -61,7 +62,7 @@ func (s *applier) updateAttachment(c *change) error {
 	return s.batch.Set(attachmentKey(c.after.Lease, c.key), nil, nil)
 }
 
-// logChange adds c, the change at position place of its revision, to the change log.
+// logChange adds c to the change log. The parameter place is the position of c among the changes of its revision.
 func (s *applier) logChange(c *change, place int) error {
 	l := &s.chunk
 	if len(l.data) > chunkBytes {
@@ -92,7 +93,7 @@ func (s *applier) writeChunk() error {
 	return err
 }
 
-// writeVersion adds the version that c makes to the batch, or a tombstone for a delete.
+// writeVersion adds the version that c creates to the batch, or a tombstone for a delete.
 func (s *applier) writeVersion(c *change) error {
 	var header [maxVersionHeader]byte
 	head := header[:0]
@@ -134,7 +135,8 @@ func (s *applier) commit() error {
 	return s.batch.Commit(pebble.NoSync)
 }
 
-// flushEarly flushes before the smallest memtable is full, so that Pebble never flushes in the background.
+// flushEarly flushes the memtable before it is full, even if it has the smallest size that Pebble uses. So Pebble never
+// flushes in the background.
 func (s *applier) flushEarly() error {
 	const soon = 96 << 10
 	if s.unflushed < soon {

@@ -15,8 +15,9 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// check compares the members with each other. It stores each entry when the first member applies it, and each revision
-// when the first watcher receives it. Every later application and event, also after a restart, must be equal.
+// check compares the members with each other. It stores each log entry when the first member applies it, and each
+// revision when the first watcher receives it. Whenever another member applies the entry or another watcher receives
+// the revision, also after a restart, they must be equal to the stored ones.
 type check struct {
 	w *world
 
@@ -31,9 +32,10 @@ type check struct {
 	notes   map[place]note            // notes of the second group, by place
 
 	history history
-	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older one.
+	// frontier is the newest revision that was returned to a client. Calls that begin later must not return an older
+	// revision.
 	frontier int64
-	// never has, for each operation that failed and must not be applied, the text of its error.
+	// never has the operations that failed and must not be applied. It maps the name of each to the text of its error.
 	never map[string]string
 }
 
@@ -53,8 +55,8 @@ func newCheck(w *world) *check {
 	}
 }
 
-// sent checks an envelope that a member sends: no member votes twice in a term, even after a restart, and a member with
-// an empty disk sends only envelopes about data-directory IDs.
+// sent checks an envelope that the member m sends. No member may vote for two candidates in a term, even after a
+// restart. A member with an empty disk may send only requests and responses about data-directory IDs.
 func (c *check) sent(m *member, e *message.Envelope) {
 	switch e.Kind {
 	case message.KindDirIDRequest, message.KindDirIDResponse:
@@ -82,7 +84,7 @@ func (c *check) sent(m *member, e *message.Envelope) {
 	c.votes[key] = candidate
 }
 
-// leads checks that a term of a group has one leader. l is what member m has reported.
+// leads checks that no term of a group has two leaders. The leader and term in l were reported by the member m.
 func (c *check) leads(m *member, l consensus.Leadership) {
 	if m.dying() {
 		return
@@ -100,8 +102,8 @@ func (c *check) leads(m *member, l consensus.Leadership) {
 	c.leaders[key] = l.Leader
 }
 
-// applied checks that the entries that m has applied, and their results, are equal to those of the member that applied
-// them first.
+// applied is called when the member m has applied entries with the results answers. It checks that they are equal to
+// those of the member that applied the same entries first.
 func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	if m.dying() {
 		return
@@ -130,8 +132,8 @@ func (c *check) applied(m *member, entries []consensus.Entry, answers []any) {
 	}
 }
 
-// learn stores an entry that no member has applied before, and checks that a repeated proposal has the same result and
-// that revision and time do not decrease.
+// learn stores the result r of the entry e, which no member has applied before. It checks that a repeated proposal has
+// the same result, and that revision and time do not decrease.
 func (c *check) learn(e consensus.Entry, r command.Result) {
 	answer := string(command.EncodeResult(nil, r))
 	if first, again := c.answers[e.ID]; again {
@@ -154,7 +156,8 @@ func (c *check) learn(e consensus.Entry, r command.Result) {
 	}
 }
 
-// answered checks a proposal that m has acknowledged with answer: some member must have applied it with that result.
+// answered is called when the member m has acknowledged the proposal id with the result answer. It checks that some
+// member has applied the proposal with that result.
 func (c *check) answered(m *member, id [16]byte, answer any) {
 	r, has := answer.(command.Result)
 	if known, ok := c.answers[id]; !ok {
@@ -164,7 +167,8 @@ func (c *check) answered(m *member, id [16]byte, answer any) {
 	}
 }
 
-// state checks that the checksum of m's whole state equals that of every member at the same applied index.
+// state checks that the checksum of the whole state of the member m equals that of every member that was at the same
+// applied index.
 func (c *check) state(m *member) {
 	if m.dying() || m.aside != nil {
 		return
@@ -190,8 +194,8 @@ func (c *check) state(m *member) {
 	c.digests[at] = sum
 }
 
-// confirm checks the revision that was returned to a client for a committed operation. frontier is the value of
-// check.frontier when the operation began.
+// confirm checks the revision that was returned to a client for the committed operation op. The parameter frontier is
+// the value of check.frontier when the operation began.
 func (c *check) confirm(op string, revision, frontier int64) {
 	c.w.count("writes acknowledged")
 	if revision <= frontier {
@@ -203,13 +207,14 @@ func (c *check) confirm(op string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// deny notes that op failed with an error after which it must not be applied; final checks that.
+// deny records that op failed with an error after which it must not be applied. At the end of the run, final checks
+// that it was not.
 func (c *check) deny(op string, err error) {
 	c.never[op] = err.Error()
 }
 
-// read checks the revision of a linearizable read of a table: it must not be below frontier, the value of
-// check.frontier when the read began.
+// read checks the revision of a linearizable read of a table: the revision must not be below the parameter frontier,
+// which is the value of check.frontier when the read began.
 func (c *check) read(what string, revision, frontier int64) {
 	c.w.count("linearizable reads")
 	if revision < frontier {
@@ -218,8 +223,8 @@ func (c *check) read(what string, revision, frontier int64) {
 	c.frontier = max(c.frontier, revision)
 }
 
-// final checks at the end of the run that all members are at the end of the history, and that no failed operation was
-// applied.
+// final is called at the end of the run. It checks that all members have the last revision of the history, and that no
+// operation that deny has recorded was applied.
 func (c *check) final() {
 	for _, m := range c.w.trio {
 		m.observer.poll()

@@ -23,8 +23,8 @@ var (
 	errPointless = errors.New("the operation makes no sense now")
 )
 
-// client is one user of the store. It calls package store in a coroutine, which yields to the type world where the
-// store would wait for other members.
+// client is one user of the store. It calls package store in a coroutine. Where the store would wait for other members,
+// the coroutine yields, so that the type world can run the next step.
 type client struct {
 	w      *world
 	id     int
@@ -45,7 +45,7 @@ type client struct {
 	follow follower
 }
 
-// call is a proposal or read request of a client on a member, with its result once over is true.
+// call is a proposal or read request of a client on a member. Once the field over is true, it has the result.
 type call struct {
 	over   bool
 	answer any
@@ -68,14 +68,15 @@ func newClient(w *world, id int) *client {
 	return c
 }
 
-// advance resumes the client's coroutine if its call is over or its waiting time has passed.
+// advance resumes the client's coroutine if the call that it waits for has ended, or if its waiting time has passed.
 func (c *client) advance() {
 	if !c.done && (c.call != nil && c.call.over || c.w.step >= c.wake) {
 		c.resume()
 	}
 }
 
-// wait yields to the type world for a number of steps, or until the call is over. It returns errOver when the run ends.
+// wait yields the coroutine for a number of steps. If the call on is not nil and ends earlier, wait returns earlier. It
+// returns errOver when the run ends.
 func (c *client) wait(steps int, on *call) error {
 	c.call, c.wake = on, c.w.step+steps
 	if !c.yield(struct{}{}) {
@@ -85,7 +86,8 @@ func (c *client) wait(steps int, on *call) error {
 	return nil
 }
 
-// await waits for the result of a call for at most 40 steps. Afterwards it ends the call with errGone.
+// await waits for the result of the call ask for at most 40 steps. If there is none then, it ends the call with
+// errGone.
 func (c *client) await(ask *call) (any, error) {
 	if !ask.over {
 		if err := c.wait(40, ask); err != nil {
@@ -99,7 +101,7 @@ func (c *client) await(ask *call) (any, error) {
 	return ask.answer, ask.err
 }
 
-// propose proposes data on a member and waits for the result.
+// propose proposes data on the member m and waits for the result.
 func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return nil, errDown
@@ -123,7 +125,8 @@ func (c *client) propose(m *member, id [16]byte, data []byte) (any, error) {
 	return c.await(ask)
 }
 
-// read calls ReadIndex on m and waits until reads on m are linearizable. If it fails, it cancels the request.
+// read calls ReadIndex on the member m and waits until reads on m are linearizable. If this fails, it cancels the
+// request.
 func (c *client) read(m *member) error {
 	if !m.up || c.w.network.cut[m.id][m.id] {
 		return errDown
@@ -143,18 +146,19 @@ func (c *client) read(m *member) error {
 	return err
 }
 
-// clientProposer is the store.Proposer of a client. It reads on one member and proposes there first, then on the leader
-// that an error names or on a random member. It repeats a proposal without a result under the same ID.
+// clientProposer is the store.Proposer of a client. It reads on the member in the field m and makes the first proposal
+// there. After a failure, it proposes on the leader that the error names, or on a random member. A proposal without a
+// result is repeated under the same ID.
 type clientProposer struct {
 	c *client
 	m *member
-	// unknown is true if the last proposal may be applied although no result was received.
+	// unknown is true if the last proposal may have been or may still be applied although no result was received.
 	unknown  bool
 	attempts int
 }
 
-// Propose implements store.Proposer. It proposes up to eight times, and returns errTired after that, or when it is
-// called for the seventh time.
+// Propose implements store.Proposer. It tries up to eight times to get a result, and then returns errTired. From its
+// seventh call on, it returns errTired at once.
 func (d *clientProposer) Propose(_ context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if d.attempts++; d.attempts > 6 {
 		return command.Result{}, errTired
@@ -203,7 +207,7 @@ func (d *clientProposer) ReadIndex(context.Context) error { return d.c.read(d.m)
 // some returns a random member, which may be down.
 func (c *client) some() *member { return c.w.trio[c.rng.IntN(members)] }
 
-// at returns a store that reads on m, with a Proposer of this client.
+// at returns a store that reads on the member m, and the clientProposer of this store.
 func (c *client) at(m *member) (*store.Store, *clientProposer) {
 	d := &clientProposer{c: c, m: m}
 	return store.New(store.Options{Engine: m.engine, Proposer: d, PageKey: make([]byte, 32), Now: m.clock, Rand: c.chance}), d
@@ -221,8 +225,9 @@ func (c *client) reachable() (*member, error) {
 	}
 }
 
-// write runs an operation in a transaction, which also writes ops/<its name> without reading it, so that applying it
-// twice is detected. It passes the returned revision or error to c.w.check.
+// write runs the function f in a transaction. The transaction also writes a row of the table ops, under the name of the
+// operation, without reading the row first. So a transaction that is applied twice is detected. The returned revision
+// or error is passed to c.w.check.
 func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error {
 	w := c.w
 	m, err := c.reachable()
@@ -255,7 +260,8 @@ func (c *client) write(kind string, f func(tx *store.Tx, op string) error) error
 	return err
 }
 
-// expected reports whether a call on m may return err. life is the run of the member in which the call began.
+// expected reports whether err is an error that a call on the member m may return. The parameter life is the value of
+// m.life when the call began.
 func (c *client) expected(m *member, life int, err error) bool {
 	for _, known := range []error{errTired, errDown, errPointless, errGone, consensus.ErrNoLeader, consensus.ErrStopped, consensus.ErrOverloaded} {
 		if errors.Is(err, known) {
@@ -272,7 +278,7 @@ func (c *client) expected(m *member, life int, err error) bool {
 	return errors.Is(err, mvcc.ErrRestored) || isFault && f.Reason == "HISTORY_EXPIRED" && m.engine.CompactRevision() > 0
 }
 
-// wiped reports whether err says that a member stopped because its disk was empty.
+// wiped reports whether err is the error with which a member stops because its disk is empty.
 func wiped(err error) bool {
 	var w *consensus.WipedError
 	return errors.As(err, &w)

@@ -9,8 +9,8 @@ import (
 )
 
 // faultSchedule says which faults a run has, and how often. For the faults without a comment, n means one fault in n
-// steps on average, and 0 none: quake is a crash of all members, torn a crash during a write to disk, faster a burst of
-// clock ticks. Few runs have all faults, so that no fault hides the effects of another.
+// steps on average, and 0 none. quake is a crash of all members, torn a crash during a write to disk, and faster a
+// burst of clock ticks. Few runs have all faults, because one fault may hide the effects of another.
 type faultSchedule struct {
 	steps       int
 	loss, twice int  // percent of packets that are lost or repeated
@@ -141,8 +141,8 @@ func (w *world) injectFaults() {
 	}
 }
 
-// mayWipe reports whether the disk of m may be wiped, and if so, adds m to w.wiped. At least one member must keep its
-// disk until the others have theirs back: if all members are wiped, they rightly form a new cluster.
+// mayWipe reports whether the disk of m may be wiped. If so, it adds m to w.wiped. At least one member must keep its
+// disk until the wiped members have theirs back: if all members were wiped, they would rightly form a new cluster.
 func (w *world) mayWipe(m *member) bool {
 	if w.trio[0].aside == nil && w.trio[1].aside == nil && w.trio[2].aside == nil {
 		clear(w.wiped)
@@ -155,8 +155,9 @@ func (w *world) mayWipe(m *member) bool {
 	return true
 }
 
-// cut drops packets until network.healAt, which it sets to 10 to 69 steps from now: all packets from and to member from
-// if to is 0, otherwise those that member from sends to member to.
+// cut drops packets until the step network.healAt, which it sets to 10 to 69 steps from now. If the parameter to is 0,
+// all packets that the member from sends or receives are dropped. Otherwise only those are dropped that the member from
+// sends to the member to.
 func (w *world) cut(how string, from, to uint64) {
 	w.count("network cut " + how)
 	w.network.healAt = w.step + 10 + w.rng.IntN(60)
@@ -172,8 +173,8 @@ func (w *world) cut(how string, from, to uint64) {
 
 func (w *world) healNetwork() { w.network.cut = [members + 1][members + 1]bool{} }
 
-// heal ends all faults: it repairs the network, gives wiped members their disks back, lets stopped members start, and
-// tells the clients to do their last read.
+// heal ends all faults: it repairs the network, gives wiped members their disks back, and lets stopped members start.
+// It makes the clients do their last read.
 func (w *world) heal() {
 	w.trace.Add("peace")
 	w.healing = true

@@ -27,7 +27,8 @@ func (r *row) equal(o *row) bool {
 	return r.Op == o.Op && r.N == o.N && r.At == o.At && slices.Equal(r.Items, o.Items)
 }
 
-// The tables that the clients write. Their invariants are checked by the variable invariants and by history.commit.
+// The tables that the clients write. Their invariants are checked by the functions in the variable invariants and by
+// history.commit.
 var (
 	accounts  = store.NewTable[row]("account")
 	names     = store.NewTable[row]("name")
@@ -51,7 +52,7 @@ type change struct {
 	before, now *row
 }
 
-// invariants has, by table, a function that returns an error if a change violates the table's invariant.
+// invariants maps the name of a table to a function that returns an error if a change violates the table's invariant.
 var invariants = map[string]func(change) error{
 	"name": func(c change) error {
 		if c.before != nil && c.now != nil {
@@ -102,7 +103,7 @@ type history struct {
 	keys   map[string]string    // key of each order in the table orders, by idempotency key
 }
 
-// version is the row of a key from a revision on; nil means that the key was deleted.
+// version is the row that a key has from a revision on. If row is nil, the key was deleted.
 type version struct {
 	revision int64
 	row      *row
@@ -115,8 +116,8 @@ func newHistory(w *world) history {
 	}
 }
 
-// commit checks one complete revision that a watcher has received. It adds a new revision to the history after checking
-// the invariants; an older one must be the same as in the history.
+// commit checks one complete revision that a watcher of the member m has received. If the revision is new, it checks
+// the invariants and adds the revision to the history. Otherwise the events must be the same as in the history.
 func (h *history) commit(m *member, revision int64, events []watch.Event) {
 	text := formatEvents(events)
 	if revision <= h.last {
@@ -192,8 +193,8 @@ func (h *history) change(e watch.Event) (c change, err error) {
 	return c, err
 }
 
-// decode decodes the value b of a key of any table. A value of package store itself (idempotency keys) is stored in
-// row.Op as it is.
+// decode decodes the value b of a key of any table. Values that package store itself writes (idempotency keys) are not
+// decoded but copied to row.Op.
 func decode(key string, b []byte) (*row, error) {
 	r := &row{}
 	if strings.HasPrefix(key, "idem") {
@@ -262,7 +263,8 @@ func (h *history) table(name string, revision int64) (all []found) {
 	return all
 }
 
-// compare checks that got, the rows that were read from a table on m at a revision, are those in the history.
+// compare checks the rows in got, which were read from the table name on the member m at a revision: they must be those
+// in the history.
 func (h *history) compare(m *member, name string, revision int64, got []store.Record[row]) {
 	if revision > h.last {
 		h.w.fail("member %d was read at revision %d, which no watcher has seen", m.id, revision)

@@ -7,19 +7,20 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/consensus"
 )
 
-// second is the ID of the second raft group. It has only the log's writes to disk in common with the first group.
+// second is the ID of the second raft group. The two groups are independent, except that their logs are written to disk
+// together.
 const second = 2
 
 // ledger is the state machine of the second group. It stores nothing on disk, so that each process applies the whole
-// log again. It passes each entry to check.noted.
+// log from its beginning. It passes each entry to check.noted.
 type ledger struct {
 	m    *member
 	at   place
 	term uint64
 }
 
-// place identifies a note, that is, a proposal of the second group: the index of its log entry, and its position in the
-// entry.
+// place identifies a note, that is, a proposal of the second group. It consists of the index of the log entry and the
+// position of the note in the entry.
 type place struct {
 	index uint64
 	n     int
@@ -57,14 +58,14 @@ func (l *ledger) Checkpoint(string) (index, term uint64, err error) {
 // Restore implements consensus.StateMachine.
 func (l *ledger) Restore(string) error { return errors.New("a ledger has no checkpoint") }
 
-// note is what a proposal of the second group contains, and the term of its entry.
+// note is the text of a proposal of the second group, with the term of its log entry.
 type note struct {
 	term uint64
 	text string
 }
 
-// noted checks that the note at a place is the same whenever it is applied, on any member, and that each note is
-// applied at one place only.
+// noted is called when the member m applies the entry e at a place. It checks that every member has the same note at
+// this place, and that no note is applied at two places.
 func (c *check) noted(m *member, at place, e consensus.Entry) {
 	now := note{e.Term, string(e.Data)}
 	before, known := c.notes[at]

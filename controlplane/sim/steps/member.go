@@ -21,11 +21,11 @@ type member struct {
 	w    *world
 	id   uint64
 	disk *vfs.MemFS
-	// aside is the original disk while an empty disk replaces it, and nil otherwise.
+	// aside is the original disk of the member while an empty disk replaces it; otherwise it is nil.
 	aside *vfs.MemFS
 
-	// life is the number of starts and ends of the member's process. up and the fields up to arrivals belong to its
-	// current run.
+	// life is the number of starts and ends of the member's process. The fields from up to arrivals belong to the
+	// current process.
 	life     int
 	up       bool
 	fs       vfs.FS // disk, with trip as a hook
@@ -49,8 +49,8 @@ type member struct {
 
 const group = 1
 
-// crashTrigger simulates a crash in the middle of work: before one of the next syncs or renames, it copies the disk as
-// a crash would leave it.
+// crashTrigger simulates a crash in the middle of work. Before one of the next syncs or renames, it makes a copy of the
+// disk as a crash would leave it. The member later continues with this copy.
 type crashTrigger struct {
 	mu      sync.Mutex
 	disk    *vfs.MemFS
@@ -62,8 +62,8 @@ type crashTrigger struct {
 // String implements errorfs.Injector.
 func (t *crashTrigger) String() string { return "tripwire" }
 
-// MaybeError implements errorfs.Injector. It never returns an error: it counts the operations that make data durable,
-// and takes the copy.
+// MaybeError implements errorfs.Injector. It is called before each operation on the disk and never returns an error. It
+// counts the syncs and renames, and makes the copy when t.left of them have been counted.
 func (t *crashTrigger) MaybeError(op errorfs.Op) error {
 	switch op.Kind {
 	case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpRename:
@@ -92,8 +92,8 @@ func (t *crashTrigger) taken() *vfs.MemFS {
 	return t.picture
 }
 
-// crashImage returns a copy of the disk after a crash, with all or none of the unsynced data. A random part of the
-// unsynced data would make the run unrepeatable.
+// crashImage returns a copy of the disk as it is after a crash. If all is true, the copy has all unsynced data,
+// otherwise none. Keeping a random part of it would make the run unrepeatable.
 func crashImage(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	if all {
 		return disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
@@ -101,8 +101,8 @@ func crashImage(disk *vfs.MemFS, all bool) *vfs.MemFS {
 	return disk.CrashClone(vfs.CrashCloneCfg{})
 }
 
-// dying reports whether the crashTrigger has copied the disk: the member counts as crashed, and its further actions are
-// ignored.
+// dying reports whether the crashTrigger has copied the disk. The member then counts as crashed, and its further
+// actions are ignored.
 func (m *member) dying() bool { return m.trip != nil && m.trip.taken() != nil }
 
 func (m *member) frozen() bool { return m.up && m.w.step < m.frozeUntil }
@@ -116,7 +116,7 @@ func (m *member) Send(e message.Envelope) { m.w.network.carry(m, e, "") }
 // SendSnapshot implements consensus.Transport.
 func (m *member) SendSnapshot(e message.Envelope, dir string) { m.w.network.carry(m, e, dir) }
 
-// start starts the member's process on its disk. It is a violation if the state on the disk cannot be opened.
+// start starts the member's process on its disk. If the state on the disk cannot be opened, that is a violation.
 func (m *member) start(trip *crashTrigger) {
 	w := m.w
 	w.trace.Add("%d starts, life %d", m.id, m.life+1)
@@ -165,8 +165,8 @@ func (m *member) open() (err error) {
 	return nil
 }
 
-// end ends the member's process. Closing may still write to the disk; after a crash, the caller replaces the disk by a
-// copy that was taken before.
+// end ends the member's process. Closing it may still write to the disk, so a simulated crash replaces the disk
+// afterwards by a copy that was made before.
 func (m *member) end(why string) {
 	if !m.up {
 		return
@@ -210,8 +210,8 @@ func (m *member) unwipe() {
 	}
 }
 
-// work calls Host.Process until the host is idle, at most three times. A member with a slow disk works in every seventh
-// step only.
+// work calls Host.Process until the host is idle, but at most three times. A member with a slow disk works only in
+// every seventh step.
 func (m *member) work() {
 	if !m.up || m.frozen() || m.w.step < m.slowUntil && m.w.step%7 != 0 {
 		return
@@ -233,8 +233,8 @@ func (m *member) tick() {
 	}
 }
 
-// checkRunning checks the member after each call of its host. It carries out the crash of a crashTrigger, accepts that
-// a member with an empty disk is refused, and reports any other error as a violation.
+// checkRunning is called after each call of the member's host. It carries out the crash of a crashTrigger. It accepts
+// that a member with an empty disk is refused, and reports any other error as a violation.
 func (m *member) checkRunning() {
 	if !m.up {
 		return
@@ -292,7 +292,8 @@ func (t *witness) Checkpoint(dir string) (index, term uint64, err error) {
 	return t.m.machine.Checkpoint(dir)
 }
 
-// Restore implements consensus.StateMachine. With some probability, the member crashes meanwhile.
+// Restore implements consensus.StateMachine. With some probability, it arms the crashTrigger, so that the member
+// crashes meanwhile.
 func (t *witness) Restore(dir string) error {
 	if w := t.m.w; w.faults.torn > 0 && !w.healing && w.rng.IntN(3) == 0 {
 		// Without this, crashes during the installation of a snapshot would be rare.

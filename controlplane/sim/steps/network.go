@@ -24,14 +24,14 @@ type packet struct {
 	b   []byte // encoded envelope
 	to  uint64
 	dir string // directory of a snapshot's files on the sender's disk; empty: not a snapshot
-	// sender and life identify the process that sent the packet. A snapshot is lost when that process ends, and only
-	// that process gets the ReportSnapshot call.
+	// sender and life identify the process that sent the packet: the member, and the value of member.life. A snapshot
+	// is lost when that process ends. ReportSnapshot is called only on that process.
 	sender *member
 	life   int
 }
 
-// carry sends an envelope of the member m: it decides when it arrives, and whether it is lost or repeated. dir is empty
-// except for a snapshot.
+// carry sends an envelope of the member m. It decides when the envelope arrives, and whether it is lost or repeated. If
+// the envelope is a snapshot, dir is the directory of its files; otherwise dir is empty.
 func (n *network) carry(m *member, e message.Envelope, dir string) {
 	w := n.w
 	if m.dying() {

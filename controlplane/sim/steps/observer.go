@@ -9,15 +9,16 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// ended returns a cancelled context. With it, Next returns only events that exist already.
+// ended returns a cancelled context. With this context, Next of a watcher does not wait: it returns only events that
+// exist already.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// observer watches all keys of a member, across restarts, and checks that it receives every revision completely, once
-// and in order.
+// observer watches all keys of a member, also across restarts of the member. It checks that every revision is received
+// completely, once and in order.
 type observer struct {
 	m      *member
 	now    context.Context
@@ -63,7 +64,7 @@ func (o *observer) poll() {
 	}
 }
 
-// again starts the watch again from the current state, as a watcher must when its history was compacted.
+// again opens a new watch after the current state. A watcher must do that when its history was compacted.
 func (o *observer) again() {
 	o.m.w.count("watches begun again")
 	o.w.Close()
@@ -94,7 +95,7 @@ func (o *observer) take(b watch.Batch) {
 	}
 }
 
-// flush passes the collected revision to the history, after it has checked that it is the next one.
+// flush checks that the revision of the collected events is the next one, and passes it to the history.
 func (o *observer) flush() {
 	w := o.m.w
 	revision := o.events[0].KV.ModRevision

@@ -31,8 +31,8 @@ var operations = []struct {
 	{6, (*client).proposeNotes},
 }
 
-// life is the main function of a client: random operations until the end of faults, then a last read. Client 0 creates
-// the accounts first.
+// life is the main function of a client's coroutine. It runs random operations until world.heal ends the faults, and
+// then a last read. Client 0 creates the accounts first.
 func (c *client) life() {
 	for len(c.w.check.history.ops) == 0 {
 		if c.id == 0 {
@@ -79,7 +79,7 @@ func (c *client) createAccounts() error {
 	})
 }
 
-// transfer moves a random amount between two random accounts, if the first one has it.
+// transfer moves a random amount from one random account to another, if the balance of the first one is high enough.
 func (c *client) transfer() error {
 	from, to, amount := c.rng.IntN(accountCount), c.rng.IntN(accountCount), int64(1+c.rng.IntN(20))
 	return c.write("transfer", func(tx *store.Tx, op string) error {
@@ -113,7 +113,7 @@ func (c *client) increment() error {
 	})
 }
 
-// append appends the name of the operation to a list.
+// append appends the name of the operation to the items of a list.
 func (c *client) append() error {
 	key := itoa(c.rng.IntN(2))
 	return c.write("append", func(tx *store.Tx, op string) error {
@@ -129,7 +129,8 @@ func (c *client) append() error {
 	})
 }
 
-// claim writes the client's name into a free row of the table names, or deletes the row if it is the client's.
+// claim writes the client's name into a random row of the table names if the row is free. If the row has the client's
+// name, claim deletes the row.
 func (c *client) claim() error {
 	key, mine := itoa(c.rng.IntN(6)), fmt.Sprint("client ", c.id)
 	return c.write("claim", func(tx *store.Tx, op string) error {
@@ -148,8 +149,8 @@ func (c *client) claim() error {
 	})
 }
 
-// slot takes one of slotLimit slots, or frees one, but never the last. Both depend on a list of all slots, so a
-// concurrent change of any slot must make the transaction conflict.
+// slot takes one of slotLimit slots, or frees one unless it is the last one in use. Both read the list of all slots, so
+// a concurrent change of any slot must make the transaction conflict.
 func (c *client) slot() error {
 	free := c.rng.IntN(2) == 0
 	return c.write("slot", func(tx *store.Tx, op string) error {
@@ -166,7 +167,7 @@ func (c *client) slot() error {
 	})
 }
 
-// set writes a register without having read anything.
+// set writes a random row of the table registers without reading anything.
 func (c *client) set() error {
 	key := itoa(c.rng.IntN(3))
 	return c.write("set", func(tx *store.Tx, op string) error {
@@ -175,8 +176,8 @@ func (c *client) set() error {
 	})
 }
 
-// order creates an order under an idempotency key, and retries, at most four times, until it gets a result. It checks
-// that the result is the order in the history.
+// order creates an order under an idempotency key. It tries up to five times to get a result, and checks that the
+// result is the order in the history.
 func (c *client) order() error {
 	key := fmt.Sprintf("%d.%d", c.id, c.made+1)
 	caller := &cloud.Caller{User: "sim", IdempotencyKey: key}
@@ -322,7 +323,7 @@ func (c *client) compact() error {
 }
 
 // follower watches the table ops as a service would: on one member until that member stops, then on another. Sometimes
-// it changes the member without a reason.
+// it also changes to another member without a reason.
 type follower struct {
 	m     *member
 	life  int
@@ -331,7 +332,7 @@ type follower struct {
 	place int   // index of the next operation in history.order
 }
 
-// followOps receives the changes of the watch that exist already, and checks that they are the operations of the
+// followOps receives those changes of the watch that exist already. It checks that they are the operations of the
 // history, in order and without gaps.
 func (c *client) followOps() error {
 	f, h := &c.follow, &c.w.check.history
@@ -380,7 +381,7 @@ func (c *client) followOps() error {
 	}
 }
 
-// skip reads the current state and continues from there, as a watcher must when its history was compacted.
+// skip reads the current state and continues the watch after it. A watcher must do that when its history was compacted.
 func (c *client) skip() error {
 	f, h := &c.follow, &c.w.check.history
 	if f.m.engine.CompactRevision() < f.next {

@@ -29,10 +29,10 @@
 // # Implementation
 //
 // A client is a coroutine (iter.Pull) that calls package store. Where the store would wait for other members, its
-// Proposer yields to the type world until the result is there. Each operation also writes ops/<its name> without
-// reading it first, so that applying it twice is detected. A crash in the middle of work uses a copy of the disk that a
-// hook of the file system takes before some sync or rename. Actions of the member after the copy are ignored until the
-// member is ended.
+// Proposer yields to the type world until the result is there. Each operation also writes a row of the table ops
+// without reading it first, so that applying it twice is detected. A crash in the middle of work uses a copy of the
+// disk that a hook of the file system takes before some sync or rename. Actions of the member after the copy are
+// ignored until the member is ended.
 package steps
 
 import (
@@ -75,14 +75,14 @@ type world struct {
 
 // Outcome is what happened in a run.
 type Outcome struct {
-	// Counts has the number of events, by the name of the event.
+	// Counts maps the name of each kind of event to the number of such events.
 	Counts map[string]int
 	Trace  string
 }
 
-// Schedule runs ring (a) with one seed in the calling goroutine. Its error is a *sim.Violation. Meanwhile it replaces
-// crypto/rand.Reader, from which raft draws its election timeouts: nothing else in the process may use crypto/rand, and
-// only one Schedule may run at a time.
+// Schedule runs ring (a) with one seed in the calling goroutine. Its error is a *sim.Violation. While it runs, it
+// replaces crypto/rand.Reader, from which raft draws its election timeouts. So nothing else in the process may use
+// crypto/rand, and only one Schedule may run at a time.
 func Schedule(seed uint64) (out Outcome, err error) {
 	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), chance: rand.NewChaCha8(seedOf(seed, 2)), counts: map[string]int{}, wiped: map[*member]bool{}}
 	real := cryptorand.Reader
@@ -113,7 +113,8 @@ func Schedule(seed uint64) (out Outcome, err error) {
 	return out, nil
 }
 
-// seedOf returns the seed of the random source with the number source in a run with the given seed.
+// seedOf returns the seed of a random source in a run with the given seed. The parameter source is the number of the
+// random source; each source has a number of its own.
 func seedOf(seed uint64, source byte) (b [32]byte) {
 	b[0] = source
 	for i := range 8 {
@@ -177,7 +178,8 @@ func (w *world) run() {
 	}
 }
 
-// once runs one step: restarts that are due, clock ticks, deliveries of packets, and the work of members and clients.
+// once runs one step of the simulation: restarts that are due, clock ticks, deliveries of packets, and the work of
+// members and clients.
 func (w *world) once() {
 	w.restart()
 	for _, m := range w.shuffled() {
@@ -206,7 +208,7 @@ func (w *world) shuffled() [members]*member {
 	return order
 }
 
-// restart starts the stopped members whose backAt has come.
+// restart starts the stopped members whose field backAt is the current step or an earlier one.
 func (w *world) restart() {
 	for _, m := range w.trio {
 		if m.up || w.step < m.backAt || w.broken != "" {

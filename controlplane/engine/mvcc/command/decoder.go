@@ -28,8 +28,8 @@ type Decoder struct {
 	program programDecoder
 }
 
-// Decode decodes data, which must not be empty, into the field for the Kind that it returns. Its errors wrap
-// ErrUnknownFormat or ErrMalformed.
+// Decode decodes data, which must not be empty, and returns its Kind. The decoded command is in the field of d for that
+// Kind. Errors wrap ErrUnknownFormat or ErrMalformed.
 func (d *Decoder) Decode(data []byte) (Kind, error) {
 	f := FieldDecoder{Rest: data}
 	if format := f.Byte(); format != commandFormat {

@@ -2,9 +2,9 @@ package command
 
 import "fmt"
 
-// Explain decodes the Data of a Command, for tools that read a log. For EncodeProgram it returns the program, which
-// aliases data; for EncodeCompact a nil program and the revision to compact at. It fails with ErrUnknownFormat for
-// EncodeTxn, which only the platform's own records are written with.
+// Explain decodes the Data of a Command, for tools that read a log. For data from EncodeProgram it returns the program,
+// which aliases data. For data from EncodeCompact it returns a nil program and the revision to compact at. For data
+// from EncodeTxn, with which only the platform's own records are written, it fails with ErrUnknownFormat.
 func Explain(data []byte) (p *Program, compact int64, err error) {
 	if len(data) == 0 {
 		return nil, 0, fmt.Errorf("explain command: %w", ErrMalformed)

@@ -48,8 +48,8 @@ func (d *FieldDecoder) Int64() int64 {
 	return int64(v)
 }
 
-// Count decodes the number of items that follow. It fails if the number is above most, or above the number of bytes
-// that are left, since an item takes at least one byte.
+// Count decodes the number of items that follow. It fails if the number is above the parameter most, or above the
+// number of bytes that are left, since an item takes at least one byte.
 func (d *FieldDecoder) Count(most int) int {
 	v := d.Uint64()
 	if v > uint64(most) || v > uint64(len(d.Rest)) {
@@ -59,8 +59,8 @@ func (d *FieldDecoder) Count(most int) int {
 	return int(v)
 }
 
-// Bytes decodes a byte string that is preceded by its length. It fails if the length is above most. The result aliases
-// the input and has no spare capacity.
+// Bytes decodes a byte string that is preceded by its length. It fails if the length is above the parameter most. The
+// result aliases the input and has no spare capacity.
 func (d *FieldDecoder) Bytes(most int) []byte {
 	n := d.Count(most)
 	v := d.Rest[:n:n]

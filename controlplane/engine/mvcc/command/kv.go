@@ -47,8 +47,8 @@ type RangeResult struct {
 	MaxModRevision int64
 }
 
-// Guard returns the guard that fails once a read with o would no longer return r. r must have been read at the current
-// revision. The guard covers the keys that r.Count covers.
+// Guard returns a guard for the read with the options o that returned r, at the current revision. The guard fails if a
+// later write changes what this read returns. It covers the keys that r.Count counts.
 func (o RangeOptions) Guard(r RangeResult) Guard {
 	g := Guard{Key: o.Key, End: o.End, ModRevision: r.MaxModRevision}
 	if len(o.End) == 0 {

@@ -10,9 +10,9 @@ import "slices"
 // written. Several steps may change the same key. A service that promises etcd's ErrDuplicateKey has to check for it
 // before it proposes the program.
 type Program struct {
-	// Epoch, unless 0, is the epoch of the named records (Snapshot.Epoch) at which the proposer read them. The program
-	// is refused with RefusedEpoch if the records have changed since, so what the proposer checked against them still
-	// holds when the program is applied.
+	// Epoch, unless 0, is the epoch of the named records (Snapshot.Epoch) at which the proposer read them. If the
+	// records have changed since, the program is refused with RefusedEpoch. So what the proposer checked against the
+	// records still holds when the program is applied.
 	Epoch int64
 	Steps []Step
 }
@@ -43,9 +43,9 @@ type Step struct {
 	End   []byte
 	Value []byte // value to write; StepRevoke: if set, DigestKeys of the lease's keys, RefusedEpoch if they differ
 
-	// Lease is, in a StepPut, the lease to attach the key to, or 0 for none; the program is refused with
-	// RefusedLeaseNotFound if it does not exist. In a StepGrant and StepRevoke, it is the lease to create or remove,
-	// not 0.
+	// Lease is the ID of a lease. A StepPut attaches the key to this lease, or to none if Lease is 0; the program is
+	// refused with RefusedLeaseNotFound if the lease does not exist. A StepGrant creates the lease and a StepRevoke
+	// removes it; for them Lease must not be 0.
 	Lease int64
 	TTL   int64 // StepGrant: time to live of the lease, seconds
 
@@ -53,15 +53,16 @@ type Step struct {
 	IgnoreValue bool // StepPut: leave the value as it is; RefusedKeyNotFound if there is no key
 	IgnoreLease bool // StepPut: leave the lease as it is; RefusedKeyNotFound if there is no key
 
-	// Range holds the options of StepRange, without its Key and End, which are the step's. A Revision below the compact
-	// revision is refused with RefusedCompacted, one above the revision before the program with RefusedFuture.
+	// Range holds the options of a StepRange. Its Key and End are not used; those of the step are. A Revision below the
+	// compact revision is refused with RefusedCompacted. A Revision above the one before the program is refused with
+	// RefusedFuture.
 	Range RangeOptions
 
 	If         []Compare
 	Then, Else []Step
 }
 
-// ReadsRevision reports whether a step, in any branch, reads at a revision that it names in Range.Revision. Such a
+// ReadsRevision reports whether a step, in any branch, has a Range.Revision, that is, reads at a given revision. Such a
 // program must not share its log entry with other commands; see Command.
 func ReadsRevision(steps []Step) bool {
 	return slices.ContainsFunc(steps, func(s Step) bool {
@@ -92,8 +93,8 @@ const (
 	CompareNotEqual CompareRelation = 3
 )
 
-// Compare is a condition on Key, or on every key of [Key, End). A missing key has version, revisions and lease 0;
-// comparing its value never holds. An empty range is compared like a missing key.
+// Compare is a condition on Key, or on every key of [Key, End). For a missing key the version, revisions and lease are
+// 0, and a comparison of the value never holds. An empty range is compared like a missing key.
 type Compare struct {
 	Key, End []byte
 	Target   CompareTarget

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Limits of a transaction. EncodeTxn checks all of them, Decoder.Decode those that are cheap to check.
+// Limits of a transaction. EncodeTxn checks all of them. Decoder.Decode checks only those that are cheap to check.
 const (
 	MaxKeyBytes   = 4 << 10
 	MaxValueBytes = 1536<<10 + 64<<10 // 1.5 MiB, the limit promised to users, and room for metadata around it
@@ -15,15 +15,15 @@ const (
 	MaxTxnGuards  = 10_000
 	MaxTxnBytes   = 8 << 20 // bytes of the encoded transaction
 
-	// MaxTxnChanges is the maximum number of changes of one command, deletes of ranges included. It decides whether a
-	// command is refused: changing it needs a new command format.
+	// MaxTxnChanges is the maximum number of changes of one command. Each key that a range delete removes counts as
+	// one. All members must refuse the same commands, so changing the limit needs a new command format.
 	MaxTxnChanges = 1_000_000
 )
 
-// Txn is a transaction that was decided before it was proposed: Guards say what was read, Ops what to write. If all
+// Txn is a transaction that was decided before it was proposed. Guards say what was read, and Ops what to write. If all
 // guards hold, all ops are applied at one new revision; otherwise nothing is written.
 //
-// A key may be put only once, and not if the same transaction deletes it.
+// A key may be put only once. A transaction that puts a key must not also delete it.
 type Txn struct {
 	Time   int64 // Unix milliseconds, stamped by the proposer
 	Guards []Guard
@@ -33,8 +33,8 @@ type Txn struct {
 // Guard is a read that must still be valid when the transaction is applied.
 //
 // Without an End, the mod revision of Key must be ModRevision; 0 means that Key must not exist. With an End, the range
-// [Key, End) must contain Count live keys, and ModRevision must be the highest of their mod revisions: a put in the
-// range raises the latter, a delete lowers the former.
+// [Key, End) must contain Count live keys, and ModRevision must be the highest of their mod revisions. A put in the
+// range raises the highest mod revision, and a delete lowers the count.
 type Guard struct {
 	Key, End    []byte
 	ModRevision int64
@@ -67,8 +67,8 @@ func Delete(key []byte) Op { return Op{Kind: OpDelete, Key: key} }
 // DeleteRange returns the Op that removes the keys of [key, end).
 func DeleteRange(key, end []byte) Op { return Op{Kind: OpDeleteRange, Key: key, End: end} }
 
-// Validate checks the limits and that no key is changed twice. Its errors wrap ErrEmptyKey, ErrTooLarge, ErrTooMany,
-// ErrDuplicateKey or ErrInvalid.
+// Validate checks the limits of t. It also checks that no key is put twice, or put and deleted. Its errors wrap
+// ErrEmptyKey, ErrTooLarge, ErrTooMany, ErrDuplicateKey or ErrInvalid.
 func (t *Txn) Validate() error {
 	switch {
 	case t.Time < 0:
@@ -118,7 +118,7 @@ func (o *Op) validate() error {
 	return validateRange(o.Key, o.End)
 }
 
-// validateRange checks that key and end are within the limits, and that not both are empty.
+// validateRange checks that key and end are within the limits, and that at least one of them is not empty.
 func validateRange(key, end []byte) error {
 	switch {
 	case len(key) == 0 && len(end) == 0:
@@ -131,7 +131,7 @@ func validateRange(key, end []byte) error {
 	return nil
 }
 
-// validateOnce fails with ErrDuplicateKey if a key would change twice at one revision.
+// validateOnce fails with ErrDuplicateKey if t puts a key twice, or puts and deletes the same key.
 func (t *Txn) validateOnce() error {
 	if len(t.Ops) < 2 {
 		return nil

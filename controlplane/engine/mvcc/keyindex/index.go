@@ -17,8 +17,8 @@ type Index struct {
 // nodeKeys is the maximum number of keys in a leaf, and of children in an inner node.
 const nodeKeys = 32
 
-// child is a reference to a node, with the number of keys below it and their highest mod revision. No key below it
-// sorts before low.
+// child is a reference to a node, with the number of keys below the node and their highest mod revision. All keys below
+// the node are equal to or after the key in the field low.
 type child struct {
 	low    string
 	leaf   *leaf // either leaf or inner is set; neither in an empty tree
@@ -42,8 +42,8 @@ type inner struct {
 	children []child
 }
 
-// Freeze makes all existing copies of *t immutable: from now on, t copies each node that it shares with them before it
-// changes it.
+// Freeze makes all existing copies of *t immutable: before t changes a node that it shares with a copy, it copies the
+// node.
 func (t *Index) Freeze() { t.epoch++ }
 
 // Find returns the entry of key; ok is false when key is not live.
@@ -78,8 +78,8 @@ func (t *Index) Count(key, end []byte) (count, newest int64) {
 	return t.root.countRange(key, end)
 }
 
-// countRange returns the number of keys below c in [key, end), and their highest mod revision. A nil key means from the
-// first key on, a nil end up to the last one.
+// countRange returns the number of keys below c that are in [key, end), and their highest mod revision. If key is nil,
+// the range begins at the first key. If end is nil, it has no upper bound.
 func (c *child) countRange(key, end []byte) (count, newest int64) {
 	switch {
 	case key == nil && end == nil:
@@ -110,7 +110,7 @@ func (c *child) countRange(key, end []byte) (count, newest int64) {
 	return count, newest
 }
 
-// countRange is child.countRange for the keys in l.
+// countRange returns the same as child.countRange, for the keys in the leaf l.
 func (l *leaf) countRange(key, end []byte) (count, newest int64) {
 	from, to := 0, len(l.entries)
 	if key != nil {
@@ -178,8 +178,8 @@ func (t *Index) Set(key []byte, m Entry) {
 	}
 }
 
-// setIn stores the entry m for key below c. If c becomes too large, it moves half of c into right, which the caller
-// must insert after c.
+// setIn stores the entry m for key below c. If c then has too many keys or children, it moves the last ones into the new
+// child right, which the caller must insert after c.
 func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	if c.inner == nil {
 		l := t.write(c)
@@ -221,7 +221,8 @@ func (t *Index) setIn(c *child, key []byte, m Entry) (right child, split bool) {
 	return right, true
 }
 
-// write returns c's leaf with entries that may be changed, copying them if a snapshot shares them.
+// write returns c's leaf, whose entries the caller may change. If a snapshot shares the leaf, write first replaces it
+// by a copy.
 func (t *Index) write(c *child) *leaf {
 	if c.leaf.epoch != t.epoch {
 		l := *c.leaf
@@ -231,7 +232,8 @@ func (t *Index) write(c *child) *leaf {
 	return c.leaf
 }
 
-// writeInner returns c's inner node in a form that may be changed, copying it if a snapshot shares it.
+// writeInner returns c's inner node, which the caller may change. If a snapshot shares the node, writeInner first
+// replaces it by a copy.
 func (t *Index) writeInner(c *child) *inner {
 	if c.inner.epoch != t.epoch {
 		c.inner = &inner{epoch: t.epoch, children: slices.Clone(c.inner.children)}
@@ -239,8 +241,8 @@ func (t *Index) writeInner(c *child) *inner {
 	return c.inner
 }
 
-// writeKeys makes l.keys and l.ends changeable: if a snapshot shares them, it replaces them by copies, with room for
-// more additional bytes of keys.
+// writeKeys makes l.keys and l.ends changeable. If a snapshot shares them, it replaces them by copies. The parameter
+// more is the number of bytes of keys for which the copies have room in addition.
 func (l *leaf) writeKeys(epoch uint64, more int) {
 	if l.keyEpoch != epoch {
 		l.keyEpoch = epoch
@@ -264,7 +266,8 @@ func (l *leaf) insert(epoch uint64, at int, key []byte, m Entry) {
 	l.entries = slices.Insert(l.entries, at, m)
 }
 
-// split moves the upper part of c's leaf into a new child. The last insert was at position at.
+// split moves the upper part of c's leaf into a new child. The parameter at is the position of the last insert: after
+// an insert at the end, only the new key is moved.
 func (l *leaf) split(epoch uint64, c *child, at int) child {
 	half := len(l.entries) / 2
 	if at == len(l.entries)-1 {
@@ -329,7 +332,7 @@ func (t *Index) removeIn(c *child, key []byte) {
 	t.removeIn(&n.children[i], key)
 	switch {
 	case n.children[i].count == 0:
-		// Keys that belonged to the removed first child now belong to the second one.
+		// If the first child is removed, the second one takes over its range of keys.
 		if i == 0 && len(n.children) > 1 {
 			n.children[1].low = n.children[0].low
 		}

@@ -11,17 +11,18 @@ type Source interface {
 	// CompactRevision returns the oldest revision whose events can be read.
 	CompactRevision() int64
 
-	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first, with Prev set if c.PrevKV. It returns
-	// early when c.HasRoom has reported false or after it has called c.StopAt. It fails with a CompactedError when
-	// c.From is below the compact revision, and with ErrRestored or ErrClosed.
+	// ReadEvents adds the events of revisions c.From to c.To to c, oldest first. If c.PrevKV is true, it sets Prev. It
+	// returns early if c.HasRoom returns false, or after a call of c.StopAt. It fails with a CompactedError if c.From
+	// is below the compact revision, with ErrRestored if the state was replaced, and with ErrClosed if the engine was
+	// closed.
 	ReadEvents(c *Collector) error
 
-	// ReadPrevious sets Prev of those events that replaced a version. It fails like ReadEvents.
+	// ReadPrevious sets Prev of those events that replaced a version. It fails with the same errors as ReadEvents.
 	ReadPrevious(events []Event) error
 }
 
-// Collector collects the events of one Batch. For each change, in order, a Source calls Wants; if that is true,
-// HasRoom; and if that is true, Add.
+// Collector collects the events of one Batch. A Source passes each change, in order, to Wants. If Wants returns true,
+// the Source calls HasRoom. If HasRoom also returns true, it calls Add.
 type Collector struct {
 	readSpan
 	*Options
@@ -30,14 +31,15 @@ type Collector struct {
 	events []Event
 	bytes  int // total size of keys and values in events
 
-	// stopped means that this read ended before To; the next one continues at change nextOrdinal of revision next.
+	// stopped is true if this read ended before the revision To. The next read then continues at change number
+	// nextOrdinal (from 0) of the revision in the field next.
 	stopped     bool
 	next        int64
 	nextOrdinal int
 	partial     bool // some events of revision next are in this batch
 }
 
-// complete returns the revision up to which all events are delivered once the caller has those in c.
+// complete returns the revision up to which the caller has all events once it has received those in c.
 func (c *Collector) complete() int64 {
 	if c.stopped {
 		return c.next - 1
@@ -45,7 +47,7 @@ func (c *Collector) complete() int64 {
 	return c.To
 }
 
-// collectRecent collects the events of s from the blocks in memory.
+// collectRecent collects the events of the revisions in s from the blocks in memory.
 func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	c := Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	c.addBlocks()
@@ -55,7 +57,7 @@ func (w *Watcher) collectRecent(s readSpan) (Collector, error) {
 	return c, nil
 }
 
-// collectFromSource collects the events of s, which are no longer in memory, from the hub's Source.
+// collectFromSource collects the events of the revisions in s, which are no longer in memory, from the hub's Source.
 func (w *Watcher) collectFromSource(s readSpan) (Collector, error) {
 	c := &Collector{readSpan: s, Options: &w.opts, skip: w.delivered}
 	err := w.hub.source.ReadEvents(c)
@@ -86,7 +88,7 @@ func (c *Collector) addBlocks() {
 	}
 }
 
-// Wants reports whether the watcher must receive the change of key, which is the ordinal-th (from 0) of revision.
+// Wants reports whether the watcher must receive the change of key that has the number ordinal (from 0) in revision.
 func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	if revision < c.From || revision > c.To || revision == c.From && ordinal < c.skip {
 		return false
@@ -94,9 +96,9 @@ func (c *Collector) Wants(key []byte, revision int64, ordinal int) bool {
 	return command.InRange(key, c.Key, c.End)
 }
 
-// HasRoom reports whether the batch has room for the ordinal-th change of revision. If it has not, the Source must
-// stop; the next read continues at that change, or, if the batch also has events of older revisions, at the beginning
-// of revision.
+// HasRoom reports whether the batch has room for the change with the number ordinal (from 0) of revision. If it returns
+// false, the Source must stop. The next read continues at that change if the batch has only events of this revision;
+// otherwise it continues at the first change of the revision.
 func (c *Collector) HasRoom(revision int64, ordinal int) bool {
 	if len(c.events) < c.MaxEvents && c.bytes < c.MaxBytes {
 		return true
@@ -115,7 +117,8 @@ func (c *Collector) HasRoom(revision int64, ordinal int) bool {
 	return false
 }
 
-// StopAt makes the next read continue at the ordinal-th change of revision. The Source must stop after it.
+// StopAt makes the next read continue at the change with the number ordinal (from 0) of revision. The Source must stop
+// after calling it.
 func (c *Collector) StopAt(revision int64, ordinal int) {
 	c.stopped, c.next, c.nextOrdinal = true, revision, ordinal
 }

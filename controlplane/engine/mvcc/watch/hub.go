@@ -22,8 +22,8 @@ type Hub struct {
 	recent recentEvents
 }
 
-// recentEvents holds the events of all revisions from first on, one block for each batch. Blocks are never changed, so
-// that watchers read them without a lock.
+// recentEvents holds the events of all revisions from the one in the field first on, with one block for each batch.
+// Blocks are never changed, so that watchers read them without a lock.
 type recentEvents struct {
 	first  int64
 	blocks []*block
@@ -57,8 +57,9 @@ type Changes interface {
 	Event(i int) Event
 }
 
-// Announce tells watchers that a batch with these changes made revision the newest one. It stores a copy of the events
-// in memory, if there are watchers, and wakes those of the changed keys.
+// Announce must be called after each batch. The parameter changes has the changes of the batch, and revision is the
+// newest revision now. If there are watchers, Announce stores a copy of the events in memory and wakes the watchers of
+// the changed keys.
 func (h *Hub) Announce(changes Changes, revision int64) {
 	if changes.Len() == 0 {
 		return
@@ -125,8 +126,8 @@ func (h *Hub) keep(b *block) {
 	r.blocks = r.blocks[dropped:]
 }
 
-// since returns the next blocks, at most 256, that may contain events of revision and later, and whether there are more
-// blocks after them. It returns nil when events of revision are no longer in memory.
+// since returns the next blocks, at most 256, that may contain events of revision and later ones. If there are more
+// blocks after them, more is true. If events of revision are no longer in memory, since returns nil.
 func (r *recentEvents) since(revision int64) (blocks []*block, more bool) {
 	const most = 256
 	if revision < r.first {
@@ -164,8 +165,9 @@ func (h *Hub) remove(w *Watcher) {
 	}
 }
 
-// Restore must be called when the state was replaced by one whose newest revision is revision. Watchers that have seen
-// newer revisions end with ErrRestored; the others read what they have not seen from the new state.
+// Restore must be called when the state was replaced. The parameter revision is the newest revision of the new state.
+// Watchers that have seen newer revisions end with ErrRestored; the others read what they have not seen from the new
+// state.
 func (h *Hub) Restore(revision int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -32,7 +32,8 @@ func (t *intervalTree) remove(start, end string, w *Watcher) { t.root = t.root.r
 // stab calls visit for each watcher of a range that contains key.
 func (t *intervalTree) stab(key []byte, visit func(*Watcher)) { t.root.stab(key, visit) }
 
-// endsAfter reports whether the end a is after the end b; "", no upper bound, is after all others.
+// endsAfter reports whether a range that ends at a ends after one that ends at b. The end "" means no upper bound and
+// is after all others.
 func endsAfter(a, b string) bool { return b != "" && (a == "" || a > b) }
 
 // before reports whether n sorts before the range [start, end).

@@ -56,8 +56,7 @@ type Event struct {
 
 // Batch is the result of Next: events in log order.
 type Batch struct {
-	// Revision is the newest revision whose events, and those of all revisions before it, were all delivered with this
-	// batch and earlier ones.
+	// Revision is the newest revision up to which all events were delivered with this batch and earlier ones.
 	Revision int64
 	Events   []Event
 	// Partial is true if the last event's revision has more events, which follow in the next batch.
@@ -109,7 +108,7 @@ func (h *Hub) Watch(o Options) *Watcher {
 	return w
 }
 
-// rangeEnd returns the end of the watcher's range as intervalTree writes it.
+// rangeEnd returns the end of the watcher's range in the notation of intervalTree: "" means no upper bound.
 func (w *Watcher) rangeEnd() string {
 	if command.IsFromKey(w.opts.End) {
 		return ""
@@ -117,7 +116,8 @@ func (w *Watcher) rangeEnd() string {
 	return string(w.opts.End)
 }
 
-// markPending notes that revision has events for w, and wakes Next. The caller holds hub.mu.
+// markPending records that w has events to deliver from revision on, and wakes Next. If earlier events are pending, it
+// does nothing. The caller holds hub.mu.
 func (w *Watcher) markPending(revision int64) {
 	if w.next != 0 || revision < w.opts.FromRevision {
 		return
@@ -137,7 +137,7 @@ func (w *Watcher) signal() {
 	}
 }
 
-// end ends the watcher with err, unless it has ended. The caller holds hub.mu.
+// end ends the watcher with the error err. If the watcher has already ended, its error stays. The caller holds hub.mu.
 func (w *Watcher) end(err error) {
 	if w.err == nil {
 		w.err = err
@@ -173,10 +173,10 @@ func (w *Watcher) progress() int64 {
 	return w.hub.revision
 }
 
-// Next returns the next events. If there are none, it waits for them until ctx ends; events that exist already are
-// returned even if ctx has ended. Only one goroutine may call it at a time. It fails for good with a CompactedError
-// when events that were not delivered were compacted, with ErrRestored when the state was replaced by one that does not
-// contain what was delivered, and with ErrClosed.
+// Next returns the next events. If there are none, it waits for them until ctx ends. Events that exist already are
+// returned even if ctx has ended. Only one goroutine may call it at a time. The watcher ends, and Next returns an error
+// from then on, in three cases: with a CompactedError if events that were not delivered were compacted, with
+// ErrRestored if the state was replaced by one that does not contain what was delivered, and with ErrClosed.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	w.nextMu.Lock()
 	defer w.nextMu.Unlock()
@@ -221,8 +221,8 @@ type readSpan struct {
 	recent   []*block // blocks with the events from From on; nil: they are no longer in memory
 }
 
-// beginRead returns the revisions that Next has to read, and marks them as being read. From is 0 if there is nothing to
-// deliver.
+// beginRead returns the revisions that Next has to read, and marks them as being read. If there is nothing to deliver,
+// From is 0 in the result.
 func (w *Watcher) beginRead() (readSpan, error) {
 	h := w.hub
 	h.mu.Lock()
@@ -235,13 +235,14 @@ func (w *Watcher) beginRead() (readSpan, error) {
 	if t.more {
 		t.To = t.recent[len(t.recent)-1].last
 	}
-	// The span covers w.next up to t.To. From here on, markPending sets w.next only for revisions after t.To.
+	// The read covers the revisions from w.next to t.To. From here on, markPending sets w.next only for revisions after
+	// t.To.
 	w.reading, w.next = w.next, 0
 	return t, nil
 }
 
-// endRead updates the watcher after a read, of which c has the events and err the failure. It returns the error that
-// Next has to return.
+// endRead updates the watcher after a read. The events that were read are in c, and err is the error of the read.
+// endRead returns the error that Next has to return.
 func (w *Watcher) endRead(c *Collector, err error) error {
 	h := w.hub
 	h.mu.Lock()
