@@ -61,8 +61,8 @@ func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
 		Conn: conn, remote: ownAddr(conn.RemoteAddr()), intake: intake, in: bufio.NewReaderSize(conn, readAhead), preface: prefaceBytes,
 		calls: map[uint32]*call{}, release: release,
 	}
-	// Release the connection's count even if Close is never called: if gRPC fails before it reads, it drops the
-	// connection without closing the net.Conn that the handshake returned.
+	// Subtract the connection from the number of open connections even if Close is never called: if gRPC fails before
+	// it reads, it drops the connection without closing the net.Conn that the handshake returned.
 	runtime.AddCleanup(m, func(release func()) { release() }, release)
 	return m
 }
@@ -124,7 +124,7 @@ func (m *meter) Close() error {
 	return m.Conn.Close()
 }
 
-// begin reads the fields of a frame's header h, which Read is about to return.
+// begin parses h, the header of a frame, before Read returns the header's bytes.
 func (m *meter) begin(h []byte) {
 	m.head, m.left = frameHeader, int(h[0])<<16|int(h[1])<<8|int(h[2])
 	m.kind, m.flags, m.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&(1<<31-1)
@@ -148,7 +148,8 @@ func (m *meter) begin(h []byte) {
 	}
 }
 
-// payload tracks the messages in b, the next bytes of the frame's payload. Call it before m.left is reduced.
+// payload processes b, the next bytes of the frame's payload: it tracks the messages in them. Call it before len(b) is
+// subtracted from m.left.
 func (m *meter) payload(b []byte) {
 	if m.current == nil || len(b) == 0 {
 		return
@@ -161,7 +162,8 @@ func (m *meter) payload(b []byte) {
 	m.current.arrive(b[:max(min(len(b), left-m.padding), 0)])
 }
 
-// end processes the end of a frame: the reset of a stream, or the end of the client's half of it.
+// end is called at the end of a frame. If the frame resets its stream or ends the client's half of it, the meter stops
+// tracking the call.
 func (m *meter) end() {
 	switch {
 	case m.kind == frameReset:
@@ -187,8 +189,9 @@ func (m *meter) drop(stream uint32) {
 	delete(m.calls, stream)
 }
 
-// open starts to track the call whose HEADERS frame was read last. It returns nil if the connection is closed or has
-// twice as many calls as it may have streams, which only a client that violates the protocol can reach.
+// open starts to track the call whose HEADERS frame was read last. It returns nil if the connection is closed, or if it
+// already has twice as many calls as the server allows streams. Only a client that violates the protocol can reach that
+// number.
 func (m *meter) open() *call {
 	c := &call{meter: m, stream: m.last, length: -1, ended: m.ended, changed: make(chan struct{}, 1)}
 	if m.ended {
@@ -282,10 +285,10 @@ func (c *call) signal() {
 // forget stops tracking the call. Call it when the call has ended.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
-// poll reports in ready whether the next message can be read now; if so, poll removes it from the messages that hasNext
-// reports. length is 0 for a message that has arrived completely and for the end of the client's messages, and the
-// announced length for an incomplete message longer than small. If many is false, a message counts as complete only
-// when the client has ended its half of the stream, which gRPC waits for as well.
+// poll sets ready to true if the next message can be read now, and then counts that message as returned. length is the
+// announced length of an incomplete message longer than small. It is 0 for a message that has arrived completely, and
+// for the end of the client's messages. If many is false, a message counts as complete only when the client has ended
+// its half of the stream, because gRPC waits for that too.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,8 +305,8 @@ func (c *call) poll(small int, many bool) (length int, ready bool) {
 	return 0, false
 }
 
-// hasNext reports whether a complete message, or the end of the client's messages, has arrived and was not returned by
-// poll.
+// hasNext reports whether poll would return a complete message or the end of the client's messages. If many is false, a
+// message counts as complete only when the client has ended its half of the stream.
 func (c *call) hasNext(many bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

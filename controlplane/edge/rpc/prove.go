@@ -66,8 +66,8 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 	return ctx, a, nil
 }
 
-// holderOf returns the key by which the caller's calls count against limits per holder: the caller's org, so that all
-// users of an org share these limits, or the user if there is no org.
+// holderOf returns the key under which the caller's calls count for limits per holder of a credential. It is the
+// caller's org, so that all users of an org share these limits, or the user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)
