@@ -39,8 +39,8 @@ func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm contex
 }
 
 // While calls f in each term in which the member self leads, with a context that ends with the term. If f returns
-// before the end of its term, While calls f again at once; an f that fails must therefore wait before it returns. While
-// returns when ctx has ended and f has returned.
+// before the end of its term, While calls f again at once. To avoid a busy loop, f must therefore wait before it
+// returns after a failure. While returns when ctx has ended and f has returned.
 func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Context, term uint64)) {
 	for ctx.Err() == nil {
 		changed := l.Changed()
