@@ -42,9 +42,9 @@ type StateMachineOptions struct {
 	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. Set
 	// it only if proposers never repeat a proposal that may have been applied.
 	NoIDs bool
-	// FlushBytes is the least number of bytes of commands between two flushes; default 32 MiB. With a large value a
-	// flush writes one large file instead of many small ones, which would be merged repeatedly. FlushBytes is also
-	// roughly the most that a restart must replay from the log.
+	// FlushBytes is the minimum number of bytes of commands between two flushes; default 32 MiB. With a large value a
+	// flush writes one large file instead of many small ones, which would be merged repeatedly. FlushBytes is also the
+	// approximate maximum number of bytes that a restart must replay from the log.
 	FlushBytes int64
 }
 
@@ -157,7 +157,7 @@ func (m *StateMachine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
 
-// Group is a raft group, as the Proposer of a Store and as a leader.Leadership.
+// Group makes a raft group usable as the Proposer of a Store and as a leader.Leadership.
 type Group struct {
 	runner *consensus.Runner
 	id     uint64
@@ -174,7 +174,8 @@ var (
 	_ leader.Leadership = (*Group)(nil)
 )
 
-// NewGroup returns a Group that tracks who leads the raft group id. Call Close when the Group is no longer needed.
+// NewGroup returns a Group that tracks which member leads the raft group with the given ID. Call Close when the Group
+// is no longer needed.
 func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	changes, stop := runner.Leads(id)
 	g := &Group{runner: runner, id: id, changed: make(chan struct{}), stop: stop, done: make(chan struct{})}
