@@ -13,19 +13,19 @@ import (
 // direct is a command that runs on the member that receives it, whether or not that member is the leader.
 type direct struct {
 	run func(ctx context.Context, from uint64, body []byte) ([]byte, error)
-	// open also accepts callers that are not known members, if they have a member certificate of the cluster.
+	// If open is true, callers may be unknown to this member, if they have a member certificate of the cluster.
 	open bool
 }
 
-// HandleDirect registers the function f of a command that other members run on this one with Direct. from is the
-// calling member's ID. Call HandleDirect before serving.
+// HandleDirect registers a command that other members call with Direct. This member then runs the function f; the
+// parameter from of f is the calling member's ID. Call HandleDirect before serving.
 func (m *Transport) HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f}
 }
 
-// HandleNonMember registers the function f of a command that any holder of a member certificate of the cluster may
-// call, even if it is not among the known members. from is the member ID in the certificate, 0 for a member that has no
-// ID yet. Call HandleNonMember before serving.
+// HandleNonMember registers a command that any holder of a member certificate of the cluster may call, even if this
+// member does not know it. This member then runs the function f. The parameter from of f is the member ID in the
+// certificate, 0 for a member that has no ID yet. Call HandleNonMember before serving.
 func (m *Transport) HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error)) {
 	m.direct[name] = direct{run: f, open: true}
 }
@@ -66,7 +66,8 @@ func (m *Transport) Verify(ctx context.Context, address string, member uint64) e
 	return conn.Close()
 }
 
-// serveDirect runs a command of HandleDirect or HandleNonMember. ours is false if no such command has the name in r.
+// serveDirect runs a command that HandleDirect or HandleNonMember registered. The result ours is false if no such
+// command has the name in r.
 func (m *Transport) serveDirect(ctx context.Context, r *peerv1.CallRequest) (answer *peerv1.CallResponse, ours bool, err error) {
 	d, ours := m.direct[r.GetCommand()]
 	if !ours {

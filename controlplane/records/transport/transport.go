@@ -85,8 +85,8 @@ type Transport struct {
 
 	timeouts timeouts
 
-	// ctx is the context of Run; it is nil while Run is not running. over is set when Run has ended; it cannot be
-	// called again.
+	// ctx is the context of Run; it is nil while Run is not running. over is true when Run has ended; Run cannot be
+	// called again then.
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
@@ -174,8 +174,8 @@ func (m *Transport) sender(ctx context.Context) (uint64, error) {
 	return m.known(member)
 }
 
-// known returns member if it belongs to the cluster, and a PermissionDenied fault if it was removed or is unknown. It
-// also calls Options.UnknownMember for an unknown member.
+// known returns member if it is a known member of the cluster. If it was removed or is unknown, known returns a
+// PermissionDenied fault. For an unknown member it also calls Options.UnknownMember.
 func (m *Transport) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
@@ -222,8 +222,8 @@ func certified(ctx context.Context) (uint64, error) {
 	return memberOf(info.State)
 }
 
-// reach returns a gRPC client of a member. It waits up to reachTime for a connection. It returns ErrNotSent if there is
-// none then, or the error of ctx if ctx has ended.
+// reach returns a gRPC client of a member. It waits up to reachTime for a connection. If there is still no connection,
+// it returns ErrNotSent, or the error of ctx if ctx has ended.
 func (m *Transport) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.link(member)
 	if l == nil {
