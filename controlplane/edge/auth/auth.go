@@ -47,7 +47,7 @@ type admission struct {
 	tenant cloud.Tenant
 	// roles holds the roles of the caller in tenant with which the policy allowed the method.
 	roles []cloud.Role
-	// count is the function that was passed to OnAdmit, or nil.
+	// count is the function that OnAdmit registered, or nil. Admit calls it before it admits a call.
 	count func(cloud.Tenant) error
 }
 

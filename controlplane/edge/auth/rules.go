@@ -34,7 +34,8 @@ const (
 	OfProjectOrOrg
 )
 
-// Rule states who may call a method: callers with one of Roles in the method's tenant, and those with system:admin.
+// Rule states who may call a method: callers with one of Roles in the method's tenant, and callers with the role
+// system:admin.
 type Rule struct {
 	Scope Scope
 	Roles []cloud.Role
@@ -45,7 +46,7 @@ var (
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
 	// bill lists the roles for methods that create or remove credit. Tenants must not call these methods.
 	bill = []cloud.Role{cloud.BillingAdmin}
-	// govern lists the roles for methods that manage an org, and manage those for methods that manage a project.
+	// govern lists the roles for methods that manage an org. manage lists the roles for methods that manage a project.
 	govern = []cloud.Role{cloud.OrgAdmin}
 	manage = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin}
 	look   = append([]cloud.Role{cloud.BillingAdmin}, read...)

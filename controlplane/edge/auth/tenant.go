@@ -176,8 +176,8 @@ func (r Rule) isBiller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// resolveAny returns the tenant of a call whose caller may act in every tenant: system:admin, or billing:admin if
-// Rule.isBiller is true.
+// resolveAny returns the tenant of a call whose caller may act in every tenant. The caller has the role system:admin,
+// or has billing:admin and Rule.isBiller is true.
 func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {
