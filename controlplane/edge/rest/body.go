@@ -99,8 +99,9 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// RefuseBrowser returns an error for requests that a web page can make a browser send: those that CheckPage refuses,
-// and those whose body type requires no CORS preflight.
+// RefuseBrowser returns an error for requests that a web page can make a browser send. These are the requests that
+// CheckPage refuses, and those with a body that is not declared as application/json: a browser sends some other types
+// without a CORS preflight.
 func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err
