@@ -179,8 +179,8 @@ type metered struct {
 	intake *Intake
 }
 
-// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits and wraps each
-// other one in a meter.
+// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits. It wraps every
+// other connection in a meter, which tracks the messages that arrive.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {
@@ -320,9 +320,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the next message can be read, and returns the result of poll. It returns an error when the time limit
-// has passed. many is true for a client stream. The time limit starts with the headers of the call or, in a client
-// stream, with the first byte of the message. Before that byte the stream is idle and counts against no budget.
+// wait waits until the next message can be read, and returns its length as poll does. It returns an error when the time
+// limit has passed. many is true for a client stream. The time limit starts with the headers of the call or, in a
+// client stream, with the first byte of the message. Before that byte the stream is idle and counts against no budget.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// meter is a server's connection that parses the HTTP/2 frames that gRPC reads, to track which messages have arrived. A
-// Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read
-// belongs to the call that the tap handle is called for.
+// meter is a server's connection that parses the HTTP/2 frames that gRPC reads, to track which messages have arrived.
+// One Read never returns bytes of two frames. So when gRPC calls the server's tap handle for a call, the HEADERS frame
+// that was read last belongs to that call.
 type meter struct {
 	net.Conn
 	// remote is a copy of the client's address that no other connection uses. Its pointer is the key of this connection
@@ -38,7 +38,7 @@ type meter struct {
 	release func() // removes the connection from the count Intake.conns, on the first call
 }
 
-// Frame types and flags of HTTP/2 that a meter distinguishes:
+// Frame types and flags of HTTP/2 that the type meter uses:
 const (
 	frameHeader = 9
 
@@ -53,7 +53,7 @@ const (
 // prefaceBytes is the length of the preface with which a client begins a connection (RFC 9113, section 3.4).
 const prefaceBytes = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
-// readAhead is the size of a meter's read buffer in bytes. gRPC has no read buffer of its own on such a connection.
+// readAhead is the size of a meter's read buffer in bytes. gRPC's own read buffer is disabled for these connections.
 const readAhead = 16 << 10
 
 func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
@@ -79,7 +79,8 @@ func ownAddr(a net.Addr) net.Addr {
 	return &otherAddr{a}
 }
 
-// RemoteAddr implements net.Conn. It returns the copy of the address that Intake.meters is keyed by.
+// RemoteAddr implements net.Conn. It returns the connection's own copy of the address, which is its key in
+// Intake.meters.
 func (m *meter) RemoteAddr() net.Addr { return m.remote }
 
 // Read implements net.Conn. It returns bytes of at most one frame, and tracks the messages in them.
@@ -136,9 +137,9 @@ func (m *meter) begin(h []byte) {
 			m.padding = -1
 		}
 	case frameHeaders:
-		// Register the meter when its first call arrives, because gRPC reliably closes a connection only once it has
-		// had a call. Do not register it after Close, because gRPC may still read buffered frames then, without calling
-		// Close again.
+		// Register the meter only when its first call arrives. gRPC may drop a connection without calls without closing
+		// it, and it would then remain registered. Do not register it after Close: gRPC may still read buffered frames
+		// then, but does not call Close again.
 		m.mu.Lock()
 		if !m.closed {
 			m.intake.meters.LoadOrStore(m.remote, m)

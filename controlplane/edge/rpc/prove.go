@@ -32,8 +32,8 @@ func authenticatedCaller(ctx context.Context) *cloud.Caller {
 	return c
 }
 
-// authenticate is the admit function of an Intake. It decides about a call by its headers and the client certificate of
-// its connection.
+// authenticate is the admit function of an Intake. It inspects the headers of a call and the client certificate of its
+// connection, and returns the limits of the call, or an error if the call is refused.
 func (e *edge) authenticate(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(method, g.Prefix) {
 		ctx, known, err := g.Admit(ctx, method)

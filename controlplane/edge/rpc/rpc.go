@@ -56,8 +56,8 @@ const (
 	// MaxUnary is the deadline of a unary call if the client set none or a later one. It is longer than the longest
 	// wait of a handler: the stop of a VM, which may take 600 s plus a margin.
 	MaxUnary = 11 * time.Minute
-	// Workers is the number of goroutines that are reused for calls; further calls start new ones. The stacks of reused
-	// goroutines have already grown, which otherwise takes a sixth of the time of a short call.
+	// Workers is the number of goroutines that are reused for calls; further calls start new ones. The stack of a
+	// reused goroutine has already grown. In a new goroutine this growth takes a sixth of the time of a short call.
 	Workers = 1024
 )
 
@@ -77,7 +77,7 @@ type Options struct {
 	Metrics   *grpcprom.ServerMetrics
 	// Audit is notified of calls that were refused, and of mutating calls that failed. Optional.
 	Audit auth.Auditor
-	// Public registers reflection and the health service, and marks the port as one for tenants.
+	// If Public is true, the port is one for tenants, and reflection and the health service are registered on it.
 	Public bool
 	// MaxMessage is the limit of every message in bytes. 0 means the limits for tenants: the constants MaxMessage for
 	// image parts and MaxPlain for all others.
@@ -109,8 +109,8 @@ type Passthrough struct {
 	Streams *Streams
 }
 
-// New returns a server and its health service. The server has an Intake if opts.Public or opts.Certified is set;
-// otherwise every caller must show a certificate when it connects.
+// New returns a server and its health service. The server has an Intake, which limits the memory of unfinished calls,
+// if opts.Public or opts.Certified is true. Otherwise every caller must show a certificate when it connects.
 func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {

@@ -126,8 +126,8 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// limitStream counts a stream for its caller and its tenant, and runs its handler. It ends the stream's context if the
-// token becomes invalid.
+// limitStream adds a stream to the counters of its caller and its tenant while it runs the stream's handler. It ends
+// the stream's context if the token becomes invalid.
 func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
 	s := e.opts.Streams
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))

@@ -122,7 +122,7 @@ func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.Tr
 // Codec returns the server option that is required for counting unsent bytes in a Streams.
 func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
 
-// newFlow returns the flow that counts the unsent bytes of the stream of ctx. end must end that stream.
+// newFlow returns the flow that counts the unsent bytes of the stream of ctx. The function end must end that stream.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
 	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -167,7 +167,7 @@ func (f *flow) leave() {
 	}
 }
 
-// close marks the flow as closed by its handler. The flow is removed once the client has read everything.
+// close is called when the stream's handler has returned. The flow is removed once the client has read everything.
 func (f *flow) close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -252,7 +252,8 @@ func (f *flow) hold(n int64) {
 	u.all.pass()
 }
 
-// release subtracts n from the unsent bytes of the flow, unless its connection was closed before.
+// release subtracts n from the unsent bytes of the flow. It does nothing if the connection was closed before, because
+// Close has then subtracted all of them.
 func (f *flow) release(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
