@@ -63,8 +63,8 @@ func (l *Limits) Validate() error {
 }
 
 const (
-	// OrgShare is the factor between the limits of an org and those of one project. The org's limits apply to all calls
-	// of its projects together.
+	// OrgShare is the ratio of the limits of an org to those of one project. The org's limits apply to all calls of its
+	// projects together.
 	OrgShare = 4
 	// maxBuckets is the maximum number of buckets in memory, at about 200 bytes each. Full buckets are evicted first.
 	// This changes nothing for their callers, because a new bucket is full as well.
