@@ -56,7 +56,7 @@ const (
 // Space is the free space, size and reserve of the file system of a member's data directory, in bytes.
 type Space struct {
 	Free, Size, Reserve int64
-	// Low is set when Free falls below Reserve and cleared when Free reaches 9/8 of Reserve.
+	// Low becomes true when Free falls below Reserve, and false when Free reaches 9/8 of Reserve.
 	Low bool
 }
 
