@@ -55,8 +55,9 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 	}
 }
 
-// attemptOn calls attempt with the ID leader. If the leader is another member, attemptOn cancels the attempt when this
-// member learns of a newer leader: a leader that is cut off from the cluster would never respond.
+// attemptOn calls attempt with the ID of the leader. If the leader is another member, attemptOn cancels the attempt
+// when this member learns of a newer leader. Without this, the attempt could wait forever for a leader that is cut off
+// from the cluster.
 func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
 	if leader == self {
 		return attempt(ctx, leader)
