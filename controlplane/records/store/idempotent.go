@@ -55,7 +55,7 @@ func OfPrincipal(name string) Place      { return Place{"identity", name} }
 // path returns the first part of the keys under which the place's responses are stored.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// legacyPath returns what path returned in earlier versions, which did not distinguish projects from orgs.
+// legacyPath returns the path that earlier versions used for the place. They did not distinguish projects from orgs.
 func (p Place) legacyPath() string {
 	switch {
 	case p.kind == "identity":

@@ -55,7 +55,7 @@ func (f *inflight) end(own *flight) {
 	}
 }
 
-// remove removes the keys of own from f, except keys that another flight has replaced since.
+// remove removes the keys of own from f, except keys that now belong to another flight.
 func (f *inflight) remove(own *flight) {
 	for _, key := range own.keys {
 		if f.keys[key] == own {

@@ -24,7 +24,8 @@ type Memo[V any] struct {
 // memoReads is the maximum number of reads from which a cached value may be derived. Other values are not cached.
 const memoReads = 64
 
-// derived is a cached value. Its guards fail once a record that it was derived from has changed.
+// derived is a cached value with its conflict checks (guards). A guard fails if a record from which the value was
+// derived has changed.
 type derived[V any] struct {
 	value  V
 	guards []command.Guard

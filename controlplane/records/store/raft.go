@@ -62,8 +62,8 @@ func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachin
 	return m
 }
 
-// flush writes the engine's state to disk each time Flush has requested it, if at least FlushBytes were applied since
-// the last flush. Afterwards the log can be truncated.
+// flush runs until ctx ends. Each time Flush requests it, it writes the engine's state to disk if at least FlushBytes
+// bytes of commands were applied since the last flush. Afterwards the log can be truncated.
 func (m *StateMachine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
@@ -114,7 +114,7 @@ func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return answers, nil
 }
 
-// commandBytes is the approximate number of bytes by which a command counts in addition to its data.
+// commandBytes is the approximate overhead of a command in bytes. It is added to the length of the command's data.
 const commandBytes = 100
 
 // Applied implements consensus.StateMachine. It returns the index and term of the last entry that the engine contains.

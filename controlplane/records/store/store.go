@@ -112,8 +112,8 @@ func (s *Store) View(ctx context.Context, f func(*View) error) error {
 	return s.Local(f)
 }
 
-// Recent runs f on a snapshot that was up to date at most age ago. It calls Barrier only if the last successful Barrier
-// began longer than age ago, and fails if Barrier fails.
+// Recent runs f on a snapshot that includes every write acknowledged longer ago than the given age. It calls Barrier
+// only if the last successful Barrier began longer ago than that, and fails if Barrier fails.
 func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
 	if s.stale(age) {
 		select {

@@ -23,7 +23,8 @@ func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
-// lenient decodes CBOR as by default, but accepts strings that are not UTF-8, because the encoder accepts them too.
+// lenient is the default CBOR decoder, except that it accepts strings that are not UTF-8, because the encoder accepts
+// them too.
 var lenient = func() cbor.DecMode {
 	mode, err := cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 	if err != nil {

@@ -143,8 +143,9 @@ func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: val
 
 func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
 
-// DropUnchanged removes the writes that would store the value that is already stored. An update without changes then
-// has no log entry and no audit record. The records that were read are still checked for conflicts at commit.
+// DropUnchanged removes the writes that would change nothing: puts of the value that is already stored, and deletions
+// of records that do not exist. An update without changes then has no log entry and no audit record. The records that
+// were read are still checked for conflicts at commit.
 func (tx *Tx) DropUnchanged() error {
 	for key, w := range tx.writes {
 		kv, there, err := tx.snap.Get([]byte(key))
