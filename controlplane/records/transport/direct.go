@@ -30,14 +30,14 @@ func (m *Transport) HandleNonMember(name string, f func(ctx context.Context, fro
 	m.direct[name] = direct{run: f, open: true}
 }
 
-// Direct runs a command that was registered with HandleDirect on another member, and returns its response. It returns
-// the same errors as leader.Caller.
+// Direct runs a command on another member, which has registered it with HandleDirect, and returns the response. It
+// returns the same errors as leader.Caller.
 func (m *Transport) Direct(ctx context.Context, member uint64, command string, body []byte) ([]byte, error) {
 	return m.Call(ctx, member, command, body, nil)
 }
 
-// Ask runs a command that was registered with HandleNonMember on the member at an address (host:port). The server there
-// may be any member of the cluster.
+// Ask runs a command on the member at an address (host:port), which has registered it with HandleNonMember. The server
+// there may be any member of the cluster.
 func (m *Transport) Ask(ctx context.Context, address, command string, body []byte) ([]byte, error) {
 	conn, err := m.dial(address, mtls.OnlyKind(mtls.Member))
 	if err != nil {
@@ -54,8 +54,9 @@ func (m *Transport) Ask(ctx context.Context, address, command string, body []byt
 	return answer.GetBody(), nil
 }
 
-// Verify returns an error unless the server at the address (host:port) presents the certificate of the given member. It
-// closes the connection after the TLS handshake, in which the server proves that it has the certificate's key.
+// Verify checks that the server at the address (host:port) presents the certificate of the given member, and returns an
+// error if not. It closes the connection after the TLS handshake, in which the server proves that it has the
+// certificate's key.
 func (m *Transport) Verify(ctx context.Context, address string, member uint64) error {
 	config := mtls.Client(m.opts.Certificate, m.opts.Authority.Certificate(), func(other mtls.ID) error { return isMember(other, member) })
 	config.Time, config.NextProtos = m.opts.Now, []string{"h2"}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes, so that encryption
-// never waits for the network. The method try sends what the socket accepts without blocking; flush waits for the
-// socket. What a partial write leaves over remains in the buffer.
+// nonblockingConn is the socket below a TLS connection. It buffers the data that TLS writes, so that encryption never
+// waits for the network. The method try sends what the socket accepts without blocking; flush waits for the socket.
+// Data that the socket has not accepted remains in the buffer.
 type nonblockingConn struct {
 	net.Conn
 	raw syscall.RawConn

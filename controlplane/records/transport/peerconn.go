@@ -29,8 +29,8 @@ const (
 	// burst is the interval after an envelope (raft message) in which further envelopes are left to the writer
 	// goroutine, which sends several of them in one write.
 	burst = 20 * time.Microsecond
-	// mostRefusal is the largest frame, in bytes, that is accepted from the receiver of envelopes (raft messages): the
-	// reason why it closes the connection.
+	// mostRefusal is the maximum size in bytes of the frame in which the receiver of envelopes (raft messages) states
+	// why it closes the connection.
 	mostRefusal = 64 << 10
 	// connectTime is the timeout of an attempt to connect to another member, including the TLS handshake.
 	connectTime = 2 * time.Second
@@ -173,7 +173,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		if ctx.Err() != nil {
 			return
 		}
-		// Log a failure only once, until a connection has lasted 10 seconds, but log each refusal whose text is new.
+		// Log a failure only once until a connection has lasted 10 seconds. Log a refusal also if its text is new.
 		if time.Since(began) > 10*time.Second {
 			logged = ""
 			pauses.Reset()
@@ -200,8 +200,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 }
 
 // stream connects to a member and sends envelopes (raft messages) until an error, which it returns; the error is never
-// nil. If the member cannot be reached, stream returns at once. Envelopes to the member are then dropped instead of
-// queued until it can be reached again.
+// nil. If the member cannot be reached, stream returns at once. The caller then drops the queued envelopes.
 func (m *Transport) stream(ctx context.Context, l *link) error {
 	select {
 	case <-l.called: // discard the signal, because this attempt connects anyway

@@ -61,8 +61,8 @@ func (s protocolSwitch) Clone() credentials.TransportCredentials {
 	return protocolSwitch{s.TransportCredentials.Clone(), s.m}
 }
 
-// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. It
-// closes the connection if mostInbound are open.
+// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. If
+// mostInbound connections are already open, take closes the new one.
 func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,8 +149,8 @@ func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 	}
 }
 
-// readFrame reads n bytes into frame, which grows as they arrive. It calls progress before each piece after the first,
-// so that a large frame does not time out.
+// readFrame reads n bytes into frame, and grows frame as the bytes arrive. It calls progress before each piece after
+// the first, so that a large frame does not time out.
 func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, error) {
 	for len(frame) < n {
 		start, more := len(frame), min(n-len(frame), grain)
@@ -169,8 +169,9 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// registerIncoming records conn as the connection of the member from, and closes earlier connections of that member,
-// which may be dead without having been detected. It also makes keepConnected reconnect to that member at once.
+// registerIncoming registers conn as the incoming connection of the member with the ID from. It closes earlier
+// connections of that member, which may be dead without having been detected. It also makes keepConnected reconnect to
+// that member at once.
 func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
