@@ -74,18 +74,19 @@ const (
 	maxConns = 16384
 	// maxConnsOf is the maximum number of open connections from one address.
 	maxConnsOf = 1024
-	// maxLarge is the maximum number of bytes of the incomplete messages longer than small that are read at a time. It
-	// applies separately to unauthenticated callers, to authenticated ones, and to authenticated callers of another
-	// protocol. Further messages wait for up to ReceiveTime.
+	// maxLarge is the maximum number of bytes that are reserved for long messages (longer than the constant small) at a
+	// time. It applies separately to unauthenticated callers, to authenticated ones, and to authenticated callers of
+	// another protocol. Further messages wait for up to the time limit of a message, such as ReceiveTime.
 	maxLarge = 64 << 20
-	// maxLargeOf is the maximum number of bytes of incomplete messages longer than small from one address at a time.
-	// Further ones get ResourceExhausted.
+	// maxLargeOf is the maximum number of bytes of incomplete long messages (longer than the constant small) from one
+	// address at a time. Further ones get ResourceExhausted.
 	maxLargeOf = 32 << 20
 	// maxUnprovenLargeOf replaces maxLargeOf for unauthenticated callers, so that one address can use at most a quarter
 	// of maxLarge. It exceeds the maximum message size of the other protocol (Admission.Foreign).
 	maxUnprovenLargeOf = maxLarge / 4
-	// maxLargeBy is the maximum number of bytes of incomplete messages longer than small of one holder of a credential
-	// at a time: an org, or a user or host without an org. It equals the size of the longest message.
+	// maxLargeBy is the maximum number of bytes of incomplete long messages (longer than the constant small) of one
+	// holder of a credential at a time. A holder is an org, or a user or host without an org. The limit equals the size
+	// of the longest message.
 	maxLargeBy = 16 << 20
 )
 

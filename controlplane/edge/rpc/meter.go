@@ -287,9 +287,9 @@ func (c *call) signal() {
 func (c *call) forget() { c.meter.drop(c.stream) }
 
 // poll sets ready to true if the next message can be read now, and then counts that message as returned. length is the
-// announced length of an incomplete message longer than small. It is 0 for a message that has arrived completely, and
-// for the end of the client's messages. If many is false, a message counts as complete only when the client has ended
-// its half of the stream, because gRPC waits for that too.
+// announced length of an incomplete message that is longer than the parameter small. It is 0 for a message that has
+// arrived completely, and for the end of the client's messages. If many is false, a message counts as complete only
+// when the client has ended its half of the stream, because gRPC waits for that too.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
