@@ -139,8 +139,8 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	return f
 }
 
-// bind makes the flow's bytes count for the given org. It has no effect while bytes are unsent, so call it before
-// anything is sent.
+// bind makes the stream's unsent bytes count for the given org. It has no effect while bytes are unsent, so call it
+// before anything is sent.
 func (f *flow) bind(org string) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -167,7 +167,8 @@ func (f *flow) leave() {
 	}
 }
 
-// close is called when the stream's handler has returned. The flow is removed once the client has read everything.
+// close is called when the stream's handler has returned. It removes f, the counter of the stream's unsent bytes, as
+// soon as the client has read everything.
 func (f *flow) close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -175,7 +176,7 @@ func (f *flow) close() {
 	f.settle()
 }
 
-// settle removes the flow from the set of flows if its handler has returned and no bytes are unsent.
+// settle removes f, the counter of the stream's unsent bytes, if the handler has returned and no bytes are unsent.
 func (f *flow) settle() {
 	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.buffered > 0 {
 		return
@@ -187,8 +188,8 @@ func (f *flow) settle() {
 	f.leave()
 }
 
-// ready waits until the stream may send: at most streamUnsent bytes of its earlier messages are unsent, and its org and
-// the member are below their limits.
+// ready waits until the stream may send. It may send when at most streamUnsent bytes of its earlier messages are
+// unsent, and its org and the member are below their limits of unsent bytes.
 func (f *flow) ready(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -234,8 +235,8 @@ func (f *flow) ready(ctx context.Context) error {
 	return nil
 }
 
-// hold adds n, which may be 0, to the unsent bytes of the flow. It then lets the next waiting stream send if there is
-// room.
+// hold adds n, which may be 0, to the unsent bytes of the stream. If there is room, it then lets the next waiting
+// stream send.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
@@ -252,7 +253,7 @@ func (f *flow) hold(n int64) {
 	u.all.pass()
 }
 
-// release subtracts n from the unsent bytes of the flow. It does nothing if the connection was closed before, because
+// release subtracts n from the unsent bytes of the stream. It does nothing if the connection was closed before, because
 // Close has then subtracted all of them.
 func (f *flow) release(n int64) {
 	u := &f.s.unsent
@@ -368,8 +369,8 @@ type Lazy func() (*Encoded, error)
 // outgoing is an encoded message that the codec passes to gRPC without copying.
 type outgoing struct{ buffer mem.Buffer }
 
-// charge is the number of bytes that one message adds to the unsent bytes of its flow. They are subtracted once: when
-// gRPC releases the message, or when the connection is closed.
+// charge is the number of bytes that one message adds to its stream's unsent bytes. They are subtracted once: when gRPC
+// releases the message, or when the connection is closed.
 type charge struct {
 	flow *flow
 	n    int64

@@ -17,10 +17,10 @@ type flight struct {
 	done chan struct{} // closed when the proposal has ended
 }
 
-// begin is called before tx is proposed. If no other flight writes a key that tx read, begin makes the keys that tx
-// writes the keys of own and returns nil; tx can then be proposed. Otherwise begin returns the done channel of the
-// other flight. In this case own gets the keys of tx only if reserve is true, so that later updates wait for this one.
-// begin does not check the ranges that tx read.
+// begin is called before tx is proposed. If no other flight (running proposal or reservation) writes a key that tx
+// read, begin makes the keys that tx writes the keys of own and returns nil; tx can then be proposed. Otherwise begin
+// returns the done channel of the other flight. In this case own gets the keys of tx only if reserve is true, so that
+// later updates wait for this one. begin does not check the ranges that tx read.
 func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -44,7 +44,8 @@ func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{
 	return busy
 }
 
-// end removes the keys of own and closes its done channel, so that the updates that wait for it continue.
+// end removes the keys of own, which is a proposal or reservation that has ended. It closes the done channel of own, so
+// that the updates that wait for it continue.
 func (f *inflight) end(own *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,7 +56,8 @@ func (f *inflight) end(own *flight) {
 	}
 }
 
-// remove removes the keys of own from f, except keys that now belong to another flight.
+// remove removes the keys of own, a proposal or reservation, from f. It does not remove keys that now belong to another
+// one.
 func (f *inflight) remove(own *flight) {
 	for _, key := range own.keys {
 		if f.keys[key] == own {

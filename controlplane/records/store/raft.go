@@ -48,8 +48,8 @@ type StateMachineOptions struct {
 	FlushBytes int64
 }
 
-// NewStateMachine returns a StateMachine over engine, and starts the goroutine that flushes it unless opts.Inline is
-// set.
+// NewStateMachine returns a StateMachine over engine. If opts.Inline is false, it also starts the goroutine that
+// flushes the engine.
 func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachine {
 	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
