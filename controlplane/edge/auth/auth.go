@@ -47,7 +47,7 @@ type admission struct {
 	tenant cloud.Tenant
 	// roles holds the roles of the caller in tenant with which the policy allowed the method.
 	roles []cloud.Role
-	// count is the function that was passed to OnAdmit, or nil.
+	// count is the function that OnAdmit registered, or nil. Admit calls it before it admits a call.
 	count func(cloud.Tenant) error
 }
 
@@ -78,8 +78,8 @@ func CallerOf(ctx context.Context) *cloud.Caller {
 	return e.caller
 }
 
-// OnAdmit makes Admit call f with the tenant of the call before it admits the call. If f returns an error, Admit
-// refuses the call with that error. ctx must come from With. Each call of Admit by the handler calls f.
+// OnAdmit registers the function f for the call of ctx, which must come from With. Each Admit of this call then calls f
+// with the call's tenant. If f returns an error, Admit refuses the call with that error.
 func OnAdmit(ctx context.Context, f func(cloud.Tenant) error) {
 	if e, _ := ctx.Value(key{}).(entry); e.let != nil {
 		e.let.mu.Lock()
@@ -102,8 +102,8 @@ func Bearer(header string) (string, error) {
 	return token, nil
 }
 
-// CheckIdempotencyKey returns an InvalidArgument fault that names field if key is not a valid idempotency key. An empty
-// key is valid and means that the caller gave none.
+// CheckIdempotencyKey returns an InvalidArgument fault for the request field with the given name if key is not a valid
+// idempotency key. An empty key is valid and means that the caller gave none.
 func CheckIdempotencyKey(field, key string) error {
 	if len(key) > cloud.MaxIdempotencyKey || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
 		return fault.Invalid(field, "must be at most %d bytes of printable ASCII", cloud.MaxIdempotencyKey)
@@ -155,9 +155,9 @@ func Admit(ctx context.Context, method Method, org, project string) (cloud.Tenan
 	return tenant, nil
 }
 
-// Readmit checks the call that Admit has admitted for ctx again, with the present roles of its caller in now. It
-// returns nil if the call would be admitted now, or if no call was admitted yet, and a PermissionDenied fault
-// otherwise.
+// Readmit repeats the authorization of the call that Admit has admitted for ctx. The parameter now is the call's caller
+// with the roles of the present. Readmit returns nil if the call would be admitted now, or if Admit has not admitted a
+// call yet. Otherwise it returns a PermissionDenied fault.
 func Readmit(ctx context.Context, now *cloud.Caller) error {
 	e, _ := ctx.Value(key{}).(entry)
 	if e.let == nil {
@@ -175,24 +175,24 @@ func Readmit(ctx context.Context, now *cloud.Caller) error {
 	return nil
 }
 
-// Auditor creates audit records for calls that change no record and therefore have none: failed calls, and successful
-// ones of certain methods.
+// Auditor creates audit records for failed calls, and for successful calls of the methods in the list unwritten. Such
+// calls change no record. A call that changes a record creates its audit record together with the change.
 type Auditor interface {
 	Failed(c *cloud.Caller, outcome, message string)
 	// Done creates the audit record of a call that succeeded but changed no record.
 	Done(c *cloud.Caller)
 }
 
-// ReportSuccess passes a successful call to the auditor if its method is one of unwritten. Other methods create their
-// audit records as part of their changes, or need none.
+// ReportSuccess passes a successful call to the auditor if its method is in the list unwritten, that is, if it acts
+// without changing a record. Other methods create their audit records as part of their changes, or need none.
 func ReportSuccess(a Auditor, c *cloud.Caller, m Method) {
 	if a != nil && c != nil && slices.Contains(unwritten, m) {
 		a.Done(c)
 	}
 }
 
-// ReportFailure passes a call that ended with the fault f to the auditor, if the call was refused or its method changes
-// something. c is nil if the caller is not known.
+// ReportFailure passes a call that ended with the fault f to the auditor, if the call was refused for lack of
+// authorization or its method changes something. c is nil if the caller is not known.
 func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, requestID, address string) {
 	refused := f.Kind == fault.PermissionDenied || f.Kind == fault.Unauthenticated || f.Reason == noTenant
 	if a == nil || m.Reads() && !refused {
@@ -210,8 +210,8 @@ func ReportFailure(a Auditor, c *cloud.Caller, m Method, f *fault.Fault, request
 func refusal(c *cloud.Caller, method Method, rule Rule, tenant cloud.Tenant) error {
 	needs := rule.Roles
 	if rule.Scope == OfPlace || rule.Scope == OfProjectOrOrg && tenant.Project == "" {
-		// A role in a project grants no rights in its org or in the entire cloud, and a role in an org grants none in
-		// the entire cloud.
+		// Name only roles that would admit the call. A role in a project grants no rights in its org or in the entire
+		// cloud, and a role in an org grants none in the entire cloud.
 		needs = slices.DeleteFunc(slices.Clone(needs), func(r cloud.Role) bool {
 			return tenant.Org == "" || tenant.Project == "" && strings.HasPrefix(string(r), "project:")
 		})

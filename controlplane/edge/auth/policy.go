@@ -17,7 +17,7 @@ var policyText []byte
 type policyEngine struct {
 	policy  *cedar.PolicySet
 	actions cedar.EntityMap
-	// evaluations counts the calls of permits.
+	// evaluations counts how often the method permits was called.
 	evaluations *atomic.Int64
 }
 
@@ -57,7 +57,8 @@ func actionsOf(table map[Method]Rule) cedar.EntityMap {
 	return out
 }
 
-// permits reports whether the policy allows the caller c to call method m, if c has the given roles in the tenant at.
+// permits reports whether the policy allows the caller c to call the method m. The parameter at is the tenant of the
+// call, and roles holds the caller's roles in that tenant.
 func (j policyEngine) permits(c *cloud.Caller, m Method, at cloud.Tenant, roles []cloud.Role) bool {
 	j.evaluations.Add(1)
 	roleValues := make([]cedar.Value, len(roles))

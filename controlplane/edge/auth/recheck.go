@@ -22,7 +22,7 @@ type Rechecker struct {
 	tokens map[[sha256.Size]byte]*recheck
 }
 
-// recheck is a token that is verified repeatedly, with the functions that are called with each result.
+// recheck is a token that is verified repeatedly, with the functions that get each result.
 type recheck struct {
 	text string
 	end  context.CancelFunc
@@ -42,7 +42,7 @@ type Check struct {
 	admitted map[admitted]error
 }
 
-// admitted is the key of Check.admitted: the method and the tenant that a call was admitted for.
+// admitted is the key of the map Check.admitted: the method and the tenant for which a call was admitted.
 type admitted struct {
 	method Method
 	tenant cloud.Tenant
@@ -86,7 +86,8 @@ func (r *Rechecker) Subscribe(token string, f func(*Check)) (stop func()) {
 	}
 }
 
-// run verifies the token of c every RecheckEvery and calls its subscribers, until ctx ends.
+// run verifies the token of c every RecheckEvery, until ctx ends. It passes each result to all functions that are
+// subscribed to the token.
 func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	again := time.NewTicker(RecheckEvery)
 	defer again.Stop()
@@ -115,9 +116,10 @@ func (r *Rechecker) run(ctx context.Context, c *recheck) {
 	}
 }
 
-// Readmit returns nil if the call of ctx would be admitted now, and otherwise the same error as the function Readmit.
-// Streams of the token with the same method and tenant share one evaluation of the policy. Call it only within a
-// function that was passed to Subscribe, because it is not safe for concurrent use.
+// Readmit returns nil if the call of ctx would be admitted now. It returns c.Err if the token could not be verified,
+// and otherwise the same error as the function Readmit. Streams of the token with the same method and tenant share one
+// evaluation of the policy. Call it only within a function that was passed to Subscribe, because it is not safe for
+// concurrent use.
 func (c *Check) Readmit(ctx context.Context) error {
 	if c.Err != nil {
 		return c.Err

@@ -27,14 +27,15 @@ const (
 	// OfNamedProject is for methods whose request names the project, on REST too. A caller who may act in every project
 	// needs no token for that project and need not name its org, because project IDs are unique in the cloud.
 	OfNamedProject
-	// OfPlace is for methods whose request names an org, a project, or neither for the entire cloud. What it names must
-	// be within the token's scope.
+	// OfPlace is for methods whose request names an org or a project, or names neither to act on the entire cloud. What
+	// the request names must be within the token's scope.
 	OfPlace
 	// OfProjectOrOrg is treated as OfPlace if the request names an org and no project, and as OfNamedProject otherwise.
 	OfProjectOrOrg
 )
 
-// Rule states who may call a method: callers with one of Roles in the method's tenant, and those with system:admin.
+// Rule states who may call a method: callers with one of Roles in the method's tenant, and callers with the role
+// system:admin.
 type Rule struct {
 	Scope Scope
 	Roles []cloud.Role
@@ -43,10 +44,9 @@ type Rule struct {
 var (
 	read  = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember, cloud.ProjectViewer}
 	write = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin, cloud.ProjectMember}
-	// bill is for methods that create or remove credit. Tenants must not call them.
+	// bill lists the roles for methods that create or remove credit. Tenants must not call these methods.
 	bill = []cloud.Role{cloud.BillingAdmin}
-	// govern is for methods by which an org's admins manage the org. manage is for methods by which a project's or an
-	// org's admins manage a project.
+	// govern lists the roles for methods that manage an org. manage lists the roles for methods that manage a project.
 	govern = []cloud.Role{cloud.OrgAdmin}
 	manage = []cloud.Role{cloud.OrgAdmin, cloud.ProjectAdmin}
 	look   = append([]cloud.Role{cloud.BillingAdmin}, read...)
@@ -62,9 +62,9 @@ const (
 	credits   = "/credit.v1.CreditService/"
 )
 
-// rules is the authorization table: the roles that may call each method. A method that is not listed is refused, except
-// those in Open and health and reflection, which do not call Admit. A rule with nil roles admits only system:admin; one
-// with anyProven admits every authenticated caller.
+// rules is the authorization table: the roles that may call each method. Admit refuses a method that is not listed. The
+// methods in Open, health and reflection need no rule, because they do not call Admit. A rule with nil roles admits
+// only system:admin. A rule with anyProven admits every authenticated caller.
 var rules = map[Method]Rule{
 	vms + "CreateVm":           {OfProject, write},
 	vms + "GetVm":              {OfProject, read},
@@ -189,7 +189,7 @@ var rules = map[Method]Rule{
 	credits + "AuditLedger":        {Nowhere, nil},
 }
 
-// AnyProven stands for every authenticated caller in a rule.
+// AnyProven is a pseudo-role in rules. A rule that lists it admits every authenticated caller.
 const AnyProven cloud.Role = "anybody proven"
 
 var anyProven = []cloud.Role{AnyProven}
@@ -203,14 +203,14 @@ var Open = map[Method]string{
 	nodes + "HeartbeatNode":         "is refused here: it is a host's, on a port of their own",
 }
 
-// unwritten lists the methods that act without changing a record. They appear in the audit only because ReportSuccess
-// reports them.
+// unwritten lists the methods that act without changing a record. Only ReportSuccess creates audit records for them.
 var unwritten = []Method{operators + "BackupCluster", operators + "TransferLeader"}
 
-// rolesAt returns the roles that the caller has in the tenant at.
+// rolesAt returns the roles that the caller c has in the given tenant, for a method with the rule r.
 func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	for _, role := range cloud.Roles() {
-		// An image belongs to an org, so a role in any project of the org counts too.
+		// Methods of the scope OfOrg are those for images, which belong to an org. For them a role in any project of
+		// the org counts too.
 		if c.Has(role, at) || r.Scope == OfOrg && hasInOrg(c, role, at.Org) {
 			roles = append(roles, role)
 		}
@@ -221,7 +221,8 @@ func (r Rule) rolesAt(c *cloud.Caller, at cloud.Tenant) (roles []cloud.Role) {
 	return roles
 }
 
-// allows reports whether one of the caller's roles in the tenant at permits the method.
+// allows reports whether the rule lists one of the roles that the caller has in the given tenant, or the caller has the
+// role system:admin.
 func (r Rule) allows(c *cloud.Caller, at cloud.Tenant) bool {
 	return slices.ContainsFunc(r.rolesAt(c, at), func(role cloud.Role) bool {
 		return role == cloud.SystemAdmin || slices.Contains(r.Roles, role)
@@ -243,7 +244,7 @@ func hasInOrg(c *cloud.Caller, role cloud.Role, org cloud.OrgID) bool {
 // Rules returns a copy of the authorization table. It is for the test that calls every method.
 func Rules() map[Method]Rule { return maps.Clone(rules) }
 
-// reading lists name prefixes of the methods that change nothing. Reads matches them.
+// reading lists prefixes of method names. Reads returns true for a method whose name begins with one of them.
 var reading = []string{"Get", "List", "Watch", "Read", "Verify", "WhoAmI", "ClusterStatus", "AuditLedger"}
 
 // Reads reports whether the method changes nothing, judged by the prefix of its name.

@@ -17,10 +17,9 @@ import (
 //   - the scope of the token. A token with a scope acts only there: a call that names another tenant is refused;
 //   - the defaults of the token's holder: the first org and the first project in which the holder got a role.
 //
-// A tenant in which the caller has no role gets the same error as one that does not exist: NOT_FOUND, on REST 403 (part
-// 5.4 of the wire contract). Methods with the scope Nowhere, which have no tenant, and OfPlace, whose request names an
-// org, a project or the entire cloud, ignore the metadata: otherwise the metadata could turn a request about the entire
-// cloud into one about an org.
+// A call that names a tenant in which the caller has no role gets the same error as one that names a tenant that does
+// not exist: NOT_FOUND, on REST 403 (part 5.4 of the wire contract). Methods with the scope Nowhere or OfPlace ignore
+// the metadata. Otherwise the metadata could turn a request about the entire cloud into one about an org.
 
 // Projects looks up the org of a project. Admit needs it for calls that name a project without its org.
 type Projects interface {
@@ -77,7 +76,7 @@ func Undecided(err error) bool {
 	return ok && f.Reason == TenantRequired
 }
 
-// resolution holds what determines the tenant of one call, except the tenant that the call names.
+// resolution holds the parameters that determine the tenant of one call, except the tenant that the request names.
 type resolution struct {
 	ctx  context.Context
 	c    *cloud.Caller
@@ -123,8 +122,8 @@ func resolve(ctx context.Context, c *cloud.Caller, rule Rule, edge Edge, asked c
 	return r.resolveProject(asked)
 }
 
-// withChosen returns the tenant that a request names, with missing parts from the tenant that the call's metadata
-// names. If the two contradict each other, it returns asked unchanged.
+// withChosen returns the tenant in a request (asked), with missing parts taken from the tenant in the call's metadata
+// (chosen). If the two contradict each other, it returns asked unchanged.
 func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	if asked.Org != "" && chosen.Org != "" && asked.Org != chosen.Org || asked.Project != "" && asked.Project != chosen.Project {
 		return asked
@@ -136,7 +135,8 @@ func withChosen(asked, chosen cloud.Tenant) cloud.Tenant {
 	return asked
 }
 
-// place returns the tenant asked, which an OfPlace request names, or an error if it is outside the token's scope.
+// place determines the tenant of a method of the scope OfPlace. It returns the tenant in the request (asked), or an
+// error if that tenant is outside the token's scope.
 func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 	if scope.Project != "" && asked != scope || scope.Org != "" && asked.Org != scope.Org {
 		where := asked.String()
@@ -152,8 +152,8 @@ func place(scope, asked cloud.Tenant) (cloud.Tenant, error) {
 // about an org, its org.
 func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	scope := r.c.Scope
-	// The verifier of the token clears the org of the scope if the project does not exist, is in another org, or the
-	// holder has no role in it.
+	// The verifier of the token clears the org of the scope in three cases: the project does not exist, it is in
+	// another org, or the token's holder has no role in it.
 	if scope.Org == "" || !r.c.HasRoleIn(scope) {
 		return r.errNoAccess(scope)
 	}
@@ -170,14 +170,14 @@ func (r resolution) resolveNarrowed(asked cloud.Tenant) (cloud.Tenant, error) {
 	return scope, nil
 }
 
-// isBiller reports whether the method acts on a project that the request names, and the caller may call it in every
-// project because of the role billing:admin.
+// isBiller reports whether the caller may call the method in every project because of the role billing:admin. This is
+// possible only for methods whose request names the project.
 func (r Rule) isBiller(c *cloud.Caller) bool {
 	return r.Scope == OfNamedProject && slices.Contains(r.Roles, cloud.BillingAdmin) && c.Has(cloud.BillingAdmin, cloud.Tenant{})
 }
 
-// resolveAny returns the tenant of a call whose caller may act in every tenant: system:admin, or billing:admin if
-// Rule.isBiller is true.
+// resolveAny returns the tenant of a call whose caller may act in every tenant. The caller has the role system:admin,
+// or has billing:admin and Rule.isBiller is true.
 func (r resolution) resolveAny(asked cloud.Tenant) (cloud.Tenant, error) {
 	lookUp := r.rule.Scope == OfProject && asked.Project != "" || r.rule.Scope == OfOrg && asked.Org == "" && asked.Project != ""
 	if p, ok := r.ctx.Value(projectsKey{}).(Projects); ok && lookUp {
@@ -263,8 +263,8 @@ func (r resolution) resolveProject(asked cloud.Tenant) (cloud.Tenant, error) {
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied, "%s has no role in any project", r.c.Name())
 }
 
-// errAmbiguous returns the error for a call that names no tenant although the caller has roles in several. names lists
-// those.
+// errAmbiguous returns the error for a call that names no tenant, by a caller with roles in several. names lists these
+// orgs or projects; the parameter what is "org" or "project".
 func (r resolution) errAmbiguous(what string, names []string) (cloud.Tenant, error) {
 	slices.Sort(names)
 	return cloud.Tenant{}, fault.New(fault.PermissionDenied,
@@ -301,8 +301,8 @@ func orgOf(ctx context.Context, p Projects, id cloud.ProjectID) (cloud.OrgID, er
 	return p.OrgOf(ctx, id)
 }
 
-// wholeOrgs returns the orgs in which the caller has a role that is not limited to one project. If org is not empty,
-// the result contains at most org.
+// wholeOrgs returns the orgs in which the caller has a role that is not limited to one project. If the parameter org is
+// not empty, the result contains no other org.
 func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	for _, b := range r.c.Bindings {
 		if b.Org != "" && b.Project == "" && (org == "" || b.Org == org) && !slices.Contains(found, string(b.Org)) {
@@ -312,8 +312,8 @@ func (r resolution) wholeOrgs(org cloud.OrgID) (found []string) {
 	return found
 }
 
-// errNoAccess returns the error for a tenant in which the caller has no role. The error is the same if the tenant does
-// not exist, so that callers cannot learn which tenants exist.
+// errNoAccess returns the error for a tenant in which the caller has no role. A tenant that does not exist gets the
+// same error, so that callers cannot learn which tenants exist.
 func (r resolution) errNoAccess(t cloud.Tenant) (cloud.Tenant, error) {
 	kind := fault.NotFound
 	if r.edge == REST {

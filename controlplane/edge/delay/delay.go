@@ -23,8 +23,9 @@ type Limits struct {
 	Longest time.Duration
 }
 
-// Limits of Answers: delayed responses per caller, delayed responses in total, and callers in memory. Beyond the first
-// two, responses are not delayed, because each delayed response occupies a goroutine and a stream or connection.
+// Limits of Answers: the maximum number of responses that are delayed concurrently for one caller, the same in total,
+// and the maximum number of callers in memory. When one of the first two is reached, further responses are not delayed,
+// because each delayed response occupies a goroutine and a stream or connection.
 const (
 	maxDelayedOf = 256
 	maxDelayed   = 2048
@@ -69,7 +70,7 @@ func (a *Answers) Wait(ctx context.Context, key string) {
 }
 
 // take counts a response and returns its delay. If the delay is more than 0, take also counts the response as delayed,
-// in c and in total.
+// both in the returned caller and in total.
 func (a *Answers) take(key string) (time.Duration, *caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -97,8 +98,8 @@ func (a *Answers) take(key string) (time.Duration, *caller) {
 	return wait, c
 }
 
-// evict removes one caller without delayed responses: of up to 16 such callers, the one that may send the most
-// responses without delay now.
+// evict removes one caller that has no delayed responses. It inspects up to 16 such callers, and removes the one that
+// could get the most responses without delay now.
 func (a *Answers) evict(now time.Time) {
 	least, most, sampled := "", -1.0, 0
 	for key, c := range a.callers {

@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Decode decodes the JSON body of a request into v and returns the body, which callers hash for the idempotency key. It
-// ignores unknown fields. It returns InvalidArgument with the name of the field if a value does not have the type that
-// v requires, and TooLarge if the body is too long.
+// Decode decodes the JSON body of a request into v and returns the body. Handlers store a hash of the body with the
+// idempotency key. Decode ignores unknown fields. It returns InvalidArgument with the name of the field if a value does
+// not have the type that v requires, and TooLarge if the body is too long.
 func Decode(r *http.Request, v any) ([]byte, error) {
 	if err := jsonType(r); err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func parse(raw []byte, v any) error {
 	return fault.New(fault.InvalidArgument, "the body is not JSON: %v", err)
 }
 
-// jsonName describes, for error messages, the JSON value that is decoded into a Go type.
+// jsonName returns a description of the JSON value that decodes into a Go type, such as "a string", for error messages.
 func jsonName(goType string) string {
 	goType = strings.TrimLeft(goType, "*")
 	switch {
@@ -99,8 +99,9 @@ func jsonType(r *http.Request) error {
 	return nil
 }
 
-// RefuseBrowser returns an error for requests that a web page can make a browser send: those that CheckPage refuses,
-// and those whose body type requires no CORS preflight.
+// RefuseBrowser returns an error for requests that a web page can make a browser send. These are the requests that
+// CheckPage refuses, and those with a body that is not declared as application/json: a browser sends some other types
+// without a CORS preflight.
 func (s *Server) RefuseBrowser(r *http.Request) error {
 	if err := CheckPage(r, s.opts.Hosts); err != nil {
 		return err

@@ -41,8 +41,8 @@ type Handler func(w *Response, r *http.Request) (data any, err error)
 type Response struct {
 	// Status is the HTTP status of a successful response; 200 unless set.
 	Status int
-	// Failure is the error code that is sent for internal errors. Empty means the general code; the wire contract gives
-	// some operations one of their own.
+	// Failure is the error code that is sent for internal errors. It is set for operations to which the wire contract
+	// assigns a code of their own. Empty means the general code.
 	Failure string
 	header  http.Header
 }
@@ -65,7 +65,7 @@ type Options struct {
 	Metrics *Metrics
 	// MaxBody is the limit of the size of a request body, in bytes; 0 means the constant MaxBody.
 	MaxBody int64
-	// Audit receives calls that were refused, and changes that failed. Optional.
+	// Audit is notified of calls that were refused, and of mutating calls that failed. Optional.
 	Audit auth.Auditor
 	// Hosts lists further allowed host names for routes without a token. IP addresses and localhost are always allowed.
 	Hosts []string
@@ -81,8 +81,8 @@ type Server struct {
 // Route is one HTTP method and path that a server handles.
 type Route struct {
 	Method, Path string
-	// As is the gRPC method with whose rule calls of the route are authorized. If As is empty, Open is the reason why
-	// the route needs no authorization.
+	// As is the gRPC method whose rule authorizes the calls of this route. If As is empty, Open is the reason why the
+	// route needs no authorization.
 	As   auth.Method
 	Open string
 }
@@ -120,7 +120,8 @@ func (s *Server) ready(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, envelope{Data: map[string]string{"status": "ready"}}, id)
 }
 
-// Handle adds a route for callers with a valid token. Calls are authorized with the rule of the gRPC method as.
+// Handle adds a route for callers with a valid token. The parameter as is the gRPC method whose rule authorizes calls
+// of the route.
 func (s *Server) Handle(method, path string, as auth.Method, h Handler) {
 	s.open(method, path, as, "", func(w *Response, r *http.Request) (_ any, err error) {
 		var caller *cloud.Caller
@@ -170,8 +171,9 @@ func FromLoopback(r *http.Request) bool {
 	return err == nil && loopback.Both(local, net.TCPAddrFromAddrPort(remote))
 }
 
-// HandleOpen adds a route that requires no token; why is the reason. A web page in an operator's browser can reach such
-// a route too, so it refuses requests for which RefuseBrowser returns an error.
+// HandleOpen adds a route that requires no token. The parameter why states the reason. A web page in an operator's
+// browser can send requests to such a route too, so the route refuses requests for which RefuseBrowser returns an
+// error.
 func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	s.open(method, path, "", why, func(w *Response, r *http.Request) (any, error) {
 		if err := s.RefuseBrowser(r); err != nil {
@@ -181,7 +183,7 @@ func (s *Server) HandleOpen(method, path, why string, h Handler) {
 	})
 }
 
-// HandleBare adds a route whose handler makes all checks itself; why is the reason.
+// HandleBare adds a route whose handler makes all checks itself. The parameter why states the reason.
 func (s *Server) HandleBare(method, path, why string, h Handler) { s.open(method, path, "", why, h) }
 
 func (s *Server) open(method, path string, as auth.Method, why string, h Handler) {
@@ -217,8 +219,8 @@ func RequestID(ctx context.Context) string {
 	return id
 }
 
-// handler returns an http.Handler that runs h with a request ID, the limit of the body and panic recovery. It sends the
-// result in the JSON envelope, and records the log line and the metrics.
+// handler returns an http.Handler that runs h with a request ID, a limit on the body size, and panic recovery. It sends
+// the result in the JSON envelope, and records the log line and the metrics.
 func (s *Server) handler(route string, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -253,8 +255,8 @@ func (s *Server) handler(route string, h Handler) http.Handler {
 	})
 }
 
-// answer writes the data that a handler returned. If it returns an error, the response is incomplete, and began reports
-// whether part of it was sent.
+// answer writes the data that a handler returned. If answer returns an error, the response is incomplete. The result
+// began reports whether part of the response was sent.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request, status int, data any, id string) (began bool, err error) {
 	switch data := data.(type) {
 	case Stream:
@@ -276,8 +278,9 @@ func (s *Server) call(h Handler, w *Response, r *http.Request) (data any, err er
 	return h(w, r)
 }
 
-// faultOf returns the fault that is sent to the caller for an error. An error that is not a fault.Fault is logged, and
-// the caller gets only the request ID.
+// faultOf returns the fault that is sent to the caller for an error. A context that was canceled or timed out gives a
+// DeadlineExceeded fault. Any other error that is not a fault.Fault is logged, and the caller gets an internal error
+// that contains only the request ID.
 func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 	if f, ok := fault.From(err); ok {
 		return f
@@ -292,8 +295,8 @@ func (s *Server) faultOf(r *http.Request, id string, err error) *fault.Fault {
 // maxMessage is the longest error message that is sent, in bytes. Longer ones, which may quote the request, are cut.
 const maxMessage = 2 << 10
 
-// failure returns the HTTP status and the body of an error response. code, if set, replaces the code of an internal
-// error.
+// failure returns the HTTP status and the body of an error response. If the parameter code is not empty, it replaces
+// the code of an internal error.
 func (s *Server) failure(f *fault.Fault, code string) (int, envelope) {
 	shape := f.Kind.REST(s.opts.Service)
 	if f.Kind == fault.Internal && code != "" {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Stream writes the value of `data` piece by piece, as one JSON value. If it fails after a part was sent, the
-// connection is closed, so that the client does not mistake that part for the complete response.
+// Stream is a function that writes the value of `data` piece by piece, as one JSON value. If the function fails after a
+// part was sent, the connection is closed, so that the client does not mistake that part for the complete response.
 type Stream func(w io.Writer) error
 
 // Verbatim is the complete response of another member, including the envelope. It is forwarded unchanged while it is
@@ -20,8 +20,8 @@ type Verbatim struct{ Body io.ReadCloser }
 // chunkTime is the time that a client has to read one piece of a stream before the connection fails.
 const chunkTime = 30 * time.Second
 
-// chunkBytes is how many bytes of a stream are buffered before the first are sent. An error up to then is still sent as
-// an error response.
+// chunkBytes is how many bytes of a stream are buffered before the first are sent. If the stream fails before that, the
+// client gets a normal error response.
 const chunkBytes = 64 << 10
 
 // deadlineWriter sends the HTTP header before the first write, and before each write sets the connection's write
@@ -43,8 +43,8 @@ func (p *deadlineWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// writePieces writes a response whose body is written by the function body. For HEAD requests it sends only the header.
-// It reports whether anything was sent.
+// writePieces sends a response. It calls the parameter body to write the content, except for HEAD requests, which get
+// only the header. It reports whether anything was sent.
 func writePieces(w http.ResponseWriter, r *http.Request, status int, body func(io.Writer) error) (bool, error) {
 	if r.Method == http.MethodHead {
 		begin(w, status)

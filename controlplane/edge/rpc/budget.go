@@ -12,7 +12,7 @@ import (
 )
 
 // budget limits the number of calls whose message is incomplete, and the bytes of incomplete messages longer than the
-// constant small. The limits apply in total, per address, and per holder of a credential.
+// constant small. The limits apply in total, per client address, and per holder of a credential.
 type budget struct {
 	calls, callsOf, bytesOf int
 
@@ -22,9 +22,9 @@ type budget struct {
 	queue []*waiter // messages that wait for bytes, oldest first
 }
 
-// maxPasses is how many later messages may reserve their bytes before a message that waits. With 0, a waiting message
-// of 16 MiB would block all later ones although there is room for them. Without a limit, small messages could block it
-// forever.
+// maxPasses is the maximum number of later messages that may reserve their bytes before a waiting message. If it were
+// 0, a waiting message of 16 MiB would block all later ones although there is room for them. Without a maximum, small
+// messages could block a large one forever.
 const maxPasses = 64
 
 // waiter is a message that waits until its bytes are reserved.
@@ -34,21 +34,22 @@ type waiter struct {
 	ready  chan struct{} // closed when the bytes are reserved
 }
 
-// share identifies what a call counts for: either an address, or a holder of a credential.
+// share is the key of a counter of calls and bytes. It is either a client address, or a holder of a credential.
 type share struct {
 	network netip.Addr
 	holder  string
 }
 
-// part is a share with the limits of its unfinished calls and bytes. name is for error messages.
+// part is an address or holder for which a call counts, with its limits: the maximum number of unfinished calls, and of
+// bytes of unfinished messages. name describes it in error messages.
 type part struct {
 	share
 	calls, bytes int
 	name         string
 }
 
-// parts returns the shares that a call counts for: its address and, unless holder is empty, its credential's holder.
-// The caller must have locked b.mu.
+// parts returns the keys and limits under which a call counts: those of its address and, if holder is not empty, those
+// of the holder of its credential. The caller must have locked b.mu.
 func (b *budget) parts(from netip.Addr, holder string) []part {
 	parts := []part{{share{network: from}, b.callsOf, b.bytesOf, "address"}}
 	if holder != "" {
@@ -57,14 +58,15 @@ func (b *budget) parts(from netip.Addr, holder string) []part {
 	return parts
 }
 
-// use is how many unfinished calls and bytes count for one share.
+// use is a number of unfinished calls, and of bytes reserved for unfinished messages.
 type use struct{ calls, bytes int }
 
 func newBudget(calls, callsOf, bytesOf int) *budget {
 	return &budget{calls: calls, callsOf: callsOf, bytesOf: bytesOf, of: map[share]use{}}
 }
 
-// enter counts one more unfinished call until leave is called. It returns ResourceExhausted if a limit is reached.
+// enter adds one unfinished call to the budget. Calling leave removes it. enter returns ResourceExhausted if a limit is
+// reached.
 func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -87,7 +89,8 @@ func (b *budget) enter(from netip.Addr, holder string) (leave func(), err error)
 	}, nil
 }
 
-// add adds n, which may be negative, to the use of each of parts. The caller must have locked b.mu.
+// add adds n to the counters of each element of parts. The numbers in n may be negative. The caller must have locked
+// b.mu.
 func (b *budget) add(parts []part, n use) {
 	for _, p := range parts {
 		u := b.of[p.share]
@@ -131,16 +134,18 @@ func (b *budget) reserve(ctx context.Context, from netip.Addr, holder string, by
 	}, nil
 }
 
-// free subtracts bytes from each of parts, and reserved from the total. reserved is 0 if the message was still waiting.
-// The caller must have locked b.mu.
+// free subtracts the given bytes from the counters of each element of parts, and the number reserved from the total.
+// reserved is 0 if the message was still waiting, because the total contains no waiting messages. The caller must have
+// locked b.mu.
 func (b *budget) free(parts []part, reserved, bytes int) {
 	b.all.bytes -= reserved
 	b.add(parts, use{bytes: -bytes})
 	b.grant()
 }
 
-// grant reserves the bytes of waiting messages that fit into the total, oldest first. A message after which maxPasses
-// later ones have reserved bytes blocks all later ones until it fits. The caller must have locked b.mu.
+// grant reserves bytes for waiting messages, oldest first, as far as they fit into the total limit. Once maxPasses
+// later messages have been served before a waiting message, all messages after it wait until it fits. The caller must
+// have locked b.mu.
 func (b *budget) grant() {
 	var waiting []*waiter
 	barred := false

@@ -32,7 +32,8 @@ func (c *conn) Close() error {
 	return err
 }
 
-// lose subtracts all bytes of a flow whose connection is closed. When gRPC reports a release later, it is ignored.
+// lose subtracts all unsent bytes of a stream whose connection is closed. Later releases of these bytes by gRPC are
+// ignored.
 func (f *flow) lose() {
 	f.lost = true
 	f.free(f.buffered)

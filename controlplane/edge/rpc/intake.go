@@ -25,20 +25,21 @@ import (
 
 // Limits of the memory that a gRPC server uses for calls whose messages have not reached a handler:
 const (
-	// MaxStreams is how many calls one connection may have at a time. Clients queue further calls themselves. It is
-	// higher than the limits on the streams of one user, so that a client gets the error of those limits instead of
-	// queueing calls.
+	// MaxStreams is the maximum number of concurrent calls on one connection. Clients queue further calls themselves.
+	// It is higher than the limits on the streams of one user, so that a client gets the error of those limits instead
+	// of queueing calls.
 	MaxStreams = 512
-	// MaxHeaders is the limit of the headers of a call, in bytes. A token, which is sent in a header, has less than 9
-	// KiB.
+	// MaxHeaders is the maximum size of the headers of a call, in bytes. A token, which is sent in a header, has less
+	// than 9 KiB.
 	MaxHeaders = 16 << 10
 	// MaxOpen is the limit, in bytes, of a message of a method that callers may call without a credential.
 	MaxOpen = window
 	// ReceiveTime is the time limit for the arrival of a message. It starts with the headers of the call or, in a
-	// client stream, with the message's first byte. For a message longer than small it starts again when the length is
-	// known. A message of MaxPlain bytes then needs 1.3 Mbit/s.
+	// client stream, with the message's first byte. If the message is longer than the constant small, it starts again
+	// when the length is known. A client must then send a message of MaxPlain bytes at 1.3 Mbit/s at least.
 	ReceiveTime = 10 * time.Second
-	// PartTime replaces ReceiveTime for image parts, which are ten times as large as other messages.
+	// PartTime replaces ReceiveTime for the parts of an image upload, because they may be ten times as large as other
+	// messages.
 	PartTime = time.Minute
 
 	// window is how many bytes of a call a client may send before the server reads its message: the initial
@@ -47,42 +48,45 @@ const (
 	// connWindow is the flow-control window of a connection, in bytes. gRPC reopens it independently of what handlers
 	// read, so it limits the throughput of a connection, not memory.
 	connWindow = 1 << 20
-	// small is the size in bytes up to which a message is read only after it has arrived completely; such a message
+	// small is the maximum size in bytes of a message that is read only after it has arrived completely; such a message
 	// fits into window. The server begins to read a longer message when its length is known and its bytes are reserved.
 	small = 32 << 10
 )
 
-// Limits of one server. Calls beyond them get ResourceExhausted. The first five count calls whose message is
+// Limits of one server. Calls beyond them get ResourceExhausted. The first five count concurrent calls whose message is
 // incomplete:
 const (
 	// maxUnproven is the maximum number of concurrent calls of unauthenticated callers. A call holds at most MaxHeaders
 	// plus window bytes. Its buffers are up to 1.5 times as large: 112 KiB per call, 224 MiB in total.
 	maxUnproven = 2048
-	// maxUnprovenOf is the most calls of unauthenticated callers from one address.
+	// maxUnprovenOf is the maximum number of concurrent calls of unauthenticated callers from one address.
 	maxUnprovenOf = 512
-	// maxProven is the most calls of authenticated callers and, counted separately, the most calls of authenticated
-	// callers to methods of another protocol (Admission.Foreign).
+	// maxProven is the maximum number of concurrent calls of authenticated callers. Calls to methods of another
+	// protocol (Admission.Foreign) are counted separately, with the same maximum.
 	maxProven = 2048
-	// maxProvenOf is the most calls of authenticated callers from one address.
+	// maxProvenOf is the maximum number of concurrent calls of authenticated callers from one address.
 	maxProvenOf = 1024
-	// maxProvenBy is the most calls of the users of one org, or of one user or host without an org, from all addresses.
+	// maxProvenBy is the maximum number of concurrent calls of one holder of a credential, from all addresses. All
+	// users of an org count as one holder. A user or host without an org is a holder of its own.
 	maxProvenBy = 512
-	// maxConns is the most connections; further ones are closed. Each uses 48 KiB for buffers once it has received
-	// data.
+	// maxConns is the maximum number of open connections; further ones are closed. Each uses 48 KiB for buffers once it
+	// has received data.
 	maxConns = 16384
-	// maxConnsOf is the most connections from one address.
+	// maxConnsOf is the maximum number of open connections from one address.
 	maxConnsOf = 1024
-	// maxLarge is the most bytes of all incomplete messages that are longer than small. Further messages wait for up to
-	// ReceiveTime.
+	// maxLarge is the maximum number of bytes that are reserved for long messages (longer than the constant small) at a
+	// time. It applies separately to unauthenticated callers, to authenticated ones, and to authenticated callers of
+	// another protocol. Further messages wait for up to the time limit of a message, such as ReceiveTime.
 	maxLarge = 64 << 20
-	// maxLargeOf is the most bytes of incomplete messages longer than small from one address. Further ones get
-	// ResourceExhausted.
+	// maxLargeOf is the maximum number of bytes of incomplete long messages (longer than the constant small) from one
+	// address at a time. Further ones get ResourceExhausted.
 	maxLargeOf = 32 << 20
 	// maxUnprovenLargeOf replaces maxLargeOf for unauthenticated callers, so that one address can use at most a quarter
-	// of maxLarge. It is longer than the longest message of another protocol.
+	// of maxLarge. It exceeds the maximum message size of the other protocol (Admission.Foreign).
 	maxUnprovenLargeOf = maxLarge / 4
-	// maxLargeBy is the most bytes of incomplete messages longer than small of one org, or of one user or host without
-	// an org. It equals the size of the longest message.
+	// maxLargeBy is the maximum number of bytes of incomplete long messages (longer than the constant small) of one
+	// holder of a credential at a time. A holder is an org, or a user or host without an org. The limit equals the size
+	// of the longest message.
 	maxLargeBy = 16 << 20
 )
 
@@ -90,24 +94,25 @@ const (
 // are delayed, to slow down a client that sends calls without a pause.
 var refusalLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: time.Second}
 
-// Admission is what an Intake's admit function decides about a call from its headers.
+// Admission is the result of an Intake's admit function, which decides about a call by its headers.
 type Admission struct {
-	// Proven is set if the caller showed a valid credential or, for a method of another protocol, is on loopback.
+	// Proven is true if the caller showed a valid credential. For a method of another protocol it is also true if the
+	// caller is on loopback.
 	Proven bool
 	// Holder identifies the holder of the credential, for the limits per holder (maxProvenBy, maxLargeBy,
 	// refusalLimits). It is empty for an unauthenticated caller.
 	Holder string
-	// Limit is the longest message that the call may send, in bytes.
+	// Limit is the maximum length in bytes of each message of the call.
 	Limit int
-	// Most is set if Limit is the server's limit for all methods. A longer message then gets the error that gRPC itself
-	// would return, ResourceExhausted; otherwise it gets a TooLarge fault.
+	// Most is true if Limit is the server's limit for all methods. A longer message then gets the error that gRPC
+	// itself would return, ResourceExhausted. If Most is false, it gets a TooLarge fault.
 	Most bool
 	// Time is the time limit for the arrival of a message; 0 means ReceiveTime.
 	Time time.Duration
-	// Foreign is set for a method of another protocol, such as etcd's, whose errors are gRPC's own. Authenticated
-	// callers of such methods have a separate budget, all of which one address may use: they are the operator's
-	// programs, often on one host. Unauthenticated callers of such methods share a budget with all other
-	// unauthenticated callers.
+	// Foreign is true for a method of another protocol, such as etcd's, whose errors are gRPC's own. Authenticated
+	// callers of such methods have a budget of their own. One address may use all of it, because these callers are the
+	// operator's programs, which often run on one host. Unauthenticated callers of such methods share the budget of all
+	// other unauthenticated callers.
 	Foreign bool
 }
 
@@ -115,7 +120,7 @@ type Admission struct {
 // could fill the server's memory with calls whose message it never completes: gRPC reads the message of a unary call
 // before any interceptor runs, and stores one message per open stream.
 //
-//   - A call that admit refuses is refused by its headers; its message is not read.
+//   - The function admit decides by the headers of a call. If it refuses the call, the message is not read.
 //   - Until its message is read, at most one flow-control window of the message is in memory.
 //   - A message is read once it has arrived completely. If it is longer than the window allows, it is read once its
 //     announced length is within the call's limit and has been reserved in a budget.
@@ -129,8 +134,8 @@ type Intake struct {
 	streams int           // most calls per connection
 	time    time.Duration // ReceiveTime; less in tests
 
-	// methods holds the full names of the registered methods. Calls of other methods are not metered, because gRPC
-	// itself refuses them.
+	// methods holds the full names of the registered methods. The meters do not track calls of other methods, because
+	// gRPC itself refuses them.
 	methods   map[string]bool
 	meters    sync.Map // the *meter of each connection, by its remote net.Addr
 	admitting *budget  // calls while admit runs; separate, so that they do not block calls in the other budgets
@@ -141,10 +146,10 @@ type Intake struct {
 	refusals  *delay.Answers // delays RESOURCE_EXHAUSTED responses, by Admission.Holder
 }
 
-// NewIntake returns an Intake for one server that allows the given number of streams per connection. admit decides
-// about a call by its headers. It runs in the call's own goroutine and may block. The interceptor and the handler of a
-// unary call get the context that admit returns, even if admit returns an error. The interceptor of a stream runs
-// before admit.
+// NewIntake returns an Intake for one server that allows the given number of streams per connection. The Intake calls
+// the function admit for each call, which decides by the call's headers. admit runs in the call's own goroutine and may
+// block. The interceptor and the handler of a unary call get the context that admit returns, even if admit returns an
+// error. The interceptor of a stream has already run when admit is called.
 func NewIntake(streams int, admit func(ctx context.Context, method string) (context.Context, Admission, error)) *Intake {
 	return &Intake{
 		admit: admit, streams: streams, methods: map[string]bool{}, time: ReceiveTime,
@@ -168,15 +173,15 @@ func (i *Intake) Settings(c credentials.TransportCredentials) []grpc.ServerOptio
 	}
 }
 
-// metered wraps each connection that the embedded credentials accept in a meter, and closes connections above the
-// limits. Nil credentials mean plaintext.
+// metered wraps each connection that the embedded credentials accept in a meter, which tracks the messages that arrive.
+// It closes connections above the limits. Nil credentials mean plaintext.
 type metered struct {
 	credentials.TransportCredentials
 	intake *Intake
 }
 
-// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits and wraps each
-// other one in a meter.
+// ServerHandshake implements credentials.TransportCredentials. It refuses connections above the limits. It wraps every
+// other connection in a meter, which tracks the messages that arrive.
 func (m metered) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	leave, err := m.intake.conns.enter(networkOf(raw.RemoteAddr()), "")
 	if err != nil {
@@ -212,8 +217,8 @@ func (m metered) Clone() credentials.TransportCredentials {
 
 type callKey struct{}
 
-// tap is the tap handle of the gRPC server, which runs when the headers of a call have arrived. It puts the meter's
-// call into the context.
+// tap is the tap handle of the gRPC server, which runs when the headers of a call have arrived. It makes the
+// connection's meter track the call, and puts the meter's value for the call into the context.
 func (i *Intake) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok || ctx.Err() != nil || !i.methods[info.FullMethodName] {
@@ -276,8 +281,9 @@ func networkOf(from net.Addr) netip.Addr {
 	return a
 }
 
-// admits calls the Intake's admit function, sets r.Admission and returns the function's context. While the function
-// runs, a call whose message is incomplete counts against the budget r.intake.admitting.
+// admits calls the Intake's admit function, stores its result in r.Admission, and returns its context. While the
+// function runs, a call whose message is incomplete counts against the budget r.intake.admitting. many is true for a
+// client stream.
 func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Context, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -295,8 +301,8 @@ func (r *receiver) admits(ctx context.Context, many bool) (admitted context.Cont
 	return admitted, err
 }
 
-// receive waits until the next message may be read, and reads it by calling recv. refused is set if the error does not
-// come from recv. many is set for a client stream, whose messages may arrive at any time.
+// receive waits until the next message may be read, and reads it by calling recv. The result refused is true if the
+// error does not come from recv. many is true for a client stream, whose messages may arrive at any time.
 func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (refused bool, err error) {
 	length, ready := r.call.poll(small, many)
 	if !ready {
@@ -315,9 +321,9 @@ func (r *receiver) receive(ctx context.Context, many bool, recv func() error) (r
 	return false, recv()
 }
 
-// wait waits until the next message can be read, and returns the result of poll. It returns an error when the time limit
-// has passed. many is true for a client stream. The time limit starts with the headers of the call or, in a client
-// stream, with the first byte of the message. Before that byte the stream is idle and counts against no budget.
+// wait waits until the next message can be read, and returns its length as poll does. It returns an error when the time
+// limit has passed. many is true for a client stream. The time limit starts with the headers of the call or, in a
+// client stream, with the first byte of the message. Before that byte the stream is idle and counts against no budget.
 func (r *receiver) wait(ctx context.Context, many bool) (int, error) {
 	counted, late := false, (<-chan time.Time)(nil)
 	for {
@@ -379,7 +385,8 @@ func (r *receiver) large(call context.Context, length int, recv func() error) (r
 		return true, err
 	}
 	received := make(chan error, 1)
-	// The goroutine ends with the call, because recv returns when the call ends, soon after large has returned.
+	// If the time limit ends first, large returns before this goroutine has ended. The call then ends soon, so recv
+	// returns and the goroutine ends too.
 	go func() {
 		defer done()
 		received <- recv()

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// meter is a server's connection that parses the HTTP/2 frames that gRPC reads, to track which messages have arrived. A
-// Read never returns bytes of two frames. So when the server's tap handle runs, the last HEADERS frame that was read
-// belongs to the call that the tap handle is called for.
+// meter is a server's connection that parses the HTTP/2 frames that gRPC reads, to track which messages have arrived.
+// One Read never returns bytes of two frames. So when gRPC calls the server's tap handle for a call, the HEADERS frame
+// that was read last belongs to that call.
 type meter struct {
 	net.Conn
 	// remote is a copy of the client's address that no other connection uses. Its pointer is the key of this connection
@@ -38,7 +38,7 @@ type meter struct {
 	release func() // removes the connection from the count Intake.conns, on the first call
 }
 
-// Frame types and flags of HTTP/2 that a meter distinguishes:
+// Frame types and flags of HTTP/2 that the type meter uses:
 const (
 	frameHeader = 9
 
@@ -53,7 +53,7 @@ const (
 // prefaceBytes is the length of the preface with which a client begins a connection (RFC 9113, section 3.4).
 const prefaceBytes = len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 
-// readAhead is the size of a meter's read buffer in bytes. gRPC has no read buffer of its own on such a connection.
+// readAhead is the size of a meter's read buffer in bytes. gRPC's own read buffer is disabled for these connections.
 const readAhead = 16 << 10
 
 func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
@@ -61,8 +61,8 @@ func newMeter(conn net.Conn, intake *Intake, release func()) *meter {
 		Conn: conn, remote: ownAddr(conn.RemoteAddr()), intake: intake, in: bufio.NewReaderSize(conn, readAhead), preface: prefaceBytes,
 		calls: map[uint32]*call{}, release: release,
 	}
-	// Release the connection's count even if Close is never called: if gRPC fails before it reads, it drops the
-	// connection without closing the net.Conn that the handshake returned.
+	// Subtract the connection from the number of open connections even if Close is never called: if gRPC fails before
+	// it reads, it drops the connection without closing the net.Conn that the handshake returned.
 	runtime.AddCleanup(m, func(release func()) { release() }, release)
 	return m
 }
@@ -79,7 +79,8 @@ func ownAddr(a net.Addr) net.Addr {
 	return &otherAddr{a}
 }
 
-// RemoteAddr implements net.Conn. It returns the copy of the address that Intake.meters is keyed by.
+// RemoteAddr implements net.Conn. It returns the connection's own copy of the address, which is its key in
+// Intake.meters.
 func (m *meter) RemoteAddr() net.Addr { return m.remote }
 
 // Read implements net.Conn. It returns bytes of at most one frame, and tracks the messages in them.
@@ -124,7 +125,7 @@ func (m *meter) Close() error {
 	return m.Conn.Close()
 }
 
-// begin reads the fields of a frame's header h, which Read is about to return.
+// begin parses h, the header of a frame, before Read returns the header's bytes.
 func (m *meter) begin(h []byte) {
 	m.head, m.left = frameHeader, int(h[0])<<16|int(h[1])<<8|int(h[2])
 	m.kind, m.flags, m.stream = h[3], h[4], binary.BigEndian.Uint32(h[5:])&(1<<31-1)
@@ -136,9 +137,9 @@ func (m *meter) begin(h []byte) {
 			m.padding = -1
 		}
 	case frameHeaders:
-		// Register the meter when its first call arrives, because gRPC reliably closes a connection only once it has
-		// had a call. Do not register it after Close, because gRPC may still read buffered frames then, without calling
-		// Close again.
+		// Register the meter only when its first call arrives. gRPC may drop a connection without calls without closing
+		// it, and it would then remain registered. Do not register it after Close: gRPC may still read buffered frames
+		// then, but does not call Close again.
 		m.mu.Lock()
 		if !m.closed {
 			m.intake.meters.LoadOrStore(m.remote, m)
@@ -148,7 +149,8 @@ func (m *meter) begin(h []byte) {
 	}
 }
 
-// payload tracks the messages in b, the next bytes of the frame's payload. Call it before m.left is reduced.
+// payload processes b, the next bytes of the frame's payload: it tracks the messages in them. Call it before len(b) is
+// subtracted from m.left.
 func (m *meter) payload(b []byte) {
 	if m.current == nil || len(b) == 0 {
 		return
@@ -161,7 +163,8 @@ func (m *meter) payload(b []byte) {
 	m.current.arrive(b[:max(min(len(b), left-m.padding), 0)])
 }
 
-// end processes the end of a frame: the reset of a stream, or the end of the client's half of it.
+// end is called at the end of a frame. If the frame resets its stream or ends the client's half of it, the meter stops
+// tracking the call.
 func (m *meter) end() {
 	switch {
 	case m.kind == frameReset:
@@ -187,8 +190,9 @@ func (m *meter) drop(stream uint32) {
 	delete(m.calls, stream)
 }
 
-// open starts to track the call whose HEADERS frame was read last. It returns nil if the connection is closed or has
-// twice as many calls as it may have streams, which only a client that violates the protocol can reach.
+// open starts to track the call whose HEADERS frame was read last. It returns nil if the connection is closed, or if it
+// already has twice as many calls as the server allows streams. Only a client that violates the protocol can reach that
+// number.
 func (m *meter) open() *call {
 	c := &call{meter: m, stream: m.last, length: -1, ended: m.ended, changed: make(chan struct{}, 1)}
 	if m.ended {
@@ -282,10 +286,10 @@ func (c *call) signal() {
 // forget stops tracking the call. Call it when the call has ended.
 func (c *call) forget() { c.meter.drop(c.stream) }
 
-// poll reports in ready whether the next message can be read now; if so, poll removes it from the messages that hasNext
-// reports. length is 0 for a message that has arrived completely and for the end of the client's messages, and the
-// announced length for an incomplete message longer than small. If many is false, a message counts as complete only
-// when the client has ended its half of the stream, which gRPC waits for as well.
+// poll sets ready to true if the next message can be read now, and then counts that message as returned. length is the
+// announced length of an incomplete message that is longer than the parameter small. It is 0 for a message that has
+// arrived completely, and for the end of the client's messages. If many is false, a message counts as complete only
+// when the client has ended its half of the stream, because gRPC waits for that too.
 func (c *call) poll(small int, many bool) (length int, ready bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -302,8 +306,8 @@ func (c *call) poll(small int, many bool) (length int, ready bool) {
 	return 0, false
 }
 
-// hasNext reports whether a complete message, or the end of the client's messages, has arrived and was not returned by
-// poll.
+// hasNext reports whether poll would return a complete message or the end of the client's messages. If many is false, a
+// message counts as complete only when the client has ended its half of the stream.
 func (c *call) hasNext(many bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,8 +32,8 @@ func authenticatedCaller(ctx context.Context) *cloud.Caller {
 	return c
 }
 
-// authenticate is the admit function of an Intake. It decides about a call by its headers and the client certificate of
-// its connection.
+// authenticate is the admit function of an Intake. It inspects the headers of a call and the client certificate of its
+// connection, and returns the limits of the call, or an error if the call is refused.
 func (e *edge) authenticate(ctx context.Context, method string) (context.Context, Admission, error) {
 	if g := e.opts.Passthrough; g != nil && strings.HasPrefix(method, g.Prefix) {
 		ctx, known, err := g.Admit(ctx, method)
@@ -66,8 +66,8 @@ func (e *edge) authenticate(ctx context.Context, method string) (context.Context
 	return ctx, a, nil
 }
 
-// holderOf returns the key by which the caller's calls count against limits per holder: the caller's org, so that all
-// users of an org share these limits, or the user if there is no org.
+// holderOf returns the key under which the caller's calls count for limits per holder of a credential. It is the
+// caller's org, so that all users of an org share these limits, or the user if there is no org.
 func holderOf(c *cloud.Caller) string {
 	if org := cmp.Or(c.Scope.Org, c.Defaults.Org); org != "" {
 		return "org " + string(org)

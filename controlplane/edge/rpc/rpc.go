@@ -49,14 +49,15 @@ import (
 
 // Limits of a gRPC server:
 const (
-	// MaxMessage is the limit of an image part, MaxPlain that of all other messages of tenants, in bytes.
+	// MaxMessage is the maximum size in bytes of a part of an image upload, MaxPlain that of all other messages of
+	// tenants.
 	MaxMessage = 16 << 20
 	MaxPlain   = 3 << 19
 	// MaxUnary is the deadline of a unary call if the client set none or a later one. It is longer than the longest
 	// wait of a handler: the stop of a VM, which may take 600 s plus a margin.
 	MaxUnary = 11 * time.Minute
-	// Workers is the number of goroutines that are reused for calls; further calls start new ones. The stacks of reused
-	// goroutines have already grown, which otherwise takes a sixth of the time of a short call.
+	// Workers is the number of goroutines that are reused for calls; further calls start new ones. The stack of a
+	// reused goroutine has already grown. In a new goroutine this growth takes a sixth of the time of a short call.
 	Workers = 1024
 )
 
@@ -66,17 +67,17 @@ type Options struct {
 	Verifier auth.Verifier
 	// Credentials holds the credentials of the listener; nil for plaintext.
 	Credentials credentials.TransportCredentials
-	// CallerOf returns the caller of a call from its connection. It is for ports without a Verifier.
+	// CallerOf determines the caller of a call from the call's connection. It is for ports without a Verifier.
 	CallerOf func(context.Context) (*cloud.Caller, error)
-	// Certified limits callers without a client certificate to the methods in Open, which are full names. It is for
-	// ports without a Verifier that accept connections from such callers.
+	// If Certified is true, callers without a client certificate may call only the methods in Open, which holds full
+	// names. It is for ports without a Verifier that accept connections from such callers.
 	Certified bool
 	Open      []string
 	Log       *slog.Logger
 	Metrics   *grpcprom.ServerMetrics
-	// Audit receives calls that were refused, and changes that failed. Optional.
+	// Audit is notified of calls that were refused, and of mutating calls that failed. Optional.
 	Audit auth.Auditor
-	// Public registers reflection and the health service, and marks the port as one for tenants.
+	// If Public is true, the port is one for tenants, and reflection and the health service are registered on it.
 	Public bool
 	// MaxMessage is the limit of every message in bytes. 0 means the limits for tenants: the constants MaxMessage for
 	// image parts and MaxPlain for all others.
@@ -91,22 +92,25 @@ type Options struct {
 // Passthrough configures the services of another protocol, with its own errors, metadata and callers. The interceptors
 // of this package do not handle calls of these services; only the metrics count them.
 type Passthrough struct {
-	// Prefix is what the full names of the protocol's methods begin with, and no others.
+	// Prefix is the prefix of the full names of the protocol's methods. No other method may have a name with this
+	// prefix.
 	Prefix string
-	// Admit admits or refuses a call by its headers, before its message is read. Unary and Stream must make the same
-	// checks; Unary gets the returned context, so that it need not authorize the call again. known reports whether the
+	// Admit is called when the headers of a call have arrived, before its message is read. If it returns an error, the
+	// call is refused. The interceptors Unary and Stream must make the same checks. Unary gets the context that Admit
+	// returns, which can hold the result of the authorization, so that Unary need not repeat it. known is true if the
 	// caller is on loopback or has shown a credential.
 	Admit func(ctx context.Context, method string) (_ context.Context, known bool, err error)
 	// MaxMessage is the limit of a message of these services, in bytes.
 	MaxMessage int
 	Unary      grpc.UnaryServerInterceptor
 	Stream     grpc.StreamServerInterceptor
-	// Streams is the value whose method Bound the interceptor Stream calls. Optional.
+	// Streams counts the bytes that clients have not read. It must be the Streams whose method Bound the interceptor
+	// Stream calls. Optional.
 	Streams *Streams
 }
 
-// New returns a server and its health service. The server has an Intake if opts.Public or opts.Certified is set;
-// otherwise every caller must show a certificate when it connects.
+// New returns a server and its health service. The server has an Intake, which limits the memory of unfinished calls,
+// if opts.Public or opts.Certified is true. Otherwise every caller must show a certificate when it connects.
 func New(opts Options) (*Server, *health.Server) {
 	limit := opts.MaxMessage
 	if limit == 0 {
@@ -240,7 +244,8 @@ func (e *edge) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return resp, nil
 }
 
-// report passes a failed call to the audit, on public ports and unless the method needs no authorization.
+// report passes a failed call to the audit. It does nothing on ports that are not public, and for methods that need no
+// authorization.
 func (e *edge) report(ctx context.Context, caller *cloud.Caller, method string, err error) {
 	f, ok := fault.From(err)
 	if !ok {
@@ -317,8 +322,9 @@ func (e *edge) call(f func() (any, error)) (resp any, err error) {
 	return f()
 }
 
-// failure converts an error to a gRPC status. An error that is neither a fault.Fault nor a status is logged, and the
-// caller gets an internal error with the request ID.
+// failure converts an error to a gRPC status. A fault.Fault or a status is sent to the caller. A context that was
+// canceled or timed out gives Canceled or DeadlineExceeded. Any other error is logged, and the caller gets an internal
+// error with the request ID.
 func (e *edge) failure(id, method string, err error) error {
 	if err == nil {
 		return nil
@@ -401,8 +407,8 @@ func FaultOf(err error) *fault.Fault {
 	return f.Because(err)
 }
 
-// BodyHash returns the SHA-256 of an encoded request. Idempotency compares it to detect another request with the same
-// key.
+// BodyHash returns the SHA-256 of an encoded request. It is stored with the idempotency key, so that another request
+// with the same key is detected.
 func BodyHash(m proto.Message) [32]byte {
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
@@ -417,8 +423,8 @@ func Unimplemented(method string) error {
 	return fault.New(fault.Unimplemented, "%s is not served yet", method)
 }
 
-// Replayed sends the response header idempotency-replayed if replayed is set: the response was stored for an earlier
-// call with the same idempotency key.
+// Replayed sends the response header idempotency-replayed if replayed is true, that is, if the response was stored for
+// an earlier call with the same idempotency key.
 func Replayed(ctx context.Context, replayed bool) {
 	if replayed {
 		grpc.SetHeader(ctx, metadata.Pairs("idempotency-replayed", "true"))

@@ -74,7 +74,7 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 		if refused {
 			resp, err = refuse(admitted, err)
 		}
-		// Delay the response only here, where the memory of the message is no longer in use.
+		// Delay the response here and not earlier, because the memory of the message is no longer in use here.
 		if r.Holder != "" && status.Code(err) == codes.ResourceExhausted {
 			i.refusals.Wait(ctx, r.Holder)
 		}
@@ -82,8 +82,8 @@ func (i *Intake) unary(method string, handler grpc.MethodHandler) grpc.MethodHan
 	}
 }
 
-// stream wraps the handler of a streaming method. The interceptor has already run; the wrapper admits the call and then
-// runs the handler. many is set for a client stream.
+// stream wraps the handler of a streaming method. When gRPC calls the wrapper, the interceptor has already run. The
+// wrapper admits the call and then runs the handler. many is true for a client stream.
 func (i *Intake) stream(method string, many bool, handler grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) error {
 		r, err := i.receiver(ss.Context(), method)
@@ -108,8 +108,8 @@ type received struct {
 // RecvMsg implements grpc.ServerStream. It returns an error if a limit is exceeded.
 func (s *received) RecvMsg(m any) error {
 	_, err := s.receiver.receive(s.Context(), s.many, func() error {
-		// The stream may have been ended by its own context alone, for example because its token became invalid. gRPC
-		// does not see that context, and would wait for the message, which counts against no budget any more.
+		// The context of s may have ended, for example because the token became invalid, while gRPC's own context has
+		// not. gRPC would then continue to wait for the message, which counts against no budget any more.
 		if err := endedBy(s.Context()); err != nil {
 			return err
 		}

@@ -15,20 +15,20 @@ import (
 // Limits of the streams that are open at a time on one member, over all of its ports for tenants. A stream beyond a
 // limit gets ResourceExhausted.
 const (
-	// MaxPrincipalStreams is the most streams of one user or service account. A program that watches each VM of a
-	// project needs one stream per VM. It can use at most half of MaxProjectStreams.
+	// MaxPrincipalStreams is the maximum number of open streams of one user or service account. A program that watches
+	// each VM of a project needs one stream per VM. One principal can use at most half of MaxProjectStreams.
 	MaxPrincipalStreams = 128
-	// MaxProjectStreams is the most streams that act in one project, for all principals together.
+	// MaxProjectStreams is the maximum number of open streams in one project, of all principals together.
 	MaxProjectStreams = 256
-	// MaxOrgStreams is the most streams in one org, for all of its projects together, since an org can create many
-	// projects.
+	// MaxOrgStreams is the maximum number of open streams in one org, in all of its projects together. It is needed
+	// because an org can create many projects.
 	MaxOrgStreams = 1024
-	// MaxMemberStreams is the most streams of all tenants together. It limits memory: an idle stream costs about 30
-	// KiB. It does not apply to operators (Caller.IsCloudAdmin), so that they can work on a member that tenants have
-	// filled.
+	// MaxMemberStreams is the maximum number of open streams of all tenants together. It limits memory: an idle stream
+	// costs about 30 KiB. It does not apply to operators (Caller.IsCloudAdmin), so that they can work on a member that
+	// tenants have filled.
 	MaxMemberStreams = 8192
-	// MaxOpenStreams is the most streams of unauthenticated callers: health, reflection, and calls that will be
-	// refused. MaxAddressStreams is the most such streams from one IPv4 address or one IPv6 /64 network.
+	// MaxOpenStreams is the maximum number of open streams of unauthenticated callers: health, reflection, and calls
+	// that will be refused. MaxAddressStreams is the maximum from one IPv4 address or one IPv6 /64 network.
 	MaxOpenStreams    = 512
 	MaxAddressStreams = 32
 )
@@ -66,7 +66,7 @@ func (s scope) full() error {
 		WithReason("TOO_MANY_STREAMS").With("limit", s.most).MayRetry()
 }
 
-// callerScopes returns the scopes in which a stream counts from when it is opened, before its request is read.
+// callerScopes returns the counters to which a stream is added when it is opened, before its request is read.
 func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	if c == nil || !c.Authenticated() {
 		return []scope{
@@ -81,7 +81,7 @@ func callerScopes(ctx context.Context, c *cloud.Caller) []scope {
 	return scopes
 }
 
-// tenantScopes returns the scopes in which a stream also counts once it is admitted for the tenant t.
+// tenantScopes returns the counters to which a stream is also added when it is admitted for the tenant t.
 func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	if t.Project != "" {
 		scopes = append(scopes, scope{"project", t.String(), MaxProjectStreams})
@@ -92,8 +92,8 @@ func tenantScopes(t cloud.Tenant) (scopes []scope) {
 	return scopes
 }
 
-// take counts one more stream in each of the scopes. If one of them is full, take counts none and returns
-// ResourceExhausted.
+// take adds one stream to the counter of each of the scopes. If one of them is at its limit, take adds nothing and
+// returns ResourceExhausted.
 func (s *Streams) take(scopes []scope) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +126,8 @@ func (s *Streams) open(one scope) int {
 	return s.counts[one]
 }
 
-// limitStream counts a stream for its caller and its tenant, and runs its handler. It ends the stream's context if the
-// token becomes invalid.
+// limitStream adds a stream to the counters of its caller and its tenant while it runs the stream's handler. It ends
+// the stream's context if the token becomes invalid.
 func (e *edge) limitStream(ctx context.Context, ss grpc.ServerStream, run func(grpc.ServerStream) error) error {
 	s := e.opts.Streams
 	scopes := callerScopes(ctx, auth.CallerOf(ctx))

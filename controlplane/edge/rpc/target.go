@@ -8,10 +8,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxTarget is the most bytes of the text that describes a request in the audit.
+// maxTarget is the maximum length in bytes of the text that describes a request in the audit.
 const maxTarget = 256
 
-// policy lists the request fields that contain new settings. target describes the fields of these messages too.
+// policy lists the names of request fields whose messages contain new settings. The function target includes the fields
+// of these messages in its text.
 var policy = []string{"binding", "quota", "identity"}
 
 // target describes a request for the audit: its IDs and names, and the roles and settings that it assigns. It omits all

@@ -30,8 +30,8 @@ const (
 	// than the 64 KiB after which SendMsg blocks inside gRPC, where the stream could not be ended when its token
 	// becomes invalid.
 	streamUnsent = 32 << 10
-	// stallTime is the time without reading after which a client's stream may be ended to free bytes for waiting
-	// streams.
+	// stallTime is the time after which a stream may be ended because its client has read nothing. This frees bytes for
+	// waiting streams.
 	stallTime = 5 * time.Second
 	// closeTime is the time that the client of an ended stream has to read the remaining messages before its connection
 	// is closed.
@@ -53,8 +53,8 @@ func (u *unsent) init(mu *sync.Mutex) {
 	*u = unsent{mu: mu, all: gate{most: MaxUnsent}, orgs: map[string]*gate{}, flows: map[*flow]struct{}{}}
 }
 
-// gate lets streams send, one after the other, while fewer than most bytes are unsent. There is one per org and one for
-// the member.
+// gate limits the unsent bytes of the streams of one org, or of all streams of the member. It lets streams send, one
+// after the other, while fewer bytes are unsent than the field most.
 type gate struct {
 	org   string
 	most  int64
@@ -63,8 +63,8 @@ type gate struct {
 	queue []chan struct{}
 }
 
-// pass lets the first waiting stream send, if fewer than most bytes are unsent. Each stream that was let through calls
-// pass again, after it has sent its message or given up.
+// pass lets the first waiting stream send if fewer than g.most bytes are unsent. That stream calls pass again after it
+// has sent its message or given up.
 func (g *gate) pass() {
 	if g.used < g.most && len(g.queue) > 0 {
 		close(g.queue[0])
@@ -89,14 +89,15 @@ type flow struct {
 	closed   bool          // the handler has returned
 }
 
-// unauthenticated replaces the org ID for the streams of unauthenticated callers. Without it they would share a gate
-// with the streams of operators, who act in no org. No org has this ID.
+// unauthenticated replaces the org ID for the streams of unauthenticated callers. Without it their unsent bytes would
+// count together with those of operators, who act in no org. No org has this ID.
 const unauthenticated = "unauthenticated callers"
 
-// Bound counts the bytes that are sent on ss and that the client has not read. It returns a stream whose SendMsg waits
-// as it does for a tenant's stream. All streams with the same client share MaxOrgUnsent bytes. If the stream is ended
-// because the client reads nothing, the context of the returned stream ends with the error slow. Call done when the
-// handler has returned. The server must have the option Codec, and its listener the credentials of s.Credentials.
+// Bound limits the bytes of messages on ss that the client has not read. SendMsg of the returned stream waits while the
+// limits of a tenant's stream are reached. All streams with the same value of client together may have MaxOrgUnsent
+// unread bytes. If the stream is ended because the client reads nothing, the context of the returned stream ends with
+// the parameter slow as its cause. Call done when the handler has returned. The server must have the option Codec, and
+// its listener the credentials of s.Credentials.
 func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc.ServerStream, done func()) {
 	ctx, end := context.WithCancelCause(ss.Context())
 	f := s.newFlow(ctx, end)
@@ -105,15 +106,15 @@ func (s *Streams) Bound(ss grpc.ServerStream, client string, slow error) (_ grpc
 	return &stream{ServerStream: ss, ctx: ctx, flow: f}, func() { f.close(); end(nil) }
 }
 
-// Unsent returns how many bytes of messages the clients of all streams have not read.
+// Unsent returns the total number of bytes that the clients of all streams have not read.
 func (s *Streams) Unsent() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unsent.all.used
 }
 
-// Credentials wraps the credentials of a listener, so that s learns when the connections of its streams are closed. Nil
-// credentials mean plaintext.
+// Credentials wraps the credentials of a listener, so that s is notified when the connections of its streams are
+// closed. Nil credentials mean plaintext.
 func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
 	return countConns(c, s)
 }
@@ -121,7 +122,7 @@ func (s *Streams) Credentials(c credentials.TransportCredentials) credentials.Tr
 // Codec returns the server option that is required for counting unsent bytes in a Streams.
 func Codec() grpc.ServerOption { return grpc.ForceServerCodecV2(newCodec()) }
 
-// newFlow returns the flow that counts the unsent bytes of the stream of ctx. end must end that stream.
+// newFlow returns the flow that counts the unsent bytes of the stream of ctx. The function end must end that stream.
 func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flow {
 	f := &flow{s: s, end: end, drained: make(chan struct{}, 1)}
 	s.mu.Lock()
@@ -138,7 +139,8 @@ func (s *Streams) newFlow(ctx context.Context, end context.CancelCauseFunc) *flo
 	return f
 }
 
-// bind counts the flow's bytes for an org. Call it before anything is sent; later it has no effect.
+// bind makes the stream's unsent bytes count for the given org. It has no effect while bytes are unsent, so call it
+// before anything is sent.
 func (f *flow) bind(org string) {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -165,7 +167,8 @@ func (f *flow) leave() {
 	}
 }
 
-// close marks the flow as closed by its handler. The flow is removed once the client has read everything.
+// close is called when the stream's handler has returned. It removes f, the counter of the stream's unsent bytes, as
+// soon as the client has read everything.
 func (f *flow) close() {
 	f.s.mu.Lock()
 	defer f.s.mu.Unlock()
@@ -173,7 +176,7 @@ func (f *flow) close() {
 	f.settle()
 }
 
-// settle removes the flow if its handler has returned and no bytes are unsent.
+// settle removes f, the counter of the stream's unsent bytes, if the handler has returned and no bytes are unsent.
 func (f *flow) settle() {
 	if _, counted := f.s.unsent.flows[f]; !counted || !f.closed || f.buffered > 0 {
 		return
@@ -185,8 +188,8 @@ func (f *flow) settle() {
 	f.leave()
 }
 
-// ready waits until the stream may send: at most streamUnsent bytes of its earlier messages are unsent, and its org and
-// the member are below their limits.
+// ready waits until the stream may send. It may send when at most streamUnsent bytes of its earlier messages are
+// unsent, and its org and the member are below their limits of unsent bytes.
 func (f *flow) ready(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -232,8 +235,8 @@ func (f *flow) ready(ctx context.Context) error {
 	return nil
 }
 
-// hold adds n, which may be 0, to the unsent bytes of the flow. It then lets the next waiting stream send if there is
-// room.
+// hold adds n, which may be 0, to the unsent bytes of the stream. If there is room, it then lets the next waiting
+// stream send.
 func (f *flow) hold(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
@@ -250,7 +253,8 @@ func (f *flow) hold(n int64) {
 	u.all.pass()
 }
 
-// release subtracts n from the unsent bytes of the flow, unless its connection was closed before.
+// release subtracts n from the unsent bytes of the stream. It does nothing if the connection was closed before, because
+// Close has then subtracted all of them.
 func (f *flow) release(n int64) {
 	u := &f.s.unsent
 	u.mu.Lock()
@@ -277,8 +281,8 @@ func (f *flow) free(n int64) {
 	f.settle()
 }
 
-// endStalledStreams ends the streams whose clients have read nothing for longest, until the bytes of the ended streams
-// suffice for the waiting streams.
+// endStalledStreams frees memory for waiting streams. It ends streams whose clients have read nothing for at least
+// stallTime, the longest first. It stops when the ended streams have enough unsent bytes for the waiting streams.
 func (s *Streams) endStalledStreams() {
 	u := &s.unsent
 	u.mu.Lock()
@@ -337,8 +341,8 @@ func (f *flow) stop() {
 	})
 }
 
-// minHeld is the least number of bytes that a message counts as. It is the smallest capacity of a buffer whose release
-// gRPC reports.
+// minHeld is the minimum number of bytes that a message counts as, and the minimum capacity of its buffer. gRPC does
+// not report the release of smaller buffers.
 const minHeld = 1152
 
 // Encoded is an encoded message, which several streams may send.
@@ -357,22 +361,22 @@ func (m *Encoded) Data() []byte { return m.data }
 // Size returns how many bytes of memory the encoded message uses.
 func (m *Encoded) Size() int { return cap(m.data) }
 
-// Lazy returns a message, and is called when the client has read most of the earlier ones. So a stream whose client
-// does not read has no further message in memory. Call SendMsg with a Lazy; it sends nothing if the returned message is
-// nil.
+// Lazy is a function that returns the next message of a stream. A handler passes it to SendMsg, which calls it only
+// when the client has read most of the earlier messages. So a stream whose client does not read has no further message
+// in memory. If the function returns nil, SendMsg sends nothing.
 type Lazy func() (*Encoded, error)
 
 // outgoing is an encoded message that the codec passes to gRPC without copying.
 type outgoing struct{ buffer mem.Buffer }
 
-// charge is the number of bytes that one message counts in its flow. They are released once: when gRPC releases the
-// message, or when the connection is closed.
+// charge is the number of bytes that one message adds to its stream's unsent bytes. They are subtracted once: when gRPC
+// releases the message, or when the connection is closed.
 type charge struct {
 	flow *flow
 	n    int64
 }
 
-// Get implements mem.BufferPool. gRPC never calls it here.
+// Get implements mem.BufferPool. gRPC does not call it, because Encode allocates the buffers.
 func (c *charge) Get(n int) *[]byte { b := make([]byte, n); return &b }
 
 // Put implements mem.BufferPool. gRPC calls it when the message was written, or when it will never be.
@@ -408,8 +412,8 @@ func (s *stream) SendMsg(m any) error {
 }
 
 // encode encodes a message that may be sent now, and counts its bytes as unsent. It returns nil if the codec has to
-// encode the message, or if a Lazy returned nil. In every case, even if a Lazy panics, the next waiting stream may then
-// send.
+// encode the message, or if m is a Lazy that returned nil. It always lets the next waiting stream send if there is
+// room, even if a Lazy panics.
 func (f *flow) encode(m any) (*Encoded, error) {
 	var n int64
 	defer func() { f.hold(n) }()

@@ -63,13 +63,13 @@ func (l *Limits) Validate() error {
 }
 
 const (
-	// OrgShare is the factor between the limits of an org and those of one project. The org's limits apply to all calls
-	// of its projects together.
+	// OrgShare is the ratio of the limits of an org to those of one project. The org's limits apply to all calls of its
+	// projects together.
 	OrgShare = 4
-	// maxBuckets is the most buckets in memory, at about 200 bytes each. Full buckets are evicted first, because a new
-	// bucket is full as well.
+	// maxBuckets is the maximum number of buckets in memory, at about 200 bytes each. Full buckets are evicted first.
+	// This changes nothing for their callers, because a new bucket is full as well.
 	maxBuckets = 65_536
-	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of a call that exceeds a limit.
+	// Reason is the machine-readable reason (google.rpc.ErrorInfo) in the error for a call that exceeds a limit.
 	Reason = "RATE_LIMITED"
 )
 
@@ -83,7 +83,7 @@ type Budget struct {
 	buckets map[string]*bucket
 }
 
-// bucket holds the calls and bytes that one payer may still use.
+// bucket holds the calls and bytes that one project, org or caller may still use.
 type bucket struct {
 	calls, bytes tokens
 	at           time.Duration // time of the last fill, on the clock elapsed
@@ -92,7 +92,8 @@ type bucket struct {
 
 type tokens float64
 
-// New returns a Budget in which all buckets are full. The buckets fill up by the monotonic clock elapsed.
+// New returns a Budget in which all buckets are full. The parameter elapsed is the monotonic clock by which the buckets
+// fill up.
 func New(limits Limits, elapsed func() time.Duration) *Budget {
 	return &Budget{limits: limits, elapsed: elapsed, most: maxBuckets, buckets: map[string]*bucket{}}
 }
@@ -103,8 +104,8 @@ type payer struct {
 	times     float64
 }
 
-// payersOf returns the payers that a call is charged to. It returns none for reads, for calls of nodes and cloud
-// administrators, for billing administrators' calls on wallets, and for work without a caller.
+// payersOf returns the projects, orgs or callers that a call is charged to. It returns none for reads, for calls of
+// nodes and cloud administrators, for billing administrators' calls on wallets, and for work without a caller.
 func payersOf(c *cloud.Caller) []payer {
 	switch {
 	case c == nil || c.Method == "" || c.Node != "" || auth.Method(c.Method).Reads() || c.IsCloudAdmin():
@@ -133,10 +134,10 @@ const creditService = "/credit.v1.CreditService/"
 // a negative number of bytes, Admit returns a Throttled fault and charges nothing.
 func (b *Budget) Admit(ctx context.Context) error { return b.take(auth.CallerOf(ctx), 1, 0, true) }
 
-// Spend charges the size of an update, in bytes, to the buckets of the context's caller, or in equal parts to the
-// callers that Shared put into the context. For a single caller, Spend returns a Throttled fault and charges nothing if
-// a bucket already has a negative number of bytes. An update for several callers is never refused, because each of them
-// was admitted before.
+// Spend charges the size of an update, in bytes, to the buckets of the context's caller. If Shared put several callers
+// into the context, Spend charges each of them an equal part. For a single caller, Spend returns a Throttled fault and
+// charges nothing if a bucket already has a negative number of bytes. An update for several callers is never refused,
+// because each of them was admitted before.
 func (b *Budget) Spend(ctx context.Context, bytes int) error {
 	if callers, ok := ctx.Value(sharedKey{}).([]*cloud.Caller); ok && len(callers) > 0 {
 		for _, c := range callers {
@@ -155,8 +156,8 @@ func Shared(ctx context.Context, callers []*cloud.Caller) context.Context {
 	return context.WithValue(ctx, sharedKey{}, callers)
 }
 
-// take removes calls and bytes from every bucket of the caller. If check is set and one of the buckets has too little
-// left, take removes nothing and returns a Throttled fault.
+// take removes calls and bytes from every bucket of the caller. If the parameter check is true and one of the buckets
+// has too little left, take removes nothing and returns a Throttled fault.
 func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	payers := payersOf(c)
 	if len(payers) == 0 || mutant.On(mutant.NoWriteBudget) {
@@ -181,8 +182,8 @@ func (b *Budget) take(c *cloud.Caller, calls, bytes tokens, check bool) error {
 	return nil
 }
 
-// refusal returns a Throttled fault if bucket k has fewer calls left than the argument calls, or a negative number of
-// bytes. Otherwise it returns nil.
+// refusal returns a Throttled fault if the bucket k has fewer calls left than required, or a negative number of bytes.
+// The parameter calls is the required number of calls. Otherwise refusal returns nil.
 func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	var wait time.Duration
 	var what string
@@ -203,12 +204,14 @@ func (b *Budget) refusal(k *bucket, p payer, calls tokens) error {
 	return f
 }
 
-// until returns how long a bucket needs to gain the missing tokens, at rate × times tokens a second.
+// until returns the time in which a bucket gains the given number of tokens, if it gains rate × times tokens per
+// second.
 func until(missing tokens, rate int, times float64) time.Duration {
 	return time.Duration(float64(missing) / (float64(rate) * times) * float64(time.Second))
 }
 
-// bucket returns the payer's bucket, filled up to the time now. A payer without a bucket gets a new, full one.
+// bucket returns the bucket of a project, org or caller, filled up to the time now. If there is none, it creates a full
+// one.
 func (b *Budget) bucket(p payer, now time.Duration) *bucket {
 	k := b.buckets[p.key]
 	if k == nil {
@@ -231,8 +234,8 @@ func (b *Budget) fill(k *bucket, now time.Duration) {
 	k.bytes = min(k.bytes+tokens(seconds*float64(b.limits.BytesPerSecond)*k.times), tokens(float64(b.limits.BytesBurst)*k.times))
 }
 
-// evict removes the full buckets. If more than 15/16 of the most allowed number remain, it also removes the fullest of
-// the others, so that the next eviction is not due soon.
+// evict removes the full buckets. If more than 15/16 of the maximum number of buckets remain, it also removes the
+// fullest of the others, so that the next eviction is not due soon.
 func (b *Budget) evict(now time.Duration) {
 	maps.DeleteFunc(b.buckets, func(_ string, k *bucket) bool {
 		b.fill(k, now)
@@ -245,8 +248,8 @@ func (b *Budget) evict(now time.Duration) {
 	}
 }
 
-// level returns how full a bucket is, for calls or for bytes, whichever is less: 1 if it is full, below 0 if one of
-// them is negative.
+// level returns the fraction of a bucket that is left: for calls or for bytes, whichever is less. It is 1 if the bucket
+// is full, and below 0 if the number of calls or bytes is negative.
 func (k *bucket) level(l *Limits) float64 {
 	level := 1.0
 	if l.CallsPerSecond > 0 {

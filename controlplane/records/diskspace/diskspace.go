@@ -41,22 +41,22 @@ const (
 	// Reason is the machine-readable reason (google.rpc.ErrorInfo) of the errors of Admit.
 	Reason = "DISK_SPACE_LOW"
 	// CheckEvery is the time between two measurements of this member's disk, and between two queries to the other
-	// members. fresh is the maximum age of the measurement by which a call is admitted. It is short because 100 MiB can
-	// be written to a disk within a second.
+	// members. fresh is the maximum age of the measurement by which a call is admitted. fresh is short because 100 MiB
+	// can be written to a disk within a second.
 	CheckEvery = time.Second
 	fresh      = 100 * time.Millisecond
 	// answerTime is the timeout of a query to another member. keepAnswer is how long the response of another member is
 	// used.
 	answerTime = time.Second
 	keepAnswer = 5 * CheckEvery
-	// retryAfter is the time after which a refused caller is told to retry.
+	// retryAfter is the delay that the error for a refused caller recommends before a retry.
 	retryAfter = 30 * time.Second
 )
 
 // Space is the free space, size and reserve of the file system of a member's data directory, in bytes.
 type Space struct {
 	Free, Size, Reserve int64
-	// Low is set when Free falls below Reserve and cleared when Free reaches 9/8 of Reserve.
+	// Low becomes true when Free falls below Reserve, and false when Free reaches 9/8 of Reserve.
 	Low bool
 }
 
@@ -99,9 +99,9 @@ type answer struct {
 	at    time.Time
 }
 
-// DefaultReserve returns the default reserve for a file system of size bytes: a twentieth of it, at least 512 MiB and
-// at most 4 GiB, but never more than a quarter. The reserve must have room for up to 128 MiB of acknowledged data that
-// is not yet written to the state's files.
+// DefaultReserve returns the default reserve for a file system of size bytes. It is a twentieth of the size, at least
+// 512 MiB and at most 4 GiB, but never more than a quarter of the size. The reserve must have room for up to 128 MiB of
+// acknowledged data that is not yet written to the files of the state machine.
 func DefaultReserve(size int64) int64 {
 	return min(max(size/20, 512<<20), 4<<30, size/4)
 }
@@ -134,8 +134,8 @@ func (m *Monitor) Attach(p Peers) {
 	m.peers = p
 }
 
-// measure measures the free space of this member's disk and sets Low. After an error the previous measurement remains
-// in use.
+// measure measures the free space of this member's disk and updates the field Low. After an error the previous
+// measurement remains in use.
 func (m *Monitor) measure() {
 	free, size, err := m.opts.Stat(m.opts.Dir)
 	if err != nil {
@@ -188,8 +188,8 @@ func (m *Monitor) Check(ctx context.Context) {
 	m.report()
 }
 
-// ask queries the free space of the member id and stores the response. After an error the previous response is used
-// until it is older than keepAnswer.
+// ask queries the free space of the member with the given ID and stores the response. After an error the previous
+// response is used until it is older than keepAnswer.
 func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -207,7 +207,8 @@ func (m *Monitor) ask(ctx context.Context, peers Peers, id uint64) {
 	m.others[id] = answer{s, m.opts.Now()}
 }
 
-// report logs a warning when another member than before is the low one, and an info when no member is low any more.
+// report logs a warning when Low returns a member that it did not return before, and an info when no member is low any
+// more.
 func (m *Monitor) report() {
 	id, s := m.Low()
 	m.mu.Lock()
@@ -263,11 +264,12 @@ func (m *Monitor) Low() (uint64, Space) {
 // Full reports whether the disk of any member is low.
 func (m *Monitor) Full() bool { id, _ := m.Low(); return id != 0 }
 
-// freeing lists name prefixes of the methods that remove data or access. They are admitted even if a disk is low.
+// freeing lists prefixes of the names of methods that remove data or access. These methods are admitted even if a disk
+// is low.
 var freeing = []string{"Delete", "Release", "Revoke", "Unbind", "Disable", "Unlink", "Abort", "Detach"}
 
-// Admit returns a Throttled fault for a tenant's change while a member's disk is low. It returns nil for reads, for
-// methods that remove something, for operators and for background work without a caller.
+// Admit returns a Throttled fault for a tenant's mutating call while a member's disk is low. It returns nil for reads,
+// for methods that remove something, for operators and for background work without a caller.
 func (m *Monitor) Admit(ctx context.Context) error {
 	id, s := m.Low()
 	if id == 0 {

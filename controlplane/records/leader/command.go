@@ -22,8 +22,8 @@ const (
 	// Repeatable: Call sends the command again. This is safe because running the command twice has the same effect as
 	// running it once.
 	Repeatable
-	// Keyed: as Repeatable if the caller gave an idempotency key, else as Once. The command stores its response under
-	// the key (store.Idempotent), so that a repeated request returns the first response.
+	// Keyed is the same as Repeatable if the caller gave an idempotency key, and the same as Once if not. The command
+	// stores its response under the key (store.Idempotent), so that a repeated request returns the first response.
 	Keyed
 )
 
@@ -35,16 +35,16 @@ func (m Mode) repeatable(caller *cloud.Caller) bool {
 	return m == Repeatable || m == Keyed && caller != nil && caller.IdempotencyKey != ""
 }
 
-// Command is an operation of a service of type S. Every member may call it, and the leader of the system group runs it.
-// Q is the type of the request, A that of the response; both are encoded as CBOR between members.
+// Command is an operation of a service of type S. Every member may call it, and the leader of the raft group named
+// system runs it. Q is the type of the request, A that of the response; both are encoded as CBOR between members.
 type Command[S, Q, A any] struct {
 	name string
 	mode Mode
 	run  func(S, context.Context, Q) (A, error)
 }
 
-// NewCommand returns a command; calling it runs the function run on the leader. run is usually a method expression,
-// such as (*Service).createOnLeader. The command must be passed to Register before it is called.
+// NewCommand returns a command. When the command is called, the leader runs it with the function run. run is usually a
+// method expression, such as (*Service).createOnLeader. The command must be passed to Register before it is called.
 func NewCommand[S, Q, A any](name string, mode Mode, run func(S, context.Context, Q) (A, error)) *Command[S, Q, A] {
 	return &Command[S, Q, A]{name, mode, run}
 }
@@ -106,8 +106,8 @@ type Commands struct {
 
 	// local holds, by command name, the typed function that runs a command or stream on this member.
 	local map[string]any
-	// served and streamed hold the functions of local for other members: they take the request and return the response
-	// as CBOR.
+	// served and streamed hold the same functions as local, for calls of other members. They take the request and
+	// return the response as CBOR.
 	served   map[string]func(ctx context.Context, body []byte) ([]byte, error)
 	streamed map[string]func(ctx context.Context, body []byte, send func([]byte) error) error
 }
@@ -147,8 +147,8 @@ func notRegistered(name string) error {
 	return fmt.Errorf("command %s is not registered", name)
 }
 
-// Gate decides whether a command may run for the caller in its context. It returns nil or a *fault.Fault, and must not
-// block.
+// Gate is a check that the leader makes before it runs a command, for the caller in the context. If it returns an
+// error, the command does not run and the caller gets the error, which is a *fault.Fault. A Gate must not block.
 type Gate func(ctx context.Context) error
 
 // SetGate makes the leader call g before each command, including commands that another member forwarded. Call SetGate

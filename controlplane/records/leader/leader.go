@@ -90,12 +90,12 @@ type RemoteError struct{ Text string }
 
 func (e *RemoteError) Error() string { return "on the leader: " + e.Text }
 
-// Leadership reports which member leads a raft group. The report of a member may be outdated.
+// Leadership reports which member leads a raft group, as far as this member knows. The report may be outdated.
 type Leadership interface {
 	// Leader returns the ID of the leading member, or 0 if none is known, and the current term.
 	Leader() (member, term uint64)
-	// Changed returns a channel that is closed at the next change of what Leader returns. Call Changed before Leader,
-	// so that no change is missed.
+	// Changed returns a channel that is closed when the result of Leader changes next. Call Changed before Leader, so
+	// that no change is missed.
 	Changed() <-chan struct{}
 }
 

@@ -12,11 +12,11 @@ import (
 // NoLeaderTime is how long a call waits for a leader to be elected before it fails.
 const NoLeaderTime = 5 * time.Second
 
-// Route calls attempt with the ID of the leader, which may be self, and returns the error of attempt. It calls attempt
-// again if the earlier attempt had no effect: there was no leader, or attempt returned ErrNotLeader or ErrNotSent. If
-// repeatable is set, Route also calls attempt again if the response of another member was lost. It returns a fault of
-// kind Unavailable if there was no leader for NoLeaderTime, or if the outcome at a lost leader is unknown. It returns
-// the error of ctx if ctx has ended.
+// Route calls attempt with the ID of the leader, which may be self, and returns the error of attempt. If attempt
+// returns ErrNotLeader or ErrNotSent, it had no effect, and Route calls it again. If repeatable is true, Route also
+// calls attempt again after the response of another member was lost. Route returns a fault of kind Unavailable if there
+// was no leader for NoLeaderTime, or if the leader was lost and the outcome is unknown. It returns the error of ctx if
+// ctx has ended.
 func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, attempt func(ctx context.Context, leader uint64) error) error {
 	patience := time.NewTimer(NoLeaderTime)
 	defer patience.Stop()
@@ -55,8 +55,9 @@ func Route(ctx context.Context, l Leadership, self uint64, repeatable bool, atte
 	}
 }
 
-// attemptOn calls attempt with the ID leader. If the leader is another member, attemptOn cancels the attempt when this
-// member learns of a newer leader: a leader that is cut off from the cluster would never respond.
+// attemptOn calls attempt with the ID of the leader. If the leader is another member, attemptOn cancels the attempt
+// when this member learns of a newer leader. Without this, the attempt could wait forever for a leader that is cut off
+// from the cluster.
 func attemptOn(ctx context.Context, l Leadership, self, leader uint64, attempt func(ctx context.Context, leader uint64) error) error {
 	if leader == self {
 		return attempt(ctx, leader)

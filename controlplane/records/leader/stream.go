@@ -18,8 +18,8 @@ type Stream[S, Q any] struct {
 	run  func(S, context.Context, Q, func([]byte) error) error
 }
 
-// NewStream returns a stream; calling it runs the function run on the leader. The stream must be passed to Register
-// before it is called.
+// NewStream returns a stream. When the stream is called, the leader runs it with the function run. The stream must be
+// passed to Register before it is called.
 func NewStream[S, Q any](name string, run func(s S, ctx context.Context, q Q, send func([]byte) error) error) *Stream[S, Q] {
 	return &Stream[S, Q]{name, run}
 }
@@ -55,8 +55,8 @@ func (st *Stream[S, Q]) register(c *Commands, s S) {
 	}
 }
 
-// ServeStream is Serve for a Stream: it runs a stream that another member forwarded, and calls send with each encoded
-// piece. It returns ErrNotLeader if this member does not lead.
+// ServeStream runs a stream that another member forwarded to this one, and calls send with each encoded piece. It
+// returns ErrNotLeader if this member does not lead.
 func (c *Commands) ServeStream(ctx context.Context, name string, body []byte, caller *cloud.Caller, send func([]byte) error) error {
 	f, ok := c.streamed[name]
 	if !ok {

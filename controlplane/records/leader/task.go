@@ -12,8 +12,9 @@ import (
 // context's term.
 var ErrTermOver = errors.New("this member no longer leads in the term")
 
-// InTerm returns a context that ends, with ErrTermOver as its cause, when the member self no longer leads in term. The
-// caller must call stop, which cancels the context and waits for the goroutine that watches the leadership.
+// InTerm returns a context that ends when the member with the ID self no longer leads in the given term. Its cause is
+// then ErrTermOver. The caller must call stop, which cancels the context and waits for the goroutine that watches the
+// leadership.
 func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
@@ -38,9 +39,9 @@ func InTerm(ctx context.Context, l Leadership, self, term uint64) (inTerm contex
 	}
 }
 
-// While calls f in each term in which the member self leads, with a context that ends with the term. If f returns
-// before the end of its term, While calls f again at once; an f that fails must therefore wait before it returns. While
-// returns when ctx has ended and f has returned.
+// While calls f in each term in which the member with the ID self leads. The context of f ends with the term. If f
+// returns before the end of its term, While calls f again at once. To avoid a busy loop, f must therefore wait before
+// it returns after a failure. While returns when ctx has ended and f has returned.
 func While(ctx context.Context, l Leadership, self uint64, f func(ctx context.Context, term uint64)) {
 	for ctx.Err() == nil {
 		changed := l.Changed()

@@ -16,7 +16,8 @@ import (
 const (
 	// KeepAnswers is how long a stored response is returned to repeated calls, in milliseconds.
 	KeepAnswers = 24 * 3600_000
-	// MaxAnswers is the most responses that are stored per Place. Beyond it, a new response replaces the oldest.
+	// MaxAnswers is the maximum number of responses that are stored per project, org or principal (Place). When it is
+	// reached, a new response replaces the oldest.
 	MaxAnswers = 10_000
 )
 
@@ -29,7 +30,7 @@ type answer struct {
 }
 
 // sequence holds the sequence numbers of the responses that are stored for one Place: First (inclusive) to Next
-// (exclusive). Those below Forgotten are ignored.
+// (exclusive). Responses with numbers below Forgotten are ignored.
 type sequence struct {
 	First, Next uint64
 	Forgotten   uint64 `cbor:",omitempty"`
@@ -41,12 +42,12 @@ var (
 	answerTurns = NewTable[sequence]("idem-turns")
 )
 
-// Place identifies the project, org or principal that stored responses belong to. Each place has its own limit of
-// MaxAnswers. A project and an org with the same ID are different places.
+// Place identifies the project, org or principal to which stored responses belong. MaxAnswers applies to each Place. A
+// project and an org with the same ID are different places.
 type Place struct{ kind, id string }
 
-// InProject returns the Place of calls about a project, InOrg that of calls about an org, and OfPrincipal that of calls
-// about neither.
+// InProject returns the Place of calls about a project. InOrg returns that of calls about an org, and OfPrincipal that
+// of calls about neither.
 func InProject(id cloud.ProjectID) Place { return Place{"project", string(id)} }
 func InOrg(id cloud.OrgID) Place         { return Place{"org", string(id)} }
 func OfPrincipal(name string) Place      { return Place{"identity", name} }
@@ -54,7 +55,7 @@ func OfPrincipal(name string) Place      { return Place{"identity", name} }
 // path returns the first part of the keys under which the place's responses are stored.
 func (p Place) path() string { return p.kind + ":" + p.id }
 
-// legacyPath returns what path returned in earlier versions, which did not distinguish projects from orgs.
+// legacyPath returns the path that earlier versions used for the place. They did not distinguish projects from orgs.
 func (p Place) legacyPath() string {
 	switch {
 	case p.kind == "identity":
@@ -83,8 +84,9 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	}
 	previous, previousAt := stored, place
 	if previous == nil {
-		// Earlier versions stored responses under a place without a kind. The ID covers the method, and each method
-		// belongs to one kind of place, so the ID identifies the call there too.
+		// Earlier versions stored responses under the ID of a project or org, without its kind. The ID of the response
+		// covers the method, and each method belongs to one kind of place. So the ID of the response identifies the
+		// call there too.
 		previousAt = at.legacyPath()
 		if previous, err = answers.Get(tx, previousAt, id); err != nil {
 			return out, false, err
@@ -116,8 +118,8 @@ func Idempotent[A any](tx *Tx, caller *cloud.Caller, at Place, method string, bo
 	return out, false, remember(tx, place, id, answer{Body: body, Answer: text, At: tx.Now()}, stored)
 }
 
-// current reports whether Idempotent may return the response a: a is not nil, younger than KeepAnswers, and was not
-// forgotten by ForgetPlace.
+// current reports whether Idempotent may return the stored response a. It may if a is not nil, is younger than
+// KeepAnswers, and was not invalidated by ForgetPlace.
 func (a *answer) current(tx *Tx, place string) (bool, error) {
 	if a == nil || tx.Now()-a.At >= KeepAnswers {
 		return false, nil
@@ -143,8 +145,8 @@ func ForgetPlace(tx *Tx, place Place) error {
 	return nil
 }
 
-// remember stores the response a as the newest of its place and deletes the oldest responses beyond MaxAnswers.
-// replaces is the response that was stored under the same ID, or nil.
+// remember stores the response a as the newest of its place and deletes the oldest responses beyond MaxAnswers. The
+// parameter replaces is the response that was stored before under the same ID, or nil.
 func remember(tx *Tx, place, id string, a answer, replaces *answer) error {
 	t, err := answerTurns.Get(tx, place)
 	if err != nil {
@@ -222,9 +224,9 @@ func ForgetAnswers(tx *Tx, limit int) (more bool, err error) {
 				answerTurns.Put(tx, t, place)
 				return true, nil
 			}
-			// The sequence numbers of the place start again at 0, and Forgotten is lost. No forgotten response becomes
-			// valid again by this, because the place has no responses left: each response has a number from First up to
-			// Next.
+			// This also deletes Forgotten, and the sequence numbers of the place start again at 0. No forgotten
+			// response becomes valid again: each response has a number from First up to Next, so the place has no
+			// responses left.
 			answerTurns.Delete(tx, place)
 			limit--
 		case t.First != first:

@@ -10,15 +10,17 @@ type inflight struct {
 	keys map[string]*flight
 }
 
-// flight is one proposal that is being replicated, or the reservation of an update that waits for one.
+// flight holds the keys that one running proposal writes, or the keys that an update has reserved while it waits for a
+// running proposal.
 type flight struct {
 	keys []string
 	done chan struct{} // closed when the proposal has ended
 }
 
-// begin replaces the keys of own by the keys that tx writes and returns nil; tx can then be proposed. If another flight
-// writes a key that tx read, begin returns that flight's done channel instead. In this case it adds the keys of tx only
-// if reserve is set, which makes later updates wait for this one. begin does not check the ranges that tx read.
+// begin is called before tx is proposed. If no other flight (running proposal or reservation) writes a key that tx
+// read, begin makes the keys that tx writes the keys of own and returns nil; tx can then be proposed. Otherwise begin
+// returns the done channel of the other flight. In this case own gets the keys of tx only if reserve is true, so that
+// later updates wait for this one. begin does not check the ranges that tx read.
 func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -42,7 +44,8 @@ func (f *inflight) begin(own *flight, tx *Tx, reserve bool) (busy <-chan struct{
 	return busy
 }
 
-// end removes the keys of own and closes its done channel, for which other updates wait.
+// end removes the keys of own, which is a proposal or reservation that has ended. It closes the done channel of own, so
+// that the updates that wait for it continue.
 func (f *inflight) end(own *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,7 +56,8 @@ func (f *inflight) end(own *flight) {
 	}
 }
 
-// remove removes the keys of own from f, except keys that another flight has replaced since.
+// remove removes the keys of own, a proposal or reservation, from f. It does not remove keys that now belong to another
+// one.
 func (f *inflight) remove(own *flight) {
 	for _, key := range own.keys {
 		if f.keys[key] == own {

@@ -8,7 +8,7 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/command"
 )
 
-// MemoKey identifies a value in a Memo. It is a hash, such as SHA-256, of what the value depends on besides records.
+// MemoKey identifies a value in a Memo. It is a hash, such as SHA-256, of all inputs of the value other than records.
 type MemoKey [32]byte
 
 // Memo caches values that are derived from records. A cached value is reused as long as none of the records that were
@@ -21,10 +21,11 @@ type Memo[V any] struct {
 	cache *freelru.SyncedLRU[MemoKey, derived[V]]
 }
 
-// memoReads is the most reads that a cached value may have been derived from.
+// memoReads is the maximum number of reads from which a cached value may be derived. Other values are not cached.
 const memoReads = 64
 
-// derived is a cached value. Its guards fail once a record that it was derived from has changed.
+// derived is a cached value with its conflict checks (guards). A guard fails if a record from which the value was
+// derived has changed.
 type derived[V any] struct {
 	value  V
 	guards []command.Guard
@@ -40,10 +41,10 @@ func NewMemo[V any](size uint32) *Memo[V] {
 	return &Memo[V]{cache}
 }
 
-// Get returns the value of a key, as derived from the records that r sees. It uses the cached value if that is current,
-// and calls derive otherwise. derive must read only through its View. An error of derive is returned and not cached. In
-// a transaction, all records that the value depends on are checked for conflicts at commit, as if the transaction had
-// read them.
+// Get returns the value of a key, derived from the records that r sees. It returns the cached value if none of its
+// records has changed, and calls derive otherwise. derive must read only through its View. An error of derive is
+// returned and not cached. In a transaction, all records that the value depends on are checked for conflicts at commit,
+// as if the transaction had read them.
 func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, error) {
 	v := r.view()
 	if len(v.writes) > 0 || v.revision != 0 {
@@ -64,7 +65,7 @@ func (m *Memo[V]) Get(r Reader, key MemoKey, derive func(*View) (V, error)) (V, 
 	return value, err
 }
 
-// guard adds the guards to the transaction that v belongs to. It does nothing if v belongs to none.
+// guard adds the given conflict checks to the transaction of v. It does nothing if v is not part of a transaction.
 func (v *View) guard(guards []command.Guard) {
 	if v.reads == nil {
 		return

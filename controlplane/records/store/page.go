@@ -18,16 +18,16 @@ type PageRequest struct {
 	// Size is the number of records per page, at most cloud.MaxPage; 0 means cloud.DefaultPage.
 	Size  int32
 	Token string
-	// Query encodes all other selection parameters of the list. A token is valid only for the Query that it was issued
-	// for.
+	// Query encodes all other selection parameters of the list. A page token is valid only with the Query of the page
+	// that returned the token.
 	Query string
-	// After excludes the records up to and including the path After. Before excludes those from the path Before on.
-	// Both are optional.
+	// If After is not empty, only records with paths after it are listed. If Before is not empty, only records with
+	// paths before it are listed.
 	After, Before []string
 }
 
-// maxScan is about the most records that are read for one page. A page that reaches this limit has fewer items than
-// requested, and a token for the next page.
+// maxScan is the approximate maximum number of records that are read for one page. A page that reaches this limit has
+// fewer items than requested, and a token for the next page.
 const maxScan = 10_000
 
 type pageToken struct {

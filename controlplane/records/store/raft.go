@@ -42,14 +42,14 @@ type StateMachineOptions struct {
 	// NoIDs hides the proposal IDs from the engine, which then applies every entry without checking for duplicates. Set
 	// it only if proposers never repeat a proposal that may have been applied.
 	NoIDs bool
-	// FlushBytes is the least number of bytes of commands between two flushes; default 32 MiB. With a large value a
-	// flush writes one large file instead of many small ones, which would be merged repeatedly. FlushBytes is also
-	// roughly the most that a restart must replay from the log.
+	// FlushBytes is the minimum number of bytes of commands between two flushes; default 32 MiB. With a large value a
+	// flush writes one large file instead of many small ones, which would be merged repeatedly. FlushBytes is also the
+	// approximate maximum number of bytes that a restart must replay from the log.
 	FlushBytes int64
 }
 
-// NewStateMachine returns a StateMachine over engine, and starts the goroutine that flushes it unless opts.Inline is
-// set.
+// NewStateMachine returns a StateMachine over engine. If opts.Inline is false, it also starts the goroutine that
+// flushes the engine.
 func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachine {
 	opts.FlushBytes = cmp.Or(opts.FlushBytes, 32<<20)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -62,8 +62,8 @@ func NewStateMachine(engine *mvcc.Engine, opts StateMachineOptions) *StateMachin
 	return m
 }
 
-// flush writes the engine's state to disk each time Flush has requested it, if at least FlushBytes were applied since
-// the last flush. Afterwards the log can be truncated.
+// flush runs until ctx ends. Each time Flush requests it, it writes the engine's state to disk if at least FlushBytes
+// bytes of commands were applied since the last flush. Afterwards the log can be truncated.
 func (m *StateMachine) flush(ctx context.Context) {
 	defer close(m.done)
 	for {
@@ -114,7 +114,7 @@ func (m *StateMachine) Apply(entries []consensus.Entry) ([]any, error) {
 	return answers, nil
 }
 
-// commandBytes is the approximate number of bytes by which a command counts in addition to its data.
+// commandBytes is the approximate overhead of a command in bytes. It is added to the length of the command's data.
 const commandBytes = 100
 
 // Applied implements consensus.StateMachine. It returns the index and term of the last entry that the engine contains.
@@ -157,7 +157,7 @@ func (m *StateMachine) Restore(dir string) error {
 	return m.engine.Restore(filepath.Join(dir, checkpointDir))
 }
 
-// Group is a raft group, as the Proposer of a Store and as a leader.Leadership.
+// Group makes a raft group usable as the Proposer of a Store and as a leader.Leadership.
 type Group struct {
 	runner *consensus.Runner
 	id     uint64
@@ -174,7 +174,8 @@ var (
 	_ leader.Leadership = (*Group)(nil)
 )
 
-// NewGroup returns a Group that tracks who leads the raft group id. Call Close when the Group is no longer needed.
+// NewGroup returns a Group that tracks which member leads the raft group with the given ID. Call Close when the Group
+// is no longer needed.
 func NewGroup(runner *consensus.Runner, id uint64) *Group {
 	changes, stop := runner.Leads(id)
 	g := &Group{runner: runner, id: id, changed: make(chan struct{}), stop: stop, done: make(chan struct{})}

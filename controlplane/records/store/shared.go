@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-cloud/trivet/controlplane/engine/mvcc/watch"
 )
 
-// Shared derives a value, such as an encoded message, from each change of a table. It derives the value once for all
-// watches and caches it. Callers must not modify the values.
+// Shared derives a value, such as an encoded message, from each change of a record in a table. It derives the value
+// once for all watches and caches it. Callers must not modify the values.
 type Shared[T, V any] struct {
 	store *Store
 	table Table[T]
@@ -24,8 +24,8 @@ type Shared[T, V any] struct {
 	bytes int
 }
 
-// changeKey identifies a change of a record by the record's key and the revision of the change. If current is set, it
-// identifies the unchanged record as of that revision.
+// changeKey identifies a change of a record by the record's key and the revision of the change. If the field current is
+// true, it identifies the record as of that revision instead of the change.
 type changeKey struct {
 	key      string
 	revision int64
@@ -42,8 +42,8 @@ type cachedValue[V any] struct {
 	place *list.Element
 }
 
-// NewShared returns a Shared whose values are made by f. f also returns the size of the value in bytes. The cache holds
-// the most recently used values, up to most bytes in total.
+// NewShared returns a Shared that calls f to derive a value from a change. f also returns the size of the value in
+// bytes. The cache holds the most recently used values; the parameter most is its maximum size in bytes.
 func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, int, error)) *Shared[T, V] {
 	return &Shared[T, V]{store: s, table: t, make: f, most: most, made: map[changeKey]*cachedValue[V]{}}
 }
@@ -53,7 +53,7 @@ func NewShared[T, V any](s *Store, t Table[T], most int, f func(Change[T]) (V, i
 type SharedChange[V any] struct {
 	// Deleted is set if the change deleted the record.
 	Deleted bool
-	// Value returns the value derived from the change. Unless the value is cached, Value reads the record, and returns
+	// Value returns the value derived from the change. If the value is not cached, Value reads the record. It returns
 	// an OutOfRange fault if the revision of the change has been compacted.
 	Value func() (V, error)
 }
@@ -64,10 +64,11 @@ type SharedWatch[T, V any] struct {
 	watcher *watch.Watcher
 }
 
-// sharedEvents is the most changes that SharedWatch.Next returns at a time.
+// sharedEvents is the maximum number of changes that one call of SharedWatch.Next returns.
 const sharedEvents = 64
 
-// WatchOne returns a SharedWatch of the record at path. Its first change is the first one at or after revision from.
+// WatchOne returns a SharedWatch of the record at path. The parameter from is the first revision whose changes it
+// returns.
 func (c *Shared[T, V]) WatchOne(from int64, path ...string) *SharedWatch[T, V] {
 	return &SharedWatch[T, V]{c, c.store.opts.Engine.Watch(watch.Options{
 		Key: c.table.key(path), FromRevision: from, KeysOnly: true, MaxEvents: sharedEvents, MaxBytes: watchBytes,
@@ -106,8 +107,9 @@ func (w *SharedWatch[T, V]) Next(ctx context.Context) ([]SharedChange[V], error)
 	return out, nil
 }
 
-// Current returns a function that returns the value derived from the record as of v. The value is made from a Change
-// whose Before and Value are both that record. Current returns an error if the record does not exist.
+// Current returns a function that returns the value derived from the record that v reads at path. The value is derived
+// from a Change whose fields Before and Value both hold that record. Current returns an error if the record does not
+// exist.
 func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), error) {
 	key := c.table.key(path)
 	kv, ok, err := v.snap.Get(key)
@@ -120,7 +122,8 @@ func (c *Shared[T, V]) Current(v *View, path ...string) (func() (V, error), erro
 	at, seen := changeKey{string(key), kv.ModRevision, true}, v.Revision()
 	return func() (V, error) {
 		return c.get(at, func(snap *mvcc.Snapshot) (Change[T], error) {
-			// The record is read as of the newer revision seen, because the one that wrote it may have been compacted.
+			// Read the record at the revision of the View (seen). The revision that wrote the record may have been
+			// compacted, although the record is unchanged.
 			value, err := c.at(snap, at.key, seen)
 			return Change[T]{Value: value, Before: value, Revision: at.revision}, err
 		})
@@ -140,7 +143,8 @@ func (c *Shared[T, V]) at(snap *mvcc.Snapshot, key string, revision int64) (*T, 
 	return c.table.decode(found.KVs[0].Key, found.KVs[0].Value)
 }
 
-// get returns the value derived from a change: from the cache, or by passing the change that read returns to c.make.
+// get returns the value derived from a change. If the value is not cached, get calls read to get the change, and c.make
+// to derive the value from it.
 func (c *Shared[T, V]) get(key changeKey, read func(*mvcc.Snapshot) (Change[T], error)) (V, error) {
 	c.mu.Lock()
 	m := c.made[key]
@@ -166,8 +170,8 @@ func (c *Shared[T, V]) get(key changeKey, read func(*mvcc.Snapshot) (Change[T], 
 	return m.value, m.err
 }
 
-// keep adds m to the cache and evicts the least recently used values beyond c.most bytes. If m failed, keep removes it
-// instead.
+// keep adds m to the cache and evicts the least recently used values beyond c.most bytes. If the value could not be
+// derived, keep removes m from the cache instead.
 func (c *Shared[T, V]) keep(m *cachedValue[V]) {
 	defer close(m.ready)
 	c.mu.Lock()

@@ -42,14 +42,14 @@ type Proposer interface {
 
 // Options configures a Store.
 type Options struct {
-	// Engine holds the records. The Proposer must apply committed commands to it. Required.
+	// Engine holds the records. The Proposer must apply committed commands to this engine. Required.
 	Engine *mvcc.Engine
 	// Proposer replicates the store's log entries. Required.
 	Proposer Proposer
 	// PageKey authenticates page tokens (HMAC-SHA256). It must be the same on all members. Required, 32 bytes.
 	PageKey []byte
-	// Stamp may add records, such as the caller, to an update that writes. It is called before the update is proposed.
-	// Optional.
+	// Stamp is called with each update that writes, before the update is proposed. It may add records to the update,
+	// such as one about the caller. Optional.
 	Stamp func(context.Context, *Tx)
 	// Spend is called with the size of an update in bytes before the update is proposed. If it returns an error, the
 	// update fails with that error and changes nothing. A retry after a conflict calls it again, because each attempt
@@ -112,8 +112,8 @@ func (s *Store) View(ctx context.Context, f func(*View) error) error {
 	return s.Local(f)
 }
 
-// Recent runs f on a snapshot that was up to date at most age ago. It calls Barrier only if the last successful Barrier
-// began longer than age ago, and fails if Barrier fails.
+// Recent runs f on a snapshot that includes every write acknowledged longer ago than the given age. It calls Barrier
+// only if the last successful Barrier began longer ago than that, and fails if Barrier fails.
 func (s *Store) Recent(ctx context.Context, age time.Duration, f func(*View) error) error {
 	if s.stale(age) {
 		select {
@@ -149,9 +149,9 @@ func (s *Store) Local(f func(*View) error) error {
 // Update runs f, commits the writes that f made through its Tx, and returns the revision of the commit. If f returns an
 // error, Update returns that error unchanged and writes nothing. f may run several times.
 //
-// Writes are validated against current data when they are applied. Other results are not: a refusal (f returned a
-// *fault.Fault), or an update without writes. For these, f may have read outdated records. Before Update returns such a
-// result, it calls Barrier and runs f again if the revision has changed.
+// If f has read outdated records, its writes fail as a conflict and f runs again. Two results have no writes that could
+// fail: a refusal (f returned a *fault.Fault), and an update without writes. Before Update returns such a result, it
+// calls Barrier, and it runs f again if the revision has changed.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	locked := false
 	defer func() {
@@ -195,10 +195,10 @@ func (s *Store) Update(ctx context.Context, f func(*Tx) error) (int64, error) {
 	}
 }
 
-// attempt runs an update once against the records that are applied on this member. If they are outdated, the guards of
-// the update fail and the result is a conflict. If f failed or wrote nothing, seen is the revision that f read. If
-// another running proposal would make the guards fail, attempt proposes nothing: the result is a conflict, and busy is
-// closed when that proposal has ended.
+// attempt runs an update once against the records that are applied on this member. If these records are outdated, the
+// guards of the update fail and the result is a conflict. If f failed or wrote nothing, seen is the revision that f
+// read. If another running proposal would make the guards fail, attempt proposes nothing. The result is then a
+// conflict, and the channel busy is closed when that proposal has ended.
 func (s *Store) attempt(ctx context.Context, f func(*Tx) error, own *flight, locked bool) (result command.Result, seen int64, busy <-chan struct{}, err error) {
 	if err := ctx.Err(); err != nil {
 		return result, 0, nil, err

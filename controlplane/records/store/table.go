@@ -23,7 +23,8 @@ func NewTable[T any](name string) Table[T] { return Table[T]{name} }
 
 const recordVersion = 1
 
-// lenient decodes CBOR as by default, but accepts strings that are not UTF-8, because the encoder accepts them too.
+// lenient is the default CBOR decoder, except that it accepts strings that are not UTF-8, because the encoder accepts
+// them too.
 var lenient = func() cbor.DecMode {
 	mode, err := cbor.DecOptions{UTF8: cbor.UTF8DecodeInvalid}.DecMode()
 	if err != nil {
@@ -46,7 +47,7 @@ func (t Table[T]) key(path []string) []byte {
 	return key
 }
 
-// below returns the range of the keys of all records below a path: start inclusive, end exclusive.
+// below returns the range of the keys of all records below a path. start is inclusive, end is exclusive.
 func (t Table[T]) below(path []string) (start, end []byte) {
 	start = append(t.key(path), '/')
 	return start, command.PrefixEnd(start)
@@ -57,8 +58,8 @@ func (t Table[T]) path(key []byte) []string {
 	return strings.Split(string(key[len(t.name)+1:]), "/")
 }
 
-// checkPath returns an error if a part of the path is empty or contains a slash, because its key would equal that of
-// another path.
+// checkPath returns an error if a part of the path is empty or contains a slash. Otherwise two different paths could
+// have the same key.
 func checkPath(path []string) error {
 	for _, p := range path {
 		if p == "" || strings.Contains(p, "/") {
@@ -123,8 +124,8 @@ func (t Table[T]) List(r Reader, limit int, path ...string) (records []Record[T]
 	return t.list(r, start, end, limit)
 }
 
-// ListAfter is List for the records whose paths follow the path after. There need not be a record at after. If after is
-// empty, ListAfter starts at the first record.
+// ListAfter is like List, but returns only records whose paths follow the path given as after. There need not be a
+// record at that path. If it is empty, ListAfter starts at the first record.
 func (t Table[T]) ListAfter(r Reader, limit int, after []string, path ...string) (records []Record[T], more bool, err error) {
 	if len(after) == 0 {
 		return t.List(r, limit, path...)

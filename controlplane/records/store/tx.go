@@ -15,7 +15,7 @@ import (
 // View reads the records as of one revision.
 type View struct {
 	snap *mvcc.Snapshot
-	// revision is the older revision that lists read at; 0 means the revision of snap.
+	// revision is the revision at which lists read, if it is older than that of snap. 0 means the revision of snap.
 	revision int64
 	// reads and writes belong to the Tx that contains this View; both are nil outside a transaction.
 	reads  *reads
@@ -27,8 +27,8 @@ type write struct {
 	delete bool
 }
 
-// reads holds the guards of a transaction, without duplicates. The transaction conflicts if a guarded key or range has
-// changed when it is applied.
+// reads holds the guards of a transaction, without duplicates. A guard is a key or range that the transaction has read.
+// The transaction conflicts if one of them has changed when it is applied.
 type reads struct {
 	guards []command.Guard
 	seen   map[string]bool
@@ -47,7 +47,7 @@ type Reader interface{ view() *View }
 
 func (v *View) view() *View { return v }
 
-// Revision returns the revision as of which the View reads.
+// Revision returns the revision at which the View reads.
 func (v *View) Revision() int64 {
 	if v.revision != 0 {
 		return v.revision
@@ -80,8 +80,8 @@ func (v *View) get(key []byte) ([]byte, error) {
 type pair struct{ key, value []byte }
 
 // scan returns up to limit records with keys in [start, end), in key order; limit 0 means no limit. In a transaction
-// the result includes the transaction's own writes, and scan adds a guard for the range that it has read, which ends at
-// the last key read if there are more.
+// the result includes the transaction's own writes. scan then also adds a guard for the range that it has read. If
+// there are more records, that range ends at the last key read.
 func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err error) {
 	ask := limit
 	if len(v.writes) > 0 {
@@ -115,7 +115,7 @@ func (v *View) scan(start, end []byte, limit int) (found []pair, more bool, err 
 	return found, more, nil
 }
 
-// Tx is a View of a transaction, which can also write.
+// Tx is the View of a transaction, with methods to write.
 type Tx struct {
 	View
 	now cloud.Time
@@ -130,7 +130,8 @@ func (tx *Tx) Now() cloud.Time { return tx.now }
 // harm, such as to choose which old records to remove.
 func (tx *Tx) Unguarded() *View { return &View{snap: tx.snap, writes: tx.writes} }
 
-// GuardedUnless returns tx itself. For tests, it returns tx.Unguarded() if the mutant with this name is active.
+// GuardedUnless returns tx itself. Tests can activate a deliberate fault (mutant) with the given name; GuardedUnless
+// then returns tx.Unguarded().
 func (tx *Tx) GuardedUnless(name string) Reader {
 	if mutant.On(name) {
 		return tx.Unguarded()
@@ -142,8 +143,9 @@ func (tx *Tx) put(key, value []byte) { tx.writes[string(key)] = write{value: val
 
 func (tx *Tx) delete(key []byte) { tx.writes[string(key)] = write{delete: true} }
 
-// DropUnchanged removes the writes that would store the value that is already stored. An update without changes then
-// has no log entry and no audit record. The records that were read are still checked for conflicts at commit.
+// DropUnchanged removes the writes that would change nothing: puts of the value that is already stored, and deletions
+// of records that do not exist. An update without changes then has no log entry and no audit record. The records that
+// were read are still checked for conflicts at commit.
 func (tx *Tx) DropUnchanged() error {
 	for key, w := range tx.writes {
 		kv, there, err := tx.snap.Get([]byte(key))

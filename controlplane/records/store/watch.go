@@ -28,13 +28,13 @@ type Watch[T any] struct {
 	watcher *watch.Watcher
 }
 
-// Watch returns a Watch of the records below path. Its first change is the first one at or after revision from.
+// Watch returns a Watch of the records below path. The parameter from is the first revision whose changes it returns.
 func (t Table[T]) Watch(s *Store, from int64, path ...string) *Watch[T] {
 	start, end := t.below(path)
 	return t.watch(s, watch.Options{Key: start, End: end, FromRevision: from})
 }
 
-// WatchOne returns a Watch of the record at path. Its first change is the first one at or after revision from.
+// WatchOne returns a Watch of the record at path. The parameter from is the first revision whose changes it returns.
 func (t Table[T]) WatchOne(s *Store, from int64, path ...string) *Watch[T] {
 	return t.watch(s, watch.Options{Key: t.key(path), FromRevision: from})
 }
@@ -67,7 +67,7 @@ func (w *Watch[T]) Next(ctx context.Context) (changes []Change[T], revision int6
 	return changes, batch.Revision, nil
 }
 
-// PathChange tells which record changed, without the record's value.
+// PathChange describes a change of a record by the record's path, without its value.
 type PathChange struct {
 	Path    []string
 	Deleted bool
@@ -80,8 +80,8 @@ type PathWatch struct {
 	watcher *watch.Watcher
 }
 
-// WatchPaths returns a PathWatch of the records below path. Its first change is the first one at or after revision
-// from.
+// WatchPaths returns a PathWatch of the records below path. The parameter from is the first revision whose changes it
+// returns.
 func (t Table[T]) WatchPaths(s *Store, from int64, path ...string) *PathWatch {
 	start, end := t.below(path)
 	o := watch.Options{Key: start, End: end, FromRevision: from, KeysOnly: true, MaxBytes: watchBytes}

@@ -77,8 +77,8 @@ func (m *Transport) Open(ctx context.Context, member uint64, command string, bod
 	}
 }
 
-// unknown returns the error of a call of which it is not known whether it took effect: the error of ctx if ctx has
-// ended, else err.
+// unknown returns the error of a call that may or may not have taken effect: the error of ctx if ctx has ended, and err
+// otherwise.
 func unknown(ctx context.Context, err error) error {
 	if at, ok := ctx.Deadline(); ok && status.Code(err) == codes.DeadlineExceeded && time.Until(at) < time.Second {
 		<-ctx.Done() // the other member's deadline passed slightly earlier than this one's

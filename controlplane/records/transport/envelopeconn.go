@@ -62,7 +62,7 @@ func (m *Transport) connect(ctx context.Context, l *link) (*envelopeConn, error)
 // Close closes the socket at once. Closing the TLS connection instead would first wait until a running write has ended.
 func (w *envelopeConn) Close() error { return w.out.Conn.Close() }
 
-// ask sends a ping unless the response to an earlier ping is still missing. Only the writer goroutine calls it.
+// ask sends a ping, unless the response to the previous ping is still missing. Only the writer goroutine calls it.
 func (w *envelopeConn) ask() error {
 	w.mu.Lock()
 	asked := w.asked

@@ -10,7 +10,7 @@ import (
 	peerv1 "github.com/trivet-cloud/trivet/protos/peer/v1"
 )
 
-// imageStall is the time without data after which Read of an image fails.
+// imageStall is the maximum time that Read of an image waits for data; Read fails afterwards.
 const imageStall = 15 * time.Second
 
 var errStalled = errors.New("the member stopped sending the image")

@@ -26,8 +26,8 @@ type link struct {
 	called chan struct{}
 	// snapshots is a semaphore of size 1 for sending snapshots.
 	snapshots chan struct{}
-	// arriving is a semaphore of size 2 for receiving snapshots: one for the current snapshot, and one for an earlier
-	// snapshot whose connection is dead without having been detected.
+	// arriving is a semaphore of size 2 for receiving snapshots. One is for the current snapshot. The other is for an
+	// earlier snapshot whose connection is dead but has not timed out yet.
 	arriving chan struct{}
 }
 

@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nonblockingConn is the socket below a TLS connection. It buffers the records that TLS writes, so that encryption
-// never waits for the network. The method try sends what the socket accepts without blocking; flush waits for the
-// socket. What a partial write leaves over remains in the buffer.
+// nonblockingConn is the socket below a TLS connection. It buffers the data that TLS writes, so that encryption never
+// waits for the network. The method try sends what the socket accepts without blocking; flush waits for the socket.
+// Data that the socket has not accepted remains in the buffer.
 type nonblockingConn struct {
 	net.Conn
 	raw syscall.RawConn
-	// timeouts is the time in which the socket must accept each piece that flush writes.
+	// timeouts is the maximum time until the socket accepts one piece that flush writes. flush fails if it takes
+	// longer.
 	timeouts time.Duration
 
 	mu       sync.Mutex
@@ -25,7 +26,8 @@ type nonblockingConn struct {
 }
 
 const (
-	// maxBuffered is roughly the most bytes that the writer goroutine buffers before it waits for the socket.
+	// maxBuffered is the approximate maximum number of bytes that the writer goroutine buffers before it waits for the
+	// socket.
 	maxBuffered = 256 << 10
 	// piece is the number of bytes that the socket must accept within the time nonblockingConn.timeouts.
 	piece = 64 << 10
@@ -90,7 +92,8 @@ func (o *nonblockingConn) try() (empty bool, err error) {
 	return len(o.buffered) == 0, nil
 }
 
-// flush sends the complete buffer if it has more than most bytes, and waits until the socket has accepted it.
+// flush does nothing if the buffer has at most the given number of bytes. Otherwise it sends the complete buffer and
+// waits until the socket has accepted it.
 func (o *nonblockingConn) flush(most int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 const raftProtocol = "trivet-raft/1"
 
 const (
-	// queue is the most envelopes (raft messages) that may wait to be sent to one member.
+	// queue is the maximum number of envelopes (raft messages) that may wait to be sent to one member.
 	queue = 8192
 	// frameBytes is how many bytes of encoded envelopes (raft messages) are collected before they are written. The last
 	// envelope may exceed this limit.
@@ -29,8 +29,8 @@ const (
 	// burst is the interval after an envelope (raft message) in which further envelopes are left to the writer
 	// goroutine, which sends several of them in one write.
 	burst = 20 * time.Microsecond
-	// mostRefusal is the largest frame, in bytes, that is accepted from the receiver of envelopes (raft messages): the
-	// reason why it closes the connection.
+	// mostRefusal is the maximum size in bytes of the frame in which the receiver of envelopes (raft messages) states
+	// why it closes the connection.
 	mostRefusal = 64 << 10
 	// connectTime is the timeout of an attempt to connect to another member, including the TLS handshake.
 	connectTime = 2 * time.Second
@@ -130,7 +130,7 @@ func appendFrame(buf []byte, e *message.Envelope) ([]byte, error) {
 	return out, nil
 }
 
-// open sets w as the connection on which the peerConn sends from now on.
+// open makes w the connection on which the peerConn sends.
 func (l *peerConn) open(w *envelopeConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +147,7 @@ func (l *peerConn) close() {
 }
 
 // take removes and returns the queued envelopes (raft messages). If there are any, only the writer goroutine may use
-// wire until a later call of take finds none.
+// the connection until a later call of take finds none.
 func (l *peerConn) take() []message.Envelope {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +157,7 @@ func (l *peerConn) take() []message.Envelope {
 	return batch
 }
 
-// claim makes wire, the connection, exclusive to the writer goroutine until a later call of take finds no envelopes.
+// claim makes the connection exclusive to the writer goroutine until a later call of take finds no envelopes.
 func (l *peerConn) claim() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,7 +173,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 		if ctx.Err() != nil {
 			return
 		}
-		// Log a failure only once, until a connection has lasted 10 seconds, but log each refusal whose text is new.
+		// Log a failure only once until a connection has lasted 10 seconds. Log a refusal also if its text is new.
 		if time.Since(began) > 10*time.Second {
 			logged = ""
 			pauses.Reset()
@@ -200,8 +200,7 @@ func (m *Transport) keepConnected(ctx context.Context, l *link) {
 }
 
 // stream connects to a member and sends envelopes (raft messages) until an error, which it returns; the error is never
-// nil. If the member cannot be reached, stream returns at once. Envelopes to the member are then dropped instead of
-// queued until it can be reached again.
+// nil. If the member cannot be reached, stream returns at once. The caller then drops the queued envelopes.
 func (m *Transport) stream(ctx context.Context, l *link) error {
 	select {
 	case <-l.called: // discard the signal, because this attempt connects anyway
@@ -222,7 +221,7 @@ func (m *Transport) stream(ctx context.Context, l *link) error {
 }
 
 // write sends the queued envelopes (raft messages) and the pings on w until an error. The channel over receives the
-// error of w.listen, which has been read when write returns.
+// error with which w.listen ends; write always reads it before it returns.
 func (m *Transport) write(l *link, w *envelopeConn, over <-chan error) error {
 	ask := time.NewTicker(m.timeouts.pingInterval)
 	defer ask.Stop()

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// mostInbound is the most incoming connections for raft messages (envelopes) that are open at a time.
+	// mostInbound is the maximum number of open incoming connections for raft messages (envelopes).
 	mostInbound = 256
 	// farewellTime is the time that a refused member has to read the reason before the connection is closed.
 	farewellTime = time.Second
@@ -61,8 +61,8 @@ func (s protocolSwitch) Clone() credentials.TransportCredentials {
 	return protocolSwitch{s.TransportCredentials.Clone(), s.m}
 }
 
-// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. It
-// closes the connection if mostInbound are open.
+// take serves an incoming connection for raft messages (envelopes) until it ends, in a goroutine that Run waits for. If
+// mostInbound connections are already open, take closes the new one.
 func (m *Transport) take(conn net.Conn, state tls.ConnectionState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,11 +93,11 @@ func (m *Transport) closeIncoming() {
 }
 
 // receive delivers the envelopes (raft messages) of an incoming connection until an error, which it returns. It accepts
-// only envelopes from the member in the certificate to this one. If the error is a fault.Fault, the caller must send it
-// to that member.
+// an envelope only if it is addressed to this member and its sender is the member in the certificate. If the error is a
+// fault.Fault, the caller must send it to that member.
 func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
-	// Remove the deadline, and detect silence by a timer: gRPC sets and resets the deadline for its handshake, possibly
-	// later than this line.
+	// Remove the deadline, and detect silence by a timer instead. A deadline would not be reliable, because gRPC sets
+	// and resets the deadline for its handshake, possibly later than this line.
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -137,7 +137,8 @@ func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 			return err
 		}
 		m.deliver(e)
-		// Data also shows that the member is alive: on a slow connection with much data, pings arrive late.
+		// Restart the silence timer, because data also shows that the member is alive. On a slow connection with much
+		// data, pings arrive late.
 		if unheard += len(frame); unheard >= grain/4 {
 			quiet.Reset(m.timeouts.idle)
 			unheard = 0
@@ -148,8 +149,8 @@ func (m *Transport) receive(conn net.Conn, state tls.ConnectionState) error {
 	}
 }
 
-// readFrame reads n bytes into frame, which grows as they arrive. It calls progress before each piece after the first,
-// so that a large frame does not time out.
+// readFrame reads n bytes into frame, and grows frame as the bytes arrive. It calls progress before each piece after
+// the first, so that a large frame does not time out.
 func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, error) {
 	for len(frame) < n {
 		start, more := len(frame), min(n-len(frame), grain)
@@ -168,8 +169,9 @@ func readFrame(in io.Reader, frame []byte, n int, progress func()) ([]byte, erro
 	return frame, nil
 }
 
-// registerIncoming records conn as the connection of the member from, and closes earlier connections of that member,
-// which may be dead without having been detected. It also makes keepConnected reconnect to that member at once.
+// registerIncoming registers conn as the incoming connection of the member with the ID from. It closes earlier
+// connections of that member, which may be dead without having been detected. It also makes keepConnected reconnect to
+// that member at once.
 func (m *Transport) registerIncoming(conn net.Conn, from uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

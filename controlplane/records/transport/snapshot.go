@@ -92,8 +92,8 @@ func (m *Transport) sendSnapshot(ctx context.Context, e message.Envelope, dir st
 	return err
 }
 
-// refusal returns the status with which the receiver ended the stream if err is io.EOF, which is all that Send returns
-// in this case. It returns other errors unchanged.
+// refusal returns the error to report after Send has failed. If the receiver has ended the stream, Send returns only
+// io.EOF, and refusal returns the status from the receiver. It returns other errors unchanged.
 func refusal(s peerv1.PeerService_SendSnapshotClient, err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err

@@ -8,7 +8,7 @@
 //     (peerconn.go, envelopeconn.go, receive.go). Both use the same port; the TLS handshake selects the protocol (ALPN).
 //   - Envelopes are frames on TLS. The sending goroutine writes a frame itself if no other frames wait, because each
 //     switch between goroutines adds to the latency of a write.
-//   - An envelope that cannot be sent is dropped, as raft expects.
+//   - An envelope that cannot be sent is dropped, because raft repeats lost messages.
 //   - SetMembers sets the members and may be called at any time. Other holders of a certificate of the cluster may only
 //     call the commands of HandleNonMember, such as a request to join.
 //
@@ -59,8 +59,8 @@ type Options struct {
 	Log         *slog.Logger
 	// Now is the clock for the validity of certificates; time.Now when nil.
 	Now func() time.Time
-	// UnknownMember is called with the ID of a member that connects but is not among the known members, because the
-	// list of this member may be outdated. It must not block. Optional.
+	// UnknownMember is called with the ID of a member that connects but is not among the known members. The list of
+	// known members may then be outdated. The function must not block. Optional.
 	UnknownMember func(member uint64)
 	// Removed is called when another member refuses this one because it was removed from the cluster. Optional.
 	Removed func()
@@ -85,8 +85,8 @@ type Transport struct {
 
 	timeouts timeouts
 
-	// ctx is the context of Run; it is nil while Run is not running. over is set when Run has ended; it cannot be
-	// called again.
+	// ctx is the context of Run; it is nil while Run is not running. over is true when Run has ended; Run cannot be
+	// called again then.
 	mu      sync.RWMutex
 	links   map[uint64]*link
 	removed map[uint64]bool
@@ -111,7 +111,7 @@ func New(opts Options) (*Transport, error) {
 	return m, m.SetMembers(opts.Members, nil)
 }
 
-// isMember returns an error unless id, from a certificate, is the identity of the given member.
+// isMember returns an error if id, the identity in a certificate, is not the identity of the given member.
 func isMember(id mtls.ID, member uint64) error {
 	if id.Kind != mtls.Member || id.Name != strconv.FormatUint(member, 10) {
 		return fmt.Errorf("%s answers at the address of member %d", id, member)
@@ -174,8 +174,8 @@ func (m *Transport) sender(ctx context.Context) (uint64, error) {
 	return m.known(member)
 }
 
-// known returns member if it belongs to the cluster, and a PermissionDenied fault if it was removed or is unknown. It
-// also calls Options.UnknownMember for an unknown member.
+// known returns member if it is a known member of the cluster. If it was removed or is unknown, known returns a
+// PermissionDenied fault. For an unknown member it also calls Options.UnknownMember.
 func (m *Transport) known(member uint64) (uint64, error) {
 	m.mu.RLock()
 	known, removed := m.links[member] != nil, m.removed[member]
@@ -191,8 +191,8 @@ func (m *Transport) known(member uint64) (uint64, error) {
 	return 0, fault.New(fault.PermissionDenied, "member %d is not known here", member)
 }
 
-// reasonRemoved is the machine-readable reason (google.rpc.ErrorInfo) of a refusal of a member that was removed from
-// the cluster.
+// reasonRemoved is the machine-readable reason (google.rpc.ErrorInfo) of the error that a member gets after it was
+// removed from the cluster.
 const reasonRemoved = "MEMBER_REMOVED"
 
 // isRemoved reports whether err is a refusal because this member was removed from the cluster.
@@ -222,8 +222,8 @@ func certified(ctx context.Context) (uint64, error) {
 	return memberOf(info.State)
 }
 
-// reach returns a gRPC client of a member. It waits up to reachTime for a connection. It returns ErrNotSent if there is
-// none then, or the error of ctx if ctx has ended.
+// reach returns a gRPC client of a member. It waits up to reachTime for a connection. If there is still no connection,
+// it returns ErrNotSent, or the error of ctx if ctx has ended.
 func (m *Transport) reach(ctx context.Context, member uint64) (peerv1.PeerServiceClient, error) {
 	l := m.link(member)
 	if l == nil {

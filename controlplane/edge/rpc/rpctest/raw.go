@@ -147,8 +147,8 @@ func (r *Raw) Data(stream uint32, end bool, data []byte, pad []byte) error {
 }
 
 // Stall announces a message of length bytes and sends all of it but the last byte, as far as the flow-control windows
-// allow. It returns the number of bytes sent, including the prefix. It stops early if no window opens within patience,
-// or if the call has ended.
+// allow. It returns the number of bytes sent, including the prefix. It stops early if no window opens within the time
+// patience, or if the call has ended.
 func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int, err error) {
 	rest := length + 5 - 1
 	piece := make([]byte, 16<<10)
@@ -169,8 +169,8 @@ func (r *Raw) Stall(stream uint32, length int, patience time.Duration) (sent int
 	return sent, nil
 }
 
-// take reserves up to n bytes of the flow-control windows of the connection and of the stream, and returns how many. It
-// returns 0 if there are none within patience, or if the call has ended.
+// take reserves up to n bytes of the flow-control windows of the connection and of the stream, and returns how many it
+// reserved. It returns 0 if no window opens within the time patience, or if the call has ended.
 func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -183,8 +183,9 @@ func (r *Raw) take(stream uint32, n int, patience time.Duration) int {
 	return n
 }
 
-// await waits until the function is returns true, for at most patience, and returns its last result. The caller must
-// have locked r.mu.
+// await waits until the condition holds, until the time patience has passed, or until the connection is closed. The
+// parameter is returns whether the condition holds, and await returns its last result. The caller must have locked
+// r.mu.
 func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	late := false
 	defer time.AfterFunc(patience, func() {
@@ -199,8 +200,8 @@ func (r *Raw) await(patience time.Duration, is func() bool) bool {
 	return is()
 }
 
-// Status waits until a call has ended and returns its status code, as a number, and its message. The code is "reset" if
-// the stream was reset without a status.
+// Status waits up to the time patience until a call has ended. It returns the call's status code, as a number, and its
+// message. The code is "reset" if the stream was reset without a status.
 func (r *Raw) Status(stream uint32, patience time.Duration) (code, message string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

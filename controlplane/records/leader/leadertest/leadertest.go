@@ -54,8 +54,8 @@ func Single() *leader.Commands { return leader.NewCommands(1, NewLeadership(1), 
 // Commands directly.
 type Members map[uint64]*leader.Commands
 
-// NewMembers returns the Commands of members 1 to n, which forward commands to each other. l determines which one
-// leads.
+// NewMembers returns the Commands of members 1 to n, which forward commands to each other. The parameter l determines
+// which member leads.
 func NewMembers(n int, l leader.Leadership) Members {
 	m := Members{}
 	for id := uint64(1); id <= uint64(n); id++ {

@@ -23,13 +23,13 @@ type Clock struct {
 	at time.Time
 }
 
-// NewClock returns a Clock that shows the time at.
+// NewClock returns a Clock that is set to the given time.
 func NewClock(at time.Time) *Clock { return &Clock{at: at} }
 
-// Now returns the time that the clock shows.
+// Now returns the time to which the clock is set.
 func (c *Clock) Now() time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.at }
 
-// Set sets the clock to the time at.
+// Set sets the clock to the given time.
 func (c *Clock) Set(at time.Time) { c.mu.Lock(); defer c.mu.Unlock(); c.at = at }
 
 // Advance moves the clock by d, which may be negative.
@@ -41,11 +41,11 @@ var ErrLost = errors.New("the answer was lost")
 // Quorum is a store.Proposer of a cluster of one member. A test can make its calls fail and read how many succeeded.
 type Quorum struct {
 	*store.Direct
-	// Away makes every proposal and every ReadIndex fail with Unavailable, as if this member could not reach a
-	// majority.
+	// While Away is true, every proposal and every ReadIndex fails with Unavailable, as if this member could not reach
+	// a majority.
 	Away atomic.Bool
-	// Lose, if set, is called twice per proposal: with after = false before the proposal is applied, and with after =
-	// true afterwards. If it returns true, the proposal fails with ErrLost at that point. Do not change Lose while a
+	// Lose, if not nil, is called twice per proposal: with after = false before the proposal is applied, and with after
+	// = true afterwards. If it returns true, the proposal fails with ErrLost at that point. Do not change Lose while a
 	// proposal is running.
 	Lose func(after bool) bool
 	// Committed counts the proposals that were applied without a conflict. Proofs counts the successful calls of
@@ -55,7 +55,7 @@ type Quorum struct {
 
 var _ store.Proposer = (*Quorum)(nil)
 
-// ReadIndex implements store.Proposer. It fails while Away is set.
+// ReadIndex implements store.Proposer. It fails while the field Away is true.
 func (q *Quorum) ReadIndex(ctx context.Context) error {
 	if q.Away.Load() {
 		return fault.New(fault.Unavailable, "no leader").MayRetry()
@@ -64,7 +64,7 @@ func (q *Quorum) ReadIndex(ctx context.Context) error {
 	return q.Direct.ReadIndex(ctx)
 }
 
-// Propose implements store.Proposer. It fails while Away is set, or if Lose returns true.
+// Propose implements store.Proposer. It fails while the field Away is true, or if Lose returns true.
 func (q *Quorum) Propose(ctx context.Context, id [16]byte, data []byte) (command.Result, error) {
 	if q.Away.Load() {
 		return command.Result{}, fault.New(fault.Unavailable, "no leader").MayRetry()

@@ -30,8 +30,8 @@ type account struct {
 
 var (
 	accounts = store.NewTable[account]("account")
-	// other has a name that begins with the name of accounts. The records of other must not appear in lists and watches
-	// of accounts.
+	// other is a table whose name begins with the name of the table accounts. Its records must not appear in lists and
+	// watches of accounts.
 	other = store.NewTable[account]("account2")
 )
 
@@ -171,8 +171,8 @@ func conflicts(t *testing.T, s *store.Store, _ *Clock) {
 	require.EqualValues(t, writers*each, get(t, s, "a").Balance)
 }
 
-// phantoms checks that a list is guarded: of ten concurrent updates that each add a record only if a list has fewer
-// than three, exactly three may add one.
+// phantoms checks that updates conflict if a range that they listed has changed. Ten concurrent updates each add a
+// record only if a list has fewer than three, so exactly three may add one.
 func phantoms(t *testing.T, s *store.Store, _ *Clock) {
 	var wg sync.WaitGroup
 	for i := range 10 {
@@ -287,7 +287,7 @@ func pages(t *testing.T, s *store.Store, _ *Clock) {
 		req.Token = next
 	}
 	require.Equal(t, []int64{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24}, got)
-	// A list whose last record is the last one of the page has no next page.
+	// If the last record of a list is also the last record of a page, that page returns no token for a next page.
 	items, next, err := store.Page(t.Context(), s, accounts, store.PageRequest{Size: 26}, all, "p")
 	require.NoError(t, err)
 	require.Len(t, items, 26)
