@@ -11,14 +11,14 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// denial is the record of a revoked token: denied/<token ID>. It is removed when the token has expired by every
-// member's clock.
+// denial is the record of a revoked token: denied/<token ID>. The record is removed when the token has expired even by
+// the slowest clock of a member.
 type denial struct {
 	Token string
 	Until cloud.Time
-	// User is the token's principal, whose denials are limited by maxDenials. It is empty if the principal is unknown
-	// (an administrator revoked a token by its ID) or not counted (tokens signed with the host key), and in records of
-	// former versions.
+	// User is the token's principal; maxDenials limits the denials of each principal. User is empty if the principal is
+	// unknown (an administrator revoked a token by its ID), if the denial is not counted (tokens signed with the host
+	// key), and in records of earlier versions.
 	User cloud.UserID `cbor:",omitempty"`
 	// Org is the org of a service account, whose denials are limited by maxOrgDenials. It is empty for users.
 	Org cloud.OrgID `cbor:",omitempty"`
@@ -36,15 +36,17 @@ func denialOf(c *cloud.Caller) denial {
 	return d
 }
 
-// maxDenials bounds the stored denials of one principal. The next denial instead revokes all tokens of the principal,
-// by raising its epoch, and removes the stored denials.
+// maxDenials is the maximum number of stored denials of one principal. At the maximum, the next denial revokes all
+// tokens of the principal by incrementing the principal's epoch. The stored denials are then removed.
 const maxDenials = 1000
 
-// maxOrgDenials bounds the stored denials of all service accounts of one org, which may have any number of accounts
-// over time. Beyond it a denial revokes all tokens of the account, as with maxDenials.
+// maxOrgDenials is the maximum number of stored denials of all service accounts of one org together. It exists because
+// an org can create any number of accounts over time. At the maximum, the next denial revokes all tokens of the service
+// account, as for maxDenials.
 const maxOrgDenials = 20_000
 
-// denied is the result of the command that denies a token. AllEnded is set if it revoked all tokens of the principal.
+// denied is the result of the command that revokes one token. AllEnded is true if the command revoked all tokens of the
+// principal instead.
 type denied struct{ AllEnded bool }
 
 var (
@@ -59,8 +61,9 @@ var (
 	orgDenials = store.NewTable[uint64]("denied-org")
 )
 
-// put stores the denial of a token or, if the principal or its org has too many, revokes all tokens of the principal
-// (see endAll). A stored denial of the token with the same or a later Until stays unchanged.
+// put stores the denial of a token. If the principal or its org has too many denials, put revokes all tokens of the
+// principal instead (see endAll). If a denial of the same token with the same or a later Until is stored already, put
+// changes nothing.
 func (d denial) put(tx *store.Tx) (denied, error) {
 	d.Until += token.Leeway.Milliseconds()
 	had, err := denials.Get(tx, d.Token)
@@ -121,9 +124,9 @@ func (d *denial) orgIsFull(tx *store.Tx) (bool, error) {
 	return stored != nil && *stored >= maxOrgDenials, err
 }
 
-// endAll revokes all tokens of the denial's principal if the principal has maxDenials denials already, or its org has
-// maxOrgDenials. It then removes the denials of the principal, whose tokens now have an old epoch. It reports whether
-// it did so.
+// endAll does nothing and returns false if the principal has fewer than maxDenials denials and its org has fewer than
+// maxOrgDenials. Otherwise it revokes all tokens of the principal, removes the principal's denials, which are no longer
+// needed, and returns true.
 func (d denial) endAll(tx *store.Tx) (bool, error) {
 	full, err := d.orgIsFull(tx)
 	if err != nil {
@@ -133,8 +136,8 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	if err != nil || len(had) < maxDenials && !full {
 		return false, err
 	}
-	// The tokens of a principal that was deleted meanwhile are invalid already, also for a new principal of the same
-	// ID.
+	// Ignore NotFound: if the principal was deleted meanwhile, its tokens are invalid already. They stay invalid if a
+	// new principal gets the same ID.
 	if _, err := principal.Revoke(tx, d.User); err != nil && !fault.Is(err, fault.NotFound) {
 		return false, err
 	}
@@ -153,7 +156,7 @@ func (d denial) endAll(tx *store.Tx) (bool, error) {
 	return true, nil
 }
 
-// remove deletes a denial with its index entries, and decrements the number of denials of its org.
+// remove deletes a denial and its index entries, and decrements the number of denials of its org.
 func (d *denial) remove(tx *store.Tx) error {
 	denials.Delete(tx, d.Token)
 	overDenials.Delete(tx, until(d.Until), d.Token)

@@ -23,7 +23,7 @@ const (
 // openNames counts the existing names that unauthenticated callers registered, in the record open-names/all.
 var openNames = store.NewTable[uint64]("open-names")
 
-// nameGate limits the rate at which unauthenticated callers register names on this member.
+// nameGate limits the rate at which unauthenticated callers can register names on this member.
 type nameGate struct{ limit *rate.Limiter }
 
 func newNameGate() nameGate { return nameGate{rate.NewLimiter(rate.Every(namesEvery), nameBurst)} }
@@ -59,8 +59,9 @@ func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, e
 	return valueOf(principal.Create(tx, q.ID, q.Name, q.Home, q.Open))
 }
 
-// dropUnused deletes a name that an unauthenticated caller registered over REST and that has got no role or credential
-// since, so that an administrator can create the user although somebody registered the name.
+// dropUnused deletes the user with the given ID if an unauthenticated caller registered the name over REST and it has
+// neither a role nor a credential. So an administrator can create a user although somebody else registered the name
+// before.
 func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 	u, err := principal.Users.Get(tx, string(id))
 	if err != nil || u == nil || !u.Unused() {

@@ -25,7 +25,8 @@ const (
 // and after a restart.
 var loginNetworks = store.NewTable[knownNetworks]("login-networks")
 
-// knownNetworks is the record of a user's networks, in the form of password.Network, oldest first.
+// knownNetworks is the record of the networks from which a user logged in, oldest first. Each is a result of
+// password.Network.
 type knownNetworks struct{ Networks []string }
 
 // newNetwork holds the arguments of rememberNetworkCommand.
@@ -43,8 +44,8 @@ func networksOf(r store.Reader, id cloud.UserID) ([]string, error) {
 	return n.Networks, nil
 }
 
-// rememberNetwork stores the network of a login, unless it is one of had, the networks stored before. A failure is
-// logged and does not fail the login.
+// rememberNetwork stores the network of a login, if it is not in had, the list of the user's stored networks. An error
+// is logged and does not make the login fail.
 func (s *Service) rememberNetwork(ctx context.Context, id cloud.UserID, network string, had []string) {
 	if network == "" || slices.Contains(had, network) {
 		return
