@@ -63,8 +63,8 @@ type Record struct {
 
 var records = store.NewTable[Record]("audit")
 
-// Of returns the record of a call that succeeded. For an unauthenticated user, Principal is empty, and the user name that
-// the caller gave is a part of Target.
+// Of returns the record of a call that succeeded. For an unauthenticated user, Principal is empty, and the user name
+// that the caller gave is a part of Target.
 func Of(c *cloud.Caller) Record {
 	r := Record{
 		Principal: c.Name(), Proof: c.Proof, Tenant: c.Payer(), Method: c.Method, Target: c.Target, Outcome: OK,
