@@ -149,7 +149,7 @@ var (
 	})
 )
 
-// valueOf returns *record, or err if it is not nil. Commands return values, not pointers.
+// valueOf returns err if err is not nil, and *record otherwise. Commands return values, not pointers.
 func valueOf[T any](record *T, err error) (T, error) {
 	if err != nil {
 		return *new(T), err

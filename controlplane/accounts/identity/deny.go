@@ -16,15 +16,16 @@ import (
 type denial struct {
 	Token string
 	Until cloud.Time
-	// User is the token's principal; maxDenials limits the denials of each principal. User is empty if the principal is
-	// unknown (an administrator revoked a token by its ID), if the denial is not counted (tokens signed with the host
-	// key), and in records of earlier versions.
+	// User is the token's principal; maxDenials limits the denials of each principal. User is empty in three cases: an
+	// administrator revoked the token by its ID, so the principal is unknown; the token was signed with the host key,
+	// and such denials are not counted; or an earlier version wrote the record.
 	User cloud.UserID `cbor:",omitempty"`
-	// Org is the org of a service account, whose denials are limited by maxOrgDenials. It is empty for users.
+	// Org is the org of the service account that the token belonged to; maxOrgDenials limits the denials of each org.
+	// Org is empty if the token belonged to a user.
 	Org cloud.OrgID `cbor:",omitempty"`
 }
 
-// denialOf returns the denial that revokes a caller's own token.
+// denialOf returns the denial that revokes the token with which the caller c authenticated.
 func denialOf(c *cloud.Caller) denial {
 	d := denial{Token: c.TokenID, Until: c.Expires}
 	if c.Proof != cloud.ProofHostKey {
@@ -93,7 +94,7 @@ func (d denial) put(tx *store.Tx) (denied, error) {
 	return denied{}, d.count(tx, 1)
 }
 
-// count adds n to the number of stored denials of the denial's org, if it has one.
+// count adds n to the number of stored denials of the org in d. If d has no org, count does nothing.
 func (d *denial) count(tx *store.Tx, n int) error {
 	if d.Org == "" {
 		return nil
@@ -203,5 +204,5 @@ func forgetDenied(ctx context.Context, s *store.Store) error {
 	return nil
 }
 
-// until encodes a time as a part of a key, so that earlier times sort first.
+// until returns the time at as 16 hexadecimal digits. As a part of a key, they make earlier times sort first.
 func until(at cloud.Time) string { return fmt.Sprintf("%016x", max(at, 0)) }

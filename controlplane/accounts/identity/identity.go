@@ -1,6 +1,6 @@
 // Package identity issues and verifies tokens, and manages users, service accounts, roles, orgs, projects and quotas.
 //
-// The token endpoint of the wire contract checks no password. It is safe because a token states how its holder was
+// The token endpoint of the wire contract checks no password. This is safe because a token states how its holder was
 // authenticated (its proof), and package auth refuses an unauthenticated token in every call. A token contains no
 // roles: they are read from the bindings when the token is used, so removing a role takes effect within a second on
 // every member.
@@ -13,13 +13,14 @@
 //     not confirmed as current within staleness, the member first contacts the other members, and refuses the token if
 //     it cannot reach them. So a revoked token is refused everywhere within a second, even behind a network partition.
 //   - All tokens of a principal become invalid when its password is set, when it is disabled or deleted, or when all
-//     its tokens are revoked. The principal's epoch counts these events; a token carries the epoch and is refused if it
-//     differs. A single revoked token is on a list of denied tokens until it would have expired. Issuing and revoking
-//     tokens is rate-limited per principal. The list is bounded per principal: when it is full, all tokens of the
-//     principal are revoked instead.
-//   - A token whose scope is a project outside the scope's org, or one in which the holder has no role, is refused in
-//     every call, and does not reveal the project's org. IssueToken refuses such a scope. The token endpoint of the
-//     wire contract issues the token nevertheless.
+//     its tokens are revoked. Each of these events increments a number, the principal's epoch. A token contains the
+//     epoch at the time of its issue, and is refused if the principal's epoch has changed. A token that is revoked
+//     alone is on a list of denied tokens until it would have expired. The list has a maximum length per principal;
+//     beyond it, all tokens of the principal are revoked instead. Issuing and revoking tokens is rate-limited per
+//     principal.
+//   - If the scope of a token names a project that is not in the org of the scope, or in which the holder has no role,
+//     every call with the token is refused. The refusal does not reveal the project's org. IssueToken refuses to issue
+//     a token with such a scope; the token endpoint of the wire contract issues it.
 //   - A member whose clock differs by more than MaxSkew from the other members' clocks issues and accepts no tokens,
 //     because it cannot check their dates.
 //   - An unauthenticated token is signed by a separate key that discovery does not publish, and has a separate audience
@@ -72,7 +73,8 @@ type Options struct {
 	Key      *clusterkey.Key
 	Log      *slog.Logger
 	Audit    *audit.Service
-	// Issuer is the URL at which clients find this service: the "iss" claim of the tokens issued here.
+	// Issuer is the URL at which clients find this service. It is the "iss" claim of the tokens that this service
+	// issues.
 	Issuer string
 	// Providers are the trusted external OpenID providers.
 	Providers []oidc.Provider
@@ -121,8 +123,9 @@ type Service struct {
 	unproven *delay.Answers
 }
 
-// unprovenLimits are the limits, per client network, of responses to token requests that authenticate no principal.
-// Every client can send such requests.
+// unprovenLimits are the limits, per client network, of responses to token requests that authenticate no principal. 100
+// responses are sent without delay, and then one per 20 ms; further responses are delayed by at most 2 s. The limits
+// are needed because every client can send such requests.
 var unprovenLimits = delay.Limits{Burst: 100, Every: 20 * time.Millisecond, Longest: 2 * time.Second}
 
 // New returns a Service and registers its commands with opts.Commands.

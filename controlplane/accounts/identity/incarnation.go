@@ -43,9 +43,9 @@ func (s *Service) setIncarnation(ctx context.Context, c *token.Claims) error {
 	})
 }
 
-// incarnationClaim returns the "incarnation" claim of a token for the incarnation i of a project; i is 0 if the project
-// does not exist. The token is also issued to a user without a role in the project, and its holder can read it. So the
-// claim is a MAC that differs for each token: it reveals neither whether the project exists nor when it was created.
+// incarnationClaim returns the "incarnation" claim of a token whose scope is the project id. The parameter i is the
+// incarnation of the project, or 0 if the project does not exist. The claim is a MAC that differs for each token. So a
+// holder without a role in the project cannot learn from the token whether the project exists or when it was created.
 func (s *Service) incarnationClaim(tokenID string, id cloud.ProjectID, i cloud.Incarnation) string {
 	mac := hmac.New(sha256.New, s.incarnationKey)
 	fmt.Fprintf(mac, "%s\n%s\n%d", tokenID, id, i)

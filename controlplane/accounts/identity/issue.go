@@ -71,9 +71,9 @@ func scopeOf(q tokenRequest) (cloud.Tenant, error) {
 	return t, nil
 }
 
-// scoped returns the scope of a token that the user u requests for t. If t names a project in which u has a role,
-// scoped adds the project's org. If u has no role in t, it returns t unchanged or, with q.Strict, PermissionDenied. The
-// result does not reveal whether a project exists in which u has no role.
+// scoped returns the scope of a token that the user u requests for the tenant t. If t names a project in which u has a
+// role, scoped adds the project's org. If u has no role in t, scoped returns PermissionDenied if q.Strict is true, and
+// t unchanged otherwise. The result does not reveal whether a project exists in which u has no role.
 func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u *principal.User) (cloud.Tenant, error) {
 	if t == (cloud.Tenant{}) || u.Account != nil {
 		return t, nil
@@ -90,7 +90,7 @@ func (s *Service) scoped(ctx context.Context, q tokenRequest, t cloud.Tenant, u 
 		holder := cloud.Caller{Proof: cloud.ProofPassword, Bindings: roles}
 		reaches = found.Org != "" && holder.HasRoleIn(found)
 		if reaches && t.Project == "" {
-			// A role for the whole cloud covers any org ID, so check that the org exists.
+			// The user may have a role for the whole cloud, which applies to any org ID. So check that the org exists.
 			o, err := tenant.FindOrg(v, t.Org)
 			reaches = o != nil
 			return err

@@ -31,9 +31,9 @@ func newMissReads() *missReads {
 	return &missReads{limit: rate.NewLimiter(missesPerSecond, missBurst), turn: make(chan struct{}, 1)}
 }
 
-// wait calls the function barrier and returns when it has succeeded. If a concurrent call of wait has made a successful
-// call of barrier that began after this call of wait began, wait uses that one instead. Calls of barrier are
-// rate-limited. If none is allowed before the deadline of ctx, wait returns Unavailable.
+// wait makes sure that a call of the function barrier has begun and succeeded after wait was called. Concurrent calls
+// of wait can share one call of barrier. The rate of calls of barrier is limited. If the limit allows none before the
+// deadline of ctx, wait returns Unavailable.
 func (m *missReads) wait(ctx context.Context, barrier func(context.Context) error) error {
 	asked := time.Now()
 	select {

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Limits of the names that callers may register without a token: maxOpenNames in total, nameBurst at once on one
-// member, and then one per namesEvery.
+// Limits of the names that callers may register without a token. maxOpenNames is the maximum number of such names that
+// exist at the same time. nameBurst is how many one member accepts without a pause; then it accepts one per namesEvery.
 const (
 	maxOpenNames = 100_000
 	namesEvery   = 50 * time.Millisecond
@@ -37,9 +37,9 @@ func (g nameGate) pass(now time.Time) error {
 
 var createUserCommand = newCommand("create-user", leader.Keyed, (*Service).createUserOnLeader)
 
-// createUserOnLeader creates a user. If q.Open is set, it counts the name in openNames, and returns ResourceExhausted
-// if there are maxOpenNames already. Otherwise it first deletes a user with the same ID that is only an unused name
-// (see dropUnused).
+// createUserOnLeader creates a user. If q.Open is true, the name counts in openNames; if there are maxOpenNames such
+// names, createUserOnLeader returns ResourceExhausted. If q.Open is false, it first deletes an existing user with the
+// same ID that is only an unused name (see dropUnused).
 func (s *Service) createUserOnLeader(tx *store.Tx, q newName) (principal.User, error) {
 	if q.Open {
 		count, err := openNames.Get(tx, "all")
@@ -73,7 +73,8 @@ func (s *Service) dropUnused(tx *store.Tx, id cloud.UserID) error {
 
 var deleteUserCommand = newCommand("delete-user", leader.Keyed, (*Service).deleteUserOnLeader)
 
-// deleteUserOnLeader deletes a user. A name that was registered without a token no longer counts in maxOpenNames.
+// deleteUserOnLeader deletes a user. If the name was registered without a token, it also decrements the count in
+// openNames.
 func (s *Service) deleteUserOnLeader(tx *store.Tx, id cloud.UserID) (none, error) {
 	u, err := principal.Find(tx, id)
 	if err != nil {

@@ -64,7 +64,7 @@ type Ring struct{ Keys []Key }
 
 var rings = store.NewTable[Ring]("keyring")
 
-// Load returns the stored Ring, or nil before the first one was saved.
+// Load returns the stored Ring, or nil if none has been saved.
 func Load(r store.Reader) (*Ring, error) { return rings.Get(r, "tokens") }
 
 // Save writes the ring to the store and overwrites the stored ring.

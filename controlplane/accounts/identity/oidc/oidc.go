@@ -26,8 +26,8 @@ import (
 type Provider struct {
 	// Name is the provider's name in Trivet.
 	Name string `yaml:"name"`
-	// Issuer is the provider's URL, below which its discovery document is found. The scheme is https, or http on
-	// loopback.
+	// Issuer is the provider's URL, below which its discovery document is found. The scheme must be https; http is
+	// allowed on loopback.
 	Issuer string `yaml:"issuer"`
 	// ClientID is the audience of the ID tokens that the provider issues for Trivet.
 	ClientID string `yaml:"client_id"`

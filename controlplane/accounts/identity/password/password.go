@@ -35,7 +35,7 @@ type Hash struct {
 	MemoryKiB uint32
 }
 
-// Parameters of new hashes: the second of OWASP's recommended sets for argon2id.
+// Parameters of new hashes. They are the second of the parameter sets that OWASP recommends for argon2id.
 const (
 	hashTime      = 2
 	hashMemoryKiB = 19 * 1024
@@ -44,7 +44,7 @@ const (
 // Min and Max are the limits of a password's length, in bytes.
 const Min, Max = 8, 256
 
-// Check returns InvalidArgument unless the length of text is within Min and Max.
+// Check returns InvalidArgument if text is shorter than Min or longer than Max.
 func Check(text string) error {
 	if len(text) < Min || len(text) > Max {
 		return fault.Invalid("password", "must be %d to %d bytes", Min, Max)
@@ -57,15 +57,16 @@ func (h *Hash) sum(password string) []byte {
 	return argon2.IDKey([]byte(password), h.Salt, h.Time, h.MemoryKiB, 1, 32)
 }
 
-// nobody is the hash that is computed for a user name that does not exist, so that the response takes as long as for an
-// existing user.
+// nobody is the hash that is computed if the user does not exist or has no password, so that the response takes as long
+// as for a user with a password.
 var nobody = Hash{Salt: make([]byte, 16), Sum: make([]byte, 32), Time: hashTime, MemoryKiB: hashMemoryKiB}
 
 // Account contains the fields of a user's record that Try uses.
 type Account struct {
 	// Hash is nil if the user has no password or does not exist.
 	Hash *Hash
-	// Networks are the networks, as Network returns them, from which the name logged in with its password before.
+	// Networks are the networks from which the user logged in with the password before. Each is a result of the
+	// function Network.
 	Networks []string
 }
 
@@ -81,7 +82,7 @@ type Hasher struct {
 	sum func(h *Hash, password string) []byte
 }
 
-// NewHasher returns a Hasher for a member with this number of cores.
+// NewHasher returns a Hasher for a member with the given number of CPU cores.
 func NewHasher(cores int) *Hasher {
 	return &Hasher{
 		misses: newThrottle[attempt](MaxMisses, missWindow), secrets: newThrottle[attempt](MaxMisses, missWindow),

@@ -30,8 +30,8 @@ const (
 	// maxShare is the maximum number of requests of one network (a /24 of IPv4 or a /64 of IPv6) that wait for a slot
 	// or have one. Requests of rank familiar are not counted.
 	maxShare = 16
-	// maxNameShare is the maximum number of requests for one name that wait for a slot or have one in each of the ranks
-	// familiar and known, so that an attacker who knows a user's name cannot fill the queue of that rank.
+	// maxNameShare is the maximum number of requests for one user name in each of the ranks familiar and known that
+	// wait for a slot or have one. So an attacker who knows a user's name cannot fill the queue of that rank.
 	maxNameShare = 4
 	// hashWait is how long a request waits for a slot before it is refused.
 	hashWait = 10 * time.Second

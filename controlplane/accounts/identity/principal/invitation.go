@@ -56,8 +56,8 @@ const (
 	maxInvitees = 1000
 	// invitationLife is how long an invitation is open, in milliseconds: 30 days.
 	invitationLife = 30 * 24 * 3600 * 1000
-	// renewAfter is the minimum age of an invitation, in milliseconds, at which giving the same role again extends the
-	// invitation by another invitationLife.
+	// renewAfter is the minimum age of an invitation, in milliseconds, at which giving the same role again restarts the
+	// time invitationLife.
 	renewAfter = 3600 * 1000
 )
 

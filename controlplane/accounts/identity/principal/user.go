@@ -1,10 +1,10 @@
 // Package principal stores the holders of tokens: users and service accounts, with their credentials and roles.
 //
-// All functions work inside the caller's transaction. The package does not depend on tokens or requests. Decisions:
+// The functions that change a principal run in the caller's transaction. The package does not depend on tokens or
+// requests. Decisions:
 //   - Users and service accounts share one table, so no two principals have the same ID. The ID of a service account is
 //     generated.
-//   - A name alone (which every caller may register) has no credential, and only a user with a credential can get a
-//     role.
+//   - A name that any caller has registered has no credential, and only a user with a credential can get a role.
 //   - A user has a home org. Roles given by the home org or by system:admin are effective at once. Roles given by
 //     another org are invitations (invitation.go) until the user accepts them, so that no tenant changes the access of
 //     another tenant's users. A user created without a home org gets the org of the first org role that system:admin
