@@ -2,10 +2,11 @@
 //
 // The token is id.secret.pin, like the join token of a host. The joining process checks the pin of the certificate
 // authority before it sends anything, proves that it holds a key, and receives the cluster key over that connection.
-// From then on it acts like a process that was started with --cluster-key: package membership admits it if an entry for
-// it exists. The token does not contain the ID of a member. A holder of the cluster key can act as any member and
-// decrypt every stored secret, so a token is equally valuable: it is valid for an hour by default and a day at most, it
-// works once, and each use adds an audit record and a message to the log of the member that serves the call.
+// From then on it acts like a process that was started with --cluster-key: package membership admits it if a record for
+// the new member has been added. The token does not contain the ID of a member. A holder of the cluster key can act as
+// any member and decrypt every stored secret, so a token must be kept as secret as the key. It is valid for an hour by
+// default and for a day at most, and only one process can use it. Each use adds an audit record, and a message to the
+// log of the member that serves the call.
 //
 // A token is bound to the first key with which it is used. The process with that key may repeat the request until the
 // token expires, because a response can be lost. The joining process stores the key on disk before the first request,
@@ -42,7 +43,7 @@ const (
 	// tokenTTL is the default lifetime of a join token. maxTTL is the maximum lifetime.
 	tokenTTL = time.Hour
 	maxTTL   = 24 * time.Hour
-	// maxTokens is the maximum number of stored join tokens.
+	// maxTokens is the maximum number of join tokens that are stored at the same time.
 	maxTokens = 100
 	// maxText is the maximum length of a token, in bytes.
 	maxText = 512
