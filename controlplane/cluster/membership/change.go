@@ -12,10 +12,10 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// patience is how long a call waits at most for the raft groups to make a change.
+// patience is the maximum time for which a call waits for the raft groups to make a change.
 const patience = 30 * time.Second
 
-// Promote makes a learner that has caught up a voter, and returns when it is a voter of all groups. It returns
+// Promote makes a learner a voter if it has caught up, and returns when it is a voter of all groups. It returns
 // FailedPrecondition with ReasonNotFound, ReasonNotLearner, ReasonNotReady, ReasonQuorum or ReasonUnverified.
 func (s *Service) Promote(ctx context.Context, id uint64) ([]Member, error) {
 	m, err := s.before(ctx, id)
@@ -80,7 +80,7 @@ func (s *Service) mayVote(ctx context.Context, m *Member) error {
 	return s.verify(ctx, m.ID, m.RaftAddr)
 }
 
-// removeAsk holds the arguments of removeCommand.
+// removeAsk holds the arguments of removeCommand, the command that removes or replaces a member.
 type removeAsk struct {
 	ID             uint64
 	Force, Replace bool
@@ -393,8 +393,9 @@ func (s *Service) awaitGone(ctx context.Context, id uint64) ([]Member, error) {
 	}
 }
 
-// inTime replaces err by DeadlineExceeded if err was caused by a deadline, or the deadline of ctx has passed. Otherwise
-// it returns err unchanged.
+// inTime is called with the error of an operation that used ctx. If err was caused by a deadline, or the deadline of
+// ctx has passed, inTime returns DeadlineExceeded instead of err. Otherwise, or if err is nil, it returns err
+// unchanged.
 func (s *Service) inTime(ctx context.Context, err error) error {
 	if err != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 		return fault.New(fault.DeadlineExceeded, "the change was not carried out in time; it may still be carried out").Because(err).MayRetry()

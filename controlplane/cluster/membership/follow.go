@@ -73,8 +73,8 @@ func (s *Service) known() (k known, revision int64, err error) {
 // Count returns the number of members whose process has joined, according to the local records.
 func (s *Service) Count() int { return len(s.joined()) }
 
-// Listeners returns a function. It returns, for each joined member, the member's host with the given port, which is the
-// same on all members.
+// Listeners returns a function that returns host:port for each joined member, by member ID. The host is that of the
+// member's raft address, and the port is the given one, which must be the same on all members.
 func (s *Service) Listeners(port uint16) func() map[uint64]string {
 	return func() map[uint64]string {
 		out := map[uint64]string{}

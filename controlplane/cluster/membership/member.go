@@ -7,7 +7,7 @@
 // accept it.
 //
 // Guarantees:
-//   - A new entry (the record of a member that no process has joined as yet) has no effect until a process proves that
+//   - A new entry (the record of a member whose process has not joined yet) has no effect until a process proves that
 //     it is the member. The proof is the certificate member/<id>, which only a holder of the cluster key can create.
 //     The process also sends the ID of its data directory. Only then is the member added to the groups, as a learner
 //     bound to that directory. A caller that can add entries without a credential can therefore add at most 8 entries
@@ -48,10 +48,10 @@ import (
 
 // Limits of entries, the records of members whose process has not joined yet.
 const (
-	// MaxWaiting is the maximum number of entries. Entries that were added without a credential are counted separately,
-	// with the same maximum.
+	// MaxWaiting is the maximum number of entries, without those that have NoExpiry. Entries that were added without a
+	// credential are counted separately, with the same maximum.
 	MaxWaiting = 8
-	// WaitingTime is the age at which an entry is deleted.
+	// WaitingTime is the age at which an entry is deleted. Entries with NoExpiry are not deleted.
 	WaitingTime = 10 * time.Minute
 	// MaxID is the largest ID that this package generates. Larger integers are not exact in all JSON parsers.
 	MaxID = 1<<53 - 1
@@ -88,9 +88,9 @@ const (
 // State is how far a member has got between being added and being removed. The text is stored in records.
 type State string
 
-// The states, in the order in which a member passes through them.
+// The states of a member, in the order in which it passes through them.
 const (
-	// Waiting is the state of a member that no process has joined as yet.
+	// Waiting is the state of a member whose process has not joined yet.
 	Waiting State = "WAITING"
 	// Joined is the state of a member whose process has joined and that is being added to the groups as a learner.
 	Joined State = "JOINED"
@@ -180,8 +180,8 @@ type Peers interface {
 	// HandleDirect registers the function f for a command that other members can call. The parameter from of f is the
 	// calling member.
 	HandleDirect(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
-	// HandleNonMember registers the function f for a command that any holder of the cluster key can call. The parameter
-	// from of f is the ID in the caller's certificate.
+	// HandleNonMember registers the function f for a command that any process with a member certificate of the cluster
+	// can call, also before it is a member. The parameter from of f is the member ID in the certificate, or 0.
 	HandleNonMember(name string, f func(ctx context.Context, from uint64, body []byte) ([]byte, error))
 	// Members returns the addresses (host:port) of the other members to which this one connects, by ID. SetMembers
 	// replaces these addresses; its second parameter holds the IDs of removed members.
@@ -233,7 +233,7 @@ func New(opts Options) *Service {
 	return s
 }
 
-// List returns all members sorted by ID, including those that no process has joined as yet. If no records have been
+// List returns all members sorted by ID, including those whose process has not joined yet. If no records have been
 // written, List returns the members in Options.First. If serializable is true, it reads the local records, which may be
 // outdated.
 func (s *Service) List(ctx context.Context, serializable bool) (members []Member, err error) {

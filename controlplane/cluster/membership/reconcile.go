@@ -39,8 +39,8 @@ func (s *Service) Reconcile(ctx context.Context) error {
 	}
 }
 
-// Run calls Reconcile at the interval ReconcileEvery, and at once when a call has changed a record on this member,
-// until ctx ends. Only the leader runs it.
+// Run calls Reconcile at the interval ReconcileEvery until ctx ends. When a call has changed a record on this member,
+// Run calls Reconcile at once. Only the leader runs Run.
 func (s *Service) Run(ctx context.Context) error {
 	tick := time.NewTicker(ReconcileEvery)
 	defer tick.Stop()
