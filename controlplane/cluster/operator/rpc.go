@@ -1,4 +1,5 @@
-// Package operator implements operator.v1: the calls for operators of the cloud, and ReadConsoleLog. It stores nothing.
+// Package operator implements the gRPC API operator.v1: the calls for operators of the cloud, and ReadConsoleLog. It
+// stores nothing.
 package operator
 
 import (
@@ -28,7 +29,7 @@ type Options struct {
 	Members  *membership.Service
 	Runner   *consensus.Runner
 	Commands *leader.Commands
-	// Groups holds the name and revision of each raft group, by ID.
+	// Groups holds the name and the function Revision of each raft group, by ID.
 	Groups map[uint64]Group
 	// ElectionTicks is a number of raft ticks. A member that has sent no message for more ticks than that counts as
 	// unreachable.
