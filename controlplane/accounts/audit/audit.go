@@ -1,10 +1,10 @@
 // Package audit stores append-only records of executed and refused calls, with their principals.
 //
 // The changes of a call and its audit record are in one log entry: Stamp adds the record to every update that a call
-// makes, on whichever member the leader runs, so there is no change without a record. A call that changes no records (a
-// refusal, a failed call, an issued token) is queued as a note by the member that received it, and written at most
-// noteEvery later. If a member crashes, its notes of the last second may be lost. Package audit does not depend on the
-// services: it gets the description of the call (cloud.Caller) from package auth.
+// makes, on whichever member the leader runs, so there is no change without a record. If a call changes no records (a
+// refusal, a failed call, an issued token), the member that received the call queues its audit record as a note, and
+// writes the note at most noteEvery later. If a member crashes, its notes of the last second may be lost. Package audit
+// does not depend on the services: it gets the description of the call (cloud.Caller) from package auth.
 //
 // Decisions:
 //   - Refusals cannot fill the store: a member writes a limited number of them per second (see noteEvery), and merges
@@ -22,7 +22,8 @@
 //     records (Prune); between two runs, package budget bounds the number of new records, because it limits the rate of
 //     changes of each tenant.
 //
-// Keys: audit/<time, newest first>/<request id>; the time is MaxInt64 minus the time, as 16 hexadecimal digits.
+// Keys: audit/<time>/<request id>. To sort the newest records first, <time> is MaxInt64 minus the Unix milliseconds, as
+// 16 hexadecimal digits.
 package audit
 
 import (
@@ -40,7 +41,7 @@ import (
 	"github.com/trivet-cloud/trivet/shared/mutant"
 )
 
-// OK is the outcome of a successful call; other outcomes are names of gRPC codes in capitals, such as
+// OK is the outcome of a successful call. Every other outcome is the name of a gRPC code in capitals, such as
 // PERMISSION_DENIED.
 const OK = "OK"
 
@@ -125,7 +126,8 @@ func put(tx *store.Tx, r *Record) {
 	records.Put(tx, r, newestFirst(r.At), r.ID)
 }
 
-// newestFirst encodes a time as a part of a key, so that later times sort first.
+// newestFirst returns MaxInt64 minus the time at, as 16 hexadecimal digits. As a part of a key, they make later times
+// sort first.
 func newestFirst(at cloud.Time) string { return fmt.Sprintf("%016x", uint64(math.MaxInt64-max(at, 0))) }
 
 // Query selects the records that match all of its fields. A field that is empty or 0 matches every record.
@@ -133,7 +135,7 @@ type Query struct {
 	// Within limits the query to the records of an org (including all its projects) or of one project.
 	Within    cloud.Tenant
 	Principal string
-	// Method is the full name of a method, or its last part.
+	// Method is the full name of a gRPC method, or the part after its last slash.
 	Method string
 	// Outcome is the outcome that a record must have; Refused selects every outcome except OK.
 	Outcome string

@@ -44,15 +44,16 @@ type Service struct {
 	mu sync.Mutex
 	// proven is the queue of notes about authenticated callers. claimed is the queue of notes about all other callers.
 	proven, claimed notes
-	// pruned is the time of the last Prune that read the records, or 0 if there was none. prunedAt is the store's
-	// revision at that time.
+	// pruned is the time of the last call of Prune that read the records, or 0 if there was none. prunedAt is the
+	// store's revision at that time.
 	pruned   cloud.Time
 	prunedAt int64
 	// awake is signalled by every call of Note, and makes Run write the queued notes.
 	awake chan struct{}
 }
 
-// notes is a queue of notes: audit records of calls that changed no stored data. Notes with the same kind are merged.
+// notes is a queue of notes: audit records of calls that changed no stored data. Notes with the same principal, method,
+// outcome and address are merged.
 type notes struct {
 	kinds map[kind]*Record
 	order []kind
@@ -84,7 +85,8 @@ func (n *notes) add(r *Record, k kind, share string, most, mostOf int) {
 	}
 }
 
-// take empties the queue and returns its notes. If notes were dropped, it adds a record with their number.
+// take empties the queue and returns the notes that were in it. If notes were dropped, it appends a record with the
+// number of dropped notes.
 func (n *notes) take() (batch []Record) {
 	for _, k := range n.order {
 		batch = append(batch, *n.kinds[k])
@@ -142,7 +144,7 @@ func (s *Service) Run(ctx context.Context) {
 			s.flush(ctx, lastTime)
 			return
 		}
-		// Wait, so that the notes of the next noteEvery are written together.
+		// Wait for noteEvery, so that the notes that are queued meanwhile are written together.
 		select {
 		case <-time.After(noteEvery):
 		case <-ctx.Done():

@@ -23,8 +23,8 @@ const (
 	credentials
 	// changes is the class of all changes of VMs and other objects that are in no other class.
 	changes
-	// credits is the class of operations on wallets. Pruning loses little here: the wallet's own transaction records
-	// also name the principal, and are never deleted.
+	// credits is the class of operations on wallets. Little is lost when these records are removed, because the
+	// transactions of a wallet also name the principal and are never deleted.
 	credits
 	// refusals is the class of refused and failed calls.
 	refusals
@@ -37,8 +37,8 @@ type limit struct {
 	// each is the maximum number of records of one share. A share is the records of one org, of one principal, or of
 	// one principal in one org, depending on the class: see Record.shares.
 	each int
-	// cloud is used in place of each for the records that have no org, or no principal in the classes whose shares are
-	// per principal.
+	// cloud is the maximum number of records that have no org. In the classes whose shares are per principal, it is the
+	// maximum number of records that have no principal.
 	cloud int
 	// total is the maximum number of records of all shares of one org together. In the classes whose shares are per
 	// principal, it is the maximum for all principals together, but service accounts are counted per org. The maximum
@@ -131,7 +131,7 @@ func newCounter(limits [classes]limit) *counter {
 	return &counter{limits: limits, counts: map[share]int{}, totals: map[share]int{}}
 }
 
-// admits reports whether the limits allow to keep the record r. If so, it counts r.
+// admits reports whether the record r may be kept: its share has not reached a limit. If so, admits counts r.
 func (c *counter) admits(r *Record) bool {
 	own, total := r.shares()
 	l := &c.limits[own.class]
@@ -148,8 +148,8 @@ const (
 	// pruneAtOnce is the maximum number of records that Prune reads at a time, and the maximum that it removes in one
 	// transaction.
 	pruneAtOnce = 1000
-	// PruneEvery is the interval of calls of Prune. A call does nothing if less than pruneAfter has passed, and the
-	// store has had fewer than pruneWrites updates, since a call last read the records.
+	// PruneEvery is the interval of calls of Prune. Most calls do nothing: Prune reads the records only if pruneAfter
+	// has passed, or the store has had pruneWrites updates, since the last time that it read them.
 	PruneEvery  = 5 * time.Minute
 	pruneAfter  = time.Hour
 	pruneWrites = 200_000
