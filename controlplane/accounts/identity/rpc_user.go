@@ -176,10 +176,10 @@ func admitGrant(ctx context.Context, method, user string, b *identityv1.Binding)
 	}, nil
 }
 
-// isOwnRole reports whether the caller c may give up the role b although UnbindRole was refused with the error refused.
-// This is so if the caller is authenticated, is the user that the call names, and has the role. The caller must have
-// the role because the call is charged to the budget of the role's org. A call that was refused because the token is
-// limited to another tenant stays refused.
+// isOwnRole is called when UnbindRole was refused; the parameter refused is the error. It reports whether the caller c
+// may remove the role b nevertheless, because it is the caller's own. This is so if c is authenticated, is the user
+// that the call names, and has the role. Without the role, anybody could use up the budget of the role's org, to which
+// the call is charged. If the call was refused because the token is limited to another tenant, isOwnRole returns false.
 func isOwnRole(c *cloud.Caller, user string, b cloud.Binding, refused error) bool {
 	f, ok := fault.From(refused)
 	if !ok || f.Kind != fault.PermissionDenied || f.Reason == auth.TokenScope {

@@ -1,15 +1,16 @@
 // Package token defines the format of Trivet's tokens: JWTs (RFC 7519) signed with Ed25519. A token names its holder
 // and how the holder was authenticated, but no roles.
 //
-// The functions get keys and the time as arguments. It does not depend on users or the store. Decisions:
-//   - "iss" is the URL at which OpenID discovery finds the keys, for other programs. A token is bound to this cluster
-//     by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
-//   - "aud" is Audience, the client ID that other programs expect, and "sub" is the principal's ID.
+// The functions get keys and the time as arguments. The package does not depend on users or the store. Decisions:
+//   - The claim "iss" is the URL at which other programs find the keys by OpenID discovery. A token is bound to this
+//     cluster by its key and the claim "cluster", because members of one cluster may be reached at several URLs.
+//   - The claim "aud" is the constant Audience, the client ID that other programs expect. The claim "sub" is the
+//     principal's ID.
 //   - A token with proof "none" is unauthenticated: every caller can get one for any name (part 4.6 of the wire
 //     contract). Its "aud" is UnprovenAudience and its "sub" has a prefix that no principal's ID can have, so that
 //     programs that check either claim refuse it. Package identity signs these tokens with a key that is not published.
-//   - Members' clocks may be Leeway apart at the start of a token's validity. The expiry has no leeway (RFC 7519 part
-//     4.1.4).
+//   - A token is accepted up to Leeway before the start of its validity, because members' clocks differ. The expiry has
+//     no leeway (RFC 7519 part 4.1.4).
 package token
 
 import (
