@@ -21,7 +21,8 @@ const (
 	MaxReserved = 100
 )
 
-// deleted indexes the reserved project IDs of each org in order of deletion: project-deleted/<org>/<time>/<project>.
+// deleted is the index of the project IDs that are reserved for each org, in the order of deletion:
+// project-deleted/<org>/<time>/<project>.
 var deleted = store.NewTable[struct{}]("project-deleted")
 
 // row returns the key of a deleted project in the index deleted: the org, the time of the deletion as 16 hexadecimal

@@ -45,9 +45,9 @@ func (q *Quota) checkProject() error {
 	return nil
 }
 
-// takeOfOrg adds the amount in the parameter more to the usage of an org and subtracts the amount in less. It returns
-// an error if the org's quota does not allow that. For a kind that the quota does not limit, takeOfOrg stores no usage,
-// so that creating VMs in several projects of the org causes no conflicts on one usage record.
+// takeOfOrg adds the parameter more to the usage of an org and subtracts the parameter less. It returns an error if the
+// org's quota does not allow that. For a kind that the quota does not limit, takeOfOrg stores nothing. So creating VMs
+// in several projects of the org causes no conflicts on one usage record.
 func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, counted Counted) error {
 	q, err := OrgQuotaOf(tx, id)
 	if err != nil {
@@ -72,8 +72,8 @@ func takeOfOrg(tx *store.Tx, id cloud.OrgID, kind Kind, more, less Amount, count
 	return nil
 }
 
-// giveToOrg subtracts the amount in the parameter less from the usage of an org. If the org has no usage record of the
-// kind, giveToOrg does nothing.
+// giveToOrg subtracts the parameter less from the usage of an org. If the org has no usage record of the kind,
+// giveToOrg does nothing.
 func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	used, err := orgUsages.Get(tx, string(id), string(kind))
 	if err != nil || used == nil {
@@ -84,9 +84,10 @@ func giveToOrg(tx *store.Tx, id cloud.OrgID, kind Kind, less Amount) error {
 	return nil
 }
 
-// orgUsageOf returns the usage of an org of one kind. It reads the org's usage record. If there is none, because the
-// kind was not limited until now or an earlier version stored none, orgUsageOf adds up the usage of the org's projects.
-// For a project without a usage record it calls the function counted. If counted is nil, such a project counts as 0.
+// orgUsageOf returns the usage of an org of one kind. It reads the org's usage record. There is none if the kind was
+// not limited until now, or if an earlier version wrote the store. orgUsageOf then adds up the usage of the org's
+// projects. For a project without a usage record it calls the function counted. If counted is nil, such a project
+// counts as 0.
 func orgUsageOf(r store.Reader, id cloud.OrgID, kind Kind, counted Counted) (sum Amount, err error) {
 	recorded, err := orgUsages.Get(r, string(id), string(kind))
 	if err != nil {

@@ -95,9 +95,9 @@ func (a Amount) Minus(b Amount) Amount {
 	return a
 }
 
-// Fits checks a change of a project's usage against the quota q. The parameter used is the present usage, more the
-// amount to be added, and less the amount to be subtracted. Fits returns ResourceExhausted if a quantity would increase
-// and exceed its limit. The error contains the usage, the limit and the requested amount.
+// Fits checks a change of a project's usage against the quota q. The parameter used is the present usage. The parameter
+// more is the amount to add, and the parameter less is the amount to subtract. If a quantity would increase and exceed
+// its limit, Fits returns ResourceExhausted. The error contains the usage, the limit and the requested amount.
 func (q *Quota) Fits(id cloud.ProjectID, used, more, less Amount) error {
 	return q.fits(fmt.Sprintf("project %s", id), used, more, less)
 }
@@ -125,9 +125,9 @@ func (q *Quota) fits(owner string, used, more, less Amount) error {
 // has no usage record of the kind yet.
 type Counted func(cloud.ProjectID) (Amount, error)
 
-// Take adds the amount in the parameter more to the usage of a project and subtracts the amount in less. It returns
-// ResourceExhausted if the quota of the project or of its org does not allow that, and NotFound if the project does not
-// exist or does not belong to the org in t.
+// Take adds the parameter more to the usage of a project and subtracts the parameter less. If the quota of the project
+// or of its org does not allow that, Take returns ResourceExhausted. If the project does not exist or does not belong
+// to the org in t, Take returns NotFound.
 func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Counted) error {
 	id := t.Project
 	p, err := Find(tx, id)
@@ -156,8 +156,8 @@ func Take(tx *store.Tx, t cloud.Tenant, kind Kind, more, less Amount, counted Co
 	return nil
 }
 
-// Give subtracts the amount in the parameter less from the usage of a project and of its org. It does not check the
-// quotas. A usage record that does not exist stays absent, because the next Take counts the usage anew.
+// Give subtracts the parameter less from the usage of a project and of its org. It does not check the quotas. If a
+// usage record does not exist, Give does not create it, because the next Take counts the usage.
 func Give(tx *store.Tx, t cloud.Tenant, kind Kind, less Amount) error {
 	for _, sum := range []struct {
 		table store.Table[Amount]

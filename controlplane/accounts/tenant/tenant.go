@@ -8,8 +8,9 @@
 //   - IDs of orgs and projects are unique in the cloud: the wire contract addresses wallets by the project ID alone.
 //     The ID of an org is never used again. The ID of a deleted project stays reserved for its org for a bounded time
 //     (ReserveFor, MaxReserved) and is free for every org after that.
-//   - A project that is created again under an ID is another incarnation. Bindings, tokens and wallets carry the
-//     incarnation of their project, so those of an earlier incarnation do not match the new one.
+//   - If a project is deleted and created again with the same ID, the new project is another incarnation. Bindings,
+//     tokens and wallets contain the incarnation of their project, so those of the old project do not apply to the new
+//     one.
 //   - A quantity without a limit is unlimited, and a limit of 0 allows none of it. A limit below the present usage
 //     removes nothing; only increases are refused.
 //   - An org has a quota too, which its projects share: without it an org:admin could exceed the quotas of projects by
