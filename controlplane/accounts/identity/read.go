@@ -63,7 +63,7 @@ func (s *Service) users(ctx context.Context, size int32, page string) ([]*princi
 	return list, next, err
 }
 
-// bound returns a page of the principals that have roles in the org or project that the parameter at names.
+// bound returns a page of the principals that have roles in the org or project given by the parameter at.
 func (s *Service) bound(ctx context.Context, at cloud.Tenant, size int32, page string) ([]*principal.User, string, error) {
 	req := store.PageRequest{Size: size, Token: page, Query: "bindings\x00" + at.String()}
 	list, next, err := store.Page(ctx, s.opts.Store, principal.Users, req, func(u *principal.User) bool { return len(u.At(at)) > 0 })

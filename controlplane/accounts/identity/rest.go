@@ -47,7 +47,7 @@ type tokenBody struct {
 	TTLSeconds *uint64 `json:"ttl_seconds"`
 	OrgID      string  `json:"org_id"`
 	ProjectID  string  `json:"project_id"`
-	// Fields of the older form of the request (part 9.4 of the wire contract):
+	// The fields of the older form of the request (part 9.4 of the wire contract):
 	PrincipalID   string `json:"principal_id"`
 	PrincipalType string `json:"principal_type"`
 	ScopeID       string `json:"scope_id"`
@@ -234,8 +234,8 @@ type projectBody struct {
 	Name string `json:"name"`
 }
 
-// getProjects returns a list with only the default project, as the wire contract requires. Callers list the projects in
-// which they have a role over gRPC.
+// getProjects returns a list with only the default project, as the wire contract requires. The list of the projects in
+// which a caller has a role is available over gRPC.
 func (s *Service) getProjects(*rest.Response, *http.Request) (any, error) {
 	return map[string][]projectBody{"projects": {{ID: string(tenant.Default.Project), Name: "Default"}}}, nil
 }

@@ -129,8 +129,8 @@ func (s *Service) newCheck(text string) (*tokenCheck, error) {
 }
 
 // look reads the records that decide whether the token is valid: the key, the holder, the scope, and whether the token
-// is revoked. All are read at one revision. look stores them in j and caller; a field whose record does not exist stays
-// unset.
+// is revoked. It reads all of them at one revision, and stores them in j and caller. A field whose record does not
+// exist stays unset.
 func (j *tokenCheck) look(v *store.View, s *Service, caller *cloud.Caller) error {
 	if j.claims == nil {
 		known, err := j.checkSignature(v, s)
@@ -178,8 +178,8 @@ func (j *tokenCheck) checkSignature(v *store.View, s *Service) (known bool, err 
 	if err != nil {
 		return true, err
 	}
-	// A token must have ProofHostKey exactly if the host key signed it, and ProofNone exactly if the key for
-	// unauthenticated tokens signed it.
+	// The host key signs only tokens with ProofHostKey, and unprovenKey signs only tokens with ProofNone. No other key
+	// signs tokens with these proofs.
 	if (claims.Proof == cloud.ProofHostKey) != (j.kid == hostKeyID) || (claims.Proof == cloud.ProofNone) != (j.kid == unprovenKeyID) {
 		return true, token.NotValid()
 	}
@@ -229,10 +229,12 @@ func readHolder(v *store.View, s *Service, kid string, c *token.Claims) (*holder
 	return h, err
 }
 
-// located returns the scope of a token, with Org set to the org of the project. t is the scope that the token names.
-// Org is empty in the result, so that package auth refuses the token without revealing whether the project exists, in
-// these cases: the project does not exist, it is in another org than t names, the holder has no role in it, or actsIn
-// returns false for it.
+// located returns the scope of a token with Org set to the org of the scope's project. The parameter t is the scope
+// that the token names. The result has no Org in these cases, so that package auth refuses the token without revealing
+// whether the project exists:
+//   - the project does not exist, or is in another org than t names
+//   - the holder has no role in the project
+//   - actsIn returns false for the project
 func located(r store.Reader, t cloud.Tenant, roles []cloud.Binding, actsIn func(*tenant.Project) bool) (cloud.Tenant, error) {
 	if t.Project == "" {
 		return t, nil

@@ -34,7 +34,8 @@ import (
 	"github.com/trivet-cloud/trivet/shared/fault"
 )
 
-// Admin is the administrator, created at the first boot. A holder of the cluster key can always act as Admin.
+// Admin is the administrator, created at the first start of the cluster. A holder of the cluster key can always act as
+// Admin.
 const Admin cloud.UserID = "admin"
 
 // Kind is the kind of a principal, user or service account. The values are those of part 2.6 of the wire contract.
@@ -178,8 +179,8 @@ func add(tx *store.Tx, u *User) (*User, error) {
 	return u, nil
 }
 
-// Change applies the function f to the record of a principal, and stores the changed record. It stores nothing if the
-// principal does not exist (NotFound) or f returns an error, which Change returns.
+// Change applies the function f to the record of a principal, and stores the changed record. It returns NotFound if the
+// principal does not exist. If f returns an error, Change returns that error and stores nothing.
 func Change(tx *store.Tx, id cloud.UserID, f func(*User) error) (*User, error) {
 	if err := cloud.CheckCallerID("user_id", string(id)); err != nil {
 		return nil, err
