@@ -10,8 +10,8 @@
 //   - A new entry (the record of a member whose process has not joined yet) has no effect until a process proves that
 //     it is the member. The proof is the certificate member/<id>, which only a holder of the cluster key can create.
 //     The process also sends the ID of its data directory. Only then is the member added to the groups, as a learner
-//     bound to that directory. A caller without a credential can therefore only add entries: at most 8 at a time, each
-//     for at most 10 minutes. Entries affect no quorum, log or traffic.
+//     bound to that directory. Callers without a credential can add entries too. At most 8 such entries exist at a
+//     time, each for at most 10 minutes, and they affect no quorum, log or traffic.
 //   - A learner is promoted when it has caught up in all groups, unless it was added to stay a learner. Before the
 //     promotion, the leader dials the learner's address and checks the certificate member/<id>, because the address in
 //     the entry may be wrong. A learner with a wrong address receives no log, so it stays a learner. Learners count for
